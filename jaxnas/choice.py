@@ -1,0 +1,221 @@
+"""A choice: the options of one decision of a search space, and when the decision counts."""
+
+import copy
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Option = int | float | str
+
+
+def nearest(given: Any, known) -> str:
+    """Returns "; did you mean ...?" for the known value nearest to the given one, or ""."""
+    known = list(known)
+    both = [x for x in known if isinstance(x, numbers.Real) and isinstance(given, numbers.Real)]
+    close = difflib.get_close_matches(str(given), [str(x) for x in known], 1, 0.5)
+    if both:
+        return f"; did you mean {min(both, key=lambda x: abs(x - given))!r}?"
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def plain_options(options) -> tuple[Option, ...]:
+    """Returns the options as plain, unique Python values."""
+    plain = []
+    for option in options:
+        if isinstance(option, np.generic):
+            option = option.item()
+        if isinstance(option, bool) or not isinstance(option, int | float | str):
+            raise TypeError(f"Choice: options are int, float or str, got {option!r} of type "
+                            f"{type(option).__name__}. Give each option as an argument of its own.")
+        if isinstance(option, float) and not math.isfinite(option):
+            raise ValueError(f"Choice: option {option!r} is not finite.")
+        if option in plain:
+            raise ValueError(f"Choice: option {option!r} is given twice; options are unique.")
+        plain.append(option)
+    if not plain:
+        raise ValueError("Choice: no options given; a choice has at least one.")
+    return tuple(plain)
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Choice:
+    """One decision of a space: its options, and when it is active.
+
+    Attributes:
+      options: the options, unique; of a repeated choice, those of any position.
+      length: the number of repetitions, or None for a choice made once.
+      active: the name of an int choice; position l is active iff l < its value.
+      condition: (name, options): active iff that choice has one of these options.
+      per_position: the options of each position where they differ (`fix` makes these), else None.
+    """
+    options: tuple[Option, ...]
+    length: int | None
+    active: str | None
+    condition: tuple[str, tuple[Option, ...]] | None
+    per_position: tuple[tuple[Option, ...], ...] | None
+
+    def __init__(self, *options: Option):
+        for name, value in (("options", plain_options(options)), ("length", None), ("active", None),
+                            ("condition", None), ("per_position", None)):
+            object.__setattr__(self, name, value)
+
+    def _with(self, **changes) -> "Choice":
+        new = copy.copy(self)
+        for name, value in changes.items():
+            object.__setattr__(new, name, value)
+        return new
+
+    def repeat(self, length: int, active: str | None = None) -> "Choice":
+        """Returns this choice made once for each of `length` positions (layers, say).
+
+        With `active`, the name of an int choice, position l is active iff l < its value.
+        """
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise ValueError(f"repeat: length is an int of at least 1, got {length!r}.")
+        if self.length is not None:
+            raise ValueError(f"repeat: this choice is already repeated {self.length} times.")
+        return self._with(length=length, active=active)
+
+    def when(self, name: str, *options: Option) -> "Choice":
+        """Returns this choice, active only where the choice `name` has one of these options.
+
+        Where both are repeated, position l looks at position l.
+        """
+        if self.condition is not None:
+            raise ValueError(f"when: this choice already depends on {self.condition[0]!r}; "
+                             "let one of the two depend on the other instead.")
+        return self._with(condition=(name, plain_options(options)))
+
+    def options_at(self, position: int = 0) -> tuple[Option, ...]:
+        """Returns the options at a position; an index counts within these."""
+        return self.options if self.per_position is None else self.per_position[position]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of this choice in one hard architecture: () or (length,)."""
+        return () if self.length is None else (self.length,)
+
+    @property
+    def width(self) -> int:
+        """The largest number of options at a position: the last axis of a soft architecture."""
+        return max(map(len, self.per_position)) if self.per_position else len(self.options)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of options at each position, int32 [] or [length]."""
+        if self.length is None:
+            return np.asarray(len(self.options), np.int32)
+        return np.asarray([len(self.options_at(p)) for p in range(self.length)], np.int32)
+
+    @property
+    def table(self) -> np.ndarray:
+        """Option values by index, [width], or [length, width] where positions differ.
+
+        int32 if all are ints, else float32; short positions are padded with their last option.
+        Raises TypeError for str options.
+        """
+        if any(isinstance(o, str) for o in self.options):
+            raise TypeError(f"table: options {self.options} are not all numbers.")
+        dtype = np.int32 if all(isinstance(o, int) for o in self.options) else np.float32
+        if self.per_position is None:
+            return np.asarray(self.options, dtype)
+        rows = [row + row[-1:] * (self.width - len(row)) for row in self.per_position]
+        return np.asarray(rows, dtype).reshape(len(rows), self.width)
+
+    def index(self, option: Option, position: int = 0) -> int:
+        """Returns the index of an option at a position; ValueError names the nearest option."""
+        options = self.options_at(position)
+        if isinstance(option, bool) or option not in options:
+            raise ValueError(f"{option!r} is not one of the options {options}"
+                             f"{nearest(option, options)}")
+        return options.index(option)
+
+    def _keep(self, rows: list[tuple[Option, ...]]) -> "Choice":
+        """Returns this choice with these options at its (first) positions, in their order."""
+        kept = tuple(o for o in self.options if any(o in row for row in rows)) or self.options
+        if self.length is None:
+            return self._with(options=kept)
+        same = all(row == kept for row in rows)
+        return self._with(options=kept, length=len(rows),
+                          per_position=None if same else tuple(rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a plain dict of this choice; `from_json` reads it."""
+        out: dict[str, Any] = {"options": list(self.options)}
+        if self.length is not None:
+            out["length"] = self.length
+        if self.active is not None:
+            out["active"] = self.active
+        if self.condition is not None:
+            out["when"] = [self.condition[0], list(self.condition[1])]
+        if self.per_position is not None:
+            out["per_position"] = [list(row) for row in self.per_position]
+        return out
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Choice":
+        """Returns the choice that `to_json` wrote."""
+        unknown = set(values) - {"options", "length", "active", "when", "per_position"}
+        if unknown or "options" not in values:
+            raise ValueError(f"Choice.from_json: unknown keys {sorted(unknown)}, or no 'options'.")
+        when, rows = values.get("when"), values.get("per_position")
+        return Choice(*values["options"])._with(
+            length=values.get("length"), active=values.get("active"),
+            condition=None if when is None else (when[0], tuple(when[1])),
+            per_position=None if rows is None else tuple(plain_options(row) for row in rows))
+
+    def __repr__(self) -> str:
+        text = f"Choice({', '.join(map(repr, self.options))})"
+        if self.length is not None:
+            text += f".repeat({self.length}"
+            text += f", active={self.active!r})" if self.active else ")"
+        if self.condition is not None:
+            text += f".when{(self.condition[0], *self.condition[1])!r}"
+        if self.per_position is not None:
+            text += f" with options {list(self.per_position)} by position"
+        return text
+
+
+def parents(choice: Choice) -> list[str]:
+    """Returns the names of the choices on which a choice depends."""
+    names = [] if choice.active is None else [choice.active]
+    return names + ([] if choice.condition is None else [choice.condition[0]])
+
+
+def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> None:
+    """Raises ValueError if a choice can't depend on what it says it depends on."""
+    for parent in parents(choice):
+        if parent not in choices:
+            raise ValueError(f"Space: {name!r} depends on {parent!r}, which is not a choice of the "
+                             f"space{nearest(parent, choices)}")
+    if choice.active is not None:
+        depth = choices[choice.active]
+        if choice.length is None or depth.length is not None:
+            raise ValueError(f"Space: {name!r} is active up to {choice.active!r}: the first must "
+                             "be repeated, the second must not.")
+        if not all(isinstance(o, int) and o >= 0 for o in depth.options):
+            raise ValueError(f"Space: {name!r} is active up to {choice.active!r}, whose options "
+                             f"{depth.options} must all be ints of at least 0.")
+        if choice.length < max(depth.options):
+            raise ValueError(f"Space: {name!r} is repeated {choice.length} times, but "
+                             f"{choice.active!r} goes up to {max(depth.options)}: repeat it "
+                             f"{max(depth.options)} times.")
+    if choice.condition is not None:
+        kind, wanted = choices[choice.condition[0]], choice.condition[1]
+        for option in wanted:
+            if option not in kind.options:
+                raise ValueError(f"Space: {name!r} is active when {choice.condition[0]!r} is "
+                                 f"{option!r}, which is not one of its options {kind.options}"
+                                 f"{nearest(option, kind.options)}")
+        if kind.length is not None and kind.length != choice.length:
+            raise ValueError(f"Space: {name!r} (length {choice.length}) depends on "
+                             f"{choice.condition[0]!r} (length {kind.length}): the lengths must be "
+                             "equal.")
+    if choice.per_position is not None and len(choice.per_position) != choice.length:
+        raise ValueError(f"Space: {name!r} has options for {len(choice.per_position)} positions, "
+                         f"but is repeated {choice.length} times.")

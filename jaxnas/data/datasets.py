@@ -1,0 +1,210 @@
+"""Datasets by TFDS name: train / search / test, without TensorFlow."""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jaxnas.data.splits import SourceImages, Split, stratified
+
+_CHUNK = 4096  # Images read at a time where all of a split are gone through.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """Real images with labels, in three disjoint splits.
+
+    Args:
+        name: TFDS name.
+        train: the official training part without `search`.
+        search: held out of the official training part; compares architectures in a search.
+        test: the official test part, for the networks that were chosen.
+        num_classes: labels are in [0, num_classes).
+        image_shape: (H, W, C).
+        mean: float32 [C], over `train` alone, in the units of the stored uint8 values.
+        std: float32 [C], likewise; 1 for a channel that is constant.
+
+    Raises:
+        ValueError: a split in the place of another.
+    """
+
+    name: str
+    train: Split
+    search: Split
+    test: Split
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    mean: np.ndarray
+    std: np.ndarray
+
+    def __post_init__(self):
+        self.train.require("train")
+        self.search.require("search")
+        self.test.require("test")
+
+
+def load(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    source_dir: str | os.PathLike | None = None,
+    search_fraction: float = 0.2,
+    search_size: int | None = None,
+    seed: int = 0,
+    test_split: str = "test",
+    in_memory: bool = True,
+) -> Dataset:
+    """Loads a dataset and holds the search split out of its official training part.
+
+    "digits" is prepared by itself on first use, and "fashion_mnist" from the IDX files in
+    `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before, with
+    features "image" (uint8, of one shape) and "label".
+
+    Args:
+        name: TFDS name, also with config and version as in "name/config:1.0.0".
+        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
+        source_dir: folder with original files, needed once for "fashion_mnist".
+        search_fraction: share of the official training part that becomes `search`, stratified.
+        search_size: the same as a number of images; goes before `search_fraction`.
+        seed: of the search split, which is a pure function of the labels, size and seed.
+        test_split: name of the official part to test on, for datasets that call it otherwise.
+        in_memory: False reads images on demand through the random-access source, for datasets
+            that don't fit; labels are always in memory.
+
+    Returns:
+        The dataset. Nothing in it depends on the machine or the process.
+
+    Raises:
+        ValueError: unknown name (with the nearest known one), or a dataset that isn't such images,
+            or a search split that would leave nothing to train on.
+        FileNotFoundError: the dataset is not prepared; the message says how to.
+    """
+    builder = _open(name, data_dir, source_dir)
+    image_shape = _image_shape(name, builder.info.features)
+    for official in ("train", test_split):
+        if official not in builder.info.splits:
+            raise ValueError(
+                f"{name} has no split {official!r}, only {', '.join(sorted(builder.info.splits))}"
+                + ("" if official == "train" else "; name one of them as test_split")
+            )
+    if test_split == "train":
+        raise ValueError("test_split must be another one than 'train'")
+
+    images, labels = _read(builder.as_data_source(split="train"), image_shape, in_memory)
+    size = round(len(labels) * search_fraction) if search_size is None else search_size
+    try:
+        held_out, rest = stratified(labels, size, seed)
+    except ValueError as error:
+        raise ValueError(f"the search split of {name}: {error}") from error
+    train = Split("train", _rows(images, rest), labels[rest])
+    search = Split("search", _rows(images, held_out), labels[held_out])
+    test = Split("test", *_read(builder.as_data_source(split=test_split), image_shape, in_memory))
+
+    num_classes = getattr(builder.info.features["label"], "num_classes", None)
+    if num_classes is None:
+        num_classes = int(labels.max()) + 1
+    for split in (train, search, test):
+        if split.labels.max() >= num_classes:
+            raise ValueError(
+                f"{name}: the {split.role} split has label {split.labels.max()}, but there are"
+                f" {num_classes} classes"
+            )
+    mean, std = _moments(train.images)
+    return Dataset(name, train, search, test, num_classes, image_shape, mean, std)
+
+
+def _open(name: str, data_dir, source_dir) -> Any:
+    """Returns TFDS's builder of a dataset that is prepared, preparing it where we can."""
+    # Imported here: TFDS takes a while, and those who bring their own images don't need it.
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import constants, read_only_builder
+
+    from jaxnas.data import builders
+
+    root = pathlib.Path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    if name in builders.BUILDERS:
+        ours = builders.prepared_path(name, root)
+        if ours.exists() or name == "digits" or source_dir is not None:
+            return tfds.builder_from_directory(builders.prepare(name, root, source_dir))
+    try:
+        builder = read_only_builder.builder_from_files(name, data_dir=root)
+    except tfds.core.DatasetNotFoundError:
+        builder = None
+    if builder is not None and builder.info.file_format.value == "array_record":
+        return builder
+    if name in builders.BUILDERS:
+        builders.prepare(name, root, source_dir)  # Says which files are missing.
+    known = {*builders.BUILDERS, *tfds.list_builders(with_community_datasets=False)}
+    base = name.partition(":")[0].partition("/")[0]
+    if builder is None and base not in known:
+        near = difflib.get_close_matches(base, sorted(known), 1)
+        raise ValueError(
+            f"unknown dataset {name!r}"
+            + (f", did you mean {near[0]!r}?" if near else ".")
+            + f" Ours are {', '.join(builders.BUILDERS)}; any other is read as TFDS prepared it"
+            f" in {root}"
+        )
+    found = "not prepared" if builder is None else f"prepared as {builder.info.file_format.value}"
+    raise FileNotFoundError(
+        f"{name} is {found} in {root}, and array_record is needed. Once, where TensorFlow is"
+        f" installed, run: tfds.builder({name!r}, data_dir={str(root)!r},"
+        " file_format='array_record').download_and_prepare()"
+    )
+
+
+def _image_shape(name: str, features: Any) -> tuple[int, int, int]:
+    missing = {"image", "label"} - set(features)
+    if missing:
+        raise ValueError(
+            f"{name} has no feature {' and '.join(map(repr, sorted(missing)))}, only"
+            f" {', '.join(sorted(features))}"
+        )
+    shape, dtype = features["image"].shape, np.dtype(features["image"].np_dtype)
+    if len(shape) != 3 or None in shape or dtype != np.uint8:
+        raise ValueError(
+            f"{name}: images must be uint8 [H, W, C] of one shape, got {dtype} {list(shape)}"
+        )
+    return tuple(shape)
+
+
+def _read(
+    source: Any, image_shape, in_memory: bool
+) -> tuple[np.ndarray | SourceImages, np.ndarray]:
+    """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a whole source."""
+    n = len(source)
+    labels = np.empty(n, np.int32)
+    images = np.empty((n, *image_shape), np.uint8) if in_memory else None
+    for start in range(0, n, _CHUNK):
+        rows = range(start, min(start + _CHUNK, n))
+        for i, example in zip(rows, source.__getitems__(list(rows)), strict=True):
+            labels[i] = example["label"]
+            if images is not None:
+                images[i] = example["image"]
+    if images is None:
+        return SourceImages(source, np.arange(n), image_shape), labels
+    return images, labels
+
+
+def _rows(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
+    if isinstance(images, SourceImages):
+        return dataclasses.replace(images, rows=images.rows[rows])
+    return images[rows]
+
+
+def _moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean and standard deviation of each channel, exact: from counts of values."""
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), np.int64)
+    for start in range(0, len(images), _CHUNK):
+        chunk = images[start : start + _CHUNK]
+        for c in range(channels):
+            counts[c] += np.bincount(chunk[..., c].ravel(), minlength=256)
+    values = np.arange(256)
+    total = counts.sum(1)
+    mean = counts @ values / total
+    std = np.sqrt(counts @ values**2 / total - mean**2)
+    std[counts.max(1) == total] = 1.0
+    return mean.astype(np.float32), std.astype(np.float32)

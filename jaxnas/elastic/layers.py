@@ -1,0 +1,200 @@
+"""Elastic layers: dense, layer normalisation, patch embedding, tokens and positions, drop path."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas.elastic.parameter import Sharing, parameter, record_macs
+from jaxnas.elastic.switch import Arrays, run
+from jaxnas.elastic.width import Width, combine, constant, fixed
+
+Initializer = Callable[..., jax.Array]
+trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
+
+
+def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Pads each axis of `x` with zeros behind, up to `shape`."""
+    if x.shape == shape:
+        return x
+    return jnp.pad(x, [(0, full - size) for size, full in zip(x.shape, shape, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseOperation:
+    """`activation(x) @ kernel + bias` for x [N, in], kernel [in, out], bias [out]; widths (in, out)."""
+
+    activation: Literal["gelu"] | None
+    dtype: Any
+
+    def sliced(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
+        size_in, size_out = sizes
+        y = self._product(x[:, :size_in], kernel[:size_in, :size_out], bias[:size_out])
+        return (pad_to(y, (x.shape[0], kernel.shape[1])),)
+
+    def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
+        # Channels beyond the input width are zero already, and gelu keeps them so.
+        return (self._product(x, kernel, bias) * masks[1].astype(self.dtype)[None, :],)
+
+    def _product(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        if self.activation == "gelu":
+            x = jax.nn.gelu(x.astype(jnp.float32), approximate=False)
+        y = x.astype(self.dtype) @ kernel.astype(self.dtype)
+        return y + bias.astype(self.dtype)[None, :]
+
+
+class Dense(nn.Module):
+    """A weight-entangled dense layer on flattened rows.
+
+    Attributes:
+      activation: applied to the input first, so that it too runs on the active slice only.
+      dtype: of the computation; parameters are float32.
+      sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
+      kernel_init, bias_init: initializers.
+    """
+
+    activation: Literal["gelu"] | None = None
+    dtype: Any = jnp.float32
+    sharing: Sharing = "entangled"
+    kernel_init: Initializer = trunc_normal
+    bias_init: Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        width_in: Width,
+        width_out: Width,
+        *,
+        gate: Width | None = None,
+        rows: int | None = None,
+    ) -> jax.Array:
+        """Maps x [N, in maximum] to [N, out maximum], zero beyond the active widths.
+
+        Args:
+          x: rows with a zero tail beyond `width_in`.
+          width_in, width_out: active widths.
+          gate: where 0, the layer is skipped and gives zeros.
+          rows: rows of one example, for the count of multiply-accumulates.
+        """
+        options = (width_in, width_out) if self.sharing == "classic" else None
+        common = dict(gate=gate, options=options)
+        kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
+        bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
+        tables = width_in.table, width_out.table, constant(1) if gate is None else gate.table
+        record_macs(self, combine(lambda i, o, g: (rows or 1) * i * o * g, *tables))
+        operation = DenseOperation(self.activation, self.dtype)
+        return run(operation, (width_in, width_out), x, kernel, bias, gate=gate)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNormOperation:
+    """Normalises rows over the active channels only: x [N, D], scale [D], bias [D]; widths (D,)."""
+
+    epsilon: float
+    dtype: Any
+
+    def sliced(self, sizes: tuple[int, ...], x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
+        (size,) = sizes
+        rows = x[:, :size].astype(jnp.float32)
+        mean = jnp.mean(rows, axis=1, keepdims=True)
+        centred = rows - mean
+        variance = jnp.mean(jnp.square(centred), axis=1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.epsilon)
+        y = y * scale[None, :size] + bias[None, :size]
+        return (pad_to(y.astype(self.dtype), x.shape),)
+
+    def masked(self, masks: Arrays, x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
+        mask = masks[0][None, :]
+        count = jnp.sum(mask)
+        rows = x.astype(jnp.float32)
+        mean = jnp.sum(rows, axis=1, keepdims=True) / count
+        centred = (rows - mean) * mask
+        variance = jnp.sum(centred * (rows - mean), axis=1, keepdims=True) / count
+        y = centred * jax.lax.rsqrt(variance + self.epsilon)
+        y = y * scale[None, :] + bias[None, :] * mask
+        return (y.astype(self.dtype),)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation over the active channels (AutoFormer, section 3.1; epsilon as in PyTorch)."""
+
+    epsilon: float = 1e-5
+    dtype: Any = jnp.float32
+    sharing: Sharing = "entangled"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, width: Width, *, gate: Width | None = None) -> jax.Array:
+        """Normalises x [N, maximum] over the first `width` channels; zero beyond."""
+        common = dict(gate=gate, options=(width,) if self.sharing == "classic" else None)
+        scale = parameter(self, "scale", nn.initializers.ones, (width,), **common)
+        bias = parameter(self, "bias", nn.initializers.zeros, (width,), **common)
+        return run(LayerNormOperation(self.epsilon, self.dtype), (width,), x, scale, bias, gate=gate)[0]
+
+
+def _uniform_fan_in(fan_in: int) -> Initializer:
+    """PyTorch's default of a convolution: uniform within 1 / sqrt(fan_in), for kernel and bias."""
+    bound = 1 / math.sqrt(fan_in)
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+class PatchEmbed(nn.Module):
+    """Cuts images into patches and maps each to the residual stream (a strided convolution)."""
+
+    patch_size: int
+    dtype: Any = jnp.float32
+    sharing: Sharing = "entangled"
+
+    @nn.compact
+    def __call__(self, images: jax.Array, width: Width) -> jax.Array:
+        """Maps images [B, H, W, C] to [B * patches, maximum], row by row, as rows of patches."""
+        batch, height, breadth, channels = images.shape
+        p = self.patch_size
+        grid = (height // p, breadth // p)
+        x = images.reshape(batch, grid[0], p, grid[1], p, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5)  # [B, rows, columns, p, p, C]
+        x = x.reshape(batch * grid[0] * grid[1], p * p * channels)
+        init = _uniform_fan_in(x.shape[1])
+        dense = Dense(
+            dtype=self.dtype, sharing=self.sharing, kernel_init=init, bias_init=init, name="projection"
+        )
+        return dense(x, fixed(x.shape[1], "patch"), width, rows=grid[0] * grid[1])
+
+
+class Tokens(nn.Module):
+    """Puts a class token before the patch tokens and adds the absolute positions."""
+
+    dtype: Any = jnp.float32
+    positions: bool = True
+    sharing: Sharing = "entangled"
+
+    @nn.compact
+    def __call__(self, x: jax.Array, width: Width) -> jax.Array:
+        """Maps x [B, patches, maximum] to [B, patches + 1, maximum]."""
+        options = (width,) if self.sharing == "classic" else None
+        cls = parameter(self, "cls", trunc_normal, (width,), options=options)
+        batch, patches, maximum = x.shape
+        first = jnp.broadcast_to(cls.astype(self.dtype)[None, None, :], (batch, 1, maximum))
+        x = jnp.concatenate([first, x], axis=1)
+        if self.positions:
+            axes = (fixed(patches + 1), width)
+            position = parameter(self, "positions", trunc_normal, axes, options=options)
+            x = x + position.astype(self.dtype)[None]
+        if width.is_fixed:
+            return x
+        return x * width.mask(self.dtype)[None, None, :]
+
+
+def drop_path(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
+    """Stochastic depth: zeroes the branch x [B, ...] of an example with probability `rate`, rescales the rest."""
+    keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0],) + (1,) * (x.ndim - 1))
+    return x * (keep.astype(x.dtype) / (1 - rate))

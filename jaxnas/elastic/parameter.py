@@ -1,0 +1,152 @@
+"""Weight-entangled parameters: stored once at their maximal size, annotated once with their axes.
+
+The annotation of a parameter is the widths of its axes. It says which prefix is active (slicing,
+optimizer masks), how large the extracted parameter is (extraction, exact counts) and what the axes are
+called (sharding over a mesh). It is recorded as static data when the network is traced by shape, so
+that costs and masks are table look-ups and nothing of the network is computed for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Callable, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxnas.elastic.width import Joint, Table, Width, combine, constant, joint
+
+Sharing = Literal["entangled", "classic"]
+SPECS = "parameter_specs"
+MACS = "multiply_accumulates"
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ParameterSpec:
+    """What a stored parameter is made of.
+
+    Attributes:
+      axes: active size of each axis (without the option axis of classic sharing).
+      names: logical name of each axis, or None.
+      gate: 1 where the parameter is used at all (a layer within the depth), else 0.
+      option: which entry of a leading axis is in use (classic sharing), or None.
+    """
+
+    axes: tuple[Table, ...]
+    names: tuple[str | None, ...]
+    gate: Table
+    option: Table | None = None
+
+    @functools.cached_property
+    def size(self) -> Table:
+        """Number of active elements."""
+        return combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes)
+
+    def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
+        """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
+        shape = [table.maximum for table in self.axes]
+        mask = jnp.broadcast_to(self.gate.at(arch) > 0, [1] * len(shape))
+        for axis, table in enumerate(self.axes):
+            if len(set(table.values)) > 1:
+                active = jnp.arange(table.maximum) < table.at(arch)
+                mask = mask & active.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        if self.option is not None:
+            used = jnp.arange(self.option.maximum + 1) == self.option.at(arch)
+            mask = mask[None] & used.reshape([-1] + [1] * len(shape))
+        return mask
+
+    def active(self, value: Any, arch: dict[str, Any]) -> Any:
+        """The active part of a stored parameter for a concrete hard architecture."""
+        if self.option is not None:
+            value = value[int(self.option.at(arch))]
+        return value[tuple(slice(0, int(table.at(arch))) for table in self.axes)]
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    init: Callable[..., jax.Array],
+    widths: tuple[Width, ...],
+    *,
+    gate: Width | None = None,
+    options: tuple[Width, ...] | None = None,
+) -> jax.Array:
+    """Declares a parameter of a module at its maximal size, float32, and records its annotation.
+
+    Args:
+      module: the Linen module in whose `compact` method this is called.
+      name: of the parameter.
+      init: Flax initializer.
+      widths: one for each axis.
+      gate: 0 or 1, whether the parameter is in use.
+      options: if given, classic weight sharing: the parameter has its own values for each distinct
+        combination of these widths, and the ones in use are returned.
+
+    Returns:
+      The parameter, shape `[w.maximum for w in widths]`.
+    """
+    shape = tuple(w.maximum for w in widths)
+    names = tuple(w.axis for w in widths)
+    choice = joint(*options) if options else None
+    option = None
+    stored_shape, stored_names, stored_init = shape, names, init
+    if choice is not None and len(choice.rows) > 1:
+        option = Table(choice.names, choice.counts, tuple(choice.lookup.tolist()))
+        stored_shape, stored_names = (len(choice.rows), *shape), (None, *names)
+
+        def stored_init(key: jax.Array, shape: tuple[int, ...], *args: Any) -> jax.Array:
+            keys = jax.random.split(key, shape[0])
+            return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
+
+    value = module.param(name, nn.with_logical_partitioning(stored_init, stored_names), stored_shape)
+    if not module.is_initializing():
+        gate_table = constant(1) if gate is None else gate.table
+        spec = ParameterSpec(tuple(w.table for w in widths), names, gate_table, option)
+        module.sow(SPECS, name, spec, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+    if option is None:
+        return value
+    return _pick_option(choice, widths, value)
+
+
+def _pick_option(choice: Joint, widths: tuple[Width, ...], value: jax.Array) -> jax.Array:
+    if not choice.is_soft:
+        return lax.dynamic_index_in_dim(value, choice.index(), keepdims=False)
+    # A soft choice mixes the options, each cut to its own size.
+    weights = choice.weights(value.dtype)
+    sizes = joint(*widths)
+    cut = []
+    for row in range(len(choice.rows)):
+        mask = jnp.ones(value.shape[1:], value.dtype)
+        for axis, column in enumerate(_sizes_per_option(choice, sizes)[row]):
+            active = (jnp.arange(value.shape[axis + 1]) < column).astype(value.dtype)
+            mask = mask * active.reshape([-1 if i == axis else 1 for i in range(mask.ndim)])
+        cut.append(value[row] * mask)
+    return jnp.tensordot(weights, jnp.stack(cut), axes=1)
+
+
+def _sizes_per_option(choice: Joint, sizes: Joint) -> list[tuple[int, ...]]:
+    """The size tuple of the parameter under each option."""
+    union = choice.names
+    columns = [np.broadcast_to(t.array(union), choice.counts).ravel() for t in sizes.tables]
+    first = [int(np.argmax(choice.lookup == row)) for row in range(len(choice.rows))]
+    return [tuple(int(c[i]) for c in columns) for i in first]
+
+
+def record_macs(module: nn.Module, macs: Table) -> None:
+    """Records the multiply-accumulates of one operation on one example (products only)."""
+    if not module.is_initializing():
+        module.sow(MACS, "macs", StaticTable(macs))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class StaticTable:
+    """A table as a pytree without leaves, so that it passes through `jax.eval_shape`."""
+
+    table: Table

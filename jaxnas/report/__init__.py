@@ -1,0 +1,7 @@
+"""Figures and the HTML page of a run."""
+
+from jaxnas.report import figures
+from jaxnas.report.page import render, summary_lines, write
+from jaxnas.report.read import Run, read_run
+
+__all__ = ["Run", "figures", "read_run", "render", "summary_lines", "write"]

@@ -1,0 +1,252 @@
+"""Bounds on costs: which values are reachable, and refusing what is not before a search starts."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.space import Arch, Space, nearest
+
+Cost = Callable[[Arch], Mapping[str, Any]]
+Bounds = tuple[tuple[str, float | None, float | None], ...]
+
+_ENUMERATED = 20_000  # Spaces up to this many architectures are listed, which makes answers exact.
+_ATTEMPTS = 100  # Rounds of the walk towards bounds, of 1,024 architectures each.
+
+
+def normalise(bounds: Any) -> Bounds:
+    """Returns bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
+
+    Raises ValueError if a pair isn't one, holds no numbers, or its minimum is above its maximum.
+    """
+    items = bounds if isinstance(bounds, tuple) else [
+        (name, *pair) if isinstance(pair, tuple | list) else (name, pair)
+        for name, pair in dict(bounds or {}).items()]
+    for item in items:
+        name, limits = item[0], item[1:]
+        ok = len(limits) == 2 and all(
+            x is None or (not isinstance(x, str) and not math.isnan(x)) for x in limits)
+        if not ok:
+            raise ValueError(f"bounds: {name!r} is {limits}, expected (min, max), each a number or "
+                             "None for no bound.")
+        if None not in limits and limits[0] > limits[1]:
+            raise ValueError(f"bounds: {name!r} has its minimum {_text(limits[0])} above its "
+                             f"maximum {_text(limits[1])}.")
+    return tuple((name, low, high) for name, low, high in items)
+
+
+def within(bounds: Bounds, costs: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns whether costs keep all bounds, bool of their shape; for use under jit and vmap."""
+    inside = jnp.ones(next(iter(costs.values())).shape if costs else (), bool)
+    for name, low, high in bounds:
+        value = costs[name]
+        if low is not None:
+            inside &= value >= _as(value, low, math.ceil)
+        if high is not None:
+            inside &= value <= _as(value, high, math.floor)
+    return inside
+
+
+def _as(value: jax.Array, bound: float, rounding: Callable[[float], int]) -> jax.Array:
+    # Integer costs are compared as integers: float32 counts exactly only to 2**24.
+    if jnp.issubdtype(value.dtype, jnp.integer):
+        info = jnp.iinfo(value.dtype)
+        bound = rounding(bound) if math.isfinite(bound) else (info.max if bound > 0 else info.min)
+        bound = min(max(bound, info.min), info.max)
+    return jnp.asarray(bound, value.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def costs_of(space: Space, cost: Cost, codes: jax.Array) -> dict[str, jax.Array]:
+    """Returns the costs of encoded architectures [n, space.length] as arrays [n]."""
+    return dict(jax.vmap(lambda code: cost(space.decode(code)))(codes))
+
+
+def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) -> jax.Array:
+    """Returns which of the encoded architectures [n, space.length] keep the bounds, bool [n]."""
+    if not bounds:
+        return jnp.ones(codes.shape[:1], bool)
+    return within(bounds, costs_of(space, cost, codes))
+
+
+@functools.lru_cache(maxsize=32)
+def catalogue(space: Space) -> np.ndarray | None:
+    """Returns the codes of all architectures of a small space, int32 [n, length]; else None."""
+    if space.cardinality > _ENUMERATED:
+        return None
+    with jax.ensure_compile_time_eval():
+        return np.asarray(space.encode(space.enumerate()))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _samples(space: Space, key: jax.Array) -> jax.Array:
+    return space.encode(space.sample(key, 1024))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mutants(space: Space, key: jax.Array, codes: jax.Array) -> jax.Array:
+    def mutant(key, code):
+        rate_key, key = jax.random.split(key)
+        rate = jax.random.uniform(rate_key, minval=1 / space.length, maxval=0.5)
+        return space.encode(space.mutate(key, space.decode(code), rate))
+    rows = jnp.arange(1024) % codes.shape[0]
+    return jax.vmap(mutant)(jax.random.split(key, 1024), codes[rows])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _neighbours(space: Space, code: jax.Array) -> jax.Array:
+    """Returns the canonical codes that differ from one in one element, by any of its options."""
+    places = [(e, k) for e, size in enumerate(space.sizes) for k in range(size)]
+    elements, values = np.asarray(places, np.int32).reshape(-1, 2).T
+    changed = jnp.arange(space.length)[None, :] == jnp.asarray(elements)[:, None]
+    codes = jnp.where(changed, jnp.asarray(values)[:, None], code[None, :])
+    return space.encode(space.canonical(space.decode(codes)))
+
+
+def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[str, tuple]:
+    """Returns the least and the greatest value of each cost over the space, {name: (min, max)}.
+
+    Args:
+      space: the search space.
+      cost: a function from an architecture to {name: number}, traceable.
+      key: for random starting points; by default `jax.random.key(0)`.
+
+    Exact for spaces of up to 20,000 architectures, which are all costed. In larger ones, for each
+    cost: from the best of the smallest, the largest and 1,024 random architectures, the element
+    that helps most is changed until none helps. That is exact for a cost that rises with each
+    decision whatever the others (params, macs), or is a sum over decisions; for others the true
+    range may be wider.
+    """
+    with jax.ensure_compile_time_eval():
+        codes = catalogue(space)
+        if codes is not None:
+            costs = _host(costs_of(space, cost, jnp.asarray(codes)))
+            return {name: (x.min().item(), x.max().item()) for name, x in costs.items()}
+        key = jax.random.key(0) if key is None else key
+        ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
+        starts = jnp.concatenate([ends, _samples(space, key)])
+        costs = _host(costs_of(space, cost, starts))
+        return {name: tuple(
+            _climb(space, cost, name, starts[int(np.argmax(sign * costs[name]))], sign)
+            for sign in (-1, 1)) for name in costs}
+
+
+def _host(costs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    # Integers become int64, so that signs and differences can't overflow.
+    return {name: np.asarray(x, np.int64 if np.asarray(x).dtype.kind in "iu" else np.float64)
+            for name, x in costs.items()}
+
+
+def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> int | float:
+    best = _host(costs_of(space, cost, code[None]))[name][0]
+    while True:  # ends: each round improves strictly, and a space is finite
+        around = _neighbours(space, code)
+        values = _host(costs_of(space, cost, around))[name]
+        row = int(np.argmax(sign * values))
+        if not sign * values[row] > sign * best:
+            return best.item()
+        code, best = around[row], values[row]
+
+
+@functools.lru_cache(maxsize=32)
+def _checked(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
+    return _find(space, cost, bounds, jax.random.key(0))
+
+
+def check_bounds(space: Space, cost: Cost | None, bounds: Any,
+                 key: jax.Array | None = None) -> np.ndarray:
+    """Returns codes of some architectures within the bounds, int32 [n, length] with n <= 64.
+
+    Args:
+      space: the search space.
+      cost: a function from an architecture to {name: number}, traceable.
+      bounds: {name: (min | None, max | None)}.
+      key: for random attempts; by default `jax.random.key(0)`.
+
+    Raises ValueError, before any search, if there is no cost of that name, if a bound lies outside
+    the reachable range (which the message tells), or if nothing was found between the bounds: by
+    listing a small space, otherwise by a walk towards the bounds over 100 x 1,024 architectures.
+    """
+    bounds = normalise(bounds)
+    with jax.ensure_compile_time_eval():
+        if key is None:
+            return _checked(space, cost, bounds)
+        return _find(space, cost, bounds, key)
+
+
+def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np.ndarray:
+    if not bounds:
+        return np.asarray(space.encode(space.smallest()))[None]
+    if cost is None:
+        raise ValueError(f"bounds: given for {[name for name, *_ in bounds]}, but no cost function; "
+                         "pass cost=jaxnas.cost(net, input_shape).")
+    ranges = reachable(space, cost, key)
+    for name, low, high in bounds:
+        if name not in ranges:
+            raise ValueError(f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are "
+                             f"{list(ranges)}.")
+        least, most = ranges[name]
+        if (high is not None and high < least) or (low is not None and low > most):
+            asked = f"at most {_text(high)}" if high is not None and high < least else (
+                f"at least {_text(low)}")
+            raise ValueError(f"bounds: no architecture has {name} of {asked}; this space reaches "
+                             f"from {_text(least)} to {_text(most)}. Change the bound or the space.")
+    codes, tried = catalogue(space), space.cardinality
+    if codes is not None:
+        found = codes[np.asarray(feasible(space, cost, bounds, jnp.asarray(codes)))][:64]
+        costs = _host(costs_of(space, cost, jnp.asarray(codes)))
+    else:
+        found, costs, tried = _walk(space, cost, bounds, key, ranges)
+    if len(found):
+        return found
+    order = np.argsort(_distance(bounds, costs, ranges), kind="stable")[:3]
+    seen = "; ".join(", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
+                     for row in order)
+    asked = " and ".join(f"{name} from {_text(ranges[name][0] if low is None else low)} to "
+                         f"{_text(ranges[name][1] if high is None else high)}"
+                         for name, low, high in bounds)
+    spans = ", ".join(f"{name} from {_text(ranges[name][0])} to {_text(ranges[name][1])}"
+                      for name, *_ in bounds)
+    how = "The space has none" if codes is not None else f"None found in {tried:,} attempts"
+    raise ValueError(f"bounds: no architecture with {asked}. {how}; the nearest have: {seen}. The "
+                     f"space reaches {spans}. Widen the bounds.")
+
+
+def _walk(space: Space, cost: Cost, bounds: Bounds, key: jax.Array, ranges: dict):
+    """Looks for architectures within bounds: random ones, then mutants of those least far away."""
+    ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
+    codes = jnp.concatenate([ends, _samples(space, jax.random.fold_in(key, 0))])
+    tried = len(codes)
+    for attempt in range(1, _ATTEMPTS + 1):
+        inside = np.asarray(feasible(space, cost, bounds, codes))
+        costs = _host(costs_of(space, cost, codes))
+        if inside.any() or attempt == _ATTEMPTS:
+            break
+        _, first = np.unique(np.asarray(codes), axis=0, return_index=True)
+        distance = _distance(bounds, costs, ranges)[first]
+        codes = codes[np.resize(first[np.argsort(distance, kind="stable")], 64)]
+        key = jax.random.fold_in(key, attempt)
+        codes = jnp.concatenate([codes, _mutants(space, key, codes), _samples(space, key)])
+        tried += 2048
+    return np.unique(np.asarray(codes)[inside], axis=0)[:64], costs, tried
+
+
+def _distance(bounds: Bounds, costs: Mapping[str, np.ndarray], ranges: dict) -> np.ndarray:
+    """Returns how far costs are from the bounds, in units of the reachable range; float64 [n]."""
+    total = np.zeros(len(next(iter(costs.values()))))
+    for name, low, high in bounds:
+        span = max(ranges[name][1] - ranges[name][0], 1e-30)
+        below = 0 if low is None else np.maximum(low - costs[name], 0)
+        above = 0 if high is None else np.maximum(costs[name] - high, 0)
+        total = total + (below + above) / span
+    return total
+
+
+def _text(value: float | None) -> str:
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"

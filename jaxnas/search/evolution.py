@@ -1,0 +1,121 @@
+"""AutoFormer's evolutionary search (arXiv 2107.00651, section 3.4)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnas.search import state as state_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.search.state import State
+from jaxnas.space import Arch, Space
+
+
+@dataclasses.dataclass(frozen=True)
+class Evolution:
+    """Evolution within bounds: mutation and crossover of the best of all generations.
+
+    Use as `RandomSearch`. The first generation is random. Each later one has `mutations` mutants of
+    random parents and `crossovers` children of two random parents, completed by random ones; the
+    parents are the `parents` best of everything evaluated so far.
+
+    It follows the paper where the released code differs: the two probabilities are not swapped,
+    parents of any depth cross over (positions beyond the depth of one come from the other), the
+    last generation counts, and attempts are limited, so that it always ends.
+
+    Attributes:
+      space, cost, bounds, evaluations, population: as for `RandomSearch`. The paper evaluates 20
+        generations of 50.
+      parents: how many of the best are parents.
+      mutations: mutants per generation.
+      crossovers: children of two parents per generation.
+      network_probability: of resampling a decision made once for the network, as depth and width
+        (P_d in the paper).
+      layer_probability: of resampling a decision at each position where it is repeated (P_m).
+    """
+    space: Space
+    cost: Cost | None = None
+    bounds: Any = ()
+    evaluations: int = 1000
+    population: int = 50
+    parents: int = 10
+    mutations: int = 25
+    crossovers: int = 25
+    network_probability: float = 0.2
+    layer_probability: float = 0.4
+
+    def __post_init__(self):
+        state_lib.check_settings(self)
+        if self.parents < 1 or min(self.mutations, self.crossovers) < 0:
+            raise ValueError("Evolution: parents must be at least 1, mutations and crossovers at "
+                             f"least 0; got {self.parents}, {self.mutations}, {self.crossovers}.")
+        if self.mutations + self.crossovers > self.population:
+            raise ValueError(f"Evolution: {self.mutations} mutations and {self.crossovers} "
+                             f"crossovers are more than the population of {self.population}.")
+        for name in ("network_probability", "layer_probability"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"Evolution: {name} is {getattr(self, name)}, expected 0 to 1.")
+
+    def init(self, key: jax.Array) -> State:
+        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        return state_lib.init(self, key)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of `population` architectures and the next state; see `RandomSearch`."""
+        key, mutation_key, crossover_key, fill_key = jax.random.split(state.key, 4)
+        state = dataclasses.replace(state, key=key)
+        order, usable = state_lib.ranking(state)
+        ready, batch = usable > 0, state_lib.empty(self)
+        # The official code gives each operator ten times its quota of attempts.
+        if self.mutations:
+            codes = self._mutants(mutation_key, state, order, usable)
+            batch = state_lib.admit(self, state, batch, codes, self.mutations, ready)
+        if self.crossovers:
+            codes = self._children(crossover_key, state, order, usable)
+            batch = state_lib.admit(self, state, batch, codes, self.crossovers, ready)
+        return state_lib.fill(self, state, batch, fill_key)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any) -> State:
+        """Returns the state that knows the scores, float [population]; see `RandomSearch.tell`."""
+        return state_lib.tell(self, state, archs, scores)
+
+    def finished(self, state: State) -> jax.Array:
+        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        return state_lib.finished(self, state)
+
+    def best(self, state: State) -> tuple[Arch, jax.Array]:
+        """Returns the best architecture and its score; ValueError if no score is a number."""
+        return state_lib.best(self, state)
+
+    def _pick(self, key: jax.Array, usable: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        """Returns two different parents (if there are two) for each of n children, int32 [n]."""
+        count = jnp.maximum(jnp.minimum(usable, self.parents), 1)
+        first_key, step_key = jax.random.split(key)
+        first = jax.random.randint(first_key, (n,), 0, count)
+        step = jax.random.randint(step_key, (n,), 1, jnp.maximum(count, 2))
+        return first, (first + step) % count
+
+    def _mutants(self, key, state, order, usable) -> jax.Array:
+        probability = {name: self.network_probability if choice.length is None
+                       else self.layer_probability for name, choice in self.space.choices.items()}
+
+        def mutant(key, row):
+            arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1 only if not `ready`
+            return self.space.encode(self.space.mutate(key, arch, probability))
+        pick_key, key = jax.random.split(key)
+        n = 10 * self.mutations
+        first, _ = self._pick(pick_key, usable, n)
+        return jax.vmap(mutant)(jax.random.split(key, n), order[first])
+
+    def _children(self, key, state, order, usable) -> jax.Array:
+        def child(key, *rows):
+            a, b = (self.space.decode(jnp.maximum(state.codes[row], 0)) for row in rows)
+            return self.space.encode(self.space.crossover(key, a, b))
+        pick_key, key = jax.random.split(key)
+        n = 10 * self.crossovers
+        first, second = self._pick(pick_key, usable, n)
+        return jax.vmap(child)(jax.random.split(key, n), order[first], order[second])

@@ -1,0 +1,271 @@
+"""What a search knows, and the steps that all strategies share: pure functions on a state.
+
+The state is one pytree: the history of evaluated architectures in arrays of fixed capacity, and the
+key. Parents are ranked over the whole history, so nothing else has to be kept.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.search import bounds as bounds_lib
+from jaxnas.space import Arch, Space
+
+_POOL = 1024  # Candidates made at a time.
+_ROUNDS = 20  # Attempts to fill a batch before it counts as exhausted.
+
+
+class Settings(Protocol):
+    """What the shared steps read of a strategy: a frozen, hashable dataclass."""
+    space: Space
+    cost: bounds_lib.Cost | None
+    bounds: bounds_lib.Bounds
+    evaluations: int
+    population: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of a search. H = evaluations (the capacity), P = population, L = space.length.
+
+    Attributes:
+      key: a typed key, [].
+      codes: the evaluated architectures, encoded; -1 in free rows. int32 [H, L]
+      scores: their scores; NaN where the evaluation gave NaN, and in free rows. float32 [H]
+      born: the generation of each. int32 [H]
+      size: the number of rows in use. int32 []
+      generation: the number of generations told. int32 []
+      skipped: how many scores were NaN: not evaluated again, and never a parent. int32 []
+      valid: the rows of the batch last asked that are to be evaluated. bool [P]
+      exhausted: no new feasible architecture was found for some row. bool []
+      seeds: codes of some feasible architectures. int32 [S, L]
+    """
+    key: jax.Array
+    codes: jax.Array
+    scores: jax.Array
+    born: jax.Array
+    size: jax.Array
+    generation: jax.Array
+    skipped: jax.Array
+    valid: jax.Array
+    exhausted: jax.Array
+    seeds: jax.Array
+
+
+def check_settings(settings: Settings) -> None:
+    """Checks what strategies share, and stores the bounds in their hashable form."""
+    object.__setattr__(settings, "bounds", bounds_lib.normalise(settings.bounds))
+    for name in ("evaluations", "population"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{type(settings).__name__}: {name} is {getattr(settings, name)}, "
+                             "expected at least 1.")
+
+
+def init(settings: Settings, key: jax.Array) -> State:
+    """Returns the state before the first generation.
+
+    Raises ValueError for bounds that no architecture keeps, with the reachable range.
+    """
+    seeds = bounds_lib.check_bounds(settings.space, settings.cost, settings.bounds)
+    rows, zero = settings.evaluations, jnp.zeros((), jnp.int32)
+    return State(
+        key=key, codes=jnp.full((rows, settings.space.length), -1, jnp.int32),
+        scores=jnp.full((rows,), jnp.nan, jnp.float32), born=jnp.full((rows,), -1, jnp.int32),
+        size=zero, generation=zero, skipped=zero, seeds=jnp.asarray(seeds, jnp.int32),
+        valid=jnp.zeros((settings.population,), bool), exhausted=jnp.zeros((), bool))
+
+
+def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
+    """Returns the state with the scores of the architectures last asked; see `RandomSearch.tell`."""
+    scores = jnp.asarray(scores)
+    expected = (settings.population,)
+    if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
+        raise ValueError(f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
+                         f"for each row asked, {list(expected)}; rows where state.valid is False "
+                         "may hold anything.")
+    scores, codes = scores.astype(jnp.float32), settings.space.encode(archs)
+    if codes.shape[:-1] != expected:
+        raise ValueError(f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
+                         f"{expected}: pass the batch that ask returned.")
+    rows = _rows(state.size, state.valid, settings.evaluations)
+    return dataclasses.replace(
+        state, codes=state.codes.at[rows].set(codes, mode="drop"),
+        scores=state.scores.at[rows].set(scores, mode="drop"),
+        born=state.born.at[rows].set(state.generation, mode="drop"),
+        size=state.size + jnp.sum(state.valid, dtype=jnp.int32), generation=state.generation + 1,
+        skipped=state.skipped + jnp.sum(state.valid & jnp.isnan(scores), dtype=jnp.int32),
+        valid=jnp.zeros_like(state.valid))
+
+
+def finished(settings: Settings, state: State) -> jax.Array:
+    """Returns whether all is evaluated that was asked for, or that there is; bool []."""
+    return (state.size >= settings.evaluations) | (state.exhausted & ~jnp.any(state.valid))
+
+
+def ranking(state: State) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows of the history from the best score down, int32 [H], and how many count."""
+    usable = ~jnp.isnan(state.scores)
+    order = jnp.lexsort((-jnp.where(usable, state.scores, 0), ~usable))
+    return order.astype(jnp.int32), jnp.sum(usable, dtype=jnp.int32)
+
+
+def best(settings: Settings, state: State) -> tuple[Arch, jax.Array]:
+    """Returns the architecture with the best score, and the score."""
+    order, count = ranking(state)
+    if not isinstance(count, jax.core.Tracer) and count == 0:
+        raise ValueError(f"best: none of {int(state.size)} evaluations gave a number"
+                         f"{'.' if state.size == 0 else '; all scores are NaN.'}")
+    return settings.space.decode(state.codes[order[0]]), state.scores[order[0]]
+
+
+# ---- Batches of new architectures.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """New architectures being collected: codes int32 [P, L], of which the first `count` are set."""
+    codes: jax.Array
+    count: jax.Array
+
+
+def want(settings: Settings, state: State) -> jax.Array:
+    """Returns how many architectures the next batch should have, int32 []."""
+    left = jnp.int32(settings.evaluations) - state.size
+    return jnp.minimum(left, settings.population)
+
+
+def empty(settings: Settings) -> Batch:
+    """Returns a batch without architectures."""
+    shape = (settings.population, settings.space.length)
+    return Batch(jnp.full(shape, -1, jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def admit(settings: Settings, state: State, batch: Batch, codes: jax.Array, quota: Any,
+          allowed: Any = True, distinct: bool = False) -> Batch:
+    """Adds the first candidates that are feasible and new, at most `quota` of them.
+
+    Args:
+      settings, state: of the search.
+      batch: what is collected so far.
+      codes: candidates, canonical, int32 [n, L].
+      quota: the most to add, int32 [].
+      allowed: False refuses them all, bool [].
+      distinct: the candidates are known to differ from each other.
+    """
+    space = settings.space
+    packed, seen = _pack(space, codes), _pack(space, state.codes)
+    old = _any_equal(packed, seen, jnp.arange(settings.evaluations) < state.size)
+    rows = jnp.arange(settings.population)
+    old |= _any_equal(packed, _pack(space, batch.codes), rows < batch.count)
+    new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
+    new &= jnp.asarray(allowed)
+    if not distinct:
+        earlier = jnp.tril(jnp.ones((len(codes), len(codes)), bool), -1)
+        same = jnp.all(packed[:, None, :] == packed[None, :, :], axis=-1)
+        new &= ~jnp.any(same & earlier, axis=1)
+    quota = jnp.minimum(quota, want(settings, state) - batch.count)
+    new &= jnp.cumsum(new, dtype=jnp.int32) <= quota
+    rows = _rows(batch.count, new, settings.population)
+    return Batch(batch.codes.at[rows].set(codes, mode="drop"),
+                 batch.count + jnp.sum(new, dtype=jnp.int32))
+
+
+def _rows(start: jax.Array, used: jax.Array, beyond: int) -> jax.Array:
+    """Returns consecutive rows for what is used; a row beyond the end, dropped, for the rest."""
+    return jnp.where(used, start + jnp.cumsum(used, dtype=jnp.int32) - 1, beyond)
+
+
+def _pack(space: Space, codes: jax.Array) -> jax.Array:
+    """Returns codes [n, L] in as few int32 as they fit in exactly, [n, W]: quick to compare."""
+    words, radix = [], 2**31
+    for element, size in enumerate(space.sizes.tolist()):
+        if radix * size >= 2**31:
+            words.append(jnp.zeros(codes.shape[:1], jnp.int32))
+            radix = 1
+        words[-1] = words[-1] * size + codes[:, element]
+        radix *= size
+    return jnp.stack(words, axis=1)
+
+
+def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
+    """Returns for each row of a [n, W] whether a used row of b [m, W] equals it, bool [n]."""
+    same = used[None, :]
+    for word in range(a.shape[1]):
+        same = same & (a[:, word, None] == b[None, :, word])
+    return jnp.any(same, axis=1)
+
+
+def fill(settings: Settings, state: State, batch: Batch, key: jax.Array) -> tuple[Arch, State]:
+    """Completes a batch at random, and returns its architectures and the state that awaits them.
+
+    Random architectures first. What they leave open is filled by mutants of the feasible ones that
+    are known, since tight bounds refuse nearly all random ones; last, in a space small enough to
+    be listed, by any that are left. Rows that stay open are not valid and repeat the first row.
+    """
+    space = settings.space
+    full = want(settings, state)
+
+    def attempt(carry):
+        key, batch, turn = carry
+        key, sample_key, mutant_key = jax.random.split(key, 3)
+        samples = space.encode(space.sample(sample_key, _POOL))
+        batch = admit(settings, state, batch, samples, full)
+        mutants = _relatives(settings, state, batch, mutant_key)
+        return key, admit(settings, state, batch, mutants, full), turn + 1
+
+    def unfinished(carry):
+        return (carry[1].count < full) & (carry[2] < _ROUNDS)
+
+    key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
+    listed = bounds_lib.catalogue(space)
+    if listed is not None:
+        def complete(batch):
+            codes = jax.random.permutation(key, jnp.asarray(listed))
+            return admit(settings, state, batch, codes, full, distinct=True)
+        batch = jax.lax.cond(batch.count < full, complete, lambda batch: batch, batch)
+    valid = jnp.arange(settings.population) < batch.count
+    first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
+    codes = jnp.where(valid[:, None], batch.codes, first[None, :])
+    state = dataclasses.replace(state, valid=valid, exhausted=batch.count < full)
+    return space.decode(codes), state
+
+
+def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -> jax.Array:
+    """Returns mutants of feasible architectures: seeds, history and batch; int32 [n, L]."""
+    space = settings.space
+    pick_key, *keys = jax.random.split(key, _POOL + 1)
+    known = jnp.concatenate([state.seeds, state.codes, batch.codes])
+    used = jnp.concatenate([
+        jnp.ones(state.seeds.shape[:1], bool), jnp.arange(settings.evaluations) < state.size,
+        jnp.arange(settings.population) < batch.count])
+    # Stable, so that the draw depends on what is known and not on the capacity.
+    known = known[jnp.argsort(~used, stable=True)]
+    rows = jax.random.randint(pick_key, (_POOL,), 0, jnp.sum(used, dtype=jnp.int32))
+    rate = min(2 / space.length, 0.5)
+
+    def mutant(key, code):
+        return space.encode(space.mutate(key, space.decode(code), rate))
+    return jax.vmap(mutant)(jnp.stack(keys), known[rows])
+
+
+def as_text(settings: Settings) -> dict[str, Any]:
+    """Returns the settings that decide the course of a search, as plain values for a file."""
+    plain = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        if field.name == "space":
+            plain["space"] = value.to_json()
+        elif field.name not in ("cost", "evaluations"):
+            plain[field.name] = value
+    plain["bounds"] = {name: [low, high] for name, low, high in settings.bounds}
+    return plain
+
+
+def key_text(key: jax.Array) -> list[int]:
+    """Returns the words of a typed key as ints."""
+    return np.asarray(jax.random.key_data(key)).reshape(-1).tolist()

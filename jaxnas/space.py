@@ -1,0 +1,462 @@
+"""Search spaces: named choices, and architectures as pytrees of arrays.
+
+An architecture is a dict from the name of a choice to an int32 array of option indices, `[]` for a
+plain choice and `[n]` for a repeated one. A batch of architectures is the same dict with leading
+axes. A *soft* architecture holds float weights over the options in an additional last axis.
+"""
+
+import dataclasses
+import functools
+import graphlib
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import counting
+from jaxnas.choice import Choice, Option, check_parents, nearest, parents, plain_options
+
+Arch = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Space:
+    """A search space: named choices, in the order given. Frozen and hashable: static under jit.
+
+        space = Space(depth=Choice(2, 3), num_heads=Choice(3, 4).repeat(3, active="depth"))
+
+    Raises ValueError if a choice refers to one that is not there, that is repeated differently, or
+    in a cycle, or if there are fewer repetitions than its `active` choice may ask for.
+    """
+    decisions: tuple[tuple[str, Choice], ...]
+
+    def __init__(self, /, **choices: Choice):
+        for name, choice in choices.items():
+            if not isinstance(choice, Choice):
+                raise TypeError(f"Space: {name!r} must be a Choice, got {choice!r}.")
+        if not choices:
+            raise ValueError("Space: no choices given.")
+        object.__setattr__(self, "decisions", tuple(choices.items()))
+        for name, choice in choices.items():
+            check_parents(name, choice, choices)
+        _ = self._order  # raises on a cycle
+
+    # ---- What is in the space.
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """The choices by name, in order."""
+        return dict(self.decisions)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(name for name, _ in self.decisions)
+
+    def __len__(self) -> int:
+        return len(self.decisions)
+
+    def __contains__(self, name) -> bool:
+        return any(name == n for n, _ in self.decisions)
+
+    def __getitem__(self, name: str) -> Choice:
+        if name not in self:
+            raise KeyError(f"{name!r} is not a choice of the space{nearest(name, self)}")
+        return self.choices[name]
+
+    def __repr__(self) -> str:
+        return "Space(" + ", ".join(f"{name}={choice!r}" for name, choice in self.decisions) + ")"
+
+    @functools.cached_property
+    def _order(self) -> tuple[str, ...]:
+        """The names, each after those that it depends on."""
+        try:
+            graph = {name: parents(choice) for name, choice in self.decisions}
+            return tuple(graphlib.TopologicalSorter(graph).static_order())
+        except graphlib.CycleError as error:
+            raise ValueError(f"Space: choices depend on each other in a cycle: "
+                             f"{' -> '.join(error.args[1])}.") from None
+
+    @functools.cached_property
+    def length(self) -> int:
+        """The number of elements of an encoded architecture."""
+        return sum(math.prod(choice.shape) for _, choice in self.decisions)
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of options of each element of an encoded architecture, int32 [length]."""
+        return np.concatenate([choice.sizes.reshape(-1) for _, choice in self.decisions])
+
+    @functools.cached_property
+    def cardinality(self) -> int:
+        """The exact number of distinct networks: what inactive elements hold does not count."""
+        return counting.cardinality(self.choices, self._order)
+
+    # ---- Checks.
+
+    def _check_shapes(self, arch: Arch, batched: bool) -> tuple[int, ...]:
+        """Checks names, shapes and dtypes; returns the leading axes."""
+        if not isinstance(arch, Mapping):
+            raise TypeError(f"architecture: expected a dict of arrays with the names {list(self)}, "
+                            f"got {type(arch).__name__}.")
+        for name in arch:
+            if name not in self:
+                raise ValueError(f"architecture: {name!r} is not a choice of the space"
+                                 f"{nearest(name, self)} Its choices are {list(self)}.")
+        batch = None
+        for name, choice in self.decisions:
+            if name not in arch:
+                raise ValueError(f"architecture: no value for {name!r}; it needs {list(self)}, and "
+                                 f"has {list(arch)}.")
+            x = arch[name] if hasattr(arch[name], "dtype") else np.asarray(arch[name])
+            soft = jnp.issubdtype(x.dtype, jnp.floating)
+            if not soft and not jnp.issubdtype(x.dtype, jnp.integer):
+                raise TypeError(f"architecture: {name!r} has dtype {x.dtype}; expected int32 "
+                                "indices of options, or float weights over the options. Option "
+                                "values go through space.from_dict.")
+            shape = choice.shape + ((choice.width,) if soft else ())
+            lead, tail = x.shape[:x.ndim - len(shape)], x.shape[x.ndim - len(shape):]
+            if x.ndim < len(shape) or tail != shape or (lead and not batched):
+                raise ValueError(
+                    f"architecture: {name!r} has shape {tuple(x.shape)}, expected {shape}"
+                    f"{' after any batch axes' if batched else ' (vmap over a batch)'}. Inactive "
+                    "positions are there too: space.from_dict fills them.")
+            if batch is not None and lead != batch:
+                raise ValueError(f"architecture: {name!r} has batch axes {lead}, but "
+                                 f"{next(iter(self))!r} has {batch}.")
+            batch = lead
+        return batch or ()
+
+    def check_static(self, arch: Arch) -> None:
+        """Checks names, shapes and dtypes of one architecture; works on traced arrays.
+
+        Raises ValueError or TypeError that says what was given, what is expected, and what to do.
+        """
+        self._check_shapes(arch, batched=False)
+
+    def check(self, arch: Arch) -> None:
+        """Checks an architecture, or a batch of them with leading axes, hard or soft; on the host.
+
+        Raises ValueError or TypeError that says what was given, what is expected, and what to do.
+        """
+        self._check_shapes(arch, batched=True)
+        for name, choice in self.decisions:
+            if isinstance(arch[name], jax.core.Tracer):
+                raise TypeError("check: needs concrete arrays; use check_static inside jit or "
+                                "vmap.")
+            x, sizes = np.asarray(arch[name]), choice.sizes
+            if jnp.issubdtype(x.dtype, jnp.floating):
+                bad = ~np.isfinite(x) | ((np.arange(choice.width) >= sizes[..., None]) & (x != 0))
+                expected = "finite weights, zero beyond the options of a position"
+            else:
+                bad = (x < 0) | (x >= sizes)
+                expected = "an index from 0 to the number of options less 1"
+            if bad.any():
+                at = tuple(int(i) for i in np.argwhere(bad)[0])
+                place = at[x.ndim - len(choice.shape):] if x.dtype.kind != "f" else at[-2:-1]
+                options = choice.options_at(*(place if choice.length is not None else ()))
+                raise ValueError(f"architecture: {name!r}{list(at) if at else ''} is {x[at]}, "
+                                 f"expected {expected}; the {len(options)} options are {options}. "
+                                 "Option values (not indices) go through space.from_dict.")
+
+    def contains(self, arch: Arch) -> bool:
+        """Returns whether an architecture (or all of a batch) belongs to the space; on the host."""
+        try:
+            self.check(arch)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed.
+
+    def active(self, arch: Arch) -> dict[str, jax.Array]:
+        """Returns which elements of a hard architecture count, bool of the shapes of `arch`."""
+        batch = self._check_shapes(arch, batched=True)
+        masks: dict[str, jax.Array] = {}
+        for name in self._order:
+            choice = self.choices[name]
+            if jnp.issubdtype(jnp.asarray(arch[name]).dtype, jnp.floating):
+                raise TypeError(f"active: {name!r} is soft; only hard (int32) architectures have "
+                                "inactive elements.")
+            shape = batch + choice.shape
+            mask = jnp.ones(shape, bool)
+            if choice.active is not None:
+                value = jnp.asarray(self.choices[choice.active].table)[arch[choice.active]]
+                below = jax.lax.broadcasted_iota(jnp.int32, shape, len(batch)) < value[..., None]
+                mask = below & masks[choice.active][..., None]
+            if choice.condition is not None:
+                parent, options = self.choices[choice.condition[0]], choice.condition[1]
+                index = jnp.asarray(arch[choice.condition[0]], jnp.int32)
+                rows = [[k < len(row) and row[k] in options for k in range(parent.width)]
+                        for row in map(parent.options_at, range(max(parent.length or 1, 1)))]
+                table = np.asarray(rows[:parent.length] if parent.shape else rows[0], bool)
+                table = table.reshape(parent.shape + (parent.width,))
+                chosen = index[..., None] == jax.lax.broadcasted_iota(
+                    jnp.int32, batch + table.shape, len(batch) + table.ndim - 1)
+                holds = jnp.any(chosen & jnp.broadcast_to(table, chosen.shape), axis=-1)
+                holds = holds & masks[choice.condition[0]]
+                if choice.shape and not parent.shape:
+                    holds = jnp.broadcast_to(holds[..., None], shape)
+                mask = mask & holds
+            masks[name] = mask
+        return {name: masks[name] for name in self}
+
+    def canonical(self, arch: Arch) -> Arch:
+        """Returns the architecture with inactive elements set to 0.
+
+        Then equal networks are equal arrays.
+        """
+        masks = self.active(arch)
+        return {name: jnp.where(masks[name], jnp.asarray(arch[name], jnp.int32), 0)
+                for name in self}
+
+    def encode(self, arch: Arch) -> jax.Array:
+        """Returns a hard architecture as one int32 array [..., space.length]."""
+        batch = self._check_shapes(arch, batched=True)
+        return jnp.concatenate([jnp.asarray(arch[name], jnp.int32).reshape(batch + (-1,))
+                                if choice.length != 0 else jnp.zeros(batch + (0,), jnp.int32)
+                                for name, choice in self.decisions], axis=-1)
+
+    def decode(self, code) -> Arch:
+        """Returns the architecture of a code, int [..., space.length]; the reverse of `encode`."""
+        code = jnp.asarray(code, jnp.int32)
+        if code.shape[-1:] != (self.length,):
+            raise ValueError(f"decode: expected a last axis of {self.length}, got {code.shape}.")
+        arch, start = {}, 0
+        for name, choice in self.decisions:
+            stop = start + math.prod(choice.shape)
+            arch[name] = code[..., start] if choice.length is None else code[..., start:stop]
+            start = stop
+        return arch
+
+    def _uniform(self, key: jax.Array) -> Arch:
+        keys = jax.random.split(key, len(self))
+        return {name: jax.random.randint(k, choice.shape, 0, jnp.asarray(choice.sizes), jnp.int32)
+                for k, (name, choice) in zip(keys, self.decisions, strict=True)}
+
+    def sample(self, key: jax.Array, n: int | None = None) -> Arch:
+        """Returns a random canonical architecture, or a batch of `n`.
+
+        Every decision is uniform over its options, so a depth is as likely as another although
+        there are more deep networks (AutoFormer's sampling, arXiv 2107.00651, and its code).
+        """
+        if n is None:
+            return self.canonical(self._uniform(key))
+        return jax.vmap(self.sample)(jax.random.split(key, n))
+
+    def mutate(self, key: jax.Array, arch: Arch, probability: float | Mapping[str, Any]) -> Arch:
+        """Returns a canonical copy of one architecture with each element resampled at random.
+
+        Args:
+          key: a typed key.
+          arch: a hard architecture, without batch axes.
+          probability: of resampling an element; one for all, or one for each name.
+
+        An element that was inactive and becomes active is always drawn anew.
+        Raises ValueError for an unknown or missing name, or a probability outside [0, 1].
+        """
+        self.check_static(arch)
+        if not isinstance(probability, Mapping):
+            probability = dict.fromkeys(self, probability)
+        for name in (*probability, *self):
+            if name not in self or name not in probability:
+                wrong = "missing." if name in self else f"unknown{nearest(name, self)}"
+                raise ValueError(f"mutate: probabilities are needed for {list(self)}, given for "
+                                 f"{list(probability)}; {name!r} is {wrong}")
+            if isinstance(probability[name], numbers.Real) and not 0 <= probability[name] <= 1:
+                raise ValueError(f"mutate: the probability of {name!r} is {probability[name]}, "
+                                 "expected one from 0 to 1.")
+        fresh_key, *keys = jax.random.split(key, len(self) + 1)
+        fresh, active = self._uniform(fresh_key), self.active(arch)
+        child = {}
+        for k, (name, choice) in zip(keys, self.decisions, strict=True):
+            change = jax.random.bernoulli(k, probability[name], choice.shape) | ~active[name]
+            child[name] = jnp.where(change, fresh[name], jnp.asarray(arch[name], jnp.int32))
+        return self.canonical(child)
+
+    def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
+        """Returns a canonical child: each element comes from either parent with equal probability.
+
+        An element that is active in one parent only comes from that one, so parents may differ in
+        depth. Both are hard architectures without batch axes.
+        """
+        self.check_static(a)
+        self.check_static(b)
+        a, b, in_a, in_b = self.canonical(a), self.canonical(b), self.active(a), self.active(b)
+        child = {}
+        for k, (name, choice) in zip(jax.random.split(key, len(self)), self.decisions, strict=True):
+            first = jnp.where(in_a[name] & in_b[name], jax.random.bernoulli(k, 0.5, choice.shape),
+                              in_a[name])
+            child[name] = jnp.where(first, a[name], b[name])
+        return self.canonical(child)
+
+    # ---- Particular architectures; on the host.
+
+    def _extreme(self, pick, position: int) -> Arch:
+        def index(options):
+            if any(isinstance(o, str) for o in options):
+                return range(len(options))[position]
+            return options.index(pick(options))
+        return self.canonical({name: jnp.asarray(
+            index(choice.options) if choice.length is None else
+            [index(choice.options_at(p)) for p in range(choice.length)], jnp.int32)
+            for name, choice in self.decisions})
+
+    def smallest(self) -> Arch:
+        """Returns the architecture of least values; of str options, the first."""
+        return self._extreme(min, 0)
+
+    def largest(self) -> Arch:
+        """Returns the architecture of greatest values; of str options, the last."""
+        return self._extreme(max, -1)
+
+    def enumerate(self, limit: int = 100_000) -> Arch:
+        """Returns all distinct canonical architectures as one batch [cardinality, ...].
+
+        Raises ValueError if there are more than `limit`.
+        """
+        if self.cardinality > limit:
+            raise ValueError(f"enumerate: the space has {self.cardinality:,} architectures, the "
+                             f"limit is {limit:,}. Raise it, sample, or restrict the space.")
+        arrays = counting.enumerate_all(self.choices, self._order)
+        return {name: jnp.asarray(arrays[name]) for name in self}
+
+    # ---- Option values and files.
+
+    def to_dict(self, arch: Arch) -> dict[str, Any]:
+        """Returns the option values of one hard architecture, as plain Python values.
+
+        A repeated choice is a list up to its last active position, None where inactive in between;
+        what is not active at all is left out.
+        """
+        self.check(arch)
+        self.check_static(arch)
+        masks, values = self.active(arch), {}
+        for name, choice in self.decisions:
+            mask, index = np.asarray(masks[name]), np.asarray(arch[name])
+            if choice.length is None and mask:
+                values[name] = choice.options[int(index)]
+            elif mask.any():
+                values[name] = [choice.options_at(p)[int(index[p])] if mask[p] else None
+                                for p in range(int(np.flatnonzero(mask)[-1]) + 1)]
+        return values
+
+    def from_dict(self, values: Mapping[str, Any]) -> Arch:
+        """Returns the canonical architecture with these option values; the reverse of `to_dict`.
+
+        A list may end after the active positions or have the full length.
+        Raises ValueError for an unknown name or option (naming the nearest), a missing value, or a
+        list of another length.
+        """
+        arch, given = {}, {}
+        for name in values:
+            if name not in self:
+                raise ValueError(f"architecture: {name!r} is not a choice of the space"
+                                 f"{nearest(name, self)} Its choices are {list(self)}.")
+        for name, choice in self.decisions:
+            if choice.length is None:
+                row = [values.get(name)]
+            else:
+                value = values.get(name, ())
+                if isinstance(value, str) or not hasattr(value, "__len__"):
+                    raise ValueError(f"architecture: {name!r} is {value!r}, expected a list with a "
+                                     "value for each position.")
+                row = list(value)
+            if len(row) > math.prod(choice.shape):
+                raise ValueError(f"architecture: {name!r} has {len(row)} values, expected at most "
+                                 f"{choice.length}.")
+            index = [0] * math.prod(choice.shape)
+            for p, option in enumerate(row):
+                if option is not None:
+                    try:
+                        index[p] = choice.index(option, p)
+                    except ValueError as error:
+                        at = "" if choice.length is None else f"[{p}]"
+                        raise ValueError(f"architecture: {name!r}{at}: {error}") from None
+            arch[name] = jnp.asarray(index if choice.shape else index[0], jnp.int32)
+            given[name] = np.asarray([p < len(row) and row[p] is not None
+                                      for p in range(len(index))], bool)
+        masks = {name: np.asarray(mask).reshape(-1) for name, mask in self.active(arch).items()}
+        for name, choice in self.decisions:
+            missing = np.flatnonzero(masks[name] & ~given[name])
+            if len(missing):
+                at = "" if choice.length is None else f" at position {missing[0]}"
+                raise ValueError(f"architecture: no value for {name!r}{at}, which is active there; "
+                                 f"it needs {int(masks[name].sum())} value(s).")
+            length = len(values.get(name, ())) if choice.length is not None else 0
+            depth = values.get(choice.active, 0) if choice.active else length
+            if length not in (0, choice.length or 0, depth) and not masks[name][length - 1]:
+                raise ValueError(f"architecture: {name!r} has {length} values, but "
+                                 f"{choice.active!r} is {depth}: give {depth}, or all "
+                                 f"{choice.length}.")
+        return self.canonical(arch)
+
+    def _narrow(self, rows: dict[str, list[tuple[Option, ...]]]) -> "Space":
+        """Returns the space with these options by position; repeats end where nothing is active."""
+        new: dict[str, Choice] = {}
+        for name in self._order:
+            choice, kept = self.choices[name], rows[name]
+            for parent in parents(choice):
+                limit = max(new[parent].options) if parent == choice.active else new[parent].length
+                if limit is not None and choice.length is not None:
+                    kept = kept[:limit]
+            choice = choice._keep(kept)
+            if choice.condition is not None:
+                parent, options = choice.condition
+                left = tuple(o for o in options if o in new[parent].options)
+                choice = choice._with(condition=(parent, left))  # () if it can never hold
+            new[name] = choice
+        return Space(**{name: new[name] for name in self})
+
+    def _rows(self) -> dict[str, list[tuple[Option, ...]]]:
+        return {name: [choice.options_at(p) for p in range(math.prod(choice.shape))]
+                for name, choice in self.decisions}
+
+    def fix(self, arch: Arch) -> "Space":
+        """Returns the space of this one hard architecture: one option for every element.
+
+        A choice repeated up to the depth is cut to that depth. `smallest()` of the new space is the
+        architecture in it.
+        """
+        self.check(arch)
+        self.check_static(arch)
+        arch = self.canonical(arch)
+        return self._narrow({name: [(row[int(k)],) for row, k in
+                                    zip(rows, np.asarray(arch[name]).reshape(-1), strict=True)]
+                             for name, rows in self._rows().items()})
+
+    def restrict(self, **options) -> "Space":
+        """Returns the space with fewer options for some names, in their original order.
+
+        A choice repeated up to the depth is cut to the greatest depth left. An architecture moves
+        between the two spaces by `to_dict` and `from_dict`.
+        Raises ValueError if a name is unknown, or its options are none or no subset.
+        """
+        rows = self._rows()
+        for name, keep in options.items():
+            if name not in self:
+                raise ValueError(f"restrict: {name!r} is not a choice of the space"
+                                 f"{nearest(name, self)}")
+            keep = plain_options(keep if isinstance(keep, tuple | list) else (keep,))
+            for option in keep:
+                if option not in self.choices[name].options:
+                    raise ValueError(f"restrict: {option!r} is not one of the options of {name!r}, "
+                                     f"{self.choices[name].options}"
+                                     f"{nearest(option, self.choices[name].options)}")
+            rows[name] = [tuple(o for o in row if o in keep) for row in rows[name]]
+            if not all(rows[name]):
+                raise ValueError(f"restrict: {name!r} would have no option at position "
+                                 f"{rows[name].index(())}, where it has "
+                                 f"{self.choices[name].options_at(rows[name].index(()))}.")
+        return self._narrow(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a plain dict, name -> choice, that `from_json` reads. Keep its order in files."""
+        return {name: choice.to_json() for name, choice in self.decisions}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Space":
+        """Returns the space that `to_json` wrote."""
+        return Space(**{name: Choice.from_json(choice) for name, choice in values.items()})

@@ -1,0 +1,89 @@
+"""Ready-made search spaces for `jaxnas.supernets.ViT`, and AutoFormer's published networks."""
+
+from jaxnas.space import Arch, Choice, Space
+
+# AutoFormer, arXiv 2107.00651, table 1, and the released configurations. Two entries are wider than
+# the released ones, without which the published networks would not be members of the space:
+# MLP ratio 3 in the tiny space (the published AutoFormer-T has it in three layers), and 8 heads in
+# the base space (the paper and the networks' configuration have 8 to 10, the supernet's only 9, 10).
+_AUTOFORMER = {
+    "tiny": ((192, 216, 240), (12, 13, 14), (3, 4), (3.0, 3.5, 4.0)),
+    "small": ((320, 384, 448), (12, 13, 14), (5, 6, 7), (3.0, 3.5, 4.0)),
+    "base": ((528, 576, 624), (14, 15, 16), (8, 9, 10), (3.0, 3.5, 4.0)),
+}
+
+_PUBLISHED = {
+    "tiny": {
+        "embed_dim": 192, "depth": 13,
+        "num_heads": [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, 3, 3],
+        "mlp_ratio": [3.5, 3.5, 3.0, 3.5, 3.0, 3.0, 4.0, 4.0, 3.5, 4.0, 3.5, 4.0, 3.5]},
+    "small": {
+        "embed_dim": 384, "depth": 13,
+        "num_heads": [6, 6, 5, 7, 5, 5, 5, 6, 6, 7, 7, 6, 7],
+        "mlp_ratio": [3.0, 3.5, 3.0, 3.5, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.5, 4.0]},
+    "base": {
+        "embed_dim": 576, "depth": 14,
+        "num_heads": [9, 9, 9, 9, 9, 10, 9, 9, 10, 9, 10, 9, 9, 10],
+        "mlp_ratio": [3.5, 3.5, 4.0, 3.5, 4.0, 3.5, 3.5, 3.0, 4.0, 4.0, 3.0, 4.0, 3.0, 3.5]},
+}
+
+
+def vit(embed_dim, depth, num_heads, mlp_ratio) -> Space:
+    """Returns a space for `supernets.ViT` from the options of its four decisions.
+
+    Args:
+      embed_dim: options of the width of the residual stream, one for the whole network.
+      depth: options of the number of layers.
+      num_heads: options of the number of attention heads, for each layer.
+      mlp_ratio: options of the hidden width of the MLP over `embed_dim`, for each layer.
+    """
+    layers = max(depth)
+    return Space(
+        embed_dim=Choice(*embed_dim),
+        depth=Choice(*depth),
+        num_heads=Choice(*num_heads).repeat(layers, active="depth"),
+        mlp_ratio=Choice(*mlp_ratio).repeat(layers, active="depth"))
+
+
+def _size(size: str, table: dict):
+    if size not in table:
+        raise ValueError(f"expected a size of {list(table)}, got {size!r}.")
+    return table[size]
+
+
+def autoformer(size: str) -> Space:
+    """Returns the space of AutoFormer "tiny", "small" or "base" (arXiv 2107.00651, table 1).
+
+    For images of 224 x 224 and patches of 16 x 16, with heads of width 64. The published networks
+    are members: therefore "tiny" has MLP ratios 3, 3.5, 4 and "base" has 8, 9 or 10 heads.
+    Raises ValueError for another size.
+    """
+    return vit(*_size(size, _AUTOFORMER))
+
+
+def published(size: str) -> Arch:
+    """Returns the network found by AutoFormer's authors, as an architecture of `autoformer(size)`.
+
+    From their released configurations AutoFormer-T, -S and -B: depth 13, 13, 14.
+    Raises ValueError for a size other than "tiny", "small" and "base".
+    """
+    return autoformer(size).from_dict(_size(size, _PUBLISHED))
+
+
+def digits() -> Space:
+    """Returns a small space of 1,085,760 networks for 8 x 8 images, patches of 2 and heads of 16.
+
+    Wide enough that a budget of 60 % of the largest network's parameters leaves most of the space.
+    """
+    return vit(embed_dim=(24, 32, 48, 64), depth=(2, 3, 4, 5), num_heads=(1, 2, 3, 4),
+               mlp_ratio=(1.0, 2.0, 3.0))
+
+
+def fashion_mnist() -> Space:
+    """Returns a space of 2,391,120 networks for 28 x 28 images, patches of 4 and heads of 16.
+
+    Sized so that its supernet trains on 60,000 images for 15 epochs on two CPU cores in well under
+    an hour: the largest network needs about 28 million multiply-accumulates for an image.
+    """
+    return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6),
+               mlp_ratio=(1.0, 2.0, 3.0))

@@ -1,0 +1,56 @@
+"""Ending a run in order when the machine or the user asks it to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+
+@dataclasses.dataclass
+class Stop:
+    """Whether the run was asked to stop, and by which signal; the loop reads it after each step."""
+
+    requested: bool = False
+    signal_name: str = ""
+
+
+@contextlib.contextmanager
+def stop_on_signals(
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[Stop]:
+    """Turns the first SIGTERM or Ctrl-C into a request that the loop can answer by saving.
+
+    A second signal acts as it would have without this context, so that an impatient user is not
+    made to wait. The handlers of before come back at the end.
+
+    Args:
+      signals: the signals to take.
+
+    Yields:
+      A `Stop` whose `requested` becomes True.
+
+    Raises:
+      ValueError: called outside the main thread, where Python cannot set signal handlers.
+    """
+    stop = Stop()
+    before = {number: signal.getsignal(number) for number in signals}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            # None: a handler that was not set from Python, which cannot be set back from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop.requested, stop.signal_name = True, signal.Signals(number).name
+        restore()
+
+    for number in signals:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        restore()
