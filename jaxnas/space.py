@@ -96,7 +96,7 @@ class Space:
 
     # ---- Checks.
 
-    def _check_shapes(self, arch: Arch, batched: bool) -> tuple[int, ...]:
+    def _check_shapes(self, arch: Arch, batched: bool, hard: bool = False) -> tuple[int, ...]:
         """Checks names, shapes and dtypes; returns the leading axes."""
         if not isinstance(arch, Mapping):
             raise TypeError(f"architecture: expected a dict of arrays with the names {list(self)}, "
@@ -116,6 +116,9 @@ class Space:
                 raise TypeError(f"architecture: {name!r} has dtype {x.dtype}; expected int32 "
                                 "indices of options, or float weights over the options. Option "
                                 "values go through space.from_dict.")
+            if soft and hard:
+                raise TypeError(f"architecture: {name!r} is soft, dtype {x.dtype}; only hard "
+                                "(int32) architectures are encoded or have inactive elements.")
             shape = choice.shape + ((choice.width,) if soft else ())
             lead, tail = x.shape[:x.ndim - len(shape)], x.shape[x.ndim - len(shape):]
             if x.ndim < len(shape) or tail != shape or (lead and not batched):
@@ -173,13 +176,10 @@ class Space:
 
     def active(self, arch: Arch) -> dict[str, jax.Array]:
         """Returns which elements of a hard architecture count, bool of the shapes of `arch`."""
-        batch = self._check_shapes(arch, batched=True)
+        batch = self._check_shapes(arch, batched=True, hard=True)
         masks: dict[str, jax.Array] = {}
         for name in self._order:
             choice = self.choices[name]
-            if jnp.issubdtype(jnp.asarray(arch[name]).dtype, jnp.floating):
-                raise TypeError(f"active: {name!r} is soft; only hard (int32) architectures have "
-                                "inactive elements.")
             shape = batch + choice.shape
             mask = jnp.ones(shape, bool)
             if choice.active is not None:
@@ -214,7 +214,7 @@ class Space:
 
     def encode(self, arch: Arch) -> jax.Array:
         """Returns a hard architecture as one int32 array [..., space.length]."""
-        batch = self._check_shapes(arch, batched=True)
+        batch = self._check_shapes(arch, batched=True, hard=True)
         return jnp.concatenate([jnp.asarray(arch[name], jnp.int32).reshape(batch + (-1,))
                                 if choice.length != 0 else jnp.zeros(batch + (0,), jnp.int32)
                                 for name, choice in self.decisions], axis=-1)
@@ -231,10 +231,17 @@ class Space:
             start = stop
         return arch
 
+    @functools.partial(jax.jit, static_argnums=0)
+    def _masks(self, arch: Arch) -> dict[str, jax.Array]:
+        return self.active(arch)  # compiled: reading a long file takes many calls
+
+    def _active_code(self, arch: Arch) -> jax.Array:
+        return jnp.concatenate([mask.reshape(-1) for mask in self.active(arch).values()])
+
     def _uniform(self, key: jax.Array) -> Arch:
-        keys = jax.random.split(key, len(self))
-        return {name: jax.random.randint(k, choice.shape, 0, jnp.asarray(choice.sizes), jnp.int32)
-                for k, (name, choice) in zip(keys, self.decisions, strict=True)}
+        # One draw for all elements: one for each choice takes several times longer to compile.
+        sizes = jnp.asarray(self.sizes)
+        return self.decode(jax.random.randint(key, (self.length,), 0, sizes, jnp.int32))
 
     def sample(self, key: jax.Array, n: int | None = None) -> Arch:
         """Returns a random canonical architecture, or a batch of `n`.
@@ -268,13 +275,14 @@ class Space:
             if isinstance(probability[name], numbers.Real) and not 0 <= probability[name] <= 1:
                 raise ValueError(f"mutate: the probability of {name!r} is {probability[name]}, "
                                  "expected one from 0 to 1.")
-        fresh_key, *keys = jax.random.split(key, len(self) + 1)
-        fresh, active = self._uniform(fresh_key), self.active(arch)
-        child = {}
-        for k, (name, choice) in zip(keys, self.decisions, strict=True):
-            change = jax.random.bernoulli(k, probability[name], choice.shape) | ~active[name]
-            child[name] = jnp.where(change, fresh[name], jnp.asarray(arch[name], jnp.int32))
-        return self.canonical(child)
+        rates = jnp.concatenate([
+            jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
+            for name, choice in self.decisions])
+        fresh_key, change_key = jax.random.split(key)
+        inactive = ~self._active_code(arch)
+        change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
+        fresh = self.encode(self._uniform(fresh_key))
+        return self.canonical(self.decode(jnp.where(change, fresh, self.encode(arch))))
 
     def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
         """Returns a canonical child: each element comes from either parent with equal probability.
@@ -284,13 +292,10 @@ class Space:
         """
         self.check_static(a)
         self.check_static(b)
-        a, b, in_a, in_b = self.canonical(a), self.canonical(b), self.active(a), self.active(b)
-        child = {}
-        for k, (name, choice) in zip(jax.random.split(key, len(self)), self.decisions, strict=True):
-            first = jnp.where(in_a[name] & in_b[name], jax.random.bernoulli(k, 0.5, choice.shape),
-                              in_a[name])
-            child[name] = jnp.where(first, a[name], b[name])
-        return self.canonical(child)
+        in_a, in_b = self._active_code(a), self._active_code(b)
+        code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
+        first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
+        return self.canonical(self.decode(jnp.where(first, code_a, code_b)))
 
     # ---- Particular architectures; on the host.
 
@@ -333,7 +338,7 @@ class Space:
         """
         self.check(arch)
         self.check_static(arch)
-        masks, values = self.active(arch), {}
+        masks, values = self._masks(arch), {}
         for name, choice in self.decisions:
             mask, index = np.asarray(masks[name]), np.asarray(arch[name])
             if choice.length is None and mask:
@@ -378,7 +383,7 @@ class Space:
             arch[name] = jnp.asarray(index if choice.shape else index[0], jnp.int32)
             given[name] = np.asarray([p < len(row) and row[p] is not None
                                       for p in range(len(index))], bool)
-        masks = {name: np.asarray(mask).reshape(-1) for name, mask in self.active(arch).items()}
+        masks = {name: np.asarray(mask).reshape(-1) for name, mask in self._masks(arch).items()}
         for name, choice in self.decisions:
             missing = np.flatnonzero(masks[name] & ~given[name])
             if len(missing):

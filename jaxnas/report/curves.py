@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxnas.report import svg
-from jaxnas.report.figures import percent_tick, strips
+from jaxnas.report.figures import strips
 from jaxnas.report.read import Run
 
 # (suffix of the metric, name, mark, class) of the subnets that are watched on the search split.
@@ -19,14 +19,14 @@ WATCHED = (
 MOST_POINTS = 240
 
 
-def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS):
+def thin(points: Sequence[svg.Point], most: int = MOST_POINTS) -> list[svg.Point]:
     """At most ``most`` points: means over runs of neighbours of equal length."""
     size = max(1, -(-len(points) // most))
     groups = [points[i : i + size] for i in range(0, len(points), size)]
-    return [tuple(sum(p[k] for p in group) / len(group) for k in (0, 1)) for group in groups]
+    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
 
 
-def series(lines: Sequence[dict[str, Any]], key: str) -> list[tuple[float, float]]:
+def series(lines: Sequence[dict[str, Any]], key: str) -> list[svg.Point]:
     """(step, value) of the lines that have a finite number under ``key``."""
     return [(line["step"], line[key]) for line in lines if svg.is_number(line.get(key))]
 
@@ -50,7 +50,7 @@ def accuracy_curve(run: Run, narrow: bool = False) -> str:
     pad = 0.05 * (high - low) or 0.01
     frame = svg.Frame(*((400, 320) if narrow else (960, 380)), _steps(run),
                       (max(0, low - pad), min(1, high + pad)), left=46, top=32)
-    body = [svg.axes(frame, "training step", "accuracy", svg.short, percent_tick(frame.y_range))]
+    body = [svg.axes(frame, "training step", "accuracy", y_texts=svg.percent_labels)]
     upper, lower = (_pixels(frame, band) for band in (high_band, low_band))
     if len(upper) == len(lower) and len(upper) > 1:
         body.append(svg.area(upper, lower, "spread"))
@@ -80,7 +80,7 @@ def small_curve(run: Run, key: str, title: str) -> str:
     pad = 0.06 * (high - low) or 0.05 * abs(high) or 1
     frame = svg.Frame(440, 240, _steps(run), (max(0, low - pad) if low >= 0 else low - pad,
                                               high + pad), left=50, top=32)
-    body = svg.axes(frame, "training step", title, svg.short, lambda value: f"{value:g}")
+    body = svg.axes(frame, "training step", title, y_texts=lambda ys: [f"{y:g}" for y in ys])
     body += svg.line(_pixels(frame, points), "train strong")
     about = f"From {points[0][1]:.4g} to {points[-1][1]:.4g}; highest {high:.4g}"
     return svg.figure(f"curve-{key.replace('_', '-')}", frame.width, frame.height,
@@ -102,7 +102,7 @@ def accuracy_legend(run: Run) -> str:
     return svg.legend(entries)
 
 
-def _pixels(frame: svg.Frame, points: Sequence[tuple[float, float]]):
+def _pixels(frame: svg.Frame, points: Sequence[svg.Point]) -> list[svg.Point]:
     return [(frame.x(x), frame.y(y)) for x, y in points]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxnas.report import svg
@@ -25,7 +25,7 @@ EXTREMES = (("smallest", "down"), ("largest", "up"))
 MOST_TITLES = 4000
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+def pareto_front(points: Sequence[svg.Point]) -> list[int]:
     """Indices of the (cost, score) points that no other one beats, by increasing cost.
 
     A point is beaten by another that costs no more and scores no less, and differs in one of them.
@@ -72,12 +72,13 @@ def describe(architecture: dict[str, Any] | None) -> str:
     return "; ".join(parts)
 
 
-def ranges(run: Run) -> tuple[tuple[float, float], bool, tuple[float, float]]:
+def ranges(run: Run, room: float = 4.5) -> tuple[tuple[float, float], bool, tuple[float, float]]:
     """The x range of the scatter plot, whether x is logarithmic, and the y range.
 
     The evaluated networks and the best have to fill the plot. The smallest and the largest network
     are inside if they leave the others enough room, and drawn on the edge otherwise. So are the
-    lowest 5 % of the scores, where they would flatten all others.
+    lowest 5 % of the scores, where they would flatten all others. ``room`` is the margin for a
+    label on the edge, in units of the usual margin.
     """
     networks = [run.section(name) for name, _ in EXTREMES]
     sizes = [h["params"] for h in run.history] + [run.result["best"]["params"]]
@@ -87,7 +88,7 @@ def ranges(run: Run) -> tuple[tuple[float, float], bool, tuple[float, float]]:
     low, high = _stretch([scale(x) for x in sizes], [scale(x) for x in extra])
     pad = 0.04 * (high - low) or 0.05 * abs(high) or 1
     # A network on the edge gets room for its label.
-    below, above = (3.5 * pad if outside else pad for outside in (
+    below, above = (room * pad if outside else pad for outside in (
         any(scale(x) < low for x in extra), any(scale(x) > high for x in extra)))
     x_range = (back(low - below), back(high + above))
 
@@ -119,13 +120,13 @@ def scatter(run: Run, narrow: bool = False) -> str:
     extremes = [(n, m, run.section(n)) for n, m in EXTREMES]
     extremes = [e for e in extremes if all(map(svg.is_number, _point(e[2])))]
     low, high = bounds_of(run)
-    x_range, x_log, y_range = ranges(run)
+    x_range, x_log, y_range = ranges(run, 8 if narrow else 4.5)
     frame = svg.Frame(*((400, 380) if narrow else (960, 470)), x_range, y_range,
                       left=46 if narrow else 52, top=30, x_log=x_log)
     body = [_budget(frame, low, high)]
     body.append(svg.axes(
         frame, "parameters" + (" (log scale)" if x_log else ""), "search accuracy",
-        svg.short, percent_tick(frame.y_range),
+        y_texts=svg.percent_labels,
     ))
     many = len(run.history) > MOST_TITLES
     for strategy, label, name, kind in STRATEGIES:
@@ -159,12 +160,6 @@ def _point(network: dict[str, Any]) -> tuple[Any, Any]:
     return network.get("params"), network.get("search_accuracy")
 
 
-def percent_tick(y_range: tuple[float, float]):
-    span = 100 * (y_range[1] - y_range[0])
-    digits = 0 if span > 8 else 1 if span > 1 else 2
-    return lambda value: svg.percent(value, digits)
-
-
 def _budget(frame: svg.Frame, low: float | None, high: float | None) -> str:
     """The part of the x axis inside the budget, shaded, with its edges."""
     low = low if low is not None and low > frame.x_range[0] else None
@@ -181,12 +176,15 @@ def _budget(frame: svg.Frame, low: float | None, high: float | None) -> str:
         if value is not None:
             out.append(f'<path class="bound" d="M{svg.num(frame.x(value))} {svg.num(frame.top)}'
                        f'V{svg.num(frame.y1)}"/>')
-    wanted = "budget" if right - left > 60 else ""
-    out.append(svg.text((left + right) / 2, frame.y1 - 9, wanted, "note", "middle"))
+    if right - left > 60:
+        # Few parameters with a high score are rare: this corner is free.
+        out.append(svg.text(left + 8, frame.top + 16, "budget", "note"))
     return "".join(out)
 
 
-def _marks(frame, lines, label: str, name: str, kind: str, merged: bool) -> str:
+def _marks(
+    frame: svg.Frame, lines: list[dict[str, Any]], label: str, name: str, kind: str, merged: bool
+) -> str:
     """The marks of one strategy, in three shades from early to late; ``merged`` drops titles."""
     out = []
     third = max(1, -(-len(lines) // 3))
@@ -213,7 +211,10 @@ def _marks(frame, lines, label: str, name: str, kind: str, merged: bool) -> str:
     return "".join(out)
 
 
-def _labelled(frame, network, name: str, kind: str, label: str, r: float, below=False) -> str:
+def _labelled(
+    frame: svg.Frame, network: dict[str, Any], name: str, kind: str, label: str, r: float,
+    below: bool = False,
+) -> str:
     """A mark with its name; on the edge of the plot, with its size, if it lies outside."""
     size, score = network["params"], network["search_accuracy"]
     title = f"{label}\n{svg.percent(score, 2)} search accuracy\n{svg.count(size)} params"
@@ -249,8 +250,8 @@ def search_curve(run: Run, narrow: bool = False) -> str:
     pad = 0.1 * (high - low) or 0.005
     frame = svg.Frame(*((400, 280) if narrow else (960, 330)), (0, max(most, 2)),
                       (low - pad, high + pad), left=52 if narrow else 56, top=28)
-    body = [svg.axes(frame, "evaluations", "best search accuracy so far", svg.count,
-                     percent_tick(frame.y_range))]
+    body = [svg.axes(frame, "evaluations", "best search accuracy so far",
+                     lambda values: [svg.count(v) for v in values], svg.percent_labels)]
     for (_, kind), scores in curves.items():
         corners = [(frame.x(i), frame.y(s)) for i, s in enumerate(scores, 1)]
         body.append(svg.line(_corners(corners), kind, steps=True))
@@ -261,7 +262,7 @@ def search_curve(run: Run, narrow: bool = False) -> str:
         places = [max(1, round(most * (i + 1) / n)) for i in range(n)]
         body.append(strips(frame, places, lambda i: "\n".join(
             [f"after {svg.count(i)} evaluations"]
-            + [f"{label}: {svg.percent(c[min(i, len(c)) - 1], 2)}"
+            + [f"{label}: {svg.percent(c[min(int(i), len(c)) - 1], 2)}"
                for (label, _), c in curves.items()])))
     about = "; ".join(f"{label} reaches {svg.percent(c[-1])} after {len(c)} evaluations"
                       for (label, _), c in curves.items())
@@ -270,14 +271,16 @@ def search_curve(run: Run, narrow: bool = False) -> str:
                       "".join(body), "narrow" if narrow else "wide")
 
 
-def _corners(points):
+def _corners(points: Sequence[svg.Point]) -> list[svg.Point]:
     """Drops the points inside a flat run: the line looks the same and the page is smaller."""
     keep = [i for i, p in enumerate(points)
             if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
     return [points[i] for i in keep]
 
 
-def strips(frame: svg.Frame, positions: Sequence[float], title) -> str:
+def strips(
+    frame: svg.Frame, positions: Sequence[float], title: Callable[[float], str]
+) -> str:
     """Invisible columns around x values of a plot; a pointer over one shows ``title(value)``."""
     out, edge = [], frame.left
     for i, value in enumerate(positions):
@@ -318,19 +321,28 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         plot.step([h["params"] for h in front] + [widest],
                   [100 * h["score"] for h in front] + [100 * front[-1]["score"]],
                   where="post", color="#1b2330", linewidth=1.6, label="Pareto front")
-    for label, name in EXTREMES:
+    x_range, x_log, y_range = ranges(run)
+    for label, name in (*EXTREMES, ("best", "star")):
         network = run.section(label)
-        if all(map(svg.is_number, _point(network))):
-            plot.scatter(network["params"], 100 * network["search_accuracy"], s=90, zorder=4,
-                         marker={"up": "^", "down": "v"}[name], color="#8a3f94", label=label)
-    plot.scatter(best["params"], 100 * best["search_accuracy"], s=420, marker="*", zorder=5,
-                 color="#f2b701", edgecolors="#1b2330", linewidths=1.2, label="best")
+        if not all(map(svg.is_number, _point(network))):
+            continue
+        # A network outside the axes is drawn on their edge, as in the page.
+        x = min(max(network["params"], x_range[0]), x_range[1])
+        y = 100 * max(network["search_accuracy"], y_range[0])
+        star = name == "star"
+        if x != network["params"] or y != 100 * network["search_accuracy"]:
+            label += f"\n{svg.short(network['params'])}, {svg.percent(network['search_accuracy'])}"
+        plot.scatter(x, y, s=420 if star else 90, zorder=5, clip_on=False, linewidths=1.2,
+                     marker={"up": "^", "down": "v", "star": "*"}[name],
+                     color="#f2b701" if star else "#8a3f94",
+                     edgecolors="#1b2330" if star else "none")
+        side = "right" if x == x_range[1] else "left" if x == x_range[0] else "center"
+        plot.annotate(label, (x, y), (0, 13 if star else 8), textcoords="offset points",
+                      ha=side, va="bottom", fontweight="bold", color="#1b2330", zorder=6)
     low, high = bounds_of(run)
     if low is not None or high is not None:
-        left, right = ranges(run)[0]
-        plot.axvspan(max(left, low or left), min(right, high or right), color="#0b68b0",
+        plot.axvspan(max(x_range[0], low or 0), min(x_range[1], high or x_range[1]), color="#0b68b0",
                      alpha=0.06, linewidth=0, label="budget")
-    x_range, x_log, y_range = ranges(run)
     plot.set_xscale("log" if x_log else "linear")
     plot.set(xlim=x_range, ylim=[100 * y for y in y_range])
     plot.spines[["top", "right"]].set_visible(False)
@@ -343,6 +355,7 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
     plot.set_title(
         f"{svg.percent(best['test_accuracy'])} test accuracy with {svg.count(best['params'])} "
         f"parameters{f' on {data}' if data else ''}",
-        loc="left", fontsize=14, fontweight="bold", color="#1b2330", pad=12)
-    plot.legend(loc="lower right", frameon=False, fontsize=10)
+        loc="left", fontsize=14, fontweight="bold", color="#1b2330", pad=36)
+    plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=10.5,
+                borderaxespad=0.4, borderpad=0)
     figure.savefig(path, metadata={"Software": None})

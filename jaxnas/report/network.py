@@ -16,7 +16,7 @@ def options_of(space: dict[str, Any], name: str) -> list[Any]:
 
 def is_transformer(architecture: dict[str, Any]) -> bool:
     """True for architectures with a width, and heads and an MLP ratio for each layer."""
-    layered = [architecture.get("num_heads"), architecture.get("mlp_ratio")]
+    layered: list[Any] = [architecture.get("num_heads"), architecture.get("mlp_ratio")]
     return (
         svg.is_number(architecture.get("embed_dim"))
         and all(isinstance(values, list) and values for values in layered)

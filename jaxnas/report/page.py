@@ -45,7 +45,7 @@ def summary_lines(result: dict[str, Any], workdir: str | os.PathLike | None = No
     lines = [f"Found: {_plain(_headline(Run(result, [], [])))}."]
     line = f"  search accuracy {percent(best['search_accuracy'], 2, ' ')}"
     if is_number(best.get("macs")):
-        line += f", {_plain(short(best['macs']))} MACs".replace("  ", " ")
+        line += f", {_plain(short(best['macs']))} MACs"
     if is_number(best.get("extraction_error")):
         line += f", extraction error {best['extraction_error']:.1e}"
     lines.append(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jaxnas.report import curves, figures, network
@@ -17,10 +18,13 @@ NAMES = {
 }
 LOAD = """import jaxnas
 
-net, params = jaxnas.load_subnet("{subnet}")      # the folder beside this page
-logits = net.apply({{"params": params}}, images)   # images: float32 [batch, {shape}], normalised"""
+# The folder beside this page.
+net, params = jaxnas.load_subnet("{subnet}")
+# images: float32 [batch, {shape}], normalised as in training
+logits = net.apply({{"params": params}}, images)"""
 
-LOAD_EXPORTED = """from jax import export              # only jax is needed, on CPU, CUDA GPU or TPU
+LOAD_EXPORTED = """# Needs jax alone; runs on CPU, CUDA GPU and TPU.
+from jax import export
 
 model = export.deserialize(open("{subnet}/model.stablehlo", "rb").read())
 logits = model.call(images)"""
@@ -116,7 +120,7 @@ def comparison_section(run: Run) -> str:
             cells = (count(n), count(net.get("params")), percent(net.get("search_accuracy"), 2),
                      percent(net.get("test_accuracy"), 2))
             rows.append((label, cells))
-        parts.append(_rows(("best of", "evaluations", "params", "search acc.", "test acc."), rows))
+        parts.append(_rows(("best of", "tried", "params", "search acc.", "test acc."), rows))
     return _section(title, *parts)
 
 
@@ -131,10 +135,10 @@ def _verdict(run: Run, best: dict[str, Any], other: dict[str, Any]) -> str:
         return text + "."
     gain = 100 * (best["test_accuracy"] - other["test_accuracy"])
     text += f"; on the test split the difference is {points_text(gain)}"
-    errors = [standard_error(run, n["test_accuracy"]) for n in (best, other)]
-    if None in errors or not any(errors):
-        return text + "."
+    errors = [standard_error(run, n["test_accuracy"]) or 0.0 for n in (best, other)]
     error = 100 * math.hypot(*errors)
+    if not error:
+        return text + "."
     sure = abs(gain) >= 2 * error
     return text + (f", {abs(gain) / error:.1f} times its standard error ({error:.2f} points)."
                    if sure else f", which this many test images cannot tell from chance "
@@ -159,7 +163,7 @@ def training_section(run: Run) -> str:
     return _section(title, *parts)
 
 
-def _rows(head: tuple[str, ...], rows: list[tuple[str, tuple[str, ...]]]) -> str:
+def _rows(head: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """An HTML table: a header, and for each row its name and its cells."""
     top = "".join(f"<th>{esc(name)}</th>" for name in head)
     body = "".join(
@@ -167,7 +171,7 @@ def _rows(head: tuple[str, ...], rows: list[tuple[str, tuple[str, ...]]]) -> str
         + "".join(f"<td>{esc(cell)}</td>" for cell in cells) + "</tr>"
         for i, (name, cells) in enumerate(rows)
     )
-    return (f'<div class="scroll"><table><thead><tr>{top}</tr></thead>'
+    return (f'<div class="scroll"><table class="figures"><thead><tr>{top}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>")
 
 
@@ -188,8 +192,8 @@ def data_section(run: Run) -> str:
     data = run.section("data")
     uses = (
         ("train", "the weights of the supernet are trained on it, and nothing else"),
-        ("search", "held out of training; every score of the search and every curve above is "
-                   "measured on it, and the best network is chosen by it"),
+        ("search", "held out of training; every score of the search, and the accuracies of subnets "
+                   "during training, are measured on it; the best network is chosen by it"),
         ("test", "never seen by training or search; the networks of the table above are measured "
                  "on it when the search has ended"),
     )
@@ -201,7 +205,7 @@ def data_section(run: Run) -> str:
             for (split, _), n in zip(uses, sizes, strict=True)) + "</div>"
     rows = "".join(
         f'<tr><th><span class="swatch s-{split}"></span>{split}</th>'
-        f"<td>{esc(count(n) if is_number(n) else n or '–')}</td><td>{use}</td></tr>"
+        f'<td class="size">{esc(count(n) if is_number(n) else n or "–")}</td><td>{use}</td></tr>'
         for (split, use), n in zip(uses, sizes, strict=True))
     facts = []
     if data.get("name"):

@@ -5,12 +5,12 @@ the card behind it; marks differ in shape and lines in dashes, so that no readin
 """
 
 CSS = """
-:root{color-scheme:light dark;--bg:#f3f5f8;--card:#fff;--ink:#17202b;--soft:#566273;--line:#dde3ea;--ghost:#c3ccd6;
---grid:#e8ecf1;--evolution:#0b68b0;--random:#c4570a;--best:#f2b701;--edge:#17202b;--extreme:#8a3f94;
+:root{color-scheme:light dark;--bg:#f3f5f8;--card:#fff;--ink:#17202b;--soft:#566273;--line:#dde3ea;
+--ghost:#c3ccd6;--grid:#e8ecf1;--evolution:#0b68b0;--random:#c4570a;--best:#f2b701;--edge:#17202b;--extreme:#8a3f94;
 --sampled:#0b7f62;--train:#7a8696;--tint:#0b68b012;--code:#f3f5f8;--good:#0b7f62;--bad:#b3261e}
 @media (prefers-color-scheme:dark){:root{--bg:#0e1217;--card:#171d25;--ink:#e8edf3;--soft:#9eabba;
---line:#2b3541;--ghost:#465260;--grid:#242d38;--evolution:#5db2f0;--random:#f19a4d;--best:#ffd23f;--edge:#0e1217;
---extreme:#d79be0;--sampled:#45c9a3;--train:#8d9bab;--tint:#5db2f018;--code:#0e1217;--good:#45c9a3;
+--line:#2b3541;--ghost:#465260;--grid:#242d38;--evolution:#5db2f0;--random:#f19a4d;--best:#ffd23f;
+--edge:#0e1217;--extreme:#d79be0;--sampled:#45c9a3;--train:#8d9bab;--tint:#5db2f018;--code:#0e1217;--good:#45c9a3;
 --bad:#ff8a80}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
@@ -82,7 +82,7 @@ th,td{text-align:right;padding:8px 0 8px 14px;border-bottom:1px solid var(--line
 vertical-align:baseline}
 th:first-child,td:first-child{text-align:left;padding-left:0}
 thead th{color:var(--soft);font-weight:500;font-size:13.5px;white-space:nowrap}
-tbody th{font-weight:600}tbody tr:last-child>*{border-bottom:0}
+td.size{white-space:nowrap}tbody th{font-weight:600}tbody tr:last-child>*{border-bottom:0}
 table.plain th,table.plain td{text-align:left;vertical-align:top;overflow-wrap:anywhere}
 table.plain tbody th{font-weight:500;color:var(--soft);white-space:nowrap;
 font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:13px;padding-right:8px}
@@ -97,21 +97,30 @@ pre+.note-line{margin-top:10px}section>svg+.note-line{margin-bottom:0}
 .scroll{overflow-x:auto}
 .splits{display:flex;gap:3px;height:34px;margin:14px 0 16px}
 .splits div{border-radius:5px;min-width:6px}
-.s-train{background:var(--train)}.s-search{background:var(--evolution)}.s-test{background:var(--best)}
+.s-train{background:var(--train)}.s-search{background:var(--evolution)}
+.s-test{background:var(--best)}
 .swatch{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}
 pre{background:var(--code);border:1px solid var(--line);border-radius:9px;padding:13px 15px;
-overflow-x:auto;font:13.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;margin:8px 0 0}
+overflow-x:auto;margin:8px 0 0;
+font:13.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.92em}
 details{margin-top:14px}summary{cursor:pointer;color:var(--soft);font-size:14px}
-.tip{position:fixed;z-index:9;max-width:360px;padding:8px 11px;border-radius:8px;white-space:pre-wrap;
-background:var(--ink);color:var(--card);font-size:12.5px;line-height:1.45;pointer-events:none;
-font-variant-numeric:tabular-nums}
+.tip{position:fixed;z-index:9;max-width:360px;padding:8px 11px;border-radius:8px;
+white-space:pre-wrap;background:var(--ink);color:var(--card);font-size:12.5px;line-height:1.45;
+pointer-events:none;font-variant-numeric:tabular-nums}
 @media (max-width:900px){.tiles{grid-template-columns:repeat(3,1fr)}}
-@media (max-width:680px){main{padding:22px 12px 48px}section{padding:20px 16px;border-radius:12px}
-.tiles{grid-template-columns:1fr 1fr;gap:8px}.tiles>div{padding:12px 13px}.tiles .big{font-size:22px}
+@media (max-width:680px){
+main{padding:22px 12px 48px}section{padding:20px 16px;border-radius:12px}
+.tiles{grid-template-columns:1fr 1fr;gap:8px}
+.tiles>div{padding:12px 13px}.tiles .big{font-size:22px}
 svg.wide{display:none}svg.narrow{display:block}.pair{grid-template-columns:1fr;gap:20px}
-table{font-size:13.5px}th,td{padding:7px 0 7px 8px}thead th{font-size:12px;white-space:normal}
-.facts{columns:1}header p.lead{font-size:16px}pre{font-size:12px}}
+table{font-size:14px}.figures tr{display:grid;grid-template-columns:1.2fr 1fr 1fr 1fr}
+.figures th:first-child{grid-column:1/-1;border:0;padding-bottom:0}
+.figures thead th:first-child{display:none}.figures td:nth-child(2),.figures th:nth-child(2){
+text-align:left;padding-left:0}.figures tr.first td{border-bottom:1px solid var(--line)}
+th,td{padding:7px 0 7px 8px}thead th{font-size:12px;white-space:normal}
+.facts{columns:1}header p.lead{font-size:16px}
+pre{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}}
 @media print{body{background:#fff}section,.tiles>div{break-inside:avoid}}
 """
 

@@ -10,9 +10,13 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 NBSP = "\u00a0"
+# Turns the ticks of an axis into their labels.
+Labels = Callable[[Sequence[float]], list[str]]
+Point = tuple[float, float]
 
 
 def esc(value: object) -> str:
@@ -27,7 +31,7 @@ def num(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """True for a finite int or float, not for a bool, None or text."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and math.isfinite(value)
@@ -118,22 +122,42 @@ class Frame:
         return self.y1 - (self.y1 - self.top) * part
 
 
-def axes(frame: Frame, x_label: str, y_label: str, x_text, y_text) -> str:
-    """Grid, tick labels and axis names; ``x_text`` and ``y_text`` turn a tick into text."""
-    room = max(3, int((frame.x1 - frame.left) / 90))
-    xs = (log_ticks if frame.x_log else ticks)(*frame.x_range, room)
+def short_labels(values: Sequence[float]) -> list[str]:
+    """Numbers with unit prefixes, with as many digits as it takes to tell them apart."""
+    texts = []
+    for digits in range(3, 10):
+        texts = [short(value, digits) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def percent_labels(values: Sequence[float]) -> list[str]:
+    """Fractions as per cent, all with the digits that the finest of them needs."""
+    digits = 0
+    while digits < 6 and any(abs(round(100 * v, digits) - 100 * v) > 1e-7 for v in values):
+        digits += 1
+    return [percent(value, digits) for value in values]
+
+
+def axes(
+    frame: Frame, x_label: str, y_label: str,
+    x_texts: Labels = short_labels, y_texts: Labels = short_labels,
+) -> str:
+    """Grid, tick labels and axis names; ``x_texts`` and ``y_texts`` turn ticks into labels."""
+    xs = (log_ticks if frame.x_log else ticks)(
+        *frame.x_range, max(4, int((frame.x1 - frame.left) / 115)))
+    ys = ticks(*frame.y_range, max(3, int((frame.y1 - frame.top) / 40)))
     out = []
-    for value in ticks(*frame.y_range, max(3, int((frame.y1 - frame.top) / 40))):
+    for value, label in zip(ys, y_texts(ys), strict=True):
         y = num(frame.y(value))
         out.append(f'<path class="grid" d="M{num(frame.left)} {y}H{num(frame.x1)}"/>')
-        out.append(text(frame.left - 8, frame.y(value) + 4, y_text(value), "tick", "end"))
-    for value in xs:
+        out.append(text(frame.left - 8, frame.y(value) + 4, label, "tick", "end"))
+    for value, label in zip(xs, x_texts(xs), strict=True):
         x = frame.x(value)
         out.append(f'<path class="axis" d="M{num(x)} {num(frame.y1)}v5"/>')
-        out.append(text(x, frame.y1 + 19, x_text(value), "tick", "middle"))
-    out.append(
-        f'<path class="axis" d="M{num(frame.left)} {num(frame.y1)}H{num(frame.x1)}"/>'
-    )
+        out.append(text(x, frame.y1 + 19, label, "tick", "middle"))
+    out.append(f'<path class="axis" d="M{num(frame.left)} {num(frame.y1)}H{num(frame.x1)}"/>')
     out.append(text(frame.x1, frame.height - 5, x_label, "name", "end"))
     out.append(text(0, frame.top - 10, y_label, "name", "start"))
     return "".join(out)
@@ -145,7 +169,7 @@ def text(x: float, y: float, value: object, kind: str, anchor: str = "start") ->
     return f'<text class="{kind}" x="{num(x)}" y="{num(y)}"{where}>{esc(value)}</text>'
 
 
-def line(points: Sequence[tuple[float, float]], kind: str, steps: bool = False) -> str:
+def line(points: Sequence[Point], kind: str, steps: bool = False) -> str:
     """A line through pixel positions; with ``steps``, horizontal first, then vertical."""
     if not points:
         return ""
@@ -155,7 +179,7 @@ def line(points: Sequence[tuple[float, float]], kind: str, steps: bool = False) 
     return f'<path class="line {kind}" d="{"".join(d)}"/>'
 
 
-def area(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, float]], kind: str):
+def area(upper: Sequence[Point], lower: Sequence[Point], kind: str) -> str:
     """The area between two lines of pixel positions."""
     corners = [*upper, *reversed(lower)]
     return f'<path class="{kind}" d="M{"L".join(f"{num(x)} {num(y)}" for x, y in corners)}Z"/>'

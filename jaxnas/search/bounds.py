@@ -203,9 +203,10 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
         found, costs, tried = _walk(space, cost, bounds, key, ranges)
     if len(found):
         return found
-    order = np.argsort(_distance(bounds, costs, ranges), kind="stable")[:3]
-    seen = "; ".join(", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
-                     for row in order)
+    order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
+    seen = dict.fromkeys(", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
+                         for row in order[:200])
+    seen = "; ".join(list(seen)[:3])
     asked = " and ".join(f"{name} from {_text(ranges[name][0] if low is None else low)} to "
                          f"{_text(ranges[name][1] if high is None else high)}"
                          for name, low, high in bounds)

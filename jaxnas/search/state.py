@@ -80,7 +80,7 @@ def init(settings: Settings, key: jax.Array) -> State:
 
 
 def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
-    """Returns the state with the scores of the architectures last asked; see `RandomSearch.tell`."""
+    """Returns the state with the scores of the batch last asked; see `RandomSearch.tell`."""
     scores = jnp.asarray(scores)
     expected = (settings.population,)
     if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
@@ -159,15 +159,15 @@ def admit(settings: Settings, state: State, batch: Batch, codes: jax.Array, quot
     """
     space = settings.space
     packed, seen = _pack(space, codes), _pack(space, state.codes)
-    old = _any_equal(packed, seen, jnp.arange(settings.evaluations) < state.size)
-    rows = jnp.arange(settings.population)
-    old |= _any_equal(packed, _pack(space, batch.codes), rows < batch.count)
+    used = jnp.arange(settings.evaluations) < state.size
+    old = _any_equal(packed, seen, used[None, :])
+    used = jnp.arange(settings.population) < batch.count
+    old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])
     new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
     new &= jnp.asarray(allowed)
     if not distinct:
-        earlier = jnp.tril(jnp.ones((len(codes), len(codes)), bool), -1)
-        same = jnp.all(packed[:, None, :] == packed[None, :, :], axis=-1)
-        new &= ~jnp.any(same & earlier, axis=1)
+        place = jnp.arange(len(codes))
+        new &= ~_any_equal(packed, packed, place[None, :] < place[:, None])
     quota = jnp.minimum(quota, want(settings, state) - batch.count)
     new &= jnp.cumsum(new, dtype=jnp.int32) <= quota
     rows = _rows(batch.count, new, settings.population)
@@ -193,8 +193,8 @@ def _pack(space: Space, codes: jax.Array) -> jax.Array:
 
 
 def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
-    """Returns for each row of a [n, W] whether a used row of b [m, W] equals it, bool [n]."""
-    same = used[None, :]
+    """Returns which rows of a [n, W] equal a row of b [m, W] where `used` [1 | n, m]; bool [n]."""
+    same = used
     for word in range(a.shape[1]):
         same = same & (a[:, word, None] == b[None, :, word])
     return jnp.any(same, axis=1)
@@ -238,7 +238,7 @@ def fill(settings: Settings, state: State, batch: Batch, key: jax.Array) -> tupl
 def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -> jax.Array:
     """Returns mutants of feasible architectures: seeds, history and batch; int32 [n, L]."""
     space = settings.space
-    pick_key, *keys = jax.random.split(key, _POOL + 1)
+    pick_key, key = jax.random.split(key)
     known = jnp.concatenate([state.seeds, state.codes, batch.codes])
     used = jnp.concatenate([
         jnp.ones(state.seeds.shape[:1], bool), jnp.arange(settings.evaluations) < state.size,
@@ -250,22 +250,18 @@ def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -
 
     def mutant(key, code):
         return space.encode(space.mutate(key, space.decode(code), rate))
-    return jax.vmap(mutant)(jnp.stack(keys), known[rows])
+    return jax.vmap(mutant)(jax.random.split(key, _POOL), known[rows])
 
 
-def as_text(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that decide the course of a search, as plain values for a file."""
-    plain = {}
+def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
+    """Returns all that decides the course of a search, but for costs and scores, as plain values.
+
+    The budget is left out: a search may go on with a larger one.
+    """
+    plain = {"strategy": type(settings).__name__,
+             "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist()}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        value = getattr(settings, field.name)
-        if field.name == "space":
-            plain["space"] = value.to_json()
-        elif field.name not in ("cost", "evaluations"):
-            plain[field.name] = value
-    plain["bounds"] = {name: [low, high] for name, low, high in settings.bounds}
-    return plain
-
-
-def key_text(key: jax.Array) -> list[int]:
-    """Returns the words of a typed key as ints."""
-    return np.asarray(jax.random.key_data(key)).reshape(-1).tolist()
+        if field.name not in ("space", "cost", "bounds", "evaluations"):
+            plain[field.name] = getattr(settings, field.name)
+    bounds = {name: [low, high] for name, low, high in settings.bounds}
+    return {**plain, "bounds": bounds, "space": settings.space.to_json()}

@@ -20,7 +20,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -162,7 +162,7 @@ class Checkpointer:
         """Ends orbax's threads."""
         self._orbax.close()
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

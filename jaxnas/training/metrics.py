@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from jaxnas.training.workdir import plain
 
@@ -42,7 +42,7 @@ class JsonlWriter:
         kept = b""
         if resume is not None and self.path.exists():
             kept = self._kept(self.path.read_bytes(), resume)
-        self._file = open(self.path, "ab")
+        self._file = open(self.path, "ab")  # noqa: SIM115 (close() closes it)
         self._file.truncate(len(kept))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class JsonlWriter:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> JsonlWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

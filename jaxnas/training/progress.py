@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import Self, TextIO
 
 
 class Progress:
@@ -61,7 +61,7 @@ class Progress:
             self._stream.flush()
             self._width = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,170 @@
+"""Runs a search: asks, evaluates, tells, and keeps a history from which it resumes exactly."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.search import history as history_lib
+from jaxnas.search import state as state_lib
+from jaxnas.search.state import State
+from jaxnas.space import Arch
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a search found.
+
+    Attributes:
+      arch: the best architecture.
+      score: its score.
+      costs: its costs, {} if the strategy has no cost function.
+      state: the last state of the strategy.
+      history: the lines of the history of this search, in order.
+      resumed: how many evaluations were taken from the history file.
+    """
+    arch: Arch
+    score: float
+    costs: dict[str, int | float]
+    state: State
+    history: list[dict[str, Any]]
+    resumed: int
+
+
+def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
+        evaluations: int | None = None, history_path: str | os.PathLike | None = None,
+        name: str | None = None,
+        progress: Callable[[int, int, float], None] | None = None) -> Result:
+    """Runs a search to its end, and returns what it found.
+
+    Args:
+      strategy: `Evolution`, `RandomSearch`, or another with the same methods.
+      evaluate: from a batch of architectures (leading axis n) to scores, float [n]; higher is
+        better. It is called once per generation; n is the population, and less only at the end.
+      key: a typed key; the same key, settings and scores give the same search.
+      evaluations: the budget, instead of the strategy's own.
+      history_path: a JSONL file with a line for each evaluation, written after each generation.
+        If it holds generations of this search, they are not evaluated again: the search goes on as
+        if it had never stopped. A generation that is not complete there is evaluated anew.
+        Searches of other names share the file.
+      name: of this search in the file; by default "random" or "evolution".
+      progress: called after each generation with evaluations done, the budget and the best score.
+
+    Raises ValueError for bounds that no architecture keeps, scores of another shape, only NaN
+    scores, or a history of another search (naming what differs, and leaving the file as it is).
+    """
+    if evaluations is not None:
+        strategy = dataclasses.replace(strategy, evaluations=evaluations)
+    names = {"RandomSearch": "random", "Evolution": "evolution"}
+    name = name or names.get(type(strategy).__name__, type(strategy).__name__)
+    settings = state_lib.as_text(strategy, key)
+    everything = history_lib.read(history_path) if history_path is not None else []
+    others = [line for line in everything if line["strategy"] != name]
+    recorded = [line for line in everything if line["strategy"] == name]
+    _check_recorded(recorded, settings, strategy.evaluations, history_path)
+
+    state, lines, resumed = strategy.init(key), [], 0
+    while not strategy.finished(state):
+        generation = int(state.generation)
+        archs, asked = strategy.ask(state)
+        rows = np.flatnonzero(np.asarray(asked.valid))
+        if not len(rows):
+            state = asked  # exhausted
+            break
+        new = _describe(strategy, name, archs, rows, len(lines), generation)
+        old = [line for line in recorded if line["generation"] == generation]
+        _check_replay(strategy.space, old, new, history_path)
+        scores = np.full(asked.valid.shape, np.nan, np.float32)
+        if len(old) == len(new):
+            scores[rows] = [history_lib.score_from_json(line["score"]) for line in old]
+            resumed += len(old)
+        else:
+            recorded = [line for line in recorded if line["generation"] < generation]
+            scores[rows] = _scores(evaluate, archs, rows)
+        for line, row in zip(new, rows, strict=True):
+            line["score"] = history_lib.score_to_json(float(scores[row]))
+        if not lines:
+            new[0]["settings"] = settings
+        lines += new
+        state = strategy.tell(asked, archs, scores)
+        if history_path is not None and len(old) < len(new):
+            history_lib.write(history_path, others + lines)
+        if int(state.skipped) == int(state.size):
+            raise ValueError(f"search: all {int(state.size)} scores so far are NaN; the evaluation "
+                             "fails for every architecture. Look at the evaluation (or at diverged "
+                             "weights), then start with a new history.")
+        if progress is not None:
+            progress(len(lines), strategy.evaluations, float(strategy.best(state)[1]))
+    if len(lines) < strategy.evaluations:
+        _log.warning("search: stopped after %d of %d evaluations: no other feasible architecture "
+                     "was found.", len(lines), strategy.evaluations)
+    if int(state.skipped):
+        _log.warning("search: %d of %d scores were NaN and were skipped.",
+                     int(state.skipped), len(lines))
+    arch, score = strategy.best(state)
+    return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
+
+
+def _scores(evaluate: Callable[[Arch], Any], archs: Arch, rows: np.ndarray) -> np.ndarray:
+    scores = np.asarray(evaluate(jax.tree.map(lambda x: x[rows], archs)))
+    if scores.shape != rows.shape or scores.dtype.kind not in "fiu" and scores.dtype != "bfloat16":
+        raise ValueError(f"search: the evaluation returned {scores.dtype}{list(scores.shape)} for "
+                         f"{len(rows)} architectures, expected float [{len(rows)}].")
+    return scores.astype(np.float32)
+
+
+def _costs(strategy: Any, arch: Arch) -> dict[str, Any]:
+    """Returns the costs of one architecture as plain Python numbers."""
+    if strategy.cost is None:
+        return {}
+    # Called with concrete arrays, since a cost may be more exact on them than under jit.
+    return {name: np.asarray(x).item() for name, x in strategy.cost(arch).items()}
+
+
+def _describe(strategy: Any, name: str, archs: Arch, rows: np.ndarray, first: int,
+              generation: int) -> list[dict[str, Any]]:
+    """Returns the lines of a generation, still without scores."""
+    lines = []
+    host = jax.tree.map(np.asarray, archs)
+    for i, row in enumerate(rows):
+        arch = {key: jnp.asarray(x[row]) for key, x in host.items()}
+        lines.append({"index": first + i, "strategy": name, "generation": generation,
+                      "architecture": strategy.space.to_dict(arch), **_costs(strategy, arch)})
+    return lines
+
+
+def _check_recorded(recorded: list[dict], settings: dict, evaluations: int, path: Any) -> None:
+    if not recorded:
+        return
+    changed = history_lib.differences(recorded[0].get("settings", {}), settings)
+    if changed:
+        raise ValueError(f"{path} holds a search with other settings: {'; '.join(changed)}. "
+                         "Restore the settings, or choose another history file or name.")
+    if len(recorded) > evaluations:
+        raise ValueError(f"{path} holds {len(recorded)} evaluations of this search, more than "
+                         f"evaluations={evaluations}. Give at least {len(recorded)}.")
+
+
+def _check_replay(space: Any, old: list[dict], new: list[dict], path: Any) -> None:
+    """Checks that the recorded lines of a generation are those that the search asks for."""
+    fault = f"{len(old)} architectures, now {len(new)}" if len(old) > len(new) else None
+    for line, expected in zip(old, new, strict=False):
+        if not history_lib.same_architecture(space, line["architecture"], expected["architecture"]):
+            fault = f"architecture {line['architecture']}, now {expected['architecture']}"
+        for name in set(expected) - {"architecture", "index", "generation", "strategy"}:
+            if line.get(name) != expected[name]:
+                fault = f"{name} {line.get(name)}, now {expected[name]}"
+        if fault:
+            break
+    if fault:
+        at = new[min(len(new), len(old)) - 1] if len(old) > len(new) else expected
+        raise ValueError(f"{path} is not the history of this search: in generation "
+                         f"{at['generation']}, near index {at['index']}, it recorded {fault}. Use "
+                         "the supernet, cost function and version that wrote it, or another file.")

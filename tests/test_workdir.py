@@ -1,0 +1,256 @@
+"""A workdir is held by one run; its JSON files are whole; its JSON lines resume exactly."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxnas.training import metrics, preemption, progress, workdir
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+HOLD = """
+import sys, time
+from jaxnas.training import workdir
+with workdir.open_workdir(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_open_creates_the_directory_and_can_be_repeated(tmp_path):
+    path = tmp_path / "a" / "b"
+    for _ in range(2):
+        with workdir.open_workdir(path) as held:
+            assert held == path and path.is_dir()
+
+
+def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(workdir.WorkdirError) as error, workdir.open_workdir(tmp_path):
+            pass
+        assert f"in use by another run (pid {holder.pid} on {os.uname().nodename})" in str(
+            error.value
+        )
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    with workdir.open_workdir(tmp_path):
+        pass
+
+
+def test_a_workdir_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = pytest.raises(
+        workdir.WorkdirError, match="cannot write to the workdir .*file.*Choose"
+    )
+    with refused, workdir.open_workdir(tmp_path / "file" / "run"):
+        pass
+
+
+def test_an_unwritable_workdir_is_refused(tmp_path, monkeypatch):
+    # A test may run as root, which may write anywhere: so the refusal is made here.
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(workdir.os, "open", refuse)
+    refused = pytest.raises(workdir.WorkdirError, match="Permission denied")
+    with refused, workdir.open_workdir(tmp_path):
+        pass
+
+
+def test_a_workdir_with_files_is_refused_on_demand(tmp_path):
+    with workdir.open_workdir(tmp_path, resume_ok=False):
+        (tmp_path / "config.json").write_text("{}")
+    refused = pytest.raises(workdir.WorkdirError, match=r"already holds a run \(config.json\)")
+    with refused, workdir.open_workdir(tmp_path, resume_ok=False):
+        pass
+
+
+def test_plain_values():
+    value = {
+        "a": (1, np.float32(0.5), jnp.int32(2)),
+        "b": np.array([[1.0, np.nan]]),
+        "c": jnp.array([1.5, jnp.inf], jnp.bfloat16),
+        "d": [True, np.bool_(False), None, float("-inf"), "text"],
+    }
+    assert workdir.plain(value) == {
+        "a": [1, 0.5, 2],
+        "b": [[1.0, None]],
+        "c": [1.5, None],
+        "d": [True, False, None, None, "text"],
+    }
+    with pytest.raises(TypeError, match="of type object cannot be written as JSON"):
+        workdir.plain([object()])
+    with pytest.raises(TypeError, match="strings as keys, not 1 of type int"):
+        workdir.plain({1: 2})
+
+
+def test_json_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    workdir.write_json_atomic(path, {"a": 1})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workdir.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            workdir.write_json_atomic(path, {"a": 2})
+    assert workdir.read_json(path) == {"a": 1}
+    workdir.write_json_atomic(path, {"a": 3})
+    assert workdir.read_json(path) == {"a": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON: it is empty"),
+        (b'{"a": 1,\n"b"', "not valid JSON: .* at line 2"),
+        (b"\xff\xfe", "byte 0 is not UTF-8"),
+    ],
+)
+def test_a_corrupt_json_file_is_named(tmp_path, content, message):
+    (tmp_path / "result.json").write_bytes(content)
+    with pytest.raises(ValueError, match=f"result.json.*{message}"):
+        workdir.read_json(tmp_path / "result.json")
+
+
+def test_a_missing_json_file_suggests_the_nearest(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="Did you mean result.json"):
+        workdir.read_json(tmp_path / "results.json")
+
+
+_records = st.lists(
+    st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12
+).map(lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))])
+
+
+@settings(deadline=None)
+@given(records=_records, resume=st.integers(0, 24), cut=st.integers(0, 200))
+def test_a_resumed_file_equals_the_uninterrupted_one(records, resume, cut):
+    records = [{"step": step, "loss": loss, "note": note} for step, loss, note in records]
+    with tempfile.TemporaryDirectory() as folder:
+        whole, broken = pathlib.Path(folder, "whole.jsonl"), pathlib.Path(folder, "broken.jsonl")
+        with metrics.JsonlWriter(whole) as writer:
+            for record in records:
+                writer.write(record)
+        content = whole.read_bytes()
+        # A run that was killed at any byte after the lines of step `resume` were written.
+        sure = sum(len(line) for line in content.splitlines(True) if _step(line) <= resume)
+        broken.write_bytes(content[: max(sure, len(content) - cut)])
+        with metrics.JsonlWriter(broken, resume=resume) as writer:
+            for record in records:
+                if record["step"] > resume:
+                    writer.write(record)
+        assert broken.read_bytes() == content
+        assert [r["step"] for r in metrics.read_jsonl(whole)] == [r["step"] for r in records]
+
+
+def _step(line):
+    return json.loads(line)["step"]
+
+
+def test_metrics_are_valid_json_with_null_for_nan(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with metrics.JsonlWriter(path) as writer:
+        writer.write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
+        writer.sync()
+    assert path.read_text() == '{"step": 1, "loss": null, "rate": null}\n'
+
+
+def test_without_resume_the_file_starts_empty(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    metrics.JsonlWriter(path).close()
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"loss": 1}', '{"step": null}', "3"])
+def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl is not"):
+        metrics.JsonlWriter(path, resume=5)
+    assert path.read_bytes() == before
+
+
+def test_the_counter_never_decreases(tmp_path):
+    path = tmp_path / "history.jsonl"
+    with metrics.JsonlWriter(path, counter="index") as writer:
+        with pytest.raises(ValueError, match="needs an integer 'index': got None"):
+            writer.write({"step": 3})
+        writer.write({"index": 3})
+    refused = pytest.raises(ValueError, match="'index' not below 3, the one before: got 2")
+    with metrics.JsonlWriter(path, resume=3, counter="index") as writer, refused:
+        writer.write({"index": 2})
+    assert metrics.read_jsonl(path) == [{"index": 3}]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def _run(stream, **options):
+    clock = iter(range(0, 1000, 4))
+    with progress.Progress(6, stream=stream, clock=lambda: next(clock), **options) as shown:
+        for step in range(1, 7):
+            shown.update(step, {"loss": 1 / step})
+    return stream.getvalue()
+
+
+def test_progress_without_a_terminal_is_plain_lines_now_and_then():
+    assert _run(io.StringIO()) == (
+        "step 1/6  loss 1\nstep 4/6  0.25/s  0:08 left  loss 0.25\n"
+        "step 6/6  0.25/s  0:00 left  loss 0.1667\n"
+    )
+
+
+def test_progress_on_a_terminal_rewrites_one_line():
+    text = _run(_Terminal(), label="train")
+    assert text.count("\n") == 1 and text.endswith("\n")
+    assert text.count("\r") == 6 and "\rtrain 6/6  0.25/s  0:00 left" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11220, "3:07:00")]
+)
+def test_duration(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_to_stop_and_a_second_one_acts_as_before(number):
+    seen = []
+    before = signal.signal(number, lambda *_: seen.append(True))
+    try:
+        with preemption.stop_on_signals() as stop:
+            assert not stop.requested
+            signal.raise_signal(number)
+            assert stop.requested and stop.signal_name == number.name and not seen
+            signal.raise_signal(number)
+            assert seen == [True]
+        signal.raise_signal(number)
+        assert len(seen) == 2
+    finally:
+        signal.signal(number, before)
