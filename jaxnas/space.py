@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import counting
+from jaxnas import counting, option_values
 from jaxnas.choice import Choice, Option, check_parents, nearest, parents, plain_options
 
 Arch = dict[str, Any]
@@ -338,15 +338,7 @@ class Space:
         """
         self.check(arch)
         self.check_static(arch)
-        masks, values = self._masks(arch), {}
-        for name, choice in self.decisions:
-            mask, index = np.asarray(masks[name]), np.asarray(arch[name])
-            if choice.length is None and mask:
-                values[name] = choice.options[int(index)]
-            elif mask.any():
-                values[name] = [choice.options_at(p)[int(index[p])] if mask[p] else None
-                                for p in range(int(np.flatnonzero(mask)[-1]) + 1)]
-        return values
+        return option_values.to_dict(self.choices, arch, self._masks(arch))
 
     def from_dict(self, values: Mapping[str, Any]) -> Arch:
         """Returns the canonical architecture with these option values; the reverse of `to_dict`.
@@ -355,47 +347,9 @@ class Space:
         Raises ValueError for an unknown name or option (naming the nearest), a missing value, or a
         list of another length.
         """
-        arch, given = {}, {}
-        for name in values:
-            if name not in self:
-                raise ValueError(f"architecture: {name!r} is not a choice of the space"
-                                 f"{nearest(name, self)} Its choices are {list(self)}.")
-        for name, choice in self.decisions:
-            if choice.length is None:
-                row = [values.get(name)]
-            else:
-                value = values.get(name, ())
-                if isinstance(value, str) or not hasattr(value, "__len__"):
-                    raise ValueError(f"architecture: {name!r} is {value!r}, expected a list with a "
-                                     "value for each position.")
-                row = list(value)
-            if len(row) > math.prod(choice.shape):
-                raise ValueError(f"architecture: {name!r} has {len(row)} values, expected at most "
-                                 f"{choice.length}.")
-            index = [0] * math.prod(choice.shape)
-            for p, option in enumerate(row):
-                if option is not None:
-                    try:
-                        index[p] = choice.index(option, p)
-                    except ValueError as error:
-                        at = "" if choice.length is None else f"[{p}]"
-                        raise ValueError(f"architecture: {name!r}{at}: {error}") from None
-            arch[name] = jnp.asarray(index if choice.shape else index[0], jnp.int32)
-            given[name] = np.asarray([p < len(row) and row[p] is not None
-                                      for p in range(len(index))], bool)
-        masks = {name: np.asarray(mask).reshape(-1) for name, mask in self._masks(arch).items()}
-        for name, choice in self.decisions:
-            missing = np.flatnonzero(masks[name] & ~given[name])
-            if len(missing):
-                at = "" if choice.length is None else f" at position {missing[0]}"
-                raise ValueError(f"architecture: no value for {name!r}{at}, which is active there; "
-                                 f"it needs {int(masks[name].sum())} value(s).")
-            length = len(values.get(name, ())) if choice.length is not None else 0
-            depth = values.get(choice.active, 0) if choice.active else length
-            if length not in (0, choice.length or 0, depth) and not masks[name][length - 1]:
-                raise ValueError(f"architecture: {name!r} has {length} values, but "
-                                 f"{choice.active!r} is {depth}: give {depth}, or all "
-                                 f"{choice.length}.")
+        index, given = option_values.indices(self.choices, values)
+        arch = {name: jnp.asarray(x, jnp.int32) for name, x in index.items()}
+        option_values.check_complete(self.choices, values, given, self._masks(arch))
         return self.canonical(arch)
 
     def _narrow(self, rows: dict[str, list[tuple[Option, ...]]]) -> "Space":

@@ -3,9 +3,9 @@
 from jaxnas.space import Arch, Choice, Space
 
 # AutoFormer, arXiv 2107.00651, table 1, and the released configurations. Two entries are wider than
-# the released ones, without which the published networks would not be members of the space:
-# MLP ratio 3 in the tiny space (the published AutoFormer-T has it in three layers), and 8 heads in
-# the base space (the paper and the networks' configuration have 8 to 10, the supernet's only 9, 10).
+# the released ones, without which the published networks would not be members of the space: MLP
+# ratio 3 in the tiny space (the published AutoFormer-T has it in three layers), and 8 heads in the
+# base space (8 to 10 in the paper and in the networks' configuration, 9 and 10 in the supernet's).
 _AUTOFORMER = {
     "tiny": ((192, 216, 240), (12, 13, 14), (3, 4), (3.0, 3.5, 4.0)),
     "small": ((320, 384, 448), (12, 13, 14), (5, 6, 7), (3.0, 3.5, 4.0)),

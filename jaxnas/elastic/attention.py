@@ -51,7 +51,7 @@ class AttentionOperation:
 
     Operands: qkv and, with relative positions, four tables [2 * max_relative_position + 2, D]: keys'
     rows, keys' columns, values' rows, values' columns. Widths: (H,).
-    Outputs: [B * T, H * D] and the attention weights [H, B, T, T], which the backward pass uses.
+    Output: [B * T, H * D]. The attention weights [H, B, T, T] are kept for the backward pass.
     """
 
     tokens: int
@@ -60,32 +60,36 @@ class AttentionOperation:
     dtype: Any
 
     def sliced(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Arrays:
+        return (self._attend(sizes[0], qkv, *tables)[0],)
+
+    def forward(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Any:
+        out, weights = self._attend(sizes[0], qkv, *tables)
+        weights = weights.reshape(sizes[0], -1, self.tokens, self.tokens)
+        return (out,), (pad_to(weights, (qkv.shape[2], *weights.shape[1:])),)
+
+    def masked(self, masks: Arrays, qkv: jax.Array, *tables: jax.Array) -> Arrays:
+        (out,) = self.sliced((qkv.shape[2],), qkv, *tables)
+        # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
+        active = jnp.repeat(masks[0] > 0, qkv.shape[3])
+        return (out * active.astype(out.dtype)[None, :],)
+
+    def _attend(self, heads: int, qkv: jax.Array, *tables: jax.Array) -> Arrays:
         rows, _, stored_heads, dim = qkv.shape
-        heads, batch = sizes[0], rows // self.tokens
         queries, keys, values = self._features(heads, qkv, *tables)
         logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [h * B, T, T]
         out = self._merge(weights @ values, *tables)  # [h * B, T, D]
-        out = out.reshape(heads, batch, self.tokens, dim).transpose(1, 2, 0, 3)
-        out = out.reshape(rows, heads * dim)
-        weights = weights.reshape(heads, batch, self.tokens, self.tokens)
-        full = (stored_heads, batch, self.tokens, self.tokens)
-        return pad_to(out, (rows, stored_heads * dim)), pad_to(weights, full)
-
-    def masked(self, masks: Arrays, qkv: jax.Array, *tables: jax.Array) -> Arrays:
-        out, weights = self.sliced((qkv.shape[2],), qkv, *tables)
-        # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
-        active = jnp.repeat(masks[0] > 0, qkv.shape[3])
-        return out * active.astype(out.dtype)[None, :], weights
+        out = out.reshape(heads, -1, self.tokens, dim).transpose(1, 2, 0, 3)
+        return pad_to(out.reshape(rows, heads * dim), (rows, stored_heads * dim)), weights
 
     def backward(
-        self, sizes: tuple[int, ...], operands: Arrays, outputs: Arrays, cotangents: Arrays
+        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
     ) -> Arrays:
         """As autodiff would, with the attention weights taken from the forward pass."""
         qkv, *tables = operands
         rows, _, stored_heads, dim = qkv.shape
         heads, batch = sizes[0], rows // self.tokens
-        weights = outputs[1][:heads].reshape(heads * batch, self.tokens, self.tokens)
+        weights = kept[0][:heads].reshape(heads * batch, self.tokens, self.tokens)
         grad = cotangents[0][:, : heads * dim].reshape(batch, self.tokens, heads, dim)
         grad = grad.transpose(2, 0, 1, 3).reshape(heads * batch, self.tokens, dim)
         (queries, keys, values), features_vjp = jax.vjp(
@@ -216,7 +220,7 @@ class MultiHeadAttention(nn.Module):
         (qkv,) = run(QKVOperation(self.dtype), (embed, heads), x, kernel, bias, gate=gate)
         attention = AttentionOperation(tokens, self.grid, self.max_relative_position, self.dtype)
         record_macs(self, combine(lambda h, g: g * attention.macs(h, self.head_dim), heads.table, gates))
-        out, _ = run(attention, (heads,), qkv, *tables, gate=gate)
+        (out,) = run(attention, (heads,), qkv, *tables, gate=gate)
         merged = Width(
             combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis
         )

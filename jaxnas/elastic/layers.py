@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
 from jaxnas.elastic.switch import Arrays, run
-from jaxnas.elastic.width import Width, combine, constant, fixed
+from jaxnas.elastic.width import Width, combine, constant, fixed, joint
 
 Initializer = Callable[..., jax.Array]
 trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
@@ -23,6 +23,11 @@ def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if x.shape == shape:
         return x
     return jnp.pad(x, [(0, full - size) for size, full in zip(x.shape, shape, strict=True)])
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """The exact GELU, in float32 and back; zero stays zero."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class DenseOperation:
 
     def _product(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
         if self.activation == "gelu":
-            x = jax.nn.gelu(x.astype(jnp.float32), approximate=False)
+            x = gelu(x)
         y = x.astype(self.dtype) @ kernel.astype(self.dtype)
         return y + bias.astype(self.dtype)[None, :]
 
@@ -88,7 +93,10 @@ class Dense(nn.Module):
         bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
         tables = width_in.table, width_out.table, constant(1) if gate is None else gate.table
         record_macs(self, combine(lambda i, o, g: (rows or 1) * i * o * g, *tables))
-        operation = DenseOperation(self.activation, self.dtype)
+        activation = self.activation
+        if activation == "gelu" and width_in.is_narrow:
+            x, activation = gelu(x), None
+        operation = DenseOperation(activation, self.dtype)
         return run(operation, (width_in, width_out), x, kernel, bias, gate=gate)[0]
 
 
@@ -134,7 +142,10 @@ class LayerNorm(nn.Module):
         common = dict(gate=gate, options=(width,) if self.sharing == "classic" else None)
         scale = parameter(self, "scale", nn.initializers.ones, (width,), **common)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), **common)
-        return run(LayerNormOperation(self.epsilon, self.dtype), (width,), x, scale, bias, gate=gate)[0]
+        operation = LayerNormOperation(self.epsilon, self.dtype)
+        if width.is_narrow and not width.is_fixed:
+            return operation.masked(joint(width).masks(), x, scale, bias)[0]
+        return run(operation, (width,), x, scale, bias, gate=gate)[0]
 
 
 def _uniform_fan_in(fan_in: int) -> Initializer:

@@ -32,8 +32,10 @@ class Operation(Protocol):
 
     `sliced` takes static sizes, reads only the active prefix of each operand and returns outputs of
     the maximal size with a zero tail. `masked` takes a channel mask for each width instead.
-    `backward(sizes, operands, outputs, cotangents)` may be given where the outputs save work; without
-    it the backward pass is the vector-Jacobian product of `sliced`, which recomputes what it needs.
+
+    The backward pass is the vector-Jacobian product of `sliced`, which recomputes what it needs. Where
+    that is too much, an operation has `forward(sizes, *operands) -> (outputs, kept)` with arrays to keep
+    at their maximal sizes, and `backward(sizes, operands, kept, cotangents)`.
     """
 
     def sliced(self, sizes: tuple[int, ...], *operands: jax.Array) -> Arrays: ...
@@ -86,43 +88,52 @@ def _forward_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+def _keeping_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
+    return operation.forward(sizes, *operands)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _backward_branch(operation: Any, sizes: tuple[int, ...], residuals: Any) -> Arrays:
-    operands, outputs, cotangents = residuals
+    operands, kept, cotangents = residuals
     if hasattr(operation, "backward"):
-        return operation.backward(sizes, operands, outputs, cotangents)
+        return operation.backward(sizes, operands, kept, cotangents)
     return jax.vjp(functools.partial(operation.sliced, sizes), *operands)[1](cotangents)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _switched(operation: Any, rows: tuple, index: jax.Array, *operands: jax.Array) -> Arrays:
-    return _forward_switch(operation, rows, index, *operands)
+    return _forward_switch(operation, rows, False, index, *operands)
 
 
 def _switched_forward(operation: Any, rows: tuple, index: jax.Array, *operands: jax.Array) -> Any:
-    outputs = _forward_switch(operation, rows, index, *operands)
-    kept = outputs if hasattr(operation, "backward") else None
+    if not hasattr(operation, "forward"):
+        return _forward_switch(operation, rows, False, index, *operands), (index, operands, ())
+    outputs, kept = _forward_switch(operation, rows, True, index, *operands)
     return outputs, (index, operands, kept)
 
 
 def _switched_backward(operation: Any, rows: tuple, residuals: Any, cotangents: Arrays) -> Any:
-    index, operands, outputs = residuals
-    return None, *_backward_switch(operation, rows, index, (operands, outputs, cotangents))
+    index, operands, kept = residuals
+    return None, *_backward_switch(operation, rows, index, (operands, kept, cotangents))
 
 
 _switched.defvjp(_switched_forward, _switched_backward)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward_switch(operation: Any, rows: tuple, index: jax.Array, *operands: jax.Array) -> Arrays:
-    like = jax.eval_shape(functools.partial(operation.sliced, _largest(rows)), *operands)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _forward_switch(
+    operation: Any, rows: tuple, keep: bool, index: jax.Array, *operands: jax.Array
+) -> Any:
+    compute = _keeping_branch if keep else _forward_branch
+    like = jax.eval_shape(functools.partial(compute, operation, _largest(rows)), *operands)
 
-    def branch(sizes: tuple[int, ...] | None, operands: Any) -> Arrays:
-        if sizes is None:
-            return _zeros(like)
-        return _forward_branch(operation, sizes, *operands)
+    def branch(sizes: tuple[int, ...] | None, operands: Any) -> Any:
+        return _zeros(like) if sizes is None else compute(operation, sizes, *operands)
 
-    def masked(index: jax.Array, operands: Any) -> Arrays:
-        return operation.masked(_masks(rows, index), *operands)
+    def masked(index: jax.Array, operands: Any) -> Any:
+        outputs = operation.masked(_masks(rows, index), *operands)
+        # The masked backward pass recomputes; what a sliced one would keep is unused.
+        return (outputs, _zeros(like[1])) if keep else outputs
 
     branches = [functools.partial(branch, sizes) for sizes in rows]
     return _switch_or_mask(branches, masked)(index, operands)

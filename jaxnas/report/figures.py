@@ -327,7 +327,9 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         if not all(map(svg.is_number, _point(network))):
             continue
         # A network outside the axes is drawn on their edge, as in the page.
-        x = min(max(network["params"], x_range[0]), x_range[1])
+        inset = 0.008 * (x_range[1] - x_range[0])
+        edges = x_range[0] + (0 if x_log else inset), x_range[1] - inset
+        x = min(max(network["params"], edges[0]), edges[1])
         y = 100 * max(network["search_accuracy"], y_range[0])
         star = name == "star"
         if x != network["params"] or y != 100 * network["search_accuracy"]:
@@ -336,13 +338,13 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
                      marker={"up": "^", "down": "v", "star": "*"}[name],
                      color="#f2b701" if star else "#8a3f94",
                      edgecolors="#1b2330" if star else "none")
-        side = "right" if x == x_range[1] else "left" if x == x_range[0] else "center"
+        side = "right" if x == edges[1] else "left" if x == edges[0] else "center"
         plot.annotate(label, (x, y), (0, 13 if star else 8), textcoords="offset points",
                       ha=side, va="bottom", fontweight="bold", color="#1b2330", zorder=6)
     low, high = bounds_of(run)
     if low is not None or high is not None:
-        plot.axvspan(max(x_range[0], low or 0), min(x_range[1], high or x_range[1]), color="#0b68b0",
-                     alpha=0.06, linewidth=0, label="budget")
+        plot.axvspan(max(x_range[0], low or 0), min(x_range[1], high or x_range[1]),
+                     color="#0b68b0", alpha=0.06, linewidth=0, label="budget")
     plot.set_xscale("log" if x_log else "linear")
     plot.set(xlim=x_range, ylim=[100 * y for y in y_range])
     plot.spines[["top", "right"]].set_visible(False)
@@ -356,6 +358,7 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         f"{svg.percent(best['test_accuracy'])} test accuracy with {svg.count(best['params'])} "
         f"parameters{f' on {data}' if data else ''}",
         loc="left", fontsize=14, fontweight="bold", color="#1b2330", pad=36)
-    plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=10.5,
-                borderaxespad=0.4, borderpad=0)
+    if plot.get_legend_handles_labels()[0]:
+        plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False,
+                    fontsize=10.5, borderaxespad=0.4, borderpad=0)
     figure.savefig(path, metadata={"Software": None})

@@ -182,8 +182,8 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     if not bounds:
         return np.asarray(space.encode(space.smallest()))[None]
     if cost is None:
-        raise ValueError(f"bounds: given for {[name for name, *_ in bounds]}, but no cost function; "
-                         "pass cost=jaxnas.cost(net, input_shape).")
+        raise ValueError(f"bounds: given for {[name for name, *_ in bounds]}, but no cost "
+                         "function; pass cost=jaxnas.cost(net, input_shape).")
     ranges = reachable(space, cost, key)
     for name, low, high in bounds:
         if name not in ranges:
@@ -194,7 +194,8 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
             asked = f"at most {_text(high)}" if high is not None and high < least else (
                 f"at least {_text(low)}")
             raise ValueError(f"bounds: no architecture has {name} of {asked}; this space reaches "
-                             f"from {_text(least)} to {_text(most)}. Change the bound or the space.")
+                             f"from {_text(least)} to {_text(most)}. Change the bound or the "
+                             "space.")
     codes, tried = catalogue(space), space.cardinality
     if codes is not None:
         found = codes[np.asarray(feasible(space, cost, bounds, jnp.asarray(codes)))][:64]
@@ -204,9 +205,9 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     if len(found):
         return found
     order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
-    seen = dict.fromkeys(", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
-                         for row in order[:200])
-    seen = "; ".join(list(seen)[:3])
+    seen = [", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
+            for row in order[:200]]
+    seen = "; ".join(list(dict.fromkeys(seen))[:3])
     asked = " and ".join(f"{name} from {_text(ranges[name][0] if low is None else low)} to "
                          f"{_text(ranges[name][1] if high is None else high)}"
                          for name, low, high in bounds)

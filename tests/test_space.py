@@ -1,0 +1,362 @@
+"""Spaces: what belongs to them, how many architectures, and the operations on architectures."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxnas import spaces
+from jaxnas.space import Choice, Space
+
+NESTED = Space(
+    heads=Choice(1, 2, 4).repeat(3).when("kind", "attention"),
+    kind=Choice("identity", "attention").repeat(3, active="depth"),
+    depth=Choice(0, 1, 3),
+    extra=Choice(1, 2).when("mode", "b"),
+    mode=Choice("a", "b"),
+    inner=Choice(5, 6, 7).when("extra", 2))
+TINY = spaces.autoformer("tiny")
+# One option less at one position: positions with different numbers of options.
+RAGGED = Space(depth=Choice(1, 2), width=Choice(3, 4, 5).repeat(2, active="depth")._with(
+    per_position=((3, 5), (3, 4, 5))))
+SPACES = {
+    "tiny": TINY, "digits": spaces.digits(), "nested": NESTED, "ragged": RAGGED,
+    "restricted": TINY.restrict(depth=(12, 13), num_heads=4),
+    "fixed": TINY.fix(spaces.published("tiny")),
+}
+SMALL = ("nested", "ragged", "fixed")
+every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+seeds = st.integers(0, 2**31 - 1)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def equal(a, b):
+    return set(a) == set(b) and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+# ---- Counting.
+
+
+@pytest.mark.parametrize("size, count", [
+    ("tiny", 3 * (6**12 + 6**13 + 6**14)),
+    ("small", 3 * (9**12 + 9**13 + 9**14)),
+    ("base", 3 * (9**14 + 9**15 + 9**16)),
+])
+def test_cardinality_of_autoformer(size, count):
+    """The sizes of autoformer.md, 1.1, exactly."""
+    space = spaces.autoformer(size)
+    assert space.cardinality == count
+    rounded = {"tiny": "2.81e+11", "small": "7.71e+13", "base": "6.25e+15"}
+    assert f"{count:.2e}" == rounded[size]
+    assert space.contains(spaces.published(size))
+
+
+def test_ready_made_spaces():
+    assert spaces.fashion_mnist().cardinality >= 1e6
+    assert spaces.digits().cardinality == 4 * sum(12**depth for depth in (2, 3, 4, 5))
+    for name in ("autoformer", "published"):
+        with pytest.raises(ValueError, match="'tiny', 'small', 'base'"):
+            getattr(spaces, name)("huge")
+    values = TINY.to_dict(spaces.published("tiny"))
+    assert values["depth"] == len(values["mlp_ratio"]) == 13
+    assert values["mlp_ratio"].count(3.0) == 3
+
+
+def brute_force(space):
+    grid = itertools.product(*(range(size) for size in space.sizes))
+    codes = space.encode(space.canonical(space.decode(np.array(list(grid), np.int32))))
+    return np.unique(np.asarray(codes), axis=0)
+
+
+def check_enumeration(space):
+    codes = np.asarray(space.encode(space.enumerate()))
+    assert space.cardinality == len(codes)
+    np.testing.assert_array_equal(np.unique(codes, axis=0), brute_force(space))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_enumerate_is_every_canonical_architecture_once(name):
+    check_enumeration(SPACES[name])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_enumerate_of_any_space(data):
+    """Conditions drawn at random, nested and shared."""
+    choices = {}
+    for i in range(data.draw(st.integers(1, 5))):
+        choice = Choice(*range(data.draw(st.integers(0, 1)), data.draw(st.integers(2, 4))))
+        plain = [name for name, c in choices.items() if c.length is None]
+        if data.draw(st.booleans()):
+            active = data.draw(st.sampled_from([None, *plain]))
+            choice = choice.repeat(3, active=active)
+        parents = list(choices) if choice.length else plain
+        if parents and data.draw(st.booleans()):
+            parent = data.draw(st.sampled_from(parents))
+            choice = choice.when(parent, choices[parent].options[-1])
+        choices[f"c{i}"] = choice
+    space = Space(**dict(reversed(choices.items())))
+    if np.prod(space.sizes.astype(float)) <= 3000:
+        check_enumeration(space)
+
+
+def test_enumerate_refuses_a_large_space():
+    with pytest.raises(ValueError, match="280,804,921,344 architectures, the limit is 100,000"):
+        TINY.enumerate()
+
+
+# ---- Operations on architectures.
+
+
+@every_space
+@settings(max_examples=4, deadline=None)
+@given(seed=seeds)
+def test_sample(space, seed):
+    """Samples belong to the space, are canonical, and survive encoding and files."""
+    arch = space.sample(jax.random.key(seed))
+    assert space.contains(arch) and equal(space.canonical(arch), arch)
+    space.check_static(arch)
+    assert equal(space.decode(space.encode(arch)), arch)
+    assert equal(space.from_dict(json.loads(json.dumps(space.to_dict(arch)))), arch)
+    code = jax.random.randint(jax.random.key(seed), (space.length,), 0, jnp.asarray(space.sizes))
+    once = space.canonical(space.decode(code))
+    assert space.contains(once) and equal(space.canonical(once), once)
+
+
+@every_space
+@settings(max_examples=4, deadline=None)
+@given(seed=seeds, probability=st.floats(0, 1))
+def test_mutate_and_crossover(space, seed, probability):
+    key_a, key_b, key = jax.random.split(jax.random.key(seed), 3)
+    a, b = space.sample(key_a), space.sample(key_b)
+    for child in (space.mutate(key, a, probability), space.crossover(key, a, b)):
+        assert space.contains(child) and equal(space.canonical(child), child)
+    assert equal(space.mutate(key, a, 0), a)
+    assert equal(space.crossover(key, a, a), a)
+    child, in_a, in_b = space.crossover(key, a, b), space.active(a), space.active(b)
+    for name, active in space.active(child).items():
+        from_a = in_a[name] & (child[name] == a[name])
+        from_b = in_b[name] & (child[name] == b[name])
+        neither = ~in_a[name] & ~in_b[name] & (child[name] == 0)
+        assert np.all(~active | from_a | from_b | neither)
+
+
+def test_mutate_by_name():
+    arch = TINY.sample(jax.random.key(0))
+    only_heads = dict.fromkeys(TINY, 0.0) | {"num_heads": 1.0}
+    keys = jax.random.split(jax.random.key(1), 500)
+    many = jax.tree.map(np.array, jax.vmap(lambda key: TINY.mutate(key, arch, only_heads))(keys))
+    for name in ("embed_dim", "depth", "mlp_ratio"):
+        assert np.all(many[name] == np.array(arch[name]))
+    depth = TINY["depth"].options[int(arch["depth"])]
+    assert abs(np.mean(many["num_heads"][:, :depth]) - 0.5) < 0.03
+
+
+def test_new_layers_of_a_mutant_are_random():
+    arch = TINY.canonical({**TINY.smallest(), "mlp_ratio": jnp.ones(14, jnp.int32)})
+    rates = {"embed_dim": 0.0, "depth": 1.0, "num_heads": 0.0, "mlp_ratio": 0.0}
+    keys = jax.random.split(jax.random.key(1), 600)
+    many = jax.vmap(lambda key: TINY.mutate(key, arch, rates))(keys)
+    deepest = np.asarray(many["mlp_ratio"])[np.asarray(many["depth"]) == 2]
+    assert np.all(deepest[:, :12] == 1)
+    share = [np.mean(deepest[:, 12:] == k) for k in range(3)]
+    np.testing.assert_allclose(share, 1 / 3, atol=0.08)
+
+
+def test_sample_is_uniform_per_decision():
+    """As AutoFormer samples: a depth is not likelier for having more networks."""
+    many = TINY.sample(jax.random.key(0), 3000)
+    for name in ("depth", "embed_dim"):
+        share = np.bincount(np.asarray(many[name]), minlength=3) / 3000
+        np.testing.assert_allclose(share, 1 / 3, atol=0.04)
+    share = np.bincount(np.asarray(many["mlp_ratio"])[:, 0], minlength=3) / 3000
+    np.testing.assert_allclose(share, 1 / 3, atol=0.04)
+
+
+def test_jit_and_vmap_equal_the_loop():
+    space, key = NESTED, jax.random.key(3)
+    batch = space.sample(key, 4)
+    assert equal(batch, jax.jit(space.sample, static_argnums=1)(key, 4))
+    rows = [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(4)]
+    for i, k in enumerate(jax.random.split(key, 4)):
+        assert equal(rows[i], space.sample(k))
+    for f in (space.active, space.canonical):
+        many, loop = jax.jit(jax.vmap(f))(batch), [f(row) for row in rows]
+        assert equal(many, jax.tree.map(lambda *x: jnp.stack(x), *loop))
+        assert equal(many, f(batch))
+    assert np.array_equal(space.encode(batch), jax.vmap(space.encode)(batch))
+    assert equal(space.decode(space.encode(batch)), batch)
+    keys = jax.random.split(key, 4)
+    many = jax.vmap(lambda k, a: space.mutate(k, a, 0.5))(keys, batch)
+    assert equal(jax.tree.map(lambda x: x[2], many), space.mutate(keys[2], rows[2], 0.5))
+
+
+def test_smallest_and_largest():
+    assert TINY.to_dict(TINY.smallest()) == {
+        "embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.0] * 12}
+    assert TINY.to_dict(TINY.largest()) == {
+        "embed_dim": 240, "depth": 14, "num_heads": [4] * 14, "mlp_ratio": [4.0] * 14}
+    unordered = Space(width=Choice(5, 9, 2), kind=Choice("z", "a"))
+    assert unordered.to_dict(unordered.smallest()) == {"width": 2, "kind": "z"}
+    assert unordered.to_dict(unordered.largest()) == {"width": 9, "kind": "a"}
+
+
+def test_inactive_values_are_left_out_of_files():
+    arch = NESTED.from_dict({"depth": 3, "kind": ["attention", "identity", "attention"],
+                             "heads": [2, None, 4], "mode": "a"})
+    assert NESTED.to_dict(arch) == {"depth": 3, "kind": ["attention", "identity", "attention"],
+                                    "heads": [2, None, 4], "mode": "a"}
+    assert NESTED.to_dict(NESTED.from_dict({"depth": 0, "mode": "b", "extra": 1})) == {
+        "depth": 0, "mode": "b", "extra": 1}
+
+
+def test_soft_architectures():
+    soft = {name: np.full((*choice.shape, choice.width), 1 / choice.width, np.float32)
+            for name, choice in TINY.choices.items()}
+    assert TINY.contains(soft)
+    assert TINY.contains({**soft, "depth": np.int32(1)})
+    assert TINY.contains(jax.tree.map(lambda x: np.stack([x, x]), soft))
+    TINY.check_static(soft)
+    assert not TINY.contains({**soft, "depth": np.float32([0.5, np.nan, 0.5])})
+    assert not TINY.contains({**soft, "depth": np.float32([0.5, 0.5])})
+    ragged = {"depth": np.int32(0), "width": np.full((2, 3), 1 / 3, np.float32)}
+    assert not RAGGED.contains(ragged)  # position 0 has no third option
+    ragged["width"][0] = [0.5, 0.5, 0]
+    assert RAGGED.contains(ragged)
+    for f in (TINY.active, TINY.canonical, TINY.encode):
+        with pytest.raises(TypeError, match="is soft"):
+            f(soft)
+
+
+# ---- New spaces from old.
+
+
+@every_space
+def test_fix(space):
+    for seed in range(2):
+        arch = space.sample(jax.random.key(seed))
+        fixed = space.fix(arch)
+        assert fixed.cardinality == 1
+        assert fixed.to_dict(fixed.smallest()) == space.to_dict(arch)
+        assert equal(fixed.sample(jax.random.key(0)), fixed.largest())
+        assert equal(fixed.enumerate(), jax.tree.map(lambda x: x[None], fixed.smallest()))
+        assert equal(fixed.mutate(jax.random.key(0), fixed.smallest(), 0.5), fixed.smallest())
+        assert fixed.fix(fixed.smallest()) == fixed
+    assert Space.from_json(json.loads(json.dumps(fixed.to_json()))) == fixed
+
+
+def test_fix_ends_at_the_depth():
+    fixed = TINY.fix(spaces.published("tiny"))
+    assert fixed["num_heads"].length == 13
+    assert fixed["num_heads"].options_at(10) == (4,)
+    assert fixed["num_heads"].table.shape == (13, 1)
+    assert TINY.fix(TINY.smallest())["mlp_ratio"].options == (3.0,)
+
+
+def test_restrict():
+    space = TINY.restrict(depth=(13, 12), num_heads=4)
+    assert space["depth"].options == (12, 13)
+    assert space.cardinality == 3 * (3**12 + 3**13)
+    assert space["num_heads"].length == 13
+    arch = space.sample(jax.random.key(0))
+    assert TINY.contains(TINY.from_dict(space.to_dict(arch)))
+    assert NESTED.restrict(mode="a").cardinality == NESTED.cardinality // 5
+    assert RAGGED.restrict(width=(3, 5)).cardinality == 2 + 4
+    with pytest.raises(ValueError, match="15 is not one of the options of 'depth'.*14"):
+        TINY.restrict(depth=(14, 15))
+    with pytest.raises(ValueError, match="no option at position 0"):
+        RAGGED.restrict(width=4)
+    with pytest.raises(ValueError, match="did you mean 'num_heads'"):
+        TINY.restrict(num_head=3)
+
+
+@every_space
+def test_a_space_is_static_and_goes_through_json(space):
+    again = Space.from_json(json.loads(json.dumps(space.to_json())))
+    assert again == space and hash(again) == hash(space) and list(again) == list(space)
+    assert repr(again) == repr(space)
+    f = jax.jit(lambda space, key: space.sample(key), static_argnums=0)
+    f(space, jax.random.key(0)), f(again, jax.random.key(1))
+    assert f._cache_size() == 1
+
+
+# ---- Errors.
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"depht": 0}, "'depht' is not a choice of the space; did you mean 'depth'?"),
+    ({"depth": None}, "no value for 'depth'"),
+    ({"depth": np.int32(3)}, r"'depth' is 3, expected an index .*\(12, 13, 14\)"),
+    ({"num_heads": np.zeros(13, np.int32)}, r"'num_heads' has shape \(13,\), expected \(14,\)"),
+    ({"mlp_ratio": np.int32([0] * 5 + [-1] + [0] * 8)}, r"'mlp_ratio'\[5\] is -1"),
+    ({"mlp_ratio": np.zeros(14, bool)}, "has dtype bool"),
+    ({"depth": np.zeros(2, np.int32)}, "batch axes"),
+])
+def test_check(change, message):
+    arch = {k: v for k, v in {**TINY.smallest(), **change}.items() if v is not None}
+    assert not TINY.contains(arch)
+    with pytest.raises((ValueError, TypeError), match=message):
+        TINY.check(arch)
+
+
+def test_check_names_the_element_of_a_batch():
+    many = jax.tree.map(np.array, TINY.sample(jax.random.key(0), 3))
+    assert TINY.contains(many)
+    many["num_heads"][2, 4] = 9
+    with pytest.raises(ValueError, match=r"'num_heads'\[2, 4\] is 9"):
+        TINY.check(many)
+    with pytest.raises(ValueError, match="vmap over a batch"):
+        TINY.check_static(many)
+    with pytest.raises(TypeError, match="use check_static"):
+        jax.jit(TINY.check)(TINY.smallest())
+    jax.jit(TINY.check_static)(TINY.smallest())
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"embed_dims": 192}, "did you mean 'embed_dim'"),
+    ({"embed_dim": 200}, "200 is not one of the options.*did you mean 192"),
+    ({"num_heads": [3] * 3 + [5] + [3] * 9}, r"'num_heads'\[3\]: 5 is not one of"),
+    ({"num_heads": [3] * 12}, "no value for 'num_heads' at position 12"),
+    ({"depth": 12, "mlp_ratio": [3] * 12}, "'num_heads' has 13 values, but 'depth' is 12"),
+    ({"num_heads": [3] * 15}, "has 15 values, expected at most 14"),
+    ({"num_heads": 3}, "expected a list"),
+    ({"embed_dim": None}, "no value for 'embed_dim'"),
+])
+def test_from_dict(change, message):
+    with pytest.raises(ValueError, match=message):
+        TINY.from_dict({**TINY.to_dict(spaces.published("tiny")), **change})
+
+
+@pytest.mark.parametrize("build, message", [
+    (lambda: Choice(), "no options"),
+    (lambda: Choice(1, 1.0), "twice"),
+    (lambda: Choice((1, 2)), "int, float or str"),
+    (lambda: Choice(True), "int, float or str"),
+    (lambda: Choice(float("nan")), "not finite"),
+    (lambda: Choice(1).repeat(0), "at least 1"),
+    (lambda: Choice(1).repeat(2).repeat(2), "already repeated"),
+    (lambda: Space(), "no choices"),
+    (lambda: Space(a=3), "must be a Choice"),
+    (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), "did you mean 'depth'"),
+    (lambda: Space(depth=Choice(2, 3), a=Choice(1).repeat(2, active="depth")), "repeat it 3 times"),
+    (lambda: Space(depth=Choice(2.0), a=Choice(1).repeat(2, active="depth")), "must all be ints"),
+    (lambda: Space(d=Choice(1).repeat(2), a=Choice(1).repeat(2, active="d")), "must not"),
+    (lambda: Space(a=Choice("x", "y"), b=Choice(1).when("a", "z")), "not one of its options"),
+    (lambda: Space(a=Choice(1).repeat(2), b=Choice(1).when("a", 1)), "lengths must be equal"),
+    (lambda: Space(a=Choice(1).when("b", 1), b=Choice(1).when("a", 1)), "in a cycle"),
+    (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), {"depth": 0.2}), "is missing"),
+    (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), 1.2), "from 0 to 1"),
+])
+def test_clear_errors(build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
