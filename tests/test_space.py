@@ -34,7 +34,7 @@ every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 seeds = st.integers(0, 2**31 - 1)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def strict():
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield

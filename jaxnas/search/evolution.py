@@ -65,18 +65,16 @@ class Evolution:
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
         """Returns a batch of `population` architectures and the next state; see `RandomSearch`."""
-        key, mutation_key, crossover_key, fill_key = jax.random.split(state.key, 4)
-        state = dataclasses.replace(state, key=key)
+        key, mutation_key, crossover_key, ask_key = jax.random.split(state.key, 4)
         order, usable = state_lib.ranking(state)
-        ready, batch = usable > 0, state_lib.empty(self)
-        # The official code gives each operator ten times its quota of attempts.
+        groups = []
         if self.mutations:
-            codes = self._mutants(mutation_key, state, order, usable)
-            batch = state_lib.admit(self, state, batch, codes, self.mutations, ready)
+            mutants = self._mutants(mutation_key, state, order, usable)
+            groups.append((mutants, jnp.where(usable > 0, self.mutations, 0)))
         if self.crossovers:
-            codes = self._children(crossover_key, state, order, usable)
-            batch = state_lib.admit(self, state, batch, codes, self.crossovers, ready)
-        return state_lib.fill(self, state, batch, fill_key)
+            children = self._children(crossover_key, state, order, usable)
+            groups.append((children, jnp.where(usable > 0, self.crossovers, 0)))
+        return state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
@@ -104,10 +102,10 @@ class Evolution:
                        else self.layer_probability for name, choice in self.space.choices.items()}
 
         def mutant(key, row):
-            arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1 only if not `ready`
+            arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1: no parents yet
             return self.space.encode(self.space.mutate(key, arch, probability))
         pick_key, key = jax.random.split(key)
-        n = 10 * self.mutations
+        n = 10 * self.mutations  # the official limit of attempts
         first, _ = self._pick(pick_key, usable, n)
         return jax.vmap(mutant)(jax.random.split(key, n), order[first])
 

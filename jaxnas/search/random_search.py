@@ -51,9 +51,8 @@ class RandomSearch:
         Rows where `state.valid` is False are fillers, and are ignored by `tell`: the budget of
         evaluations ends, or (`state.exhausted`) no other new feasible architecture was found.
         """
-        key, fill_key = jax.random.split(state.key)
-        state = dataclasses.replace(state, key=key)
-        return state_lib.fill(self, state, state_lib.empty(self), fill_key)
+        key, ask_key = jax.random.split(state.key)
+        return state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, [])
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:

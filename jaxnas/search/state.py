@@ -124,6 +124,8 @@ def best(settings: Settings, state: State) -> tuple[Arch, jax.Array]:
 
 # ---- Batches of new architectures.
 
+Group = tuple[jax.Array, Any]  # Candidates, canonical codes int32 [n, L], and how many to take.
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -133,43 +135,32 @@ class Batch:
     count: jax.Array
 
 
-def want(settings: Settings, state: State) -> jax.Array:
+def _want(settings: Settings, state: State) -> jax.Array:
     """Returns how many architectures the next batch should have, int32 []."""
     left = jnp.int32(settings.evaluations) - state.size
     return jnp.minimum(left, settings.population)
 
 
-def empty(settings: Settings) -> Batch:
-    """Returns a batch without architectures."""
-    shape = (settings.population, settings.space.length)
-    return Batch(jnp.full(shape, -1, jnp.int32), jnp.zeros((), jnp.int32))
+def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -> Batch:
+    """Adds the candidates that are feasible and new: the first of each group, up to its quota.
 
-
-def admit(settings: Settings, state: State, batch: Batch, codes: jax.Array, quota: Any,
-          allowed: Any = True, distinct: bool = False) -> Batch:
-    """Adds the first candidates that are feasible and new, at most `quota` of them.
-
-    Args:
-      settings, state: of the search.
-      batch: what is collected so far.
-      codes: candidates, canonical, int32 [n, L].
-      quota: the most to add, int32 [].
-      allowed: False refuses them all, bool [].
-      distinct: the candidates are known to differ from each other.
+    New is what is neither in the history, nor in the batch, nor earlier among the candidates.
     """
     space = settings.space
+    codes = jnp.concatenate([codes for codes, _ in groups])
     packed, seen = _pack(space, codes), _pack(space, state.codes)
     used = jnp.arange(settings.evaluations) < state.size
     old = _any_equal(packed, seen, used[None, :])
     used = jnp.arange(settings.population) < batch.count
     old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])
-    new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
-    new &= jnp.asarray(allowed)
-    if not distinct:
+    if len(groups) > 1:  # one group alone is a list of different architectures
         place = jnp.arange(len(codes))
-        new &= ~_any_equal(packed, packed, place[None, :] < place[:, None])
-    quota = jnp.minimum(quota, want(settings, state) - batch.count)
-    new &= jnp.cumsum(new, dtype=jnp.int32) <= quota
+        old |= _any_equal(packed, packed, place[None, :] < place[:, None])
+    new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
+    parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
+    new = jnp.concatenate([part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
+                           for part, (_, quota) in zip(parts, groups, strict=True)])
+    new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(settings, state) - batch.count
     rows = _rows(batch.count, new, settings.population)
     return Batch(batch.codes.at[rows].set(codes, mode="drop"),
                  batch.count + jnp.sum(new, dtype=jnp.int32))
@@ -200,33 +191,41 @@ def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
     return jnp.any(same, axis=1)
 
 
-def fill(settings: Settings, state: State, batch: Batch, key: jax.Array) -> tuple[Arch, State]:
-    """Completes a batch at random, and returns its architectures and the state that awaits them.
+def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group]
+            ) -> tuple[Arch, State]:
+    """Returns a batch of new feasible architectures, and the state that awaits their scores.
 
-    Random architectures first. What they leave open is filled by mutants of the feasible ones that
-    are known, since tight bounds refuse nearly all random ones; last, in a space small enough to
-    be listed, by any that are left. Rows that stay open are not valid and repeat the first row.
+    Args:
+      settings, state: of the search.
+      key: a typed key.
+      groups: candidates of the strategy, each with its quota.
+
+    What the groups leave open is filled at random. What that leaves open is filled by mutants of
+    the feasible architectures that are known, since tight bounds refuse nearly all random ones;
+    last, in a space small enough to be listed, by any that are left. Rows that stay open are not
+    valid and repeat the first row.
     """
-    space = settings.space
-    full = want(settings, state)
+    space, full = settings.space, _want(settings, state)
 
     def attempt(carry):
         key, batch, turn = carry
         key, sample_key, mutant_key = jax.random.split(key, 3)
-        samples = space.encode(space.sample(sample_key, _POOL))
-        batch = admit(settings, state, batch, samples, full)
-        mutants = _relatives(settings, state, batch, mutant_key)
-        return key, admit(settings, state, batch, mutants, full), turn + 1
+        first = [(codes, jnp.where(turn == 0, quota, 0)) for codes, quota in groups]
+        batch = admit(settings, state, batch, first + [
+            (space.encode(space.sample(sample_key, _POOL)), full),
+            (_relatives(settings, state, batch, mutant_key), full)])
+        return key, batch, turn + 1
 
     def unfinished(carry):
         return (carry[1].count < full) & (carry[2] < _ROUNDS)
 
+    batch = Batch(jnp.full((settings.population, space.length), -1, jnp.int32), jnp.int32(0))
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
     listed = bounds_lib.catalogue(space)
     if listed is not None:
         def complete(batch):
             codes = jax.random.permutation(key, jnp.asarray(listed))
-            return admit(settings, state, batch, codes, full, distinct=True)
+            return admit(settings, state, batch, [(codes, full)])
         batch = jax.lax.cond(batch.count < full, complete, lambda batch: batch, batch)
     valid = jnp.arange(settings.population) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])

@@ -1,0 +1,179 @@
+"""Weights from elsewhere: the official PyTorch AutoFormer checkpoints.
+
+The official code (microsoft/Cream, AutoFormer) stores queries, keys and values in one matrix whose row r
+is channel r // 3 of part r % 3, but slices its bias as if the parts followed each other: with d channels,
+entry part * d + c. The bias of a stored channel therefore depends on the number of heads, so a whole
+supernet cannot be converted exactly; one fixed sub-network can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.traverse_util
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.subnet import Params, check_tensors
+from jaxnas.supernets.vit import ViT
+
+_TABLES = {
+    "key_rows": "attn.rel_pos_embed_k.embeddings_table_v",
+    "key_columns": "attn.rel_pos_embed_k.embeddings_table_h",
+    "value_rows": "attn.rel_pos_embed_v.embeddings_table_v",
+    "value_columns": "attn.rel_pos_embed_v.embeddings_table_h",
+}
+
+
+def from_torch_autoformer(
+    state_dict: Mapping[str, Any], net: ViT, arch: dict[str, Any]
+) -> tuple[ViT, Params]:
+    """Converts one sub-network of an official AutoFormer supernet checkpoint, exactly.
+
+    Args:
+      state_dict: names to tensors, PyTorch's or NumPy's, of a supernet trained with relative positions
+        (if `net` has them) and `--gp --change_qkv`, as all published ones are; or the checkpoint that
+        holds it under "model". It may store more than `net` can choose, as the official ones do.
+      net: a supernet with the same image size, patch size, classes, head width and positions.
+      arch: a concrete hard architecture of its space.
+
+    Returns:
+      The network of exactly that size, and its float32 parameters, as `jaxnas.extract` does. Images
+      are [B, H, W, C] here, with the channels in the order of the checkpoint.
+
+    Raises:
+      ValueError: an architecture that isn't in the space; tensors that are missing, unknown or of
+        another shape, by name; sizes of the architecture beyond those stored.
+    """
+    small = net.clone(space=net.space.fix(arch))  # checks the architecture
+    values = net.space.to_dict(arch)
+    if isinstance(state_dict.get("model"), Mapping):
+        state_dict = state_dict["model"]
+    stored = {name: _to_numpy(value) for name, value in state_dict.items()}
+    embed, inner, hidden, depth = _stored_sizes(stored, net)
+    expected = _expected_shapes(stored, net, embed, inner, hidden, max(depth, values["depth"]))
+    check_tensors(_by_path(stored), _by_path(expected), "an official AutoFormer supernet")
+
+    layers = list(zip(values["num_heads"], values["mlp_ratio"], strict=True))
+    needs = {
+        "embedding width": (values["embed_dim"], embed),
+        "attention width": (max(heads for heads, _ in layers) * net.head_dim, inner),
+        "hidden width": (max(int(values["embed_dim"] * ratio) for _, ratio in layers), hidden),
+    }
+    if beyond := [f"{what} {need} of {have}" for what, (need, have) in needs.items() if need > have]:
+        raise ValueError(f"The architecture is larger than the checkpoint: {', '.join(beyond)}.")
+
+    size = values["embed_dim"]
+    params = _stem(stored, net, size)
+    for layer, (heads, ratio) in enumerate(layers):
+        block = {
+            name.removeprefix(f"blocks.{layer}."): value
+            for name, value in stored.items()
+            if name.startswith(f"blocks.{layer}.")
+        }
+        params[f"block_{layer}"] = _block(block, net, size, heads, int(size * ratio))
+    flat = flax.traverse_util.flatten_dict(params)
+    return small, flax.traverse_util.unflatten_dict({k: jnp.array(v) for k, v in flat.items()})
+
+
+def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:
+    """All but the blocks."""
+    patch = stored["patch_embed_super.proj.weight"][:size]
+    tokens = {"cls": stored["cls_token"][0, 0, :size]}
+    if net.absolute_positions:
+        tokens["positions"] = stored["pos_embed"][0, :, :size]
+    projection = {
+        "kernel": patch.transpose(2, 3, 1, 0).reshape(-1, size),  # rows, columns, channels of a patch
+        "bias": stored["patch_embed_super.proj.bias"][:size],
+    }
+    return {
+        "patch_embed": {"projection": projection},
+        "tokens": tokens,
+        "norm": _norm(stored, "norm", size),
+        "head": _dense(stored, "head", size, net.num_classes),
+    }
+
+
+def _block(block: dict[str, np.ndarray], net: ViT, size: int, heads: int, hidden: int) -> Params:
+    inner = heads * net.head_dim
+    weight = block["attn.qkv.weight"][: 3 * inner, :size]  # row 3 * channel + part
+    attention = {
+        "qkv_kernel": weight.reshape(heads, net.head_dim, 3, size).transpose(3, 2, 0, 1),
+        "qkv_bias": block["attn.qkv.bias"][: 3 * inner].reshape(3, heads, net.head_dim),
+        "projection": _dense(block, "attn.proj", inner, size),
+    }
+    if net.max_relative_position:
+        attention |= {ours: block[theirs] for ours, theirs in _TABLES.items()}
+    return {
+        "attention_norm": _norm(block, "attn_layer_norm", size),
+        "attention": attention,
+        "mlp_norm": _norm(block, "ffn_layer_norm", size),
+        "mlp_in": _dense(block, "fc1", size, hidden),
+        "mlp_out": _dense(block, "fc2", hidden, size),
+    }
+
+
+def _dense(stored: dict[str, np.ndarray], name: str, size_in: int, size_out: int) -> Params:
+    return {
+        "kernel": stored[f"{name}.weight"][:size_out, :size_in].T,
+        "bias": stored[f"{name}.bias"][:size_out],
+    }
+
+
+def _norm(stored: dict[str, np.ndarray], name: str, size: int) -> Params:
+    return {"scale": stored[f"{name}.weight"][:size], "bias": stored[f"{name}.bias"][:size]}
+
+
+def _stored_sizes(stored: dict[str, np.ndarray], net: ViT) -> tuple[int, int, int, int]:
+    """Widths of the stream, of queries (or keys, or values) and of the MLP, and the number of blocks."""
+    names = {"norm.weight", "blocks.0.attn.qkv.bias", "blocks.0.fc1.bias"}
+    if missing := sorted(names - stored.keys()):
+        raise ValueError(
+            f"Not an official AutoFormer checkpoint: it has no {', '.join(missing)}. Its first names "
+            f"are {', '.join(list(stored)[:4]) or '(none)'}."
+        )
+    blocks = [int(found[1]) for name in stored if (found := re.match(r"blocks\.(\d+)\.", name))]
+    inner = stored["blocks.0.attn.qkv.bias"].size // 3
+    return stored["norm.weight"].size, inner, stored["blocks.0.fc1.bias"].size, 1 + max(blocks)
+
+
+def _expected_shapes(
+    stored: dict[str, np.ndarray], net: ViT, embed: int, inner: int, hidden: int, depth: int
+) -> dict[str, np.ndarray]:
+    """Names and shapes of a whole checkpoint, as arrays without memory."""
+    patch = stored.get("patch_embed_super.proj.weight", np.zeros(0))
+    channels = patch.shape[1] if patch.ndim == 4 else 3
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, embed)}
+    if net.absolute_positions:
+        shapes["pos_embed"] = (1, (net.image_size // net.patch_size) ** 2 + 1, embed)
+
+    def add(name: str, *weight: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = weight, weight[:1]
+
+    add("patch_embed_super.proj", embed, channels, net.patch_size, net.patch_size)
+    add("norm", embed)
+    add("head", net.num_classes, embed)
+    for layer in range(depth):
+        block = f"blocks.{layer}"
+        add(f"{block}.attn_layer_norm", embed)
+        add(f"{block}.ffn_layer_norm", embed)
+        add(f"{block}.attn.qkv", 3 * inner, embed)
+        add(f"{block}.attn.proj", embed, inner)
+        add(f"{block}.fc1", hidden, embed)
+        add(f"{block}.fc2", embed, hidden)
+        if net.max_relative_position:
+            for table in _TABLES.values():
+                shapes[f"{block}.{table}"] = (2 * net.max_relative_position + 2, net.head_dim)
+    return {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+
+
+def _by_path(tensors: dict[str, np.ndarray]) -> dict[tuple[str, ...], np.ndarray]:
+    return {(name,): value for name, value in tensors.items()}
+
+
+def _to_numpy(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a PyTorch tensor, of any dtype and on any device
+        value = value.detach().cpu().float().numpy()
+    return np.asarray(value, np.float32)

@@ -1,0 +1,136 @@
+"""The training loop: steps, metrics, monitored sub-networks, checkpoints, and exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnas.data import Batches
+from jaxnas.space import Arch, Space
+from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.metrics import JsonlWriter
+from jaxnas.training.preemption import stop_on_signals
+from jaxnas.training.progress import Progress
+from jaxnas.training.step import TrainState, shard_batch
+
+Step = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSettings:
+    """How long to train and what to record.
+
+    Attributes:
+      steps: of the whole training.
+      log_every: steps between two records of the training loss.
+      evaluate_every: steps between two looks at sub-networks on the search split.
+      checkpoint_every: steps between two checkpoints.
+    """
+
+    steps: int
+    log_every: int
+    evaluate_every: int
+    checkpoint_every: int
+
+
+def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
+    """The architectures watched during training: smallest, largest and `count` random ones."""
+    archs = [space.smallest(), space.largest()]
+    fixed = jax.tree.map(lambda *leaves: jnp.stack(leaves), *archs)
+    random = space.sample(key, count)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), fixed, random)
+
+
+def watch_record(step: int, scores: Any) -> dict[str, Any]:
+    """A metrics record from the accuracies of `monitored` architectures."""
+    smallest, largest, *random = (float(score) for score in scores)
+    return {
+        "step": step,
+        "split": "search",
+        "smallest_accuracy": smallest,
+        "largest_accuracy": largest,
+        "random_accuracy_mean": sum(random) / len(random),
+        "random_accuracy_min": min(random),
+        "random_accuracy_max": max(random),
+    }
+
+
+def fit(
+    state: TrainState,
+    step: Step,
+    batches: Batches,
+    workdir: pathlib.Path,
+    settings: LoopSettings,
+    *,
+    mesh: Any,
+    watch: Callable[[Any], Any],
+    config: Mapping[str, Any],
+) -> tuple[TrainState, bool]:
+    """Trains to the end, from the last checkpoint of the workdir if there is one.
+
+    Killed at any moment and started again, it ends with the same weights and the same metrics file,
+    bit for bit on the same machine: a batch is a function of the step, the randomness of a step is
+    folded from its number, and metrics beyond the checkpoint are cut off and written again.
+
+    Args:
+      state: at step 0, on the mesh; also says where restored arrays go.
+      step: the compiled training step.
+      batches: `batches.at(n)` is the batch of step n.
+      workdir: checkpoints and metrics.jsonl go there.
+      settings: see `LoopSettings`.
+      mesh: with an axis "data".
+      watch: from parameters to the accuracies of `monitored` architectures.
+      config: compared with the checkpoint's.
+
+    Returns:
+      The last state, and whether the training is complete (False after SIGTERM or Ctrl-C, when the
+      state has been saved).
+
+    Raises:
+      ConfigMismatch: a checkpoint of another config.
+      DivergedError: a loss that is not finite.
+    """
+    with Checkpointer(workdir / "checkpoints") as checkpointer:
+        restored = checkpointer.restore_latest(state, config=config)
+        start = 0
+        if restored is not None:
+            start, state, _ = restored
+        writer = JsonlWriter(workdir / "metrics.jsonl", resume=start if restored else None)
+        progress = Progress(settings.steps, start)
+        with writer, progress, stop_on_signals() as stop:
+            for number in range(start, settings.steps):
+                state, metrics = step(state, shard_batch(batches.at(number), mesh))
+                done = number + 1
+                last = done == settings.steps
+                if done % settings.log_every == 0 or last:
+                    record = _train_record(done, metrics)
+                    writer.write(record)
+                    progress.update(done, {"loss": record["loss"], "accuracy": record["accuracy"]})
+                if done % settings.evaluate_every == 0 or last:
+                    writer.write(watch_record(done, watch(state.params)))
+                if done % settings.checkpoint_every == 0 or last or stop.requested:
+                    writer.sync()
+                    checkpointer.save(done, state, {"config": dict(config)})
+                if stop.requested:
+                    return state, last
+    return state, True
+
+
+def _train_record(step: int, metrics: Mapping[str, jax.Array]) -> dict[str, Any]:
+    values = {name: float(value) for name, value in metrics.items()}
+    if not math.isfinite(values["loss"]):
+        raise DivergedError(
+            f"The loss is {values['loss']} at step {step}. Start again from the last checkpoint with a "
+            "smaller learning rate, a longer warm-up, or float32 instead of bfloat16."
+        )
+    return {"step": step, "split": "train", **values}

@@ -1,0 +1,48 @@
+"""What every test runs under: the CPU as eight devices, strict types and ranks, a cache of programs.
+
+The first two settings are environment variables, so that processes started by a test have them too; a
+process started by a test has one device, and no strictness beyond JAX's own, as a user's has.
+"""
+
+import os
+import pathlib
+
+CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
+
+# Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is most of the suite's time: each program is compiled once for all workers and later runs.
+# An entry that is cut short (a worker reads while another writes; a test kills a process) is compiled again.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import hypothesis
+import jax
+import pytest
+from absl import flags
+
+# Tests of meshes and of data parallelism. Programs for one device are not slowed down.
+jax.config.update("jax_num_cpu_devices", 8)
+# A float32 that meets an int32, or a [8] that meets an [8, 1], is a mistake until it is written out.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, as slow as the first compilation makes them; a failure prints how to repeat it.
+hypothesis.settings.register_profile(
+    "jaxnas", deadline=None, derandomize=True, print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Other examples in every run: pytest --hypothesis-profile=explore.
+hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
+hypothesis.settings.load_profile("jaxnas")
+
+
+def pytest_configure(config):
+    """Lets libraries read their absl flags, which no absl.app.run parses here."""
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def key():
+    """A fixed random key; ``jax.random.fold_in`` or ``split`` gives more."""
+    return jax.random.key(0)
