@@ -329,7 +329,10 @@ def test_infinite_scores():
     assert result.history[0]["score"] == "-inf"
 
 
-def test_clear_errors():
+def test_clear_errors(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        run(score=None, history_path=tmp_path / "file" / "history.jsonl")
     with pytest.raises(ValueError, match=r"returned float32\[3\] for 20 architectures"):
         run(score=lambda archs: np.zeros(3, np.float32))
     archs, state = RANDOM.ask(RANDOM.init(jax.random.key(0)))

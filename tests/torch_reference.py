@@ -12,15 +12,15 @@ import torch
 
 def random_state_dict(
     seed, *, embed, heads, hidden, depth, head_dim, image_size, patch_size, num_classes,
-    channels=3, max_relative_position=14, inner=None,
+    channels=3, max_relative_position=14,
 ):
     """A state dict of the official names and shapes, every entry random, float32.
 
-    `embed`, `heads`, `hidden` and `depth` are the stored sizes. In the official code the inner width of
-    the attention equals `embed`; here it may differ.
+    `embed`, `heads`, `hidden` and `depth` are the stored sizes. In the official code
+    `heads * head_dim` equals `embed`; here it may differ.
     """
     random = torch.Generator().manual_seed(seed)
-    inner = heads * head_dim if inner is None else inner
+    inner = heads * head_dim
     state = {}
 
     def normal(*shape, scale):

@@ -205,7 +205,7 @@ class Tokens(nn.Module):
         return x * width.mask(self.dtype)[None, None, :]
 
 
-def drop_path(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
+def drop_path(x: jax.Array, rate: jax.Array | float, key: jax.Array) -> jax.Array:
     """Stochastic depth: zeroes the branch x [B, ...] of an example with probability `rate`, rescales the rest."""
     keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0],) + (1,) * (x.ndim - 1))
-    return x * (keep.astype(x.dtype) / (1 - rate))
+    return x * (keep.astype(jnp.float32) / (1 - rate)).astype(x.dtype)

@@ -23,7 +23,7 @@ def normalise(bounds: Any) -> Bounds:
 
     Raises ValueError if a pair isn't one, holds no numbers, or its minimum is above its maximum.
     """
-    items = bounds if isinstance(bounds, tuple) else [
+    items: list[tuple[Any, ...]] = list(bounds) if isinstance(bounds, tuple) else [
         (name, *pair) if isinstance(pair, tuple | list) else (name, pair)
         for name, pair in dict(bounds or {}).items()]
     for item in items:
@@ -36,7 +36,7 @@ def normalise(bounds: Any) -> Bounds:
         if None not in limits and limits[0] > limits[1]:
             raise ValueError(f"bounds: {name!r} has its minimum {_text(limits[0])} above its "
                              f"maximum {_text(limits[1])}.")
-    return tuple((name, low, high) for name, low, high in items)
+    return tuple((item[0], item[1], item[2]) for item in items)
 
 
 def within(bounds: Bounds, costs: Mapping[str, jax.Array]) -> jax.Array:
@@ -207,14 +207,14 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
     seen = [", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
             for row in order[:200]]
-    seen = "; ".join(list(dict.fromkeys(seen))[:3])
+    close = "; ".join(list(dict.fromkeys(seen))[:3])
     asked = " and ".join(f"{name} from {_text(ranges[name][0] if low is None else low)} to "
                          f"{_text(ranges[name][1] if high is None else high)}"
                          for name, low, high in bounds)
     spans = ", ".join(f"{name} from {_text(ranges[name][0])} to {_text(ranges[name][1])}"
                       for name, *_ in bounds)
     how = "The space has none" if codes is not None else f"None found in {tried:,} attempts"
-    raise ValueError(f"bounds: no architecture with {asked}. {how}; the nearest have: {seen}. The "
+    raise ValueError(f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The "
                      f"space reaches {spans}. Widen the bounds.")
 
 

@@ -44,15 +44,26 @@ def write(path: str | os.PathLike, lines: list[Line]) -> None:
 
     Raises OSError if the folder can't be written.
     """
-    path = Path(path)
+    path, partial = Path(path), _partial(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises OSError if `write` would, before anything expensive is done."""
+    partial = _partial(path)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.touch()
+    partial.unlink()
+
+
+def _partial(path: str | os.PathLike) -> Path:
+    return Path(path).with_name(Path(path).name + ".partial")
 
 
 def score_to_json(score: float) -> float | str | None:

@@ -58,7 +58,8 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
       progress: called after each generation with evaluations done, the budget and the best score.
 
     Raises ValueError for bounds that no architecture keeps, scores of another shape, only NaN
-    scores, or a history of another search (naming what differs, and leaving the file as it is).
+    scores, or a history of another search (naming what differs, and leaving the file as it is);
+    OSError, before the first evaluation, if the history can't be written.
     """
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
@@ -69,6 +70,8 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
     others = [line for line in everything if line["strategy"] != name]
     recorded = [line for line in everything if line["strategy"] == name]
     _check_recorded(recorded, settings, strategy.evaluations, history_path)
+    if history_path is not None:
+        history_lib.check_writable(history_path)
 
     state, lines, resumed = strategy.init(key), [], 0
     while not strategy.finished(state):

@@ -11,11 +11,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas.elastic.attention import MultiHeadAttention
 from jaxnas.elastic.layers import Dense, LayerNorm, PatchEmbed, Tokens, drop_path
-from jaxnas.elastic.parameter import Sharing
-from jaxnas.elastic.width import Decision, Width, fixed, width
+from jaxnas.elastic.parameter import MACS, SPECS, Sharing
+from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
 
 
@@ -31,9 +32,17 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, embed: Width, heads: Width, hidden: Width, gate: Width, train: bool
+        self,
+        x: jax.Array,
+        embed: Width,
+        heads: Width,
+        hidden: Width,
+        gate: Width,
+        train: bool,
+        rate: jax.Array | float | None = None,
     ) -> jax.Array:
-        """Maps x [B, T, embed maximum] to the same shape."""
+        """Maps x [B, T, embed maximum] to the same shape; `rate` may replace `drop_path_rate`."""
+        rate = self.drop_path_rate if rate is None else rate
         common = dict(dtype=self.dtype, sharing=self.sharing)
         tokens = x.shape[1]
 
@@ -42,7 +51,7 @@ class Block(nn.Module):
             if not gate.is_fixed:
                 branch = branch * gate.mask(branch.dtype)[None, None, :]
             if train and self.drop_path_rate > 0:
-                branch = drop_path(branch, self.drop_path_rate, self.make_rng("drop_path"))
+                branch = drop_path(branch, rate, self.make_rng("drop_path"))
             return x + branch
 
         y = LayerNorm(name="attention_norm", **common)(self._rows(x), embed, gate=gate)
@@ -78,6 +87,8 @@ class ViT(nn.Module):
       drop_path_rate: stochastic depth of the last stored layer, rising linearly from 0 at the first.
       sharing: "entangled" or "classic" weight sharing.
       dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
+      scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
+        depth, steps are slower. The parameters are the same either way.
 
     Raises:
       ValueError: image size not a multiple of the patch, or a space without the four decisions.
@@ -93,6 +104,7 @@ class ViT(nn.Module):
     drop_path_rate: float = 0.0
     sharing: Sharing = "entangled"
     dtype: Any = jnp.float32
+    scan_layers: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,33 +143,93 @@ class ViT(nn.Module):
                 f"{images.shape}."
             )
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        depths = self.space.choices["depth"].options
         embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
-        grid = (self.image_size // self.patch_size,) * 2
         common = dict(dtype=self.dtype, sharing=self.sharing)
 
         patches = PatchEmbed(self.patch_size, name="patch_embed", **common)(images, embed)
         patches = patches.reshape(images.shape[0], -1, embed.maximum)  # [B, T - 1, E]
         x = Tokens(positions=self.absolute_positions, name="tokens", **common)(patches, embed)
-        for layer in range(max(depths)):
-            heads = width(lambda h: h, decisions["num_heads", layer], axis="heads")
-            hidden = width(
-                lambda dim, ratio: int(dim * ratio),
-                decisions["embed_dim"],
-                decisions["mlp_ratio", layer],
-                axis="mlp",
-            )
-            gate = width(lambda depth: int(layer < depth), decisions["depth"])
-            rate = self.drop_path_rate * layer / max(max(depths) - 1, 1)
-            block = Block(
-                grid, self.head_dim, self.max_relative_position, rate, name=f"block_{layer}", **common
-            )
-            x = block(x, embed, heads, hidden, gate, train)  # [B, T, E]
+        x = self._layers(x, embed, decisions, train)  # [B, T, E]
         batch, tokens, maximum = x.shape
         x = LayerNorm(name="norm", **common)(x.reshape(-1, maximum), embed)
         x = x.reshape(batch, tokens, maximum)[:, 1:].mean(axis=1)  # [B, E]
         head = Dense(name="head", **common)(x, embed, fixed(self.num_classes, "classes"))
         return head.astype(jnp.float32)
+
+    def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:
+        depths = self.space.choices["depth"].options
+        count = max(depths)
+        grid = (self.image_size // self.patch_size,) * 2
+        rates = [self.drop_path_rate * layer / max(count - 1, 1) for layer in range(count)]
+        common = dict(
+            grid=grid,
+            head_dim=self.head_dim,
+            max_relative_position=self.max_relative_position,
+            dtype=self.dtype,
+            sharing=self.sharing,
+        )
+
+        def widths(heads: Decision, ratio: Decision) -> tuple[Width, Width]:
+            hidden = width(
+                lambda dim, ratio: int(dim * ratio), decisions["embed_dim"], ratio, axis="mlp"
+            )
+            return width(lambda h: h, heads, axis="heads"), hidden
+
+        if not self._scans():
+            for layer in range(count):
+                sizes = widths(decisions["num_heads", layer], decisions["mlp_ratio", layer])
+                gate = width(lambda depth: int(layer < depth), decisions["depth"])
+                block = Block(drop_path_rate=rates[layer], name=f"block_{layer}", **common)
+                x = block(x, embed, *sizes, gate, train)
+            return x
+
+        # Parameters are stored layer by layer in both forms, so that they can be exchanged.
+        params = [self.variables["params"][f"block_{layer}"] for layer in range(count)]
+        layers = jnp.arange(count, dtype=jnp.int32)
+        depth = width(lambda depth: depth, decisions["depth"])
+        per_layer = {
+            "params": jax.tree.map(lambda *leaves: jnp.stack(leaves), *nn.meta.unbox(params)),
+            "heads": decisions.stacked("num_heads", count),
+            "ratio": decisions.stacked("mlp_ratio", count),
+            "gate": _gates(depth, layers),
+            "rate": jnp.asarray(rates, jnp.float32),
+        }
+        if train and self.drop_path_rate > 0:
+            per_layer["key"] = jax.random.split(self.make_rng("drop_path"), count)
+
+        def body(x: jax.Array, layer: dict[str, Any]) -> tuple[jax.Array, None]:
+            heads, ratio = (
+                Decision((name, None), self.space.choices[name].options_at(0), layer[key])
+                for name, key in (("num_heads", "heads"), ("mlp_ratio", "ratio"))
+            )
+            gate = width(lambda on: on, Decision(("gate", None), (0, 1), layer["gate"]))
+            block = Block(drop_path_rate=self.drop_path_rate, parent=None, **common)
+            rngs = {"drop_path": layer["key"]} if "key" in layer else {}
+            arguments = (x, embed, *widths(heads, ratio), gate, train, layer["rate"])
+            return block.apply({"params": layer["params"]}, *arguments, rngs=rngs), None
+
+        return jax.lax.scan(body, x, per_layer)[0]
+
+    def _scans(self) -> bool:
+        # A layer is traced once by scan, so annotations (which name the layer) are made unrolled.
+        recording = self.is_mutable_collection(SPECS) or self.is_mutable_collection(MACS)
+        uniform = all(
+            len({self.space.choices[name].options_at(i) for i in range(length)}) == 1
+            for name in ("num_heads", "mlp_ratio")
+            for length in [max(self.space.choices["depth"].options)]
+        )
+        return self.scan_layers and uniform and not recording and not self.is_initializing()
+
+
+def _gates(depth: Width, layers: jax.Array) -> jax.Array:
+    """For each layer whether it runs: int32 [L], or float [L, 2] weights of (skip, run) if soft."""
+    choice = joint(depth)
+    if not choice.is_soft:
+        sizes = np.array([row[0] for row in choice.rows], np.int32)
+        return (layers < jnp.asarray(sizes)[choice.index()]).astype(jnp.int32)
+    runs = np.array([[layer < row[0] for row in choice.rows] for layer in range(len(layers))])
+    run = jnp.asarray(runs, jnp.float32) @ choice.weights()
+    return jnp.stack([1 - run, run], axis=1)
 
 
 class Decisions:
@@ -172,9 +244,12 @@ class Decisions:
                     "The space has more than one architecture, so the network needs `arch`: for "
                     "example space.sample(key), or space.largest()."
                 )
-            arch = space.smallest()
+            # On the host, so that nothing of it enters the traced program.
+            with jax.ensure_compile_time_eval():
+                self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
+        else:
+            self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
         self._space = space
-        self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
         space.check_static(self._arch)
 
     def __getitem__(self, key: str | tuple[str, int]) -> Decision:
@@ -183,3 +258,7 @@ class Decisions:
         value = self._arch[name] if position is None else self._arch[name][position]
         options = choice.options if position is None else choice.options_at(position)
         return Decision((name, position), options, value)
+
+    def stacked(self, name: str, count: int) -> jax.Array:
+        """The values of a repeated decision at its first `count` positions."""
+        return self._arch[name][:count]

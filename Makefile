@@ -1,0 +1,65 @@
+# Needs Python 3.11 or newer, make and git; everything else goes into .venv. `make` alone says what there is.
+
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+# What `make test` and `make lint` install beside the package (setup.cfg says what is in each).
+EXTRAS ?= test,dev,torch
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+SUITABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+CANDIDATES = python3 python3.11 python3.12 python3.13 python3.14 python
+PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(SUITABLE)' 2>/dev/null; then echo $$p; break; fi; done)
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+METADATA = setup.cfg pyproject.toml $(CONSTRAINTS)
+
+.PHONY: help demo test lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   trains a supernet on real images, searches it and writes runs/demo/report.html"
+	@echo "make test   checks style and types, then runs the tests"
+	@echo "make lint   checks style and types only"
+	@echo "make clean  removes $(VENV) and every cache (runs/ stays)"
+	@echo
+	@echo "Each makes $(VENV) and installs into it by itself. Variables: PYTHON=python3.12, VENV=directory,"
+	@echo "CONSTRAINTS=file, WORKERS=2, PYTEST_ARGS='-k space'. Without PyTorch, whose usual Linux build is"
+	@echo "several GB: make test EXTRAS=test,dev PYTEST_ARGS='-m \"not torch\"'"
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python -m experiments.train_supernet --config=digits --workdir=runs/demo
+	$(VENV)/bin/python -m experiments.search --config=digits --workdir=runs/demo
+
+test: lint
+	$(VENV)/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/pyrefly check --python-interpreter-path=$(VENV)/bin/python
+
+clean:
+	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	find jaxnas experiments tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.made:
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "jaxnas needs Python 3.11 or newer with its venv module; none of these is one: $(CANDIDATES)."; \
+	  echo "Install one (on Debian and Ubuntu: python3-venv too), or name one: make PYTHON=/path/to/python3"; \
+	  exit 1; fi
+	@"$(PYTHON)" -c '$(SUITABLE)' || { \
+	  echo "$(PYTHON) is not Python 3.11 or newer with its venv module; name another: make PYTHON=/path/to/python3"; \
+	  exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+# setuptools builds the package; taken from the constraints too, so that nothing depends on the day.
+$(VENV)/.installed: $(VENV)/.made $(METADATA)
+	@echo "Installing into $(VENV): about 1.3 GB, a minute or more ..."
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) setuptools
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV): $(EXTRAS) ..."
+	@$(PIP) install --quiet --constraint $(CONSTRAINTS) --no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $@

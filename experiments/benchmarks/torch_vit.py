@@ -1,0 +1,214 @@
+"""A plain PyTorch vision transformer of given sizes: what an extracted network is compared with.
+
+It has the same layers, sizes and numbers of parameters as `jaxnas.supernets.ViT` with a space of one
+architecture, and computes the same function; it is written as one would write it in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RelativePositions(nn.Module):
+    """2-D relative positions of a square grid of patches behind a class token, for keys or values.
+
+    The embedding of a pair of patches is an entry of `rows`, for the difference of their rows, plus
+    one of `columns`; a pair with the class token has entry 0 of both. The [T, T, D] tensor of all
+    embeddings is never made: products are taken with the [side, side, D] embeddings of each axis.
+    """
+
+    def __init__(self, side: int, head_dim: int, max_relative_position: int) -> None:
+        super().__init__()
+        entries = 2 * max_relative_position + 2
+        self.rows = nn.Parameter(0.02 * torch.randn(entries, head_dim))
+        self.columns = nn.Parameter(0.02 * torch.randn(entries, head_dim))
+        self.side = side
+        offset = torch.arange(side)[None, :] - torch.arange(side)[:, None]
+        offset = offset.clamp(-max_relative_position, max_relative_position)
+        self.register_buffer("entry", offset + max_relative_position + 1, persistent=False)
+
+    def logits(self, queries: Tensor) -> Tensor:
+        """The product of each query [B, h, T, D] with the embedding of each key, [B, h, T, T]."""
+        batch, heads, tokens, dim = queries.shape
+        side = self.side
+        grid = queries[:, :, 1:].reshape(-1, side, side, dim)
+        by_row = torch.einsum("nrcd,rsd->nrcs", grid, self.rows[self.entry])
+        by_column = torch.einsum("nrcd,csd->nrcs", grid, self.columns[self.entry])
+        patches = by_row[..., :, None] + by_column[..., None, :]
+        patches = patches.reshape(batch, heads, tokens - 1, tokens - 1)
+        special = queries[:, :, 1:] @ (self.rows[0] + self.columns[0])
+        # The class token's query gets the same product for every key, which the softmax ignores.
+        return F.pad(torch.cat([special[..., None], patches], dim=-1), (0, 0, 1, 0))
+
+    def mean(self, weights: Tensor) -> Tensor:
+        """For each query the mean embedding of the keys under weights [B, h, T, T], [B, h, T, D]."""
+        batch, heads, tokens, _ = weights.shape
+        side = self.side
+        grid = weights[:, :, 1:, 1:].reshape(-1, side, side, side, side)
+        patches = torch.einsum("nrcs,rsd->nrcd", grid.sum(dim=4), self.rows[self.entry])
+        patches = patches + torch.einsum("nrcs,csd->nrcd", grid.sum(dim=3), self.columns[self.entry])
+        special = self.rows[0] + self.columns[0]
+        patches = patches.reshape(batch, heads, tokens - 1, -1) + weights[:, :, 1:, :1] * special
+        return torch.cat([special.expand(batch, heads, 1, -1), patches], dim=2)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(
+        self, embed: int, heads: int, head_dim: int, side: int, max_relative_position: int
+    ) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        self.qkv = nn.Linear(embed, 3 * heads * head_dim)
+        self.projection = nn.Linear(heads * head_dim, embed)
+        self.keys = self.values = None
+        if max_relative_position:
+            self.keys = RelativePositions(side, head_dim, max_relative_position)
+            self.values = RelativePositions(side, head_dim, max_relative_position)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        if self.keys is None or self.values is None:
+            out = F.scaled_dot_product_attention(q, k, v)
+        else:
+            q = q * self.head_dim**-0.5
+            weights = (q @ k.transpose(2, 3) + self.keys.logits(q)).softmax(dim=-1)
+            out = weights @ v + self.values.mean(weights)
+        return self.projection(out.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, embed: int, hidden: int, attention: Attention) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(embed)
+        self.attention = attention
+        self.mlp_norm = nn.LayerNorm(embed)
+        self.mlp_in = nn.Linear(embed, hidden)
+        self.mlp_out = nn.Linear(hidden, embed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
+
+
+class PlainViT(nn.Module):
+    """A vision transformer with its own number of heads and hidden width in each layer.
+
+    Args:
+      image_size: height and width of the images.
+      patch_size: of a square patch.
+      num_classes: logits.
+      embed: width of the residual stream.
+      heads: number of heads of each layer.
+      hidden: hidden width of the MLP of each layer.
+      head_dim: channels of a head.
+      max_relative_position: clip of 2-D relative positions; 0 leaves them out.
+      channels: of the images.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        patch_size: int,
+        num_classes: int,
+        embed: int,
+        heads: Sequence[int],
+        hidden: Sequence[int],
+        head_dim: int = 64,
+        max_relative_position: int = 14,
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        side = image_size // patch_size
+        self.patch_embed = nn.Conv2d(channels, embed, patch_size, patch_size)
+        self.cls = nn.Parameter(0.02 * torch.randn(1, 1, embed))
+        self.positions = nn.Parameter(0.02 * torch.randn(1, side * side + 1, embed))
+        self.blocks = nn.ModuleList(
+            Block(embed, width, Attention(embed, count, head_dim, side, max_relative_position))
+            for count, width in zip(heads, hidden, strict=True)
+        )
+        self.norm = nn.LayerNorm(embed)
+        self.head = nn.Linear(embed, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps images [B, channels, image_size, image_size] to logits [B, num_classes]."""
+        x = self.patch_embed(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 1:].mean(dim=1))
+
+
+def like_extracted(model: PlainViT, *, gradient: bool = False) -> dict[str, Tensor]:
+    """The parameters, or their gradients, under the names and axes of `jaxnas.extract`'s.
+
+    Returns:
+      Views by path, as "block_0/attention/qkv_kernel"; that of the patch kernel keeps the axes of a patch
+      apart, [rows, columns, channels, embed].
+    """
+
+    def view(parameter: Tensor) -> Tensor:
+        if not gradient:
+            return parameter.detach()
+        assert parameter.grad is not None
+        return parameter.grad
+
+    views = {
+        "patch_embed/projection/kernel": view(model.patch_embed.weight).permute(2, 3, 1, 0),
+        "patch_embed/projection/bias": view(model.patch_embed.bias),
+        "tokens/cls": view(model.cls)[0, 0],
+        "tokens/positions": view(model.positions)[0],
+    }
+
+    def dense(name: str, layer: nn.Linear) -> None:
+        views[f"{name}/kernel"], views[f"{name}/bias"] = view(layer.weight).T, view(layer.bias)
+
+    def norm(name: str, layer: nn.LayerNorm) -> None:
+        views[f"{name}/scale"], views[f"{name}/bias"] = view(layer.weight), view(layer.bias)
+
+    for index, block in enumerate(model.blocks):
+        name, attention = f"block_{index}", block.attention
+        parts = (3, attention.heads, attention.head_dim)
+        views[f"{name}/attention/qkv_kernel"] = view(attention.qkv.weight).T.unflatten(1, parts)
+        views[f"{name}/attention/qkv_bias"] = view(attention.qkv.bias).view(parts)
+        dense(f"{name}/attention/projection", attention.projection)
+        for part, table in (("key", attention.keys), ("value", attention.values)):
+            if table is not None:
+                views[f"{name}/attention/{part}_rows"] = view(table.rows)
+                views[f"{name}/attention/{part}_columns"] = view(table.columns)
+        norm(f"{name}/attention_norm", block.attention_norm)
+        norm(f"{name}/mlp_norm", block.mlp_norm)
+        dense(f"{name}/mlp_in", block.mlp_in)
+        dense(f"{name}/mlp_out", block.mlp_out)
+    norm("norm", model.norm)
+    dense("head", model.head)
+    return views
+
+
+def copy_extracted(model: PlainViT, params: Mapping[str, Any]) -> None:
+    """Copies the parameters of a network that `jaxnas.extract` made into the model, by `like_extracted`.
+
+    Args:
+      model: of the same sizes.
+      params: flat, from path to array: `flax.traverse_util.flatten_dict(params, sep="/")`.
+
+    Raises:
+      ValueError: names that are missing or unexpected.
+    """
+    views = like_extracted(model)
+    if different := sorted(views.keys() ^ params.keys()):
+        raise ValueError(f"The networks differ in these parameters: {', '.join(different)}.")
+    for name, target in views.items():
+        target.copy_(torch.from_numpy(np.array(params[name])).reshape(target.shape))

@@ -1,0 +1,97 @@
+"""Small supernets in every setting, with compiled functions that the tests share."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import spaces, supernets
+
+NARROW = spaces.vit((8, 10, 12), (1, 2), (1, 2), (1.0, 2.0))
+WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
+PAIR = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
+SETTINGS = {
+    "narrow": dict(space=NARROW, max_relative_position=1),
+    "wide": dict(space=WIDE, max_relative_position=0, drop_path_rate=0.2),
+    "classic": dict(space=PAIR, max_relative_position=0, sharing="classic"),
+    "bfloat16": dict(
+        space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16
+    ),
+}
+SHAPE = (3, 8, 8, 1)
+CLASSES = 5
+
+# Compiling is most of the time of these tests, and this halves it.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+    """A supernet with random weights, also where the initial ones are 0 or 1, and a batch."""
+
+    net: supernets.ViT
+    params: Any
+    images: jax.Array  # SHAPE
+    weights: jax.Array  # of the logits in the loss [batch, classes]
+    traces: list  # one entry for each time that `run` was traced
+
+    @property
+    def space(self):
+        return self.net.space
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 if self.net.dtype == jnp.float32 else 3e-2
+
+    def run(self, params, images, arch):
+        """Returns logits, the output of every module, and the gradient of the weighted logits."""
+        self.traces.append(arch)
+
+        def loss(params):
+            logits, state = self.net.apply(
+                {"params": params}, images, arch, capture_intermediates=True,
+                mutable=["intermediates"])  # fmt: skip
+            return jnp.sum(logits * self.weights), (logits, state["intermediates"])
+
+        gradient, (logits, outputs) = jax.grad(loss, has_aux=True)(params)
+        return logits, outputs, gradient
+
+    @functools.cached_property
+    def compiled(self):
+        return jit(self.run)
+
+    def __call__(self, arch, params=None):
+        return self.compiled(self.params if params is None else params, self.images, arch)
+
+
+@functools.cache
+def setting(name: str) -> Setting:
+    net = supernets.ViT(image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4,
+                        **SETTINGS[name])  # fmt: skip
+    return Setting(net, random_params(net), normal(*SHAPE), normal(SHAPE[0], CLASSES), [])
+
+
+def random_params(net, shape=SHAPE):
+    shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float32))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32),
+                        nn.meta.unbox(shapes["params"]))  # fmt: skip
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+
+def difference(a, b) -> float:
+    """The largest difference of two trees of arrays, relative to the largest value of their leaf."""
+
+    def leaf(x, y):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert x.shape == y.shape
+        return np.max(np.abs(x - y), initial=0) / max(np.max(np.abs(y), initial=0), 1e-30)
+
+    return max(jax.tree.leaves(jax.tree.map(leaf, a, b)))
