@@ -23,8 +23,8 @@ help:
 	@echo "make clean  removes $(VENV) and every cache (runs/ stays)"
 	@echo
 	@echo "Each makes $(VENV) and installs into it by itself. Variables: PYTHON=python3.12, VENV=directory,"
-	@echo "CONSTRAINTS=file, WORKERS=2, PYTEST_ARGS='-k space'. Without PyTorch, whose usual Linux build is"
-	@echo "several GB: make test EXTRAS=test,dev PYTEST_ARGS='-m \"not torch\"'"
+	@echo "CONSTRAINTS=file, WORKERS=2, PYTEST_ARGS='-k space', EXTRAS=test,dev (that is without PyTorch, whose"
+	@echo "usual Linux build is several GB: the tests that compare with it are skipped, and listed)."
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -m experiments.train_supernet --config=digits --workdir=runs/demo

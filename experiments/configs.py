@@ -37,6 +37,8 @@ class Model:
     drop_path_rate: float = 0.1
     sharing: str = "entangled"
     dtype: str = "float32"
+    init_std: float = 0.02
+    scan_layers: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,7 @@ CONFIGS = {
                 head_dim=16,
                 max_relative_position=3,
                 drop_path_rate=0.0,
+                init_std=0.1,
             ),
             training=Training(
                 steps=3000, batch_size=128, learning_rate=2e-3, warmup_steps=150
@@ -121,7 +124,8 @@ CONFIGS = {
                 patch_size=4,
                 head_dim=16,
                 max_relative_position=6,
-                drop_path_rate=0.05,
+                drop_path_rate=0.0,
+                init_std=0.1,
             ),
             training=Training(
                 steps=6000,

@@ -116,6 +116,8 @@ def build(config: Config, data_dir: str | None, source_dir: str | None) -> Setup
         drop_path_rate=model.drop_path_rate,
         sharing=model.sharing,
         dtype=jnp.dtype(model.dtype),
+        init_std=model.init_std,
+        scan_layers=model.scan_layers,
     )
     shape = (1, *dataset.image_shape)
     return Setup(config, dataset, net, data_mesh(config.training.devices), shape)

@@ -1,9 +1,9 @@
 """Weights from elsewhere: the official PyTorch AutoFormer checkpoints.
 
-The official code (microsoft/Cream, AutoFormer) stores queries, keys and values in one matrix whose row r
-is channel r // 3 of part r % 3, but slices its bias as if the parts followed each other: with d channels,
-entry part * d + c. The bias of a stored channel therefore depends on the number of heads, so a whole
-supernet cannot be converted exactly; one fixed sub-network can.
+The official code (microsoft/Cream, AutoFormer) stores queries, keys and values in one matrix whose
+row r is channel r // 3 of part r % 3, but slices its bias as if the parts followed each other: with
+d channels, entry part * d + c. The bias of a stored channel therefore depends on the number of
+heads, so a whole supernet cannot be converted exactly; one fixed sub-network can.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def from_torch_autoformer(
     """Converts one sub-network of an official AutoFormer supernet checkpoint, exactly.
 
     Args:
-      state_dict: names to tensors, PyTorch's or NumPy's, of a supernet trained with relative positions
-        (if `net` has them) and `--gp --change_qkv`, as all published ones are; or the checkpoint that
+      state_dict: names to tensors, PyTorch's or NumPy's, of a supernet trained with `--gp`,
+        `--change_qkv` and `--relative_position`, as all published ones are; or the checkpoint that
         holds it under "model". It may store more than `net` can choose, as the official ones do.
+        For one without `--relative_position`, `net` has `max_relative_position=0`.
       net: a supernet with the same image size, patch size, classes, head width and positions.
       arch: a concrete hard architecture of its space.
 
@@ -52,7 +53,7 @@ def from_torch_autoformer(
     if isinstance(state_dict.get("model"), Mapping):
         state_dict = state_dict["model"]
     stored = {name: _to_numpy(value) for name, value in state_dict.items()}
-    embed, inner, hidden, depth = _stored_sizes(stored, net)
+    embed, inner, hidden, depth = _stored_sizes(stored)
     expected = _expected_shapes(stored, net, embed, inner, hidden, max(depth, values["depth"]))
     check_tensors(_by_path(stored), _by_path(expected), "an official AutoFormer supernet")
 
@@ -62,7 +63,8 @@ def from_torch_autoformer(
         "attention width": (max(heads for heads, _ in layers) * net.head_dim, inner),
         "hidden width": (max(int(values["embed_dim"] * ratio) for _, ratio in layers), hidden),
     }
-    if beyond := [f"{what} {need} of {have}" for what, (need, have) in needs.items() if need > have]:
+    beyond = [f"{what} {need} of {have}" for what, (need, have) in needs.items() if need > have]
+    if beyond:
         raise ValueError(f"The architecture is larger than the checkpoint: {', '.join(beyond)}.")
 
     size = values["embed_dim"]
@@ -85,7 +87,7 @@ def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:
     if net.absolute_positions:
         tokens["positions"] = stored["pos_embed"][0, :, :size]
     projection = {
-        "kernel": patch.transpose(2, 3, 1, 0).reshape(-1, size),  # rows, columns, channels of a patch
+        "kernel": patch.transpose(2, 3, 1, 0).reshape(-1, size),  # by row, column, channel
         "bias": stored["patch_embed_super.proj.bias"][:size],
     }
     return {
@@ -126,13 +128,13 @@ def _norm(stored: dict[str, np.ndarray], name: str, size: int) -> Params:
     return {"scale": stored[f"{name}.weight"][:size], "bias": stored[f"{name}.bias"][:size]}
 
 
-def _stored_sizes(stored: dict[str, np.ndarray], net: ViT) -> tuple[int, int, int, int]:
-    """Widths of the stream, of queries (or keys, or values) and of the MLP, and the number of blocks."""
+def _stored_sizes(stored: dict[str, np.ndarray]) -> tuple[int, int, int, int]:
+    """Widths of the stream, of queries (as of keys and values) and of the MLP; number of blocks."""
     names = {"norm.weight", "blocks.0.attn.qkv.bias", "blocks.0.fc1.bias"}
     if missing := sorted(names - stored.keys()):
         raise ValueError(
-            f"Not an official AutoFormer checkpoint: it has no {', '.join(missing)}. Its first names "
-            f"are {', '.join(list(stored)[:4]) or '(none)'}."
+            f"Not an official AutoFormer checkpoint: it has no {', '.join(missing)}. Its first "
+            f"names are {', '.join(list(stored)[:4]) or '(none)'}."
         )
     blocks = [int(found[1]) for name in stored if (found := re.match(r"blocks\.(\d+)\.", name))]
     inner = stored["blocks.0.attn.qkv.bias"].size // 3

@@ -1,7 +1,7 @@
 """What every test runs under: the CPU as eight devices, strict types and ranks, a cache of programs.
 
-The first two settings are environment variables, so that processes started by a test have them too; a
-process started by a test has one device, and no strictness beyond JAX's own, as a user's has.
+The platform and the cache are set by environment variables, so that a process started by a test has
+them too; it has one device and JAX's own strictness, as a user's has.
 """
 
 import os
@@ -11,8 +11,9 @@ CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiling is most of the suite's time: each program is compiled once for all workers and later runs.
-# An entry that is cut short (a worker reads while another writes; a test kills a process) is compiled again.
+# Compiling is most of the suite's time: a program compiled once is there for all workers and later
+# runs. An entry cut short (read while another worker writes it, or its writer was killed) is compiled
+# again; setup.cfg lets that warning pass. `make clean` empties the cache.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -28,18 +29,25 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same examples in every run, as slow as the first compilation makes them; a failure prints how to repeat it.
+# The same examples in every run, as slow as the first compilation makes them; a failure prints
+# how to repeat it.
 hypothesis.settings.register_profile(
     "jaxnas", deadline=None, derandomize=True, print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow])
 # Other examples in every run: pytest --hypothesis-profile=explore.
-hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
+hypothesis.settings.register_profile(
+    "explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
 hypothesis.settings.load_profile("jaxnas")
 
 
 def pytest_configure(config):
     """Lets libraries read their absl flags, which no absl.app.run parses here."""
     flags.FLAGS.mark_as_parsed()
+
+
+def pytest_make_parametrize_id(config, val, argname):
+    """Names a case with long bytes by its argument: the same name in every worker, and readable."""
+    return argname if isinstance(val, bytes) and len(val) > 16 else None
 
 
 @pytest.fixture

@@ -53,8 +53,12 @@ class Setting:
 
         def loss(params):
             logits, state = self.net.apply(
-                {"params": params}, images, arch, capture_intermediates=True,
-                mutable=["intermediates"])  # fmt: skip
+                {"params": params},
+                images,
+                arch,
+                capture_intermediates=True,
+                mutable=["intermediates"],
+            )
             return jnp.sum(logits * self.weights), (logits, state["intermediates"])
 
         gradient, (logits, outputs) = jax.grad(loss, has_aux=True)(params)
@@ -70,16 +74,19 @@ class Setting:
 
 @functools.cache
 def setting(name: str) -> Setting:
-    net = supernets.ViT(image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4,
-                        **SETTINGS[name])  # fmt: skip
+    net = supernets.ViT(
+        image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4, **SETTINGS[name]
+    )
     return Setting(net, random_params(net), normal(*SHAPE), normal(SHAPE[0], CLASSES), [])
 
 
 def random_params(net, shape=SHAPE):
     shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float32))
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32),
-                        nn.meta.unbox(shapes["params"]))  # fmt: skip
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32),
+        nn.meta.unbox(shapes["params"]),
+    )
 
 
 def normal(*shape):
@@ -87,7 +94,7 @@ def normal(*shape):
 
 
 def difference(a, b) -> float:
-    """The largest difference of two trees of arrays, relative to the largest value of their leaf."""
+    """The largest difference of two trees of arrays, relative to the largest value of a leaf."""
 
     def leaf(x, y):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -95,3 +102,11 @@ def difference(a, b) -> float:
         return np.max(np.abs(x - y), initial=0) / max(np.max(np.abs(y), initial=0), 1e-30)
 
     return max(jax.tree.leaves(jax.tree.map(leaf, a, b)))
+
+
+def sample(space, seed, n=None):
+    return space.sample(jax.random.key(seed), n)
+
+
+def take(batch, index):
+    return jax.tree.map(lambda x: x[index], batch)

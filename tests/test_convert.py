@@ -21,7 +21,8 @@ import torch_reference  # noqa: E402
 
 from experiments.benchmarks import torch_vit  # noqa: E402
 
-SPACE = spaces.vit(embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
+SPACE = spaces.vit(
+    embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
 ARCHS = {
     "middle": dict(embed_dim=40, depth=2, num_heads=[1, 2], mlp_ratio=[1.5, 2.0]),
     "largest": dict(embed_dim=56, depth=3, num_heads=[3, 3, 3], mlp_ratio=[2.0, 2.0, 2.0]),
@@ -36,7 +37,7 @@ def network(space=SPACE, **kwargs):
 
 
 def checkpoint(net, seed=0, **kwargs):
-    """As the official ones, this stores more than the space can choose: width 64 of 56, depth 4 of 3."""
+    """Stores more than the space can choose, as the official ones do: width 64, depth 4."""
     stored = dict(embed=64, heads=4, hidden=128, depth=4)
     same = ("head_dim", "image_size", "patch_size", "num_classes", "max_relative_position")
     stored |= {name: getattr(net, name) for name in same}
@@ -94,7 +95,7 @@ def test_converted_network_is_the_official_one(values):
 
 
 @pytest.mark.parametrize("seed, kwargs, channels", [
-    (1, dict(max_relative_position=2), 3),  # farther than that apart in a grid of 4: the clip counts
+    (1, dict(max_relative_position=2), 3),  # patches are up to 3 apart: the clip counts
     (2, dict(max_relative_position=0), 3),
     (3, dict(image_size=15, patch_size=3), 1),
     (4, dict(head_dim=64), 3),
@@ -109,7 +110,7 @@ def test_converted_network_of_other_settings(seed, kwargs, channels):
 
 
 def test_converted_parameters_are_those_of_extraction():
-    """Names, shapes and type, of arrays of its own; also from the whole checkpoint and from NumPy."""
+    """Names, shapes and type, of arrays of its own; from NumPy or a whole checkpoint too."""
     net = network()
     arch = SPACE.from_dict(ARCHS["mixed"])
     state = checkpoint(net)

@@ -1,8 +1,8 @@
 """AutoFormer's supernet as the official PyTorch code computes it, for one sub-network, in float64.
 
 Written for the tests from the published description of the modules: weights are looked up by their
-official names and sliced here, with the official order of queries, keys and values; relative positions
-are the plain [T, T, head_dim] tensors.
+official names and sliced here, with the official order of queries, keys and values; relative
+positions are the plain [T, T, head_dim] tensors.
 """
 
 import math
@@ -106,7 +106,7 @@ def _layer_norm(state, name, x):
 def _attention(block, x, heads, head_dim):
     batch, tokens, size = x.shape
     inner = heads * head_dim
-    # Part i of queries, keys and values: the rows i, i + 3, ... below 3 * inner; the bias as it lies.
+    # Part i of queries, keys and values: rows i, i + 3, ... below 3 * inner; the bias as it lies.
     weight = block["attn.qkv.weight"][:, :size]
     weight = torch.cat([weight[i : 3 * inner : 3] for i in range(3)])
     qkv = x @ weight.T + block["attn.qkv.bias"][: 3 * inner]
@@ -124,12 +124,13 @@ def _attention(block, x, heads, head_dim):
 
 
 def _relative(block, part, tokens):
-    """The embedding of every (query, key), [T, T, head_dim]: from the rows' and the columns' table."""
+    """The embedding of every (query, key), [T, T, head_dim]."""
     rows = block[f"attn.rel_pos_embed_{part}.embeddings_table_v"]
     columns = block[f"attn.rel_pos_embed_{part}.embeddings_table_h"]
     limit = (rows.shape[0] - 2) // 2
     side = math.isqrt(tokens - 1)
-    by_row = torch.zeros(tokens, tokens, dtype=torch.long)  # entry 0: query or key is the class token
+    # Entry 0 is for pairs with the class token.
+    by_row = torch.zeros(tokens, tokens, dtype=torch.long)
     by_column = torch.zeros(tokens, tokens, dtype=torch.long)
     for query in range(tokens - 1):
         for key in range(tokens - 1):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.layers import Dense, pad_to, trunc_normal
+from jaxnas.elastic.layers import Dense, Initializer, pad_to, trunc_normal
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
 from jaxnas.elastic.switch import Arrays, run
 from jaxnas.elastic.width import Width, combine, constant, fixed
@@ -194,6 +194,7 @@ class MultiHeadAttention(nn.Module):
     max_relative_position: int = 14
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
+    kernel_init: Initializer = trunc_normal
 
     @nn.compact
     def __call__(
@@ -204,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         dim = fixed(self.head_dim)
         common = dict(gate=gate, options=(embed, heads) if self.sharing == "classic" else None)
         gates = constant(1) if gate is None else gate.table
-        kernel = parameter(self, "qkv_kernel", trunc_normal, (embed, fixed(3), heads, dim), **common)
+        kernel = parameter(self, "qkv_kernel", self.kernel_init, (embed, fixed(3), heads, dim), **common)
         bias = parameter(self, "qkv_bias", nn.initializers.zeros, (fixed(3), heads, dim), **common)
         record_macs(
             self,
@@ -224,5 +225,6 @@ class MultiHeadAttention(nn.Module):
         merged = Width(
             combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis
         )
-        dense = Dense(dtype=self.dtype, sharing=self.sharing, name="projection")
+        common = dict(dtype=self.dtype, sharing=self.sharing, kernel_init=self.kernel_init)
+        dense = Dense(name="projection", **common)
         return dense(out, merged, embed, gate=gate, rows=tokens)

@@ -1,0 +1,243 @@
+"""What a supernet costs against the networks it contains: time, compile time, memory.
+
+  python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
+  python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
+
+For sampled architectures: the supernet at that architecture (layers unrolled, and scanned), the same
+with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
+plain PyTorch network of the same sizes. Forms are timed in turns in one process; the table shows
+medians over repeats, and ratios to the extracted network, averaged over architectures.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax import lax
+
+import jaxnas
+from jaxnas import spaces
+from jaxnas.supernets import ViT
+
+_SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
+_ARCHITECTURES = flags.DEFINE_integer("architectures", 8, "How many are sampled.")
+_POPULATION = flags.DEFINE_integer("population", 64, "Architectures evaluated in one call; 0 for none.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each architecture.")
+_BATCH = flags.DEFINE_integer("batch", 8, "Images.")
+_RELATIVE = flags.DEFINE_boolean("relative_positions", True, "2-D relative positions in K and V.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+_TORCH = flags.DEFINE_boolean("torch", True, "Time PyTorch too, if it is installed.")
+
+
+def make_space(name: str) -> jaxnas.Space:
+    """AutoFormer-T's space, or one whose widths and heads span a factor of four."""
+    if name == "tiny":
+        return spaces.autoformer("tiny")
+    return spaces.vit((96, 192, 288, 384), (6, 9, 12), (2, 4, 6, 8), (1.0, 2.0, 4.0))
+
+
+def compiled(fn: Callable, *args: Any) -> tuple[Callable, dict[str, float]]:
+    """Compiles ahead of time; returns the program, its compile seconds and megabytes of buffers."""
+    start = time.perf_counter()
+    program = jax.jit(fn).lower(*args).compile()
+    seconds = time.perf_counter() - start
+    memory = program.memory_analysis()
+    return program, {"seconds": seconds, "megabytes": memory.temp_size_in_bytes / 1e6}
+
+
+def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median seconds of each call, taken in turns after one warm-up."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def measure() -> dict[str, Any]:
+    """Runs the benchmark and returns what goes into the JSON file."""
+    keys = jax.random.split(jax.random.key(_SEED.value), 4)
+    space = make_space(_SPACE.value)
+    common: dict[str, Any] = dict(image_size=224, patch_size=16, num_classes=1000)
+    common["max_relative_position"] = 14 if _RELATIVE.value else 0
+    common["dtype"] = jnp.dtype(_DTYPE.value)
+    nets = {
+        "unrolled": ViT(space, **common),
+        "scan": ViT(space, scan_layers=True, **common),
+    }
+    shape = (_BATCH.value, 224, 224, 3)
+    params = jaxnas.init(nets["unrolled"], keys[0], shape)
+    images = jax.random.normal(keys[1], shape)
+    labels = jax.random.randint(keys[2], shape[:1], 0, 1000)
+    archs = [space.sample(key) for key in jax.random.split(keys[3], _ARCHITECTURES.value)]
+
+    def forward_of(net: Any) -> Callable:
+        return lambda params, images, *arch: net.apply({"params": params}, images, *arch)
+
+    def gradient_of(apply: Callable) -> Callable:
+        def loss(params: Any, images: Any, *arch: Any) -> jax.Array:
+            chosen = jax.nn.log_softmax(apply(params, images, *arch))
+            return -jnp.mean(jnp.take_along_axis(chosen, labels[:, None], axis=1))
+
+        return jax.grad(loss)
+
+    def masked(params: Any, images: Any, arch: Any) -> jax.Array:
+        batch = jax.tree.map(lambda x: x[None], arch)
+        return jax.vmap(forward_of(nets["unrolled"]), (None, None, 0))(params, images, batch)[0]
+
+    forms = {name: forward_of(net) for name, net in nets.items()} | {"masked": masked}
+    programs: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
+    compiling: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
+    for name, form in forms.items():
+        for kind, fn in (("forward", form), ("gradient", gradient_of(form))):
+            program, cost = compiled(fn, params, images, archs[0])
+            programs[kind][name], compiling[kind][name] = program, cost
+            print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
+
+    rows = []
+    extracted_forward = []
+    for number, arch in enumerate(archs):
+        small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
+        row: dict[str, Any] = {"architecture": space.to_dict(arch)}
+        for kind, fn in (("forward", forward_of(small)), ("gradient", gradient_of(forward_of(small)))):
+            program, cost = compiled(fn, small_params, images)
+            if kind == "forward":
+                extracted_forward.append((program, small_params))
+            calls = {
+                name: lambda p=p, a=arch: p(params, images, a) for name, p in programs[kind].items()
+            }
+            calls["extracted"] = lambda p=program, s=small_params: p(s, images)
+            torch_call = _torch_call(space, arch, kind) if _TORCH.value else None
+            if torch_call is not None:
+                calls["pytorch"] = torch_call
+            row[kind] = timed(calls, _REPEATS.value)
+            row[f"{kind}_compile"] = cost
+        rows.append(row)
+        shown = {k: {n: round(1e3 * t, 1) for n, t in row[k].items()} for k in programs}
+        print(f"architecture {number}: {shown} ms", flush=True)
+
+    result = {
+        "space": _SPACE.value,
+        "batch": _BATCH.value,
+        "relative_positions": _RELATIVE.value,
+        "dtype": _DTYPE.value,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "compile": compiling,
+        "rows": rows,
+        "ratios": ratios(rows),
+    }
+    if _POPULATION.value:
+        result["population"] = population(
+            forward_of(nets["unrolled"]), params, images, archs, extracted_forward
+        )
+    return result
+
+
+def population(
+    apply: Callable, params: Any, images: Any, archs: list, extracted: list
+) -> dict[str, Any]:
+    """Seconds to evaluate a population: as a map, as a vmap over masks, and one by one extracted."""
+    copies = max(_POPULATION.value // len(archs), 1)
+    batch = jax.tree.map(lambda *leaves: jnp.stack(leaves * copies), *archs)
+
+    def mapped(params: Any, images: Any, batch: Any) -> jax.Array:
+        return lax.map(lambda arch: apply(params, images, arch), batch)
+
+    def vmapped(params: Any, images: Any, batch: Any) -> jax.Array:
+        one = jax.vmap(apply, (None, None, 0))
+        chunks = jax.tree.map(lambda x: x.reshape(-1, min(8, x.shape[0]), *x.shape[1:]), batch)
+        return lax.map(lambda chunk: one(params, images, chunk), chunks)
+
+    calls = {}
+    for name, fn in (("map", mapped), ("vmap of masks", vmapped)):
+        program, _ = compiled(fn, params, images, batch)
+        calls[name] = lambda p=program: p(params, images, batch)
+
+    def one_by_one() -> list:
+        return [program(small, images) for program, small in extracted * copies]
+
+    calls["extracted"] = one_by_one
+    seconds = timed(calls, 3)
+    return {"architectures": copies * len(archs), "seconds": seconds}
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean over architectures of each form's time over the extracted network's."""
+    means: dict[str, dict[str, float]] = {}
+    for kind in ("forward", "gradient"):
+        names = [name for name in rows[0][kind] if name != "extracted"]
+        means[kind] = {
+            name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows]))
+            for name in names
+        }
+        if "pytorch" in names:
+            means[kind]["unrolled over pytorch"] = float(
+                np.mean([row[kind]["unrolled"] / row[kind]["pytorch"] for row in rows])
+            )
+    return means
+
+
+def _torch_call(space: Any, arch: Any, kind: str) -> Callable[[], Any] | None:
+    """Forward or gradient of a plain PyTorch network of the same sizes; None without PyTorch."""
+    try:
+        from experiments.benchmarks.torch_vit import timing_call
+    except ImportError:
+        return None
+    values = space.to_dict(arch)
+    return timing_call(values, _BATCH.value, kind, relative_positions=_RELATIVE.value)
+
+
+def show(result: dict[str, Any]) -> str:
+    """The table that is printed."""
+    lines = [f"{result['space']} space, batch {result['batch']}, {result['device']}, ratios to extracted"]
+    extracted = {k: [row[f"{k}_compile"] for row in result["rows"]] for k in ("forward", "gradient")}
+    for kind, means in result["ratios"].items():
+        base = statistics.mean(row[kind]["extracted"] for row in result["rows"])
+        compile_base = statistics.mean(cost["seconds"] for cost in extracted[kind])
+        memory_base = statistics.mean(cost["megabytes"] for cost in extracted[kind])
+        lines.append(
+            f"{kind}: extracted {1e3 * base:.1f} ms, compile {compile_base:.1f} s, "
+            f"{memory_base:.0f} MB"
+        )
+        for name, mean in means.items():
+            cost = result["compile"][kind].get(name)
+            more = "" if cost is None else (
+                f"  compile {cost['seconds'] / compile_base:5.2f} x"
+                f"  memory {cost['megabytes'] / memory_base:5.2f} x"
+            )
+            lines.append(f"  {name:24s} {mean:5.2f} x{more}")
+    if "population" in result:
+        seconds = result["population"]["seconds"]
+        lines.append(f"population of {result['population']['architectures']}, forward")
+        for name, value in seconds.items():
+            lines.append(f"  {name:24s} {value / seconds['extracted']:5.2f} x  {value:.2f} s")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    result = measure()
+    print(show(result))
+    if _OUT.value:
+        with open(_OUT.value, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,214 @@
+"""Exact costs (P7): against extracted parameters, XLA's own counts, and published networks."""
+
+import functools
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_nets import SETTINGS, SHAPE, sample, setting, take
+
+import jaxnas
+from jaxnas import spaces, supernets
+from jaxnas.cost import annotations
+
+every_setting = pytest.mark.parametrize("name", SETTINGS)
+seeds = st.integers(0, 2**31 - 1)
+IMAGE = (1, 224, 224, 3)
+
+
+@functools.cache
+def cost_of(name):
+    return jaxnas.cost(setting(name).net, SHAPE)
+
+
+@functools.cache
+def autoformer(size, **changes):
+    given = dict(image_size=224, patch_size=16, num_classes=1000)
+    return supernets.ViT(spaces.autoformer(size), **given | changes)
+
+
+def lower(net, params, shape):
+    """The traced and lowered forward pass of an extracted network."""
+    images = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.jit(lambda params, x: net.apply({"params": params}, x)).lower(params, images)
+
+
+def xla_macs(text):
+    """The multiply-accumulates of all products in the text of an HLO module, M * N * K each."""
+    products, calls, entry, current = {}, {}, None, None
+    shapes = {}
+    for line in text.splitlines():
+        if line.endswith(" {"):
+            is_entry = line.startswith("ENTRY")
+            current = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+            entry = current if is_entry else entry
+            products[current], calls[current] = 0, []
+        found = re.match(r"\s+(?:ROOT )?%?([\w.-]+) = \w+\[([\d,]*)\]\S* ([\w-]+)\((.*)", line)
+        if not found:
+            continue
+        name, shape, operation, rest = found.groups()
+        shapes[current, name] = [int(size) for size in shape.split(",") if size]
+        assert operation not in ("convolution", "while", "conditional", "custom-call")
+        if operation == "call":
+            calls[current].append(re.search(r"to_apply=%?([\w.-]+)", rest)[1])
+        if operation == "dot":
+            left = shapes[current, re.match(r"(?:\S+\[\S+ )?%?([\w.-]+)", rest)[1]]
+            summed = re.search(r"lhs_contracting_dims={([\d,]+)}", rest)[1].split(",")
+            inner = math.prod(left[int(axis)] for axis in summed)
+            products[current] += math.prod(shapes[current, name]) * inner
+
+    def total(computation):
+        return products[computation] + sum(map(total, calls[computation]))
+
+    return total(entry)
+
+
+# ---- Against extracted networks and XLA.
+
+
+@every_setting
+@settings(max_examples=5)
+@given(seed=seeds)
+def test_costs_are_those_of_the_extracted_network(name, seed):
+    case = setting(name)
+    arch = sample(case.space, seed)
+    small, params = jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)
+    costs = cost_of(name)(arch)
+    assert costs["params"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+    counted = xla_macs(lower(small, params, SHAPE).as_text("hlo"))
+    assert costs["macs"] * SHAPE[0] == counted
+    # The extracted network counts itself as its supernet does.
+    assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
+
+
+def test_macs_are_half_of_xlas_flops():
+    """What XLA counts beyond the products (norms, softmax, activations) is little at this size."""
+    net, arch = autoformer("tiny"), spaces.published("tiny")
+    small = net.clone(space=net.space.fix(arch))
+    images = jax.ShapeDtypeStruct(IMAGE, jnp.float32)
+    params = jax.eval_shape(small.init, jax.random.key(0), images)["params"]
+    lowered = lower(small, params, IMAGE)
+    macs = jaxnas.cost(net, IMAGE)(arch)["macs"]
+    assert xla_macs(lowered.as_text("hlo")) == macs
+    assert 2 * macs <= lowered.cost_analysis()["flops"] <= 1.15 * 2 * macs
+
+
+# ---- Published networks (AutoFormer, ICCV 2021; the official counters).
+
+
+@pytest.mark.parametrize(
+    "size, params, params_without, flops, macs_without",
+    [
+        ("tiny", 5_867_944, 5_768_104, 1_344_034_362, 1_283_236_352),
+        ("small", 22_891_432, 22_791_592, 4_892_144_730, 4_773_931_776),
+        ("base", 53_691_688, 53_584_168, 11_236_929_660, 11_045_397_248),
+    ],
+)
+def test_published_autoformers(size, params, params_without, flops, macs_without):
+    """Also without relative positions, where the products are those of any vision transformer."""
+    arch = spaces.published(size)
+    net, plain = autoformer(size), autoformer(size, max_relative_position=0)
+    assert jaxnas.cost(net, IMAGE)(arch)["params"] == params
+    assert jaxnas.autoformer_flops(net)(arch) == flops
+    assert jaxnas.cost(plain, IMAGE)(arch) == {"params": params_without, "macs": macs_without}
+
+
+@pytest.mark.parametrize("name", ["narrow", "wide"])
+def test_the_stored_supernet_is_the_largest_network(name):
+    case = setting(name)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(case.params))
+    assert cost_of(name)(case.space.largest())["params"] == stored
+
+
+def test_classic_sharing_stores_every_option():
+    """The kernel of a layer from `i` to `o` options is stored once for each pair of them."""
+    case = setting("classic")
+    assert case.params["block_0"]["mlp_in"]["kernel"].shape == (4, 16, 32)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(case.params))
+    assert stored > 2 * cost_of("classic")(case.space.largest())["params"]
+
+
+def test_the_batch_and_the_computation_type_change_no_cost():
+    case = setting("bfloat16")
+    arch = case.space.largest()
+    other = jaxnas.cost(case.net.clone(dtype=jnp.float32), (7, *SHAPE[1:]))
+    assert other(arch) == cost_of("bfloat16")(arch)
+
+
+# ---- Under transformations.
+
+
+@every_setting
+def test_jit_and_vmap_are_exact(name):
+    cost, batch = cost_of(name), sample(setting(name).space, 0, 200)
+    expected = cost(batch)
+    mapped = jax.jit(jax.vmap(cost))(batch)
+    for key in ("params", "macs"):
+        assert expected[key].dtype == np.int64 and mapped[key].dtype == jnp.int32
+        np.testing.assert_array_equal(mapped[key], expected[key])
+    one = jax.jit(cost)
+    for i in range(5):
+        arch = take(batch, i)
+        for key, value in one(arch).items():
+            assert int(value) == cost(arch)[key] == expected[key][i]
+
+
+def test_beyond_int32_rounds_once():
+    """AutoFormer-B has 11e9 multiply-accumulates; the traced figure is the nearest float32."""
+    net = autoformer("base")
+    cost, batch = jaxnas.cost(net, IMAGE), sample(net.space, 0, 500)
+    exact, traced = cost(batch), jax.jit(jax.vmap(cost))(batch)
+    assert np.min(exact["macs"]) > 2**31
+    assert traced["macs"].dtype == jnp.float32
+    np.testing.assert_array_equal(traced["macs"], exact["macs"].astype(np.float32))
+    np.testing.assert_array_equal(traced["params"], exact["params"])
+
+
+@every_setting
+def test_one_hot_costs_what_hard_costs(name):
+    space, cost = setting(name).space, cost_of(name)
+    soft = jax.jit(cost)
+    for seed in range(5):
+        arch = sample(space, seed)
+        weights = {key: jax.nn.one_hot(x, space[key].width) for key, x in arch.items()}
+        for key, value in soft(weights).items():
+            assert value.dtype == jnp.float32
+            np.testing.assert_allclose(value, cost(arch)[key], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["wide", "classic"])
+def test_soft_cost_is_the_expected_cost(name):
+    """Over independent decisions; its gradient is the difference that an option makes."""
+    space, cost = setting(name).space, cost_of(name)
+    rng = np.random.default_rng(0)
+    soft = {key: jnp.asarray(rng.dirichlet([1.0] * choice.width, choice.shape), jnp.float32)
+            for key, choice in space.decisions}
+    codes = np.array(list(itertools.product(*(range(size) for size in space.sizes))), np.int32)
+    probability = np.ones(len(codes))
+    column = 0
+    for key, choice in space.decisions:
+        for row in np.asarray(soft[key], np.float64).reshape(-1, choice.width):
+            probability *= row[codes[:, column]]
+            column += 1
+    assert abs(probability.sum() - 1) < 1e-5
+    exact = cost(space.decode(codes))
+    for key, value in jax.jit(cost)(soft).items():
+        np.testing.assert_allclose(value, np.sum(probability * exact[key]), rtol=1e-5)
+    gradient = jax.grad(lambda soft: cost(soft)["params"])(soft)
+    assert all(np.all(np.asarray(leaf) >= 0) and np.any(leaf != 0) for leaf in gradient.values())
+
+
+def test_annotations_name_the_axes():
+    """Of every parameter: its maximal shape, as stored, and the logical names for a mesh."""
+    case = setting("narrow")
+    recorded = annotations(case.net, SHAPE)
+    spec = recorded.specs["block_0", "attention", "qkv_kernel"]
+    assert tuple(table.maximum for table in spec.axes) == (12, 3, 2, 4)
+    assert spec.names == ("embed", None, "heads", None)
+    assert recorded.shapes["block_0"]["mlp_in"]["kernel"].names == ("embed", "mlp")

@@ -1,0 +1,213 @@
+"""The ViT supernet: soft architectures, drop path, initial values, errors."""
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_nets import CLASSES, NARROW, SHAPE, difference, jit, normal, sample, setting
+
+import jaxnas
+from jaxnas import spaces, supernets
+from jaxnas.elastic.layers import drop_path
+
+
+def one_hot(space, arch, names=None):
+    """The soft architecture that is certain of `arch`, or mixed: soft for `names` only."""
+    return {
+        name: jax.nn.one_hot(x, space[name].width) if names is None or name in names else x
+        for name, x in arch.items()
+    }
+
+
+def random_soft(space, seed):
+    """Softmax weights for every decision."""
+    keys = jax.random.split(jax.random.key(seed), len(space))
+    return {
+        name: jax.nn.softmax(jax.random.normal(key, (*choice.shape, choice.width)))
+        for key, (name, choice) in zip(keys, space.decisions, strict=True)
+    }
+
+
+# ---- Soft architectures.
+
+
+@pytest.mark.parametrize("name", ["narrow", "wide", "classic"])
+def test_one_hot_is_hard(name):
+    case = setting(name)
+    soft = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
+    for seed in range(4):
+        arch = sample(case.space, seed)
+        assert difference(soft(one_hot(case.space, arch)), case(arch)[0]) <= 1e-5
+
+
+def test_some_decisions_soft_and_some_hard():
+    case = setting("wide")
+    apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
+    for seed in range(3):
+        arch = sample(case.space, seed)
+        mixed = one_hot(case.space, arch, names=("num_heads", "depth"))
+        assert difference(apply(mixed), case(arch)[0]) <= 1e-5
+
+
+def test_soft_architectures_differentiate_twice():
+    case = setting("narrow")
+
+    def loss(arch):
+        logits = case.net.apply({"params": case.params}, case.images, arch)
+        return jnp.sum(logits * case.weights)
+
+    def slope(arch):
+        gradient = jax.grad(loss)(arch)
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradient)), gradient
+
+    arch = random_soft(case.space, 0)
+    curvature, gradient = jit(jax.grad(slope, has_aux=True))(arch)
+    for tree in (gradient, curvature):
+        for key, leaf in tree.items():
+            assert leaf.shape == arch[key].shape
+            assert np.all(np.isfinite(leaf)) and np.any(np.asarray(leaf) != 0), key
+    # The gradient is that of finite differences along a random direction.
+    step = {key: 1e-2 * normal(*leaf.shape) for key, leaf in arch.items()}
+    run = jit(loss)
+    ends = [run(jax.tree.map(lambda x, d, s=sign: x + s * d, arch, step)) for sign in (1.0, -1.0)]
+    slope_along = sum(jnp.sum(gradient[key] * step[key]) for key in arch)
+    assert abs((ends[0] - ends[1]) / 2 - slope_along) <= 2e-2 * abs(slope_along)
+
+
+# ---- Drop path.
+
+
+def test_drop_path_drops_whole_examples_at_its_rate():
+    count, rate = 20_000, 0.3
+    dropped = np.asarray(drop_path(jnp.ones((count, 2, 3)), rate, jax.random.key(0)))
+    assert np.all(dropped == dropped[:, :1, :1])
+    assert set(np.unique(dropped)) == {0, np.float32(1 / (1 - rate))}
+    assert abs(np.mean(dropped[:, 0, 0] == 0) - rate) < 4 * (rate * (1 - rate) / count) ** 0.5
+
+
+def test_drop_path_is_for_training_only():
+    case = setting("wide")
+    net = case.net.clone(space=case.space.fix(case.space.largest()))
+
+    def apply(train, key):
+        return case.net.apply(
+            {"params": case.params}, case.images, arch, train=train, rngs={"drop_path": key}
+        )
+
+    assert "random" not in str(jax.make_jaxpr(lambda key: apply(False, key))(jax.random.key(0)))
+    train = jit(lambda key: apply(True, key))
+    # Of two branches in the last layer, three examples: most keys drop something.
+    outputs = [np.asarray(train(jax.random.key(seed))) for seed in range(8)]
+    assert len({x.tobytes() for x in outputs}) > 2
+    np.testing.assert_array_equal(train(jax.random.key(3)), outputs[3])
+    with pytest.raises(Exception, match="drop_path"):
+        case.net.apply({"params": case.params}, case.images, arch, train=True)
+
+
+def test_drop_path_rises_linearly_to_the_last_stored_layer():
+    net = supernets.ViT(spaces.vit((8,), (2, 5), (1,), (1.0,)), 8, 4, CLASSES, drop_path_rate=0.4)
+    rates = {}
+
+    def note(call, args, kwargs, context):
+        if hasattr(context.module, "drop_path_rate") and context.module.name:
+            rates[context.module.name] = context.module.drop_path_rate
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(SHAPE, jnp.float32))
+    ramp = [rates[f"block_{layer}"] for layer in range(5)]
+    np.testing.assert_allclose(ramp, [0, 0.1, 0.2, 0.3, 0.4], rtol=1e-6, atol=1e-12)
+
+
+# ---- Initial values.
+
+
+def test_initial_values():
+    """Normal of deviation 0.02, as in AutoFormer; patches uniform, as PyTorch's convolution."""
+    net = supernets.ViT(spaces.vit((32, 64), (1,), (2,), (2.0,)), 16, 4, 10)
+    params = jaxnas.init(net, jax.random.key(0), (1, 16, 16, 3))
+    flat = flax.traverse_util.flatten_dict(params)
+    assert not any(isinstance(leaf, nn.meta.AxisMetadata) for leaf in flat.values())
+    for path, leaf in flat.items():
+        assert leaf.dtype == jnp.float32
+        leaf = np.asarray(leaf)
+        if path[0] == "patch_embed":
+            bound = (3 * 4 * 4) ** -0.5
+            assert 0.8 * bound < np.max(np.abs(leaf)) <= bound
+        elif path[-1] == "scale":
+            assert np.all(leaf == 1)
+        elif path[-1].endswith("bias"):
+            assert np.all(leaf == 0)
+        else:
+            error = 5 / leaf.size**0.5
+            assert abs(np.std(leaf) / 0.02 - 1) < error and abs(np.mean(leaf)) < 0.02 * error
+    assert flat["tokens", "positions"].shape == (17, 64)
+
+
+# ---- Errors.
+
+
+def vit(**changes):
+    given = dict(space=NARROW, image_size=8, patch_size=4, num_classes=CLASSES)
+    return supernets.ViT(**given | changes)
+
+
+def test_image_size_not_a_multiple_of_the_patch():
+    with pytest.raises(ValueError, match=r"10 is not a multiple of patch_size 4; .* 8 and 12"):
+        vit(image_size=10)
+
+
+def test_space_without_the_decisions():
+    with pytest.raises(ValueError, match=r"missing: \['mlp_ratio', 'num_heads'\]"):
+        vit(space=jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=jaxnas.Choice(1)))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda a: None, "needs `arch`"),
+        (lambda a: a | {"width": a["depth"]}, "'width' is not a choice of the space"),
+        (lambda a: {k: x for k, x in a.items() if k != "depth"}, "no value for 'depth'"),
+        (lambda a: a | {"num_heads": jnp.zeros(3, jnp.int32)}, r"'num_heads' has shape \(3,\)"),
+        (lambda a: a | {"embed_dim": jnp.ones(2)}, r"'embed_dim' has shape \(2,\)"),
+    ],
+    ids=["none", "unknown key", "missing key", "length", "soft length"],
+)
+def test_architectures_of_another_space(change, message):
+    case = setting("narrow")
+    with pytest.raises(ValueError, match=message):
+        case.net.apply({"params": case.params}, case.images, change(case.space.largest()))
+
+
+def test_images_of_another_size():
+    case = setting("narrow")
+    with pytest.raises(ValueError, match=r"Expected images \[B, 8, 8, channels\].*\(3, 8, 9, 1\)"):
+        case.net.apply({"params": case.params}, jnp.ones((3, 8, 9, 1)), case.space.largest())
+
+
+@pytest.mark.parametrize(
+    "change, options, message",
+    [
+        (lambda a, p: (a, p), {}, "either verify=batch, or input_shape"),
+        (lambda a, p: (a | {"depth": jnp.int32(2)}, p), {"input_shape": SHAPE}, "'depth' is 2"),
+        (
+            lambda a, p: (a, p | {"head": {}}),
+            {"input_shape": SHAPE},
+            "missing: head/bias, head/kernel",
+        ),
+        (
+            lambda a, p: (a, p | {"tail": p["head"]}),
+            {"input_shape": SHAPE},
+            "unexpected: tail/bias",
+        ),
+        (lambda a, p: (a, p), {"input_shape": (1, 8, 8, 3)}, "misshapen: patch_embed/projection"),
+    ],
+    ids=["no shape", "index", "missing", "unexpected", "misshapen"],
+)
+def test_extract_refuses(change, options, message):
+    case = setting("narrow")
+    arch, params = change(case.space.largest(), case.params)
+    with pytest.raises(ValueError, match=message):
+        jaxnas.extract(case.net, params, arch, **options)
