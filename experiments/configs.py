@@ -17,12 +17,14 @@ class Data:
       search_fraction: part of the training images held out for the search.
       crop_padding: pixels of random shift; 0 for none.
       flip: whether images are mirrored at random.
+      mixup: strength (alpha) of blending pairs of images; 0 for none.
     """
 
     name: str
     search_fraction: float = 0.2
     crop_padding: int = 0
     flip: bool = False
+    mixup: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ CONFIGS = {
         # About three minutes on two cores, all of it.
         Config(
             name="digits",
-            data=Data(name="digits", crop_padding=1),
+            data=Data(name="digits", mixup=0.4),
             model=Model(
                 space="digits",
                 image_size=8,
@@ -110,14 +112,14 @@ CONFIGS = {
                 init_std=0.1,
             ),
             training=Training(
-                steps=3000, batch_size=128, learning_rate=2e-3, warmup_steps=150
+                steps=1200, batch_size=128, learning_rate=3e-3, warmup_steps=100, evaluate_every=200
             ),
-            search=Search(max_params_fraction=0.6, evaluations=400),
+            search=Search(max_params_fraction=0.6, evaluations=300),
         ),
         # About an hour on two cores, minutes on a GPU.
         Config(
             name="fashion_mnist",
-            data=Data(name="fashion_mnist", search_fraction=1 / 6, crop_padding=2, flip=True),
+            data=Data(name="fashion_mnist", search_fraction=1 / 6, crop_padding=1, flip=True),
             model=Model(
                 space="fashion_mnist",
                 image_size=28,
@@ -128,14 +130,14 @@ CONFIGS = {
                 init_std=0.1,
             ),
             training=Training(
-                steps=6000,
+                steps=4000,
                 batch_size=128,
-                learning_rate=1e-3,
-                warmup_steps=400,
+                learning_rate=2e-3,
+                warmup_steps=300,
                 evaluate_every=1000,
-                checkpoint_every=500,
+                checkpoint_every=250,
             ),
-            search=Search(max_params_fraction=0.6, evaluations=500),
+            search=Search(max_params_fraction=0.6, evaluations=200),
         ),
     )
 }

@@ -157,7 +157,7 @@ def finish(
 
     best = results["evolution"].arch
     images, _ = setup.dataset.search.take(np.arange(min(64, len(setup.dataset.search))))
-    batch = setup.standardize(jnp.asarray(images), jax.random.key(0))
+    batch = setup.standardize(jnp.asarray(images))
     small, small_params, error = jaxnas.extract(setup.net, params, best, verify=batch)
     test = make_evaluator(
         small, setup.dataset.test, config.search.batch_size, setup.standardize, setup.mesh, role="test"

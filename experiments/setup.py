@@ -19,8 +19,8 @@ from experiments.configs import Config, space_of
 from jaxnas import data
 from jaxnas.data import augment
 from jaxnas.supernets import ViT
-from jaxnas.training.step import TrainState, data_mesh, init_state, replicate
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.step import Batch, TrainState, data_mesh, init_state, replicate
 
 # Each use of randomness has its own number, so that adding one changes none of the others.
 STREAMS = {"init": 0, "training": 1, "monitor": 2, "evolution": 3, "random_search": 4}
@@ -58,19 +58,24 @@ class Setup:
         """The key of one use of randomness in this run."""
         return jax.random.fold_in(jax.random.key(self.config.seed), STREAMS[stream])
 
-    def standardize(self, images: jax.Array, key: jax.Array) -> jax.Array:
+    def standardize(self, images: jax.Array) -> jax.Array:
         """Stored images to the network's input: float32, zero mean and unit variance per channel."""
-        del key
         return augment.normalize(images, self.dataset.mean, self.dataset.std)
 
-    def augment(self, images: jax.Array, key: jax.Array) -> jax.Array:
-        """Random shifts and mirroring as the config says, then `standardize`."""
-        crop_key, flip_key = jax.random.split(key)
-        if self.config.data.crop_padding:
-            images = augment.pad_and_crop(crop_key, images, self.config.data.crop_padding)
-        if self.config.data.flip:
+    def augment(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A batch to augmented input, float32 [B, H, W, C], and smoothed targets [B, classes]."""
+        settings, classes = self.config.data, self.dataset.num_classes
+        crop_key, flip_key, mixup_key = jax.random.split(key, 3)
+        images, labels = batch["image"], batch["label"]
+        if settings.crop_padding:
+            images = augment.pad_and_crop(crop_key, images, settings.crop_padding)
+        if settings.flip:
             images = augment.flip(flip_key, images)
-        return self.standardize(images, key)
+        images = self.standardize(images)
+        targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+        if settings.mixup:
+            images, targets = augment.mixup(mixup_key, images, labels, classes, settings.mixup)
+        return images, optax.smooth_labels(targets, self.config.training.label_smoothing)
 
     def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
         """AdamW and its learning-rate schedule."""

@@ -18,7 +18,7 @@ from experiments.setup import build, define_data_flags
 from jaxnas.data import Batches
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.loop import LoopSettings, fit, monitored
-from jaxnas.training.step import StepSettings, make_train_step
+from jaxnas.training.step import make_train_step
 from jaxnas.training.workdir import open_workdir, write_json_atomic
 
 
@@ -43,9 +43,9 @@ def main(argv: list[str]) -> None:
             optimizer,
             schedule,
             setup.augment,
-            StepSettings(settings.label_smoothing, settings.freeze_inactive),
             setup.mesh,
             setup.input_shape,
+            freeze_inactive=settings.freeze_inactive,
         )
         evaluate = make_evaluator(
             setup.net,

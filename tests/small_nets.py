@@ -22,6 +22,8 @@ SETTINGS = {
         space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16
     ),
 }
+# As "narrow", with which it is compared.
+SCANNED = dict(SETTINGS["narrow"], scan_layers=True)
 SHAPE = (3, 8, 8, 1)
 CLASSES = 5
 
@@ -75,7 +77,11 @@ class Setting:
 @functools.cache
 def setting(name: str) -> Setting:
     net = supernets.ViT(
-        image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4, **SETTINGS[name]
+        image_size=8,
+        patch_size=4,
+        num_classes=CLASSES,
+        head_dim=4,
+        **(SCANNED if name == "scanned" else SETTINGS[name]),
     )
     return Setting(net, random_params(net), normal(*SHAPE), normal(SHAPE[0], CLASSES), [])
 
@@ -84,7 +90,7 @@ def random_params(net, shape=SHAPE):
     shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float32))
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32),
+        lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)),
         nn.meta.unbox(shapes["params"]),
     )
 

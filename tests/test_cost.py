@@ -187,8 +187,10 @@ def test_soft_cost_is_the_expected_cost(name):
     """Over independent decisions; its gradient is the difference that an option makes."""
     space, cost = setting(name).space, cost_of(name)
     rng = np.random.default_rng(0)
-    soft = {key: jnp.asarray(rng.dirichlet([1.0] * choice.width, choice.shape), jnp.float32)
-            for key, choice in space.decisions}
+    soft = {
+        key: jnp.asarray(rng.dirichlet([1.0] * choice.width, choice.shape), jnp.float32)
+        for key, choice in space.decisions
+    }
     codes = np.array(list(itertools.product(*(range(size) for size in space.sizes))), np.int32)
     probability = np.ones(len(codes))
     column = 0

@@ -37,15 +37,19 @@ def batch(seed: int, size: int = 16) -> dict[str, np.ndarray]:
     }
 
 
-def preprocess(images, key):
-    del key
+def preprocess(images):
     return images.astype(jnp.float32) / 8 - 1
+
+
+def augment(batch, key):
+    del key
+    targets = jax.nn.one_hot(batch["label"], 10, dtype=jnp.float32)
+    return preprocess(batch["image"]), optax.smooth_labels(targets, 0.1)
 
 
 def make(devices: int = 1, **settings):
     mesh = step_lib.data_mesh(devices)
-    settings = step_lib.StepSettings(**settings)
-    step = step_lib.make_train_step(NET, OPTIMIZER, SCHEDULE, preprocess, settings, mesh, SHAPE)
+    step = step_lib.make_train_step(NET, OPTIMIZER, SCHEDULE, augment, mesh, SHAPE, **settings)
     params = jaxnas.init(NET, jax.random.key(1), SHAPE)
     # Biases and tokens away from zero, so that an unwanted change shows.
     params = jax.tree.map(lambda x: x + 0.01, params)
@@ -184,7 +188,7 @@ def test_accuracy_is_exact_over_a_split_that_batches_do_not_divide():
     apply = jax.jit(NET.apply)
     for i in range(3):
         arch = jax.tree.map(lambda x, i=i: x[i], archs)
-        logits = apply({"params": params}, preprocess(content["image"], None), arch)
+        logits = apply({"params": params}, preprocess(content["image"]), arch)
         expected = np.mean(np.argmax(np.asarray(logits), 1) == content["label"])
         assert float(accuracies[i]) == pytest.approx(expected, abs=1e-6)
         assert float(evaluate(params, arch)) == float(accuracies[i])

@@ -154,8 +154,8 @@ def primitives(jaxpr):
                 yield from primitives(inner)
 
 
-@every_setting
-@settings(max_examples=3)
+@pytest.mark.parametrize("name", [*SETTINGS, "scanned"])
+@settings(max_examples=4)
 @given(seed=seeds)
 def test_nothing_of_the_supernet_is_in_the_extracted_program(name, seed):
     case = setting(name)
@@ -205,7 +205,7 @@ def check_vmapped(name, axes, images, archs):
             assert not np.any(np.where(mask, 0, value)), path
 
 
-@every_setting
+@pytest.mark.parametrize("name", ["narrow", "wide", "classic", "scanned"])
 def test_vmap_over_architectures_is_the_loop(name):
     case = setting(name)
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))
@@ -215,6 +215,23 @@ def test_vmap_over_architectures_is_the_loop(name):
 def test_vmap_over_data_is_the_loop(axes):
     archs = sample(setting("wide").space, 4, 4 if axes[2] == 0 else None)
     check_vmapped("wide", axes, normal(4, *SHAPE), archs)
+
+
+# ---- Layers in a loop.
+
+
+@settings(max_examples=4)
+@given(seed=seeds)
+def test_scanned_layers_are_the_unrolled_ones(seed):
+    arch = sample(setting("scanned").space, seed)
+    logits, _, gradient = setting("scanned")(arch)
+    expected, _, expected_gradient = setting("narrow")(arch)
+    assert difference(logits, expected) <= 1e-5
+    scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected_gradient))
+    masks, gradient = masks_of("scanned")(arch), flatten(gradient)
+    for path, leaf in flatten(expected_gradient).items():
+        assert np.max(np.abs(gradient[path] - leaf)) <= 1e-5 * scale, path
+        assert not np.any(np.where(masks[path], 0, gradient[path])), path
 
 
 # ---- Depth.

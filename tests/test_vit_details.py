@@ -92,9 +92,8 @@ def test_drop_path_is_for_training_only():
     net = case.net.clone(space=case.space.fix(case.space.largest()))
 
     def apply(train, key):
-        return case.net.apply(
-            {"params": case.params}, case.images, arch, train=train, rngs={"drop_path": key}
-        )
+        rngs = {"drop_path": key}
+        return net.apply({"params": case.params}, case.images, train=train, rngs=rngs)
 
     assert "random" not in str(jax.make_jaxpr(lambda key: apply(False, key))(jax.random.key(0)))
     train = jit(lambda key: apply(True, key))
@@ -103,7 +102,7 @@ def test_drop_path_is_for_training_only():
     assert len({x.tobytes() for x in outputs}) > 2
     np.testing.assert_array_equal(train(jax.random.key(3)), outputs[3])
     with pytest.raises(Exception, match="drop_path"):
-        case.net.apply({"params": case.params}, case.images, arch, train=True)
+        net.apply({"params": case.params}, case.images, train=True)
 
 
 def test_drop_path_rises_linearly_to_the_last_stored_layer():

@@ -225,7 +225,9 @@ class ViT(nn.Module):
             for name in ("num_heads", "mlp_ratio")
             for length in [max(self.space.choices["depth"].options)]
         )
-        return self.scan_layers and uniform and not recording and not self.is_initializing()
+        # A plain network (one architecture) is unrolled too: a loop would choose what to skip.
+        unrolled = recording or self.is_initializing() or self.space.cardinality == 1
+        return self.scan_layers and uniform and not unrolled
 
 
 def _gates(depth: Width, layers: jax.Array) -> jax.Array:

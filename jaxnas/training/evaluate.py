@@ -34,7 +34,7 @@ def make_evaluator(
       net: a network with a `space`.
       split: what to evaluate on.
       batch_size: images at a time; rounded up to a multiple of the mesh's devices.
-      preprocess: from (images as stored, key) to float32 images, without augmentation.
+      preprocess: from images as stored to float32 images, without augmentation.
       mesh: with an axis "data", over which each batch is split.
       role: what the caller means to use, "search" or "test"; a split of another role is refused, so
         that nobody searches on the test split by accident.
@@ -51,7 +51,7 @@ def make_evaluator(
 
     def accuracy(params: Any, arch: Arch, batches: Any) -> jax.Array:
         def correct(batch: Any) -> jax.Array:
-            images = preprocess(batch["image"], jax.random.key(0))
+            images = preprocess(batch["image"])
             logits = net.apply({"params": params}, images, arch)
             hit = (jnp.argmax(logits, axis=1) == batch["label"]).astype(jnp.float32)
             return jnp.sum(hit * batch["weight"])

@@ -7,7 +7,6 @@ once, whatever is drawn. Data parallelism is a sharded batch: the same program o
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,8 @@ from jaxnas.training import optimizer as optimizer_lib
 
 Batch = dict[str, jax.Array]
 Arch = dict[str, jax.Array]
-Preprocess = Callable[[jax.Array, jax.Array], jax.Array]
+Preprocess = Callable[[jax.Array], jax.Array]
+Augment = Callable[[Batch, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 @flax.struct.dataclass
@@ -43,20 +43,6 @@ class TrainState:
     params: Any
     opt_state: Any
     key: jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class StepSettings:
-    """What a step does beyond the network and the optimizer.
-
-    Attributes:
-      label_smoothing: weight of the uniform distribution in the targets, 0 to 1.
-      freeze_inactive: leave unsampled weights untouched; False is the official AutoFormer behaviour,
-        where decay and momentum move them.
-    """
-
-    label_smoothing: float = 0.1
-    freeze_inactive: bool = True
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
@@ -112,10 +98,11 @@ def make_train_step(
     net: nn.Module,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
-    preprocess: Preprocess,
-    settings: StepSettings,
+    augment: Augment,
     mesh: Mesh,
     input_shape: tuple[int, ...],
+    *,
+    freeze_inactive: bool = True,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The compiled single-path training step.
 
@@ -123,10 +110,12 @@ def make_train_step(
       net: a supernet with a `space`.
       optimizer: an optax transformation.
       schedule: its learning rate, for the metrics.
-      preprocess: from (images as stored, key) to float32 images, traceable.
-      settings: see `StepSettings`.
+      augment: from (batch, key) to the network's input, float32 [B, ...], and targets, float32
+        [B, classes] that sum to 1; traceable.
       mesh: with an axis "data".
       input_shape: of the network's input, with a batch dimension.
+      freeze_inactive: leave unsampled weights untouched; False is the official AutoFormer behaviour,
+        where decay and momentum move them.
 
     Returns:
       `step(state, batch) -> (state, metrics)` with batch {"image" [B, ...], "label" int32 [B]}, split
@@ -138,21 +127,20 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), 3)
         arch = space.sample(keys[0])
-        images = preprocess(batch["image"], keys[1])
+        images, targets = augment(batch, keys[1])
 
         def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
             rngs = {"drop_path": keys[2]}
             logits = net.apply({"params": params}, images, arch, train=True, rngs=rngs)
-            targets = jax.nn.one_hot(batch["label"], logits.shape[1], dtype=jnp.float32)
-            targets = optax.smooth_labels(targets, settings.label_smoothing)
             return optax.softmax_cross_entropy(logits, targets).mean(), logits
 
         (loss, logits), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        active = masks(arch) if settings.freeze_inactive else None
+        active = masks(arch) if freeze_inactive else None
         params, opt_state = optimizer_lib.update(
             optimizer, grads, state.opt_state, state.params, active
         )
-        correct = jnp.argmax(logits, axis=1) == batch["label"]
+        # Against the likeliest target: mixed images have no label of their own.
+        correct = jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)
         metrics = {
             "loss": loss,
             "accuracy": jnp.mean(correct.astype(jnp.float32)),
