@@ -1,6 +1,7 @@
 """Neural architecture search in JAX: one compiled supernet for every architecture of a space."""
 
 from jaxnas import search, spaces, supernets
+from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.choice import Choice
 from jaxnas.cost import autoformer_flops, cost
 from jaxnas.space import Space
@@ -13,8 +14,11 @@ __all__ = [
     "Space",
     "autoformer_flops",
     "cost",
+    "export_subnet",
     "extract",
     "init",
+    "load_subnet",
+    "save_subnet",
     "search",
     "spaces",
     "supernets",
