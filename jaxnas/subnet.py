@@ -25,7 +25,9 @@ def init(net: nn.Module, key: jax.Array, input_shape: tuple[int, ...]) -> Params
       input_shape: of the input, with a batch dimension.
     """
     inputs = jnp.zeros(input_shape, jnp.float32)
-    variables = jax.jit(lambda key: net.init(key, inputs))(key)
+    # One draw for each parameter, run once: compiling it is all the time that this takes.
+    quickly = {"xla_backend_optimization_level": 0}
+    variables = jax.jit(lambda key: net.init(key, inputs), compiler_options=quickly)(key)
     return nn.meta.unbox(variables["params"])
 
 
@@ -59,16 +61,17 @@ def extract(
     if (input_shape is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or input_shape=(batch, ...).")
     net.space.check(arch)
-    arch = net.space.canonical(arch)
+    arch = {name: np.asarray(value) for name, value in net.space.canonical(arch).items()}
     shape = tuple(verify.shape if verify is not None else input_shape)
     recorded = annotations(net, shape)
     stored = flax.traverse_util.flatten_dict(nn.meta.unbox(params))
     expected = flax.traverse_util.flatten_dict(nn.meta.unbox(recorded.shapes))
     check_tensors(stored, expected, "the supernet's parameters")
     active = {
-        path: jnp.asarray(spec.active(stored[path], arch))
+        # Sliced on the host: on the device every new shape would be compiled.
+        path: jnp.asarray(spec.active(np.asarray(stored[path]), arch))
         for path, spec in recorded.specs.items()
-        if int(spec.gate.at(arch))
+        if int(spec.gate.at_host(arch))
     }
     small_params = flax.traverse_util.unflatten_dict(active)
     small = net.clone(space=net.space.fix(arch))

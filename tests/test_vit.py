@@ -78,7 +78,8 @@ def test_tail_of_activations_is_zero(name, seed):
             assert np.any(output[..., :width] != 0), path
             assert not np.any(output[..., width:] != 0), path
             checked += 1
-    assert checked == 5 + 2 * len(skipped) // 2 + 7 * values["depth"]
+    # Outside of the blocks 5 modules; of a skipped block itself; in an active one 6 and itself.
+    assert checked == 5 + len(skipped) + 7 * values["depth"]
 
 
 @every_setting
@@ -205,7 +206,7 @@ def check_vmapped(name, axes, images, archs):
             assert not np.any(np.where(mask, 0, value)), path
 
 
-@pytest.mark.parametrize("name", ["narrow", "wide", "classic", "scanned"])
+@pytest.mark.parametrize("name", ["narrow", "classic", "scanned"])
 def test_vmap_over_architectures_is_the_loop(name):
     case = setting(name)
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))

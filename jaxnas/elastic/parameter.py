@@ -64,8 +64,8 @@ class ParameterSpec:
     def active(self, value: Any, arch: dict[str, Any]) -> Any:
         """The active part of a stored parameter for a concrete hard architecture."""
         if self.option is not None:
-            value = value[int(self.option.at(arch))]
-        return value[tuple(slice(0, int(table.at(arch))) for table in self.axes)]
+            value = value[self.option.at_host(arch)]
+        return value[tuple(slice(0, table.at_host(arch)) for table in self.axes)]
 
 
 def parameter(

@@ -64,6 +64,13 @@ class Table:
         """The entry for a hard architecture, int32 [] (a gather; jit and vmap)."""
         return jnp.asarray(np.array(self.values, np.int32))[self.index(arch)]
 
+    def at_host(self, arch: dict[str, Any]) -> int:
+        """The entry for a concrete hard architecture, on the host."""
+        index = 0
+        for (name, position), count in zip(self.names, self.counts):
+            index = index * count + int(arch[name] if position is None else arch[name][position])
+        return self.values[index]
+
     def index(self, arch: dict[str, jax.Array]) -> jax.Array:
         """The row-major position of a hard architecture in the table, int32 []."""
         index = jnp.int32(0)
