@@ -119,7 +119,7 @@ CONFIGS = {
         # About an hour on two cores, minutes on a GPU.
         Config(
             name="fashion_mnist",
-            data=Data(name="fashion_mnist", search_fraction=1 / 6, crop_padding=1, flip=True),
+            data=Data(name="fashion_mnist", search_fraction=1 / 6, flip=True),
             model=Model(
                 space="fashion_mnist",
                 image_size=28,
@@ -130,10 +130,10 @@ CONFIGS = {
                 init_std=0.1,
             ),
             training=Training(
-                steps=4000,
+                steps=3000,
                 batch_size=128,
                 learning_rate=2e-3,
-                warmup_steps=300,
+                warmup_steps=200,
                 evaluate_every=1000,
                 checkpoint_every=250,
             ),

@@ -11,7 +11,6 @@ Started again it goes on from search/history.jsonl.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any
 

@@ -7,7 +7,8 @@ A cost is the sum of one entry of each table: nothing of the network is computed
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import flax.traverse_util
@@ -112,7 +113,7 @@ def _exact(tables: tuple[Table, ...], arch: Arch) -> np.ndarray:
     total: Any = np.int64(0)
     for table in tables:
         index: Any = 0
-        for (name, position), count in zip(table.names, table.counts):
+        for (name, position), count in zip(table.names, table.counts, strict=True):
             value = host[name] if position is None else host[name][..., position]
             index = index * count + value
         total = total + np.array(table.values, np.int64)[index]
@@ -167,7 +168,7 @@ def autoformer_flops(net: nn.Module) -> Callable[[Arch], int]:
         patch = 3 * net.patch_size**2
         tokens = patches + 2
         total = dim + patches * patch * dim + (patches + 1) * dim / 2
-        for heads, ratio in list(zip(values["num_heads"], values["mlp_ratio"]))[:depth]:
+        for heads, ratio in list(zip(values["num_heads"], values["mlp_ratio"], strict=True))[:depth]:
             inner, hidden = heads * net.head_dim, int(dim * ratio)
             total += tokens * dim + tokens * 3 * inner * dim + 2 * tokens**2 * inner
             total += tokens * inner * dim

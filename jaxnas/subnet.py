@@ -61,7 +61,8 @@ def extract(
     if (input_shape is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or input_shape=(batch, ...).")
     net.space.check(arch)
-    arch = {name: np.asarray(value) for name, value in net.space.canonical(arch).items()}
+    arch = net.space.canonical(arch)
+    on_host = {name: np.asarray(value) for name, value in arch.items()}
     shape = tuple(verify.shape if verify is not None else input_shape)
     recorded = annotations(net, shape)
     stored = flax.traverse_util.flatten_dict(nn.meta.unbox(params))
@@ -69,9 +70,9 @@ def extract(
     check_tensors(stored, expected, "the supernet's parameters")
     active = {
         # Sliced on the host: on the device every new shape would be compiled.
-        path: jnp.asarray(spec.active(np.asarray(stored[path]), arch))
+        path: jnp.asarray(spec.active(np.asarray(stored[path]), on_host))
         for path, spec in recorded.specs.items()
-        if int(spec.gate.at_host(arch))
+        if spec.gate.at_host(on_host)
     }
     small_params = flax.traverse_util.unflatten_dict(active)
     small = net.clone(space=net.space.fix(arch))

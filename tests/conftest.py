@@ -9,6 +9,9 @@ import pathlib
 
 CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
 
+# Modules that run optax's Adam, which raises a float to an integer power: JAX's own promotion there.
+STANDARD_PROMOTION = {"test_training"}
+
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the suite's time: a program compiled once is there for all workers and later
@@ -48,6 +51,14 @@ def pytest_configure(config):
 def pytest_make_parametrize_id(config, val, argname):
     """Names a case with long bytes by its argument: the same name in every worker, and readable."""
     return argname if isinstance(val, bytes) and len(val) > 16 else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion(request):
+    """The strictness of dtypes in a module, its fixtures included."""
+    standard = request.module.__name__ in STANDARD_PROMOTION
+    with jax.numpy_dtype_promotion("standard" if standard else "strict"):
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from small_nets import CLASSES, SETTINGS, SHAPE, difference, jit, normal, sample
 
 import jaxnas
 from jaxnas.cost import annotations
+from jaxnas.elastic.layers import MlpOperation
 
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
@@ -53,11 +54,12 @@ def test_a_thousand_architectures_are_one_trace():
 # ---- P2: zero tail.
 
 
+MLP = ("mlp_in", "mlp_out")
+
+
 def active_width(values, path):
     """The width of a module's output from the option values, by the module's name."""
     dim = values["embed_dim"]
-    if path[-1] == "mlp_in":
-        return int(dim * values["mlp_ratio"][int(path[0].split("_")[1])])
     return CLASSES if path == ("head",) else dim
 
 
@@ -73,13 +75,24 @@ def test_tail_of_activations_is_zero(name, seed):
     checked = 0
     for path, (output,) in flatten(outputs).items():
         path = path[:-1]  # ends in "__call__"
-        if path and not (path[0] in skipped and len(path) > 1):
+        # The MLP's two layers only declare their weights; one operation computes both.
+        if path and not (path[0] in skipped and len(path) > 1) and path[-1] not in MLP:
             width = active_width(values, path)
             assert np.any(output[..., :width] != 0), path
             assert not np.any(output[..., width:] != 0), path
             checked += 1
-    # Outside of the blocks 5 modules; of a skipped block itself; in an active one 6 and itself.
-    assert checked == 5 + len(skipped) + 7 * values["depth"]
+    # Outside of the blocks 5 modules; of a skipped block itself; in an active one 4 and itself.
+    assert checked == 5 + len(skipped) + 5 * values["depth"]
+
+
+def test_tail_of_hidden_activations_kept_for_the_backward_pass_is_zero():
+    random = np.random.default_rng(0)
+    shapes = ((5, 6), (6, 8), (8,), (8, 6), (6,))
+    operands = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    (out,), (hidden,) = MlpOperation(np.dtype(np.float32)).forward((4, 3), *operands)
+    assert out.shape == (5, 6) and hidden.shape == (5, 8)
+    assert np.all(hidden[:, :3] != 0) and not np.any(hidden[:, 3:])
+    assert np.all(out[:, :4] != 0) and not np.any(out[:, 4:])
 
 
 @every_setting

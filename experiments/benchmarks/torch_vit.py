@@ -6,7 +6,7 @@ and computes the same function; it is written as one would write it in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -218,3 +218,38 @@ def copy_extracted(model: PlainViT, params: Mapping[str, Any]) -> None:
         raise ValueError(f"The networks differ in these parameters: {', '.join(different)}.")
     for name, target in views.items():
         target.copy_(torch.from_numpy(np.array(params[name])).reshape(target.shape))
+
+
+def timing_call(
+    values: Mapping[str, Any], batch: int, kind: str, *, relative_positions: bool
+) -> Callable[[], None]:
+    """A call that runs the network of an architecture forward, or forward and backward.
+
+    Args:
+      values: the architecture as option values of an AutoFormer space.
+      batch: images of 224 x 224.
+      kind: "forward" or "gradient".
+      relative_positions: whether the network has them.
+    """
+    torch.manual_seed(0)
+    embed = values["embed_dim"]
+    model = PlainViT(
+        image_size=224,
+        patch_size=16,
+        num_classes=1000,
+        embed=embed,
+        heads=values["num_heads"],
+        hidden=[int(embed * ratio) for ratio in values["mlp_ratio"]],
+        max_relative_position=14 if relative_positions else 0,
+    )
+    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model(images)
+
+    def gradient() -> None:
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(model(images), labels).backward()
+
+    return {"forward": forward, "gradient": gradient}[kind]

@@ -85,10 +85,12 @@ class SourceImages:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
+        """As of an array, [N, H, W, C]."""
         return (len(self.rows), *self.image_shape)
 
     @property
     def ndim(self) -> int:
+        """As of an array."""
         return 4
 
     def __len__(self) -> int:

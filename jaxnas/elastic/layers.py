@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any, Callable, Literal
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -30,44 +32,63 @@ def gelu(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class DenseOperation:
-    """`activation(x) @ kernel + bias` for x [N, in], kernel [in, out], bias [out]; widths (in, out)."""
-
-    activation: Literal["gelu"] | None
-    dtype: Any
-
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        size_in, size_out = sizes
-        y = self._product(x[:, :size_in], kernel[:size_in, :size_out], bias[:size_out])
-        return (pad_to(y, (x.shape[0], kernel.shape[1])),)
-
-    def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        # Channels beyond the input width are zero already, and gelu keeps them so.
-        return (self._product(x, kernel, bias) * masks[1].astype(self.dtype)[None, :],)
-
-    def _product(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        if self.activation == "gelu":
-            x = gelu(x)
-        y = x.astype(self.dtype) @ kernel.astype(self.dtype)
-        return y + bias.astype(self.dtype)[None, :]
+def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: Any) -> jax.Array:
+    """`x @ kernel + bias` computed in `dtype`."""
+    return x.astype(dtype) @ kernel.astype(dtype) + bias.astype(dtype)[None, :]
 
 
-class Dense(nn.Module):
-    """A weight-entangled dense layer on flattened rows.
+class DenseParameters(nn.Module):
+    """Declares a weight-entangled dense layer's kernel and bias and counts its products.
 
     Attributes:
-      activation: applied to the input first, so that it too runs on the active slice only.
-      dtype: of the computation; parameters are float32.
       sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
       kernel_init, bias_init: initializers.
     """
 
-    activation: Literal["gelu"] | None = None
-    dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
     kernel_init: Initializer = trunc_normal
     bias_init: Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(
+        self, width_in: Width, width_out: Width, *, gate: Width | None = None, rows: int = 1
+    ) -> Arrays:
+        """Returns kernel [in maximum, out maximum] and bias [out maximum].
+
+        Args:
+          width_in, width_out: active widths.
+          gate: 0 where the layer is skipped.
+          rows: rows of one example, for the count of multiply-accumulates.
+        """
+        options = (width_in, width_out) if self.sharing == "classic" else None
+        common = dict(gate=gate, options=options)
+        kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
+        bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
+        tables = width_in.table, width_out.table, constant(1) if gate is None else gate.table
+        record_macs(self, combine(lambda i, o, g: rows * i * o * g, *tables))
+        return kernel, bias
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseOperation:
+    """`x @ kernel + bias` for x [N, in], kernel [in, out], bias [out]; widths (in, out)."""
+
+    dtype: Any
+
+    def sliced(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
+        size_in, size_out = sizes
+        y = affine(x[:, :size_in], kernel[:size_in, :size_out], bias[:size_out], self.dtype)
+        return (pad_to(y, (x.shape[0], kernel.shape[1])),)
+
+    def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
+        # Channels beyond the input width are zero already.
+        return (affine(x, kernel, bias, self.dtype) * masks[1].astype(self.dtype)[None, :],)
+
+
+class Dense(DenseParameters):
+    """A weight-entangled dense layer on flattened rows; computes in `dtype`."""
+
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(
@@ -77,27 +98,64 @@ class Dense(nn.Module):
         width_out: Width,
         *,
         gate: Width | None = None,
-        rows: int | None = None,
+        rows: int = 1,
     ) -> jax.Array:
         """Maps x [N, in maximum] to [N, out maximum], zero beyond the active widths.
 
         Args:
           x: rows with a zero tail beyond `width_in`.
-          width_in, width_out: active widths.
-          gate: where 0, the layer is skipped and gives zeros.
-          rows: rows of one example, for the count of multiply-accumulates.
+          width_in, width_out, gate, rows: see `DenseParameters`; skipped, the layer gives zeros.
         """
-        options = (width_in, width_out) if self.sharing == "classic" else None
-        common = dict(gate=gate, options=options)
-        kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
-        bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
-        tables = width_in.table, width_out.table, constant(1) if gate is None else gate.table
-        record_macs(self, combine(lambda i, o, g: (rows or 1) * i * o * g, *tables))
-        activation = self.activation
-        if activation == "gelu" and width_in.is_narrow:
-            x, activation = gelu(x), None
-        operation = DenseOperation(activation, self.dtype)
+        kernel, bias = super().__call__(width_in, width_out, gate=gate, rows=rows)
+        operation = DenseOperation(self.dtype)
         return run(operation, (width_in, width_out), x, kernel, bias, gate=gate)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpOperation:
+    """Two dense layers with a GELU between; widths (embed, hidden).
+
+    Operands: x [N, E], kernel [E, F] and bias [F] in, kernel [F, E] and bias [E] out. One operation and
+    not two, so that the hidden activations are never padded and cut again; they are kept, before the
+    GELU, for the backward pass.
+    """
+
+    dtype: Any
+
+    def sliced(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Arrays:
+        hidden = self._first(sizes, x, *weights[:2])
+        return (self._second(sizes, hidden, *weights[2:]),)
+
+    def forward(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Any:
+        hidden = self._first(sizes, x, *weights[:2])
+        kept = pad_to(hidden, (x.shape[0], weights[0].shape[1]))
+        return (self._second(sizes, hidden, *weights[2:]),), (kept,)
+
+    def backward(
+        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
+    ) -> Arrays:
+        hidden = kept[0][:, : sizes[1]]
+        _, second = jax.vjp(functools.partial(self._second, sizes), hidden, *operands[3:])
+        grad_hidden, *grad_out = second(cotangents[0])
+        # Linear in each operand: what the product below gives is not needed and not computed.
+        _, first = jax.vjp(functools.partial(self._first, sizes), *operands[:3])
+        return *first(grad_hidden), *grad_out
+
+    def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
+        embed, hidden = (mask.astype(self.dtype)[None, :] for mask in masks)
+        y = affine(x, weights[0], weights[1], self.dtype) * hidden
+        return (affine(gelu(y), weights[2], weights[3], self.dtype) * embed,)
+
+    def _first(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        embed, hidden = sizes
+        return affine(x[:, :embed], kernel[:embed, :hidden], bias[:hidden], self.dtype)
+
+    def _second(
+        self, sizes: tuple[int, ...], hidden: jax.Array, kernel: jax.Array, bias: jax.Array
+    ) -> jax.Array:
+        embed, width = sizes
+        y = affine(gelu(hidden), kernel[:width, :embed], bias[:embed], self.dtype)
+        return pad_to(y, (hidden.shape[0], kernel.shape[1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +264,6 @@ class Tokens(nn.Module):
 
 
 def drop_path(x: jax.Array, rate: jax.Array | float, key: jax.Array) -> jax.Array:
-    """Stochastic depth: zeroes the branch x [B, ...] of an example with probability `rate`, rescales the rest."""
+    """Stochastic depth: zeroes a branch x [B, ...] with probability `rate`, and rescales the rest."""
     keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0],) + (1,) * (x.ndim - 1))
     return x * (keep.astype(jnp.float32) / (1 - rate)).astype(x.dtype)

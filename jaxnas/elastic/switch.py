@@ -184,7 +184,8 @@ def _masks(rows: tuple, index: jax.Array) -> Arrays:
 
 
 def _largest(rows: tuple) -> tuple[int, ...]:
-    return tuple(max(column) for column in zip(*(row for row in rows if row is not None)))
+    sizes = [row for row in rows if row is not None]
+    return tuple(max(column) for column in zip(*sizes, strict=True))
 
 
 def _zeros(like: Any) -> Any:

@@ -10,7 +10,8 @@ everything traced (which branch, which mask) from the values.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -67,14 +68,14 @@ class Table:
     def at_host(self, arch: dict[str, Any]) -> int:
         """The entry for a concrete hard architecture, on the host."""
         index = 0
-        for (name, position), count in zip(self.names, self.counts):
+        for (name, position), count in zip(self.names, self.counts, strict=True):
             index = index * count + int(arch[name] if position is None else arch[name][position])
         return self.values[index]
 
     def index(self, arch: dict[str, jax.Array]) -> jax.Array:
         """The row-major position of a hard architecture in the table, int32 []."""
         index = jnp.int32(0)
-        for (name, position), count in zip(self.names, self.counts):
+        for (name, position), count in zip(self.names, self.counts, strict=True):
             value = arch[name] if position is None else arch[name][position]
             index = index * count + value
         return index
@@ -86,7 +87,7 @@ def constant(value: int) -> Table:
 
 def combine(fn: Callable[..., Any], *tables: Table) -> Table:
     """The table of `fn` of the entries of several tables, over the union of their decisions."""
-    counts = {n: c for t in tables for n, c in zip(t.names, t.counts)}
+    counts = {n: c for t in tables for n, c in zip(t.names, t.counts, strict=True)}
     names = tuple(counts)
     shape = tuple(counts.values())
     columns = [np.broadcast_to(t.array(names), shape).ravel().tolist() for t in tables]
@@ -146,7 +147,7 @@ def width(fn: Callable[..., int], *decisions: Decision, axis: str | None = None)
     counts = tuple(len(d.options) for d in free)
     values = []
     for index in np.ndindex(*counts):
-        picked = dict(zip([d.name for d in free], index))
+        picked = dict(zip([d.name for d in free], index, strict=True))
         values.append(int(fn(*(d.options[picked.get(d.name, 0)] for d in decisions))))
     table = Table(tuple(d.name for d in free), counts, tuple(values))
     return Width(table, {d.name: d.value for d in free}, axis)
@@ -170,7 +171,7 @@ class Joint:
     def index(self) -> jax.Array:
         """The active row of a hard architecture, int32 []."""
         flat = jnp.int32(0)
-        for name, count in zip(self.names, self.counts):
+        for name, count in zip(self.names, self.counts, strict=True):
             flat = flat * count + self.values[name]
         if np.array_equal(self.lookup, np.arange(len(self.lookup))):
             return flat
@@ -179,7 +180,7 @@ class Joint:
     def weights(self, dtype: Any = jnp.float32) -> jax.Array:
         """Probability of each row, [rows]: the product of the decisions' weights (one-hot where hard)."""
         joint_weights = jnp.ones((1,), dtype)
-        for name, count in zip(self.names, self.counts):
+        for name, count in zip(self.names, self.counts, strict=True):
             value = self.values[name]
             if not jnp.issubdtype(value.dtype, jnp.floating):
                 value = jax.nn.one_hot(value, count, dtype=dtype)
@@ -209,7 +210,7 @@ def masks_of_row(rows: tuple[tuple[int, ...], ...], index: jax.Array) -> tuple[j
 
 def joint(*widths: Width) -> Joint:
     """The joint choice of several widths."""
-    counts = {n: c for w in widths for n, c in zip(w.table.names, w.table.counts)}
+    counts = {n: c for w in widths for n, c in zip(w.table.names, w.table.counts, strict=True)}
     values = {n: v for w in widths for n, v in w.values.items()}
     shape = tuple(counts.values())
     columns = [np.broadcast_to(w.table.array(tuple(counts)), shape).ravel() for w in widths]

@@ -23,7 +23,7 @@ net, params = jaxnas.load_subnet("{subnet}")
 # images: float32 [batch, {shape}], normalised as in training
 logits = net.apply({{"params": params}}, images)"""
 
-LOAD_EXPORTED = """# Needs jax alone; runs on CPU, CUDA GPU and TPU.
+LOAD_EXPORTED = """# Needs jax and flatbuffers alone; runs on CPU, CUDA GPU and TPU.
 from jax import export
 
 model = export.deserialize(open("{subnet}/model.stablehlo", "rb").read())

@@ -6,6 +6,7 @@ of maximal weights; an architecture is a dict of arrays passed at call time.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -14,8 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.elastic.attention import MultiHeadAttention
-from jaxnas.elastic.layers import Dense, LayerNorm, PatchEmbed, Tokens, drop_path
+from jaxnas.elastic.layers import (
+    Dense,
+    DenseParameters,
+    LayerNorm,
+    MlpOperation,
+    PatchEmbed,
+    Tokens,
+    drop_path,
+)
 from jaxnas.elastic.parameter import MACS, SPECS, Sharing
+from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
 
@@ -63,8 +73,14 @@ class Block(nn.Module):
         )
         x = add(x, attention(y, embed, heads, gate=gate))
         y = LayerNorm(name="mlp_norm", **common)(self._rows(x), embed, gate=gate)
-        y = Dense(name="mlp_in", **products)(y, embed, hidden, gate=gate, rows=tokens)
-        y = Dense(activation="gelu", name="mlp_out", **products)(y, hidden, embed, gate=gate, rows=tokens)
+        declare = functools.partial(
+            DenseParameters, sharing=self.sharing, kernel_init=kernel_init
+        )
+        weights = (
+            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=tokens),
+            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=tokens),
+        )
+        (y,) = run(MlpOperation(self.dtype), (embed, hidden), y, *weights, gate=gate)
         return add(x, y)
 
     @staticmethod
@@ -185,7 +201,7 @@ class ViT(nn.Module):
         if not self._scans():
             for layer in range(count):
                 sizes = widths(decisions["num_heads", layer], decisions["mlp_ratio", layer])
-                gate = width(lambda depth: int(layer < depth), decisions["depth"])
+                gate = width(functools.partial(_runs, layer), decisions["depth"])
                 block = Block(drop_path_rate=rates[layer], name=f"block_{layer}", **common)
                 x = block(x, embed, *sizes, gate, train)
             return x
@@ -228,6 +244,10 @@ class ViT(nn.Module):
         # A plain network (one architecture) is unrolled too: a loop would choose what to skip.
         unrolled = recording or self.is_initializing() or self.space.cardinality == 1
         return self.scan_layers and uniform and not unrolled
+
+
+def _runs(layer: int, depth: int) -> int:
+    return int(layer < depth)
 
 
 def _gates(depth: Width, layers: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ class JsonlWriter:
         kept = b""
         if resume is not None and self.path.exists():
             kept = self._kept(self.path.read_bytes(), resume)
-        self._file = open(self.path, "ab")  # noqa: SIM115 (close() closes it)
+        self._file = open(self.path, "ab")
         self._file.truncate(len(kept))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -69,6 +69,7 @@ class JsonlWriter:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     def __enter__(self) -> Self:
