@@ -130,7 +130,7 @@ CONFIGS = {
                 init_std=0.1,
             ),
             training=Training(
-                steps=3000,
+                steps=2500,
                 batch_size=128,
                 learning_rate=2e-3,
                 warmup_steps=200,
