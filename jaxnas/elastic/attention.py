@@ -63,9 +63,10 @@ class AttentionOperation:
         return (self._attend(sizes[0], qkv, *tables)[0],)
 
     def forward(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Any:
-        out, weights = self._attend(sizes[0], qkv, *tables)
-        weights = weights.reshape(sizes[0], -1, self.tokens, self.tokens)
-        return (out,), (pad_to(weights, (qkv.shape[2], *weights.shape[1:])),)
+        heads, stored_heads = sizes[0], qkv.shape[2]
+        out, *kept = self._attend(heads, qkv, *tables)
+        by_head = [x.reshape(heads, -1, *x.shape[1:]) for x in kept]  # [h, B, T, ...]
+        return (out,), tuple(pad_to(x, (stored_heads, *x.shape[1:])) for x in by_head)
 
     def masked(self, masks: Arrays, qkv: jax.Array, *tables: jax.Array) -> Arrays:
         (out,) = self.sliced((qkv.shape[2],), qkv, *tables)
@@ -74,13 +75,16 @@ class AttentionOperation:
         return (out * active.astype(out.dtype)[None, :],)
 
     def _attend(self, heads: int, qkv: jax.Array, *tables: jax.Array) -> Arrays:
+        """Output [B * T, H * D]; attention weights [h * B, T, T]; their sums by place [h * B, T, P]."""
         rows, _, stored_heads, dim = qkv.shape
         queries, keys, values = self._features(heads, qkv, *tables)
         logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [h * B, T, T]
-        out = self._merge(weights @ values, *tables)  # [h * B, T, D]
+        mixed = weights @ values  # [h * B, T, D + P]
+        out = self._merge(mixed, *tables)  # [h * B, T, D]
         out = out.reshape(heads, -1, self.tokens, dim).transpose(1, 2, 0, 3)
-        return pad_to(out.reshape(rows, heads * dim), (rows, stored_heads * dim)), weights
+        out = pad_to(out.reshape(rows, heads * dim), (rows, stored_heads * dim))
+        return out, weights, mixed[:, :, dim:]
 
     def backward(
         self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
@@ -89,23 +93,25 @@ class AttentionOperation:
         qkv, *tables = operands
         rows, _, stored_heads, dim = qkv.shape
         heads, batch = sizes[0], rows // self.tokens
-        weights = kept[0][:heads].reshape(heads * batch, self.tokens, self.tokens)
+        weights, places = (x[:heads].reshape(heads * batch, *x.shape[2:]) for x in kept)
         grad = cotangents[0][:, : heads * dim].reshape(batch, self.tokens, heads, dim)
         grad = grad.transpose(2, 0, 1, 3).reshape(heads * batch, self.tokens, dim)
         (queries, keys, values), features_vjp = jax.vjp(
             lambda qkv, *tables: self._features(heads, qkv, *tables), qkv, *tables
         )
         # Of the mixed features only the places enter the gradient of the tables.
-        mixed = jnp.pad(weights @ values[:, :, dim:], ((0, 0), (0, 0), (dim, 0)))
+        mixed = jnp.pad(places, ((0, 0), (0, 0), (dim, 0)))
         _, merge_vjp = jax.vjp(lambda m, *tables: self._merge(m, *tables), mixed, *tables)
         grad_mixed, *grad_tables = merge_vjp(grad)
-        grad_values = weights.mT @ grad_mixed
+        # The one-hot places of keys and values are constants: no gradient is computed for them.
+        constants = ((0, 0), (0, 0), (0, values.shape[2] - dim))
+        grad_values = jnp.pad(weights.mT @ grad_mixed[:, :, :dim], constants)
         grad_weights = jnp.matmul(grad_mixed, values.mT, preferred_element_type=jnp.float32)
         probabilities = weights.astype(jnp.float32)
         inner = jnp.sum(grad_weights * probabilities, axis=-1, keepdims=True)
         grad_logits = (probabilities * (grad_weights - inner)).astype(self.dtype)
         grad_queries = grad_logits @ keys
-        grad_keys = grad_logits.mT @ queries
+        grad_keys = jnp.pad(grad_logits.mT @ queries[:, :, :dim], constants)
         grad_qkv, *more = features_vjp((grad_queries, grad_keys, grad_values))
         return grad_qkv, *(a + b for a, b in zip(grad_tables, more, strict=True))
 
