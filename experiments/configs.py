@@ -137,7 +137,13 @@ CONFIGS = {
                 evaluate_every=1000,
                 checkpoint_every=250,
             ),
-            search=Search(max_params_fraction=0.6, evaluations=200),
+            search=Search(
+                max_params_fraction=0.6,
+                evaluations=120,
+                population=30,
+                mutations=15,
+                crossovers=15,
+            ),
         ),
     )
 }

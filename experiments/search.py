@@ -24,7 +24,7 @@ from experiments import config as config_lib
 from experiments.configs import CONFIGS, Config
 from experiments.setup import Setup, build, define_data_flags, describe_data, versions
 from jaxnas import report
-from jaxnas.search import Evolution, RandomSearch, Result, reachable, run
+from jaxnas.search import Evolution, RandomSearch, Result, check_bounds, reachable, run
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.progress import Progress
@@ -69,10 +69,12 @@ def searches(setup: Setup, params: Any, workdir: pathlib.Path) -> tuple[Any, dic
     config, space = setup.config, setup.net.space
     settings = config.search
     cost = jaxnas.cost(setup.net, setup.input_shape)
+    bounds = search_bounds(config, cost, space)
+    check_bounds(space, cost, bounds)  # before anything is compiled or read
     common = dict(
         space=space,
         cost=cost,
-        bounds=search_bounds(config, cost, space),
+        bounds=bounds,
         evaluations=settings.evaluations,
         population=settings.population,
     )

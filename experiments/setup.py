@@ -22,6 +22,9 @@ from jaxnas.supernets import ViT
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.step import Batch, TrainState, data_mesh, init_state, replicate
 
+# The flags defined here belong to the binary that asks for them, and show in its --help.
+flags.disclaim_key_flags()
+
 # Each use of randomness has its own number, so that adding one changes none of the others.
 STREAMS = {"init": 0, "training": 1, "monitor": 2, "evolution": 3, "random_search": 4}
 

@@ -25,7 +25,7 @@ NET = ViT(
     scan_layers=True,
 )
 SHAPE = (1, 8, 8, 1)
-SCHEDULE = optimizer_lib.warmup_cosine(3e-3, 40, 4)
+SCHEDULE = optimizer_lib.warmup_cosine(1e-2, 40, 4)
 OPTIMIZER = optimizer_lib.adamw(SCHEDULE)
 
 
@@ -47,13 +47,13 @@ def augment(batch, key):
     return preprocess(batch["image"]), optax.smooth_labels(targets, 0.1)
 
 
-def make(devices: int = 1, **settings):
+def make(devices: int = 1, optimizer=OPTIMIZER, **settings):
     mesh = step_lib.data_mesh(devices)
-    step = step_lib.make_train_step(NET, OPTIMIZER, SCHEDULE, augment, mesh, SHAPE, **settings)
+    step = step_lib.make_train_step(NET, optimizer, SCHEDULE, augment, mesh, SHAPE, **settings)
     params = jaxnas.init(NET, jax.random.key(1), SHAPE)
     # Biases and tokens away from zero, so that an unwanted change shows.
     params = jax.tree.map(lambda x: x + 0.01, params)
-    state = step_lib.init_state(params, OPTIMIZER, jax.random.key(2))
+    state = step_lib.init_state(params, optimizer, jax.random.key(2))
     return mesh, step, step_lib.replicate(state, mesh)
 
 
@@ -117,17 +117,18 @@ def test_one_program_serves_every_architecture(frozen):
     assert step._cache_size() == 1
 
 
-def test_eight_devices_give_what_one_gives(frozen):
-    one_mesh, one_step, one = frozen
-    one = jax.tree.map(jnp.copy, one)
-    mesh, step, state = make(8)
+def test_eight_devices_give_what_one_gives():
+    # Not Adam: where a gradient is nothing but rounding, it makes a whole step of it.
+    sgd = optax.sgd(0.1)
+    one_mesh, one_step, one = make(1, sgd)
+    mesh, step, state = make(8, sgd)
     assert mesh.size == 8
     for number in range(3):
         one, one_metrics = one_step(one, step_lib.shard_batch(batch(number), one_mesh))
         state, metrics = step(state, step_lib.shard_batch(batch(number), mesh))
         np.testing.assert_allclose(metrics["loss"], one_metrics["loss"], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(state.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused():
@@ -151,13 +152,14 @@ def test_adamw_is_pytorchs():
     kernel, bias = random.normal(size=(3, 2)), random.normal(size=(2,))
     params = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
     state = OPTIMIZER.init(params)
+    names = ("kernel", "bias")
     ours = [torch.nn.Parameter(torch.tensor(x)) for x in (kernel, bias)]
     theirs = torch.optim.AdamW(
         [{"params": ours[:1], "weight_decay": 0.05}, {"params": ours[1:], "weight_decay": 0.0}]
     )
     for number in range(6):
         grads = [random.normal(size=x.shape) for x in (kernel, bias)]
-        tree = {k: jnp.asarray(g, jnp.float32) for k, g in zip(params, grads, strict=True)}
+        tree = {k: jnp.asarray(g, jnp.float32) for k, g in zip(names, grads, strict=True)}
         everything = jax.tree.map(lambda x: jnp.ones(x.shape, bool), params)
         params, state = optimizer_lib.update(OPTIMIZER, tree, state, params, everything)
         for group in theirs.param_groups:
@@ -165,15 +167,15 @@ def test_adamw_is_pytorchs():
         for parameter, grad in zip(ours, grads, strict=True):
             parameter.grad = torch.tensor(grad)
         theirs.step()
-    for name, parameter in zip(params, ours, strict=True):
+    for name, parameter in zip(names, ours, strict=True):
         np.testing.assert_allclose(params[name], parameter.detach().numpy(), rtol=1e-5)
 
 
 def test_schedule_rises_then_falls_to_its_end():
     rates = np.array([SCHEDULE(n) for n in range(41)])
-    assert rates[0] == pytest.approx(1e-6)
-    assert rates.argmax() == 4 and rates.max() == pytest.approx(3e-3)
-    assert (np.diff(rates[4:]) < 0).all() and rates[-1] == pytest.approx(1e-5)
+    assert rates[0] == pytest.approx(1e-6, rel=1e-3)
+    assert rates.argmax() == 4 and rates.max() == pytest.approx(1e-2)
+    assert (np.diff(rates[4:]) < 0).all() and rates[-1] == pytest.approx(1e-5, rel=1e-3)
     with pytest.raises(ValueError, match="warmup_steps is 40"):
         optimizer_lib.warmup_cosine(1e-3, 40, 40)
 

@@ -65,7 +65,7 @@ class AttentionOperation:
     def forward(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Any:
         heads, stored_heads = sizes[0], qkv.shape[2]
         out, *kept = self._attend(heads, qkv, *tables)
-        by_head = [x.reshape(heads, -1, *x.shape[1:]) for x in kept]  # [h, B, T, ...]
+        by_head = [x.reshape(heads, x.shape[0] // heads, *x.shape[1:]) for x in kept]  # [h, B, T, ...]
         return (out,), tuple(pad_to(x, (stored_heads, *x.shape[1:])) for x in by_head)
 
     def masked(self, masks: Arrays, qkv: jax.Array, *tables: jax.Array) -> Arrays:

@@ -60,6 +60,9 @@ class DenseParameters(nn.Module):
           gate: 0 where the layer is skipped.
           rows: rows of one example, for the count of multiply-accumulates.
         """
+        return self._declare(width_in, width_out, gate, rows)
+
+    def _declare(self, width_in: Width, width_out: Width, gate: Width | None, rows: int) -> Arrays:
         options = (width_in, width_out) if self.sharing == "classic" else None
         common = dict(gate=gate, options=options)
         kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
@@ -106,7 +109,7 @@ class Dense(DenseParameters):
           x: rows with a zero tail beyond `width_in`.
           width_in, width_out, gate, rows: see `DenseParameters`; skipped, the layer gives zeros.
         """
-        kernel, bias = super().__call__(width_in, width_out, gate=gate, rows=rows)
+        kernel, bias = self._declare(width_in, width_out, gate, rows)
         operation = DenseOperation(self.dtype)
         return run(operation, (width_in, width_out), x, kernel, bias, gate=gate)[0]
 
