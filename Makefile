@@ -31,7 +31,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m experiments.search --config=digits --workdir=runs/demo
 
 test: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check

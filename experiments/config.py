@@ -15,14 +15,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import app, flags, logging
 
 from experiments import typed
-from jaxnas.training.workdir import diff, plain
+from jaxnas.training.checkpoint import CheckpointError
+from jaxnas.training.loop import DivergedError
+from jaxnas.training.workdir import WorkdirError, diff, plain
 
 __all__ = [
     "ConfigError", "define_flags", "diff", "from_dict", "from_flags", "override", "pretty",
@@ -137,9 +140,28 @@ def define_flags(registry: Mapping[str, Any], default: str | None = None) -> Non
     flags.DEFINE_string(
         "workdir", None, "Directory that the run writes to; made if it is not there. Required."
     )
+    flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
     flags.DEFINE_multi_string(
         "set", [], "Replaces a field of the config, as in --set training.steps=300"
     )
+
+
+def run(main: Callable[[list[str]], None]) -> None:
+    """Runs a binary; a mistake of its user ends it with the message alone.
+
+    `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects
+    and always show it.
+    """
+
+    def guarded(argv: list[str]) -> None:
+        try:
+            main(argv)
+        except (ValueError, OSError, CheckpointError, WorkdirError, DivergedError) as error:
+            if flags.FLAGS.traceback:
+                raise
+            sys.exit(f"error: {error}")
+
+    app.run(guarded)
 
 
 def from_flags(registry: Mapping[str, Config]) -> tuple[Config, str]:

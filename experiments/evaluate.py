@@ -80,4 +80,4 @@ if __name__ == "__main__":
         "architecture", "saved", "saved (in workdir/subnet), smallest, largest, or option values as JSON."
     )
     flags.DEFINE_enum("split", "test", ["search", "test"], "What to evaluate on.")
-    app.run(main)
+    config_lib.run(main)

@@ -207,4 +207,4 @@ def finish(
 if __name__ == "__main__":
     config_lib.define_flags(CONFIGS)
     define_data_flags()
-    app.run(main)
+    config_lib.run(main)

@@ -80,4 +80,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     config_lib.define_flags(CONFIGS)
     define_data_flags()
-    app.run(main)
+    config_lib.run(main)

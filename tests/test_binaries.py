@@ -11,6 +11,8 @@ import time
 import numpy as np
 import pytest
 
+# One worker for all of them: they share two trained workdirs.
+pytestmark = pytest.mark.xdist_group("binaries")
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = (
     "--config=digits",
@@ -159,7 +161,7 @@ def test_evaluate_gives_the_accuracy_that_the_result_promises(searched, data_dir
         ("train_supernet", ("--set", "training.step=3"), "training.steps"),
         ("train_supernet", ("--set", "training.steps=many"), "int"),
         ("train_supernet", ("--set", "seed=1"), "seed: 0 (checkpoint) / 1 (now)"),
-        ("search", ("--set", "search.max_params=10"), "15082"),
+        ("search", ("--set", "search.max_params=10"), "reaches from 15,082 to 171,210"),
         ("search", ("--set", "training.learning_rate=0.5"), "training.learning_rate"),
         ("evaluate", ("--architecture=best",), "'smallest', 'largest' or JSON"),
     ],
@@ -170,7 +172,7 @@ def test_mistakes_are_explained(trained, data_dir, binary, more, message):
     process = start(binary, smooth, data_dir, *more)
     output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert message in output
+    assert message in output and "Traceback" not in output
     assert sorted(p.name for p in (smooth / "checkpoints").iterdir()) == before
 
 
