@@ -142,11 +142,21 @@ def measure() -> dict[str, Any]:
         "rows": rows,
         "ratios": ratios(rows),
     }
+    write(result)  # the population takes long; what there is so far is safe
     if _POPULATION.value:
+        print(show(result), flush=True)
         result["population"] = population(
             forward_of(nets["unrolled"]), params, images, archs, extracted_forward
         )
+        write(result)
     return result
+
+
+def write(result: dict[str, Any]) -> None:
+    """Writes the JSON file, if one was asked for."""
+    if _OUT.value:
+        with open(_OUT.value, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
 
 
 def population(
@@ -233,11 +243,7 @@ def show(result: dict[str, Any]) -> str:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
-    result = measure()
-    print(show(result))
-    if _OUT.value:
-        with open(_OUT.value, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=2)
+    print(show(measure()))
 
 
 if __name__ == "__main__":
