@@ -139,10 +139,11 @@ CONFIGS = {
             ),
             search=Search(
                 max_params_fraction=0.6,
-                evaluations=120,
-                population=30,
-                mutations=15,
-                crossovers=15,
+                evaluations=60,
+                population=20,
+                parents=5,
+                mutations=10,
+                crossovers=10,
             ),
         ),
     )
