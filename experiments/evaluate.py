@@ -20,9 +20,8 @@ from absl import app, flags
 import jaxnas
 from experiments import config as config_lib
 from experiments.configs import CONFIGS
-from experiments.search import trained_params
+from experiments.search import evaluator, trained_params
 from experiments.setup import Setup, build, define_data_flags
-from jaxnas.training.evaluate import make_evaluator
 
 
 def pick(setup: Setup, text: str) -> Any:
@@ -55,9 +54,7 @@ def main(argv: list[str]) -> None:
     else:
         net, params, arch = setup.net, trained_params(setup, workdir), pick(setup, wanted)
     split = {"search": setup.dataset.search, "test": setup.dataset.test}[role]
-    evaluate = make_evaluator(
-        net, split, config.search.batch_size, setup.standardize, setup.mesh, role=role
-    )
+    evaluate = evaluator(setup, net, role)
     cost = jaxnas.cost(net, setup.input_shape)(arch)
     print(
         json.dumps(

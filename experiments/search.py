@@ -64,11 +64,19 @@ def search_bounds(config: Config, cost: Any, space: Any) -> dict[str, tuple[int 
     return {"params": (config.search.min_params, limit)}
 
 
-def searches(setup: Setup, params: Any, workdir: pathlib.Path) -> tuple[Any, dict[str, Result]]:
-    """Runs both searches on the search split; returns the cost function and their results."""
+def evaluator(setup: Setup, net: Any, role: str) -> Any:
+    """From parameters and architectures of a network to accuracies on the search or test split."""
+    split = {"search": setup.dataset.search, "test": setup.dataset.test}[role]
+    size = setup.config.search.batch_size
+    return make_evaluator(net, split, size, setup.standardize, setup.mesh, role=role)
+
+
+def searches(
+    setup: Setup, params: Any, cost: Any, accuracy: Any, workdir: pathlib.Path
+) -> dict[str, Result]:
+    """Runs both searches, scored by the accuracy on the search split."""
     config, space = setup.config, setup.net.space
     settings = config.search
-    cost = jaxnas.cost(setup.net, setup.input_shape)
     bounds = search_bounds(config, cost, space)
     check_bounds(space, cost, bounds)  # before anything is compiled or read
     common = dict(
@@ -85,14 +93,6 @@ def searches(setup: Setup, params: Any, workdir: pathlib.Path) -> tuple[Any, dic
         network_probability=settings.network_probability,
         layer_probability=settings.layer_probability,
         **common,
-    )
-    accuracy = make_evaluator(
-        setup.net,
-        setup.dataset.search,
-        settings.batch_size,
-        setup.standardize,
-        setup.mesh,
-        role="search",
     )
 
     def evaluate(archs: Any) -> np.ndarray:
@@ -117,7 +117,7 @@ def searches(setup: Setup, params: Any, workdir: pathlib.Path) -> tuple[Any, dic
                 name=name,
                 progress=lambda done, _, best, show=progress: show.update(done, {"best": best}),
             )
-    return cost, results
+    return results
 
 
 def main(argv: list[str]) -> None:
@@ -127,24 +127,25 @@ def main(argv: list[str]) -> None:
     with open_workdir(path) as workdir:
         setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         params = trained_params(setup, workdir)
-        cost, results = searches(setup, params, workdir)
-        result = finish(setup, params, cost, results, workdir)
-        page = report.write(workdir)
+        cost = jaxnas.cost(setup.net, setup.input_shape)
+        accuracy = evaluator(setup, setup.net, "search")
+        results = searches(setup, params, cost, accuracy, workdir)
+        result = finish(setup, params, cost, accuracy, results, workdir)
+        report.write(workdir)
     print("\n".join(report.summary_lines(result, path)), flush=True)
-    del page
 
 
 def finish(
-    setup: Setup, params: Any, cost: Any, results: dict[str, Result], workdir: pathlib.Path
+    setup: Setup,
+    params: Any,
+    cost: Any,
+    accuracy: Any,
+    results: dict[str, Result],
+    workdir: pathlib.Path,
 ) -> dict[str, Any]:
     """Extracts, verifies, tests and saves the best network; writes and returns result.json."""
     config, space = setup.config, setup.net.space
-    evaluators = {
-        role: make_evaluator(
-            setup.net, split, config.search.batch_size, setup.standardize, setup.mesh, role=role
-        )
-        for role, split in (("search", setup.dataset.search), ("test", setup.dataset.test))
-    }
+    evaluators = {"search": accuracy, "test": evaluator(setup, setup.net, "test")}
 
     def describe(arch: Any) -> dict[str, Any]:
         return {
@@ -160,9 +161,7 @@ def finish(
     images, _ = setup.dataset.search.take(np.arange(min(64, len(setup.dataset.search))))
     batch = setup.standardize(jnp.asarray(images))
     small, small_params, error = jaxnas.extract(setup.net, params, best, verify=batch)
-    test = make_evaluator(
-        small, setup.dataset.test, config.search.batch_size, setup.standardize, setup.mesh, role="test"
-    )
+    test = evaluator(setup, small, "test")
     found = describe(best)
     # Reported is the small network's own accuracy, not the supernet's.
     found["test_accuracy"] = float(test(small_params, small.space.smallest()))

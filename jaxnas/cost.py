@@ -148,7 +148,7 @@ def _expected(tables: tuple[Table, ...], arch: Arch) -> jax.Array:
     return total
 
 
-def autoformer_flops(net: nn.Module) -> Callable[[Arch], int]:
+def autoformer_flops(net: nn.Module) -> Callable[[Arch], float]:
     """The FLOPs function of the official AutoFormer code, quirks included, for comparison with papers.
 
     It counts multiply-accumulates with one token too many inside blocks, the head on every token and an
