@@ -18,7 +18,7 @@ import jaxnas
 from experiments.configs import Config, space_of
 from jaxnas import data
 from jaxnas.data import augment
-from jaxnas.supernets import ViT
+from jaxnas.supernets import ViT, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.step import Batch, TrainState, data_mesh, init_state, replicate
 
@@ -91,6 +91,8 @@ class Setup:
     def initial_state(self) -> TrainState:
         """The state at step 0, on every device of the mesh."""
         params = jaxnas.init(self.net, self.key("init"), self.input_shape)
+        if self.net.scan_layers:
+            params = stack_layers(params)
         state = init_state(params, self.optimizer()[0], self.key("training"))
         return replicate(state, self.mesh)
 

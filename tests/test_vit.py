@@ -13,7 +13,9 @@ from small_nets import CLASSES, SETTINGS, SHAPE, difference, jit, normal, sample
 
 import jaxnas
 from jaxnas.cost import annotations
+from jaxnas.elastic.attention import AttentionOperation, relative_entries, skew, unskew
 from jaxnas.elastic.layers import MlpOperation
+from jaxnas.supernets import stack_layers, unstack_layers
 
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
@@ -54,7 +56,8 @@ def test_a_thousand_architectures_are_one_trace():
 # ---- P2: zero tail.
 
 
-MLP = ("mlp_in", "mlp_out")
+# Modules of a block that only declare weights: one operation each computes attention and MLP.
+DECLARING = ("attention_norm", "projection", "mlp_norm", "mlp_in", "mlp_out")
 
 
 def active_width(values, path):
@@ -75,14 +78,14 @@ def test_tail_of_activations_is_zero(name, seed):
     checked = 0
     for path, (output,) in flatten(outputs).items():
         path = path[:-1]  # ends in "__call__"
-        # The MLP's two layers only declare their weights; one operation computes both.
-        if path and not (path[0] in skipped and len(path) > 1) and path[-1] not in MLP:
+        inside = len(path) > 1 and path[0].startswith("block_")
+        if path and not (inside and (path[0] in skipped or path[-1] in DECLARING)):
             width = active_width(values, path)
             assert np.any(output[..., :width] != 0), path
             assert not np.any(output[..., width:] != 0), path
             checked += 1
-    # Outside of the blocks 5 modules; of a skipped block itself; in an active one 4 and itself.
-    assert checked == 5 + len(skipped) + 5 * values["depth"]
+    # Outside of the blocks 5 modules; of a skipped block itself; of an active one its attention too.
+    assert checked == 5 + len(skipped) + 2 * values["depth"]
 
 
 def test_tail_of_hidden_activations_kept_for_the_backward_pass_is_zero():
@@ -93,6 +96,36 @@ def test_tail_of_hidden_activations_kept_for_the_backward_pass_is_zero():
     assert out.shape == (5, 6) and hidden.shape == (5, 8)
     assert np.all(hidden[:, :3] != 0) and not np.any(hidden[:, 3:])
     assert np.all(out[:, :4] != 0) and not np.any(out[:, 4:])
+
+
+def test_tail_of_what_attention_keeps_for_the_backward_pass_is_zero():
+    random = np.random.default_rng(0)
+    grid, dim, batch = (2, 3), 4, 2
+    operation = AttentionOperation(7, grid, np.dtype(np.float32))
+    tables = random.normal(size=(2, 2, 6, dim)).astype(np.float32)
+    entries = [relative_entries(*pair, grid, np.float32) for pair in tables]
+    shapes = ((batch * 7, 10), (10, 3, 5, dim), (3, 5, dim), (5 * dim, 10), (10,))
+    operands = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    (out,), kept = operation.forward((6, 3), *operands, *entries)
+    assert np.all(out[:, :6] != 0) and not np.any(out[:, 6:])
+    *qkv, attended, weights, places = kept
+    assert weights.shape == (5, batch, 7, 7) and places.shape == (5, batch, 7, sum(grid) + 1)
+    for part in (*qkv, attended):
+        assert part.shape == (5, batch, 7, dim)
+    for part in kept:
+        assert np.all(part[:3] != 0) and not np.any(part[3:])
+    np.testing.assert_allclose(weights[:3].sum(axis=-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_skew_moves_offsets_to_places_and_unskew_is_its_transpose(size):
+    x = normal(2, size, 3, 2 * size - 1)
+    y = skew(x)
+    for a in range(size):
+        for place in range(size):
+            np.testing.assert_array_equal(y[:, a, :, place], x[:, a, :, size - 1 + place - a])
+    (transposed,) = jax.linear_transpose(skew, x)(y)
+    np.testing.assert_array_equal(unskew(y), transposed)
 
 
 @every_setting
@@ -188,9 +221,6 @@ def test_nothing_of_the_supernet_is_in_the_extracted_program(name, seed):
         sizes = [v.aval for v in equation.outvars]
         if used == "select_n":  # of the table rows of relative positions
             assert all(aval.dtype == jnp.int32 for aval in sizes)
-        if used == "pad":  # of the class token, in front
-            low, high, _ = zip(*equation.params["padding_config"], strict=True)
-            assert not any(high) and sum(low) == 1
         if not case.net.max_relative_position:
             assert used not in ("select_n", "pad", "gather")
     # The largest network's program and this one differ in sizes only.
@@ -246,6 +276,20 @@ def test_scanned_layers_are_the_unrolled_ones(seed):
     for path, leaf in flatten(expected_gradient).items():
         assert np.max(np.abs(gradient[path] - leaf)) <= 1e-5 * scale, path
         assert not np.any(np.where(masks[path], 0, gradient[path])), path
+
+
+def test_stacked_parameters_are_the_same_network():
+    case = setting("scanned")
+    stacked = stack_layers(case.params)
+    assert "block_0" not in stacked and stack_layers(stacked) is stacked
+    back = unstack_layers(stacked)
+    jax.tree.map(np.testing.assert_array_equal, back, case.params)
+    arch = sample(case.space, 0)
+    (logits, _, gradient), (expected, _, expected_gradient) = case(arch, stacked), case(arch)
+    np.testing.assert_array_equal(logits, expected)
+    assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
+    with pytest.raises(ValueError, match="unstack_layers"):
+        setting("narrow")(arch, stacked)
 
 
 # ---- Depth.

@@ -11,6 +11,7 @@ medians over repeats, and ratios to the extracted network, averaged over archite
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import time
@@ -25,7 +26,7 @@ from jax import lax
 
 import jaxnas
 from jaxnas import spaces
-from jaxnas.supernets import ViT
+from jaxnas.supernets import ViT, stack_layers
 
 _SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
 _ARCHITECTURES = flags.DEFINE_integer("architectures", 8, "How many are sampled.")
@@ -82,6 +83,7 @@ def measure() -> dict[str, Any]:
     }
     shape = (_BATCH.value, 224, 224, 3)
     params = jaxnas.init(nets["unrolled"], keys[0], shape)
+    layouts = {"scan": stack_layers(params)}  # as a scanned network is trained and served
     images = jax.random.normal(keys[1], shape)
     labels = jax.random.randint(keys[2], shape[:1], 0, 1000)
     archs = [space.sample(key) for key in jax.random.split(keys[3], _ARCHITECTURES.value)]
@@ -105,7 +107,7 @@ def measure() -> dict[str, Any]:
     compiling: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
     for name, form in forms.items():
         for kind, fn in (("forward", form), ("gradient", gradient_of(form))):
-            program, cost = compiled(fn, params, images, archs[0])
+            program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
             programs[kind][name], compiling[kind][name] = program, cost
             print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
 
@@ -119,7 +121,8 @@ def measure() -> dict[str, Any]:
             if kind == "forward":
                 extracted_forward.append((program, small_params))
             calls = {
-                name: lambda p=p, a=arch: p(params, images, a) for name, p in programs[kind].items()
+                name: functools.partial(supernet, layouts.get(name, params), images, arch)
+                for name, supernet in programs[kind].items()
             }
             calls["extracted"] = lambda p=program, s=small_params: p(s, images)
             torch_call = _torch_call(space, arch, kind) if _TORCH.value else None

@@ -3,14 +3,16 @@
 A relative position adds `q . (v[row offset] + h[column offset])` to the logits and the same sum of
 table entries, weighted by the attention, to the output (AutoFormer, following Shaw et al. 2018).
 Written as it stands this takes a [T, T, D] tensor. Here the tables enter as extra features:
-the product of q with the table row of every possible key row and column is appended to q, and keys get
-matching one-hot features, so that one ordinary attention product of width D + rows + columns + 1 holds
-everything. It is exact, and any attention kernel can run it.
+the product of q with the table entry of every possible offset is one plain matrix product, `skew` turns
+offsets into key rows and columns, and keys get matching one-hot features, so that one ordinary attention
+product of width D + rows + columns + 1 holds everything. Values mirror this: attention over one-hot
+places, turned into offsets again, times the table. It is exact, and any attention kernel can run it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -18,152 +20,194 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.layers import Dense, Initializer, pad_to, trunc_normal
+from jaxnas.elastic.layers import (
+    DenseParameters,
+    Initializer,
+    Norm,
+    affine,
+    pad_to,
+    prenorm,
+    trunc_normal,
+)
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
 from jaxnas.elastic.switch import Arrays, run
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 
-@dataclasses.dataclass(frozen=True)
-class QKVOperation:
-    """One product for queries, keys and values: x [N, in], kernel [in, 3, H, D], bias [3, H, D]."""
+def skew(x: jax.Array) -> jax.Array:
+    """From offsets to places: [..., A, I, 2 A - 1] -> [..., A, I, A], y[a, i, s] = x[a, i, A - 1 + s - a].
 
-    dtype: Any
+    Reshapes only: a row that is one shorter starts each next row one further to the left.
+    """
+    *lead, size, inner, offsets = x.shape
+    if size == 1:
+        return x
+    row = inner * offsets - 1
+    flat = x.reshape(*lead, -1)[..., size - 1 : size - 1 + size * row]
+    rows = jnp.pad(flat.reshape(*lead, size, row), [(0, 0)] * (len(lead) + 1) + [(0, 1)])
+    return rows.reshape(*lead, size, inner, offsets)[..., :size]
 
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        size_in, heads = sizes
-        dim = kernel.shape[3]
-        kernel = kernel[:size_in, :, :heads].reshape(size_in, 3 * heads * dim)
-        y = x[:, :size_in].astype(self.dtype) @ kernel.astype(self.dtype)
-        y = y + bias[:, :heads].reshape(1, -1).astype(self.dtype)
-        y = y.reshape(x.shape[0], 3, heads, dim)
-        return (pad_to(y, (x.shape[0], *bias.shape)),)
 
-    def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        full = (kernel.shape[0], kernel.shape[2])
-        (y,) = self.sliced(full, x, kernel, bias)
-        return (y * masks[1].astype(self.dtype)[None, None, :, None],)
+def unskew(y: jax.Array) -> jax.Array:
+    """From places to offsets: the transpose of `skew`, [..., A, I, A] -> [..., A, I, 2 A - 1]."""
+    *lead, size, inner, _ = y.shape
+    if size == 1:
+        return y
+    none, offsets = [(0, 0)] * len(lead), 2 * size - 1
+    rows = jnp.pad(y, [*none, (0, 0), (0, 0), (0, size - 1)]).reshape(*lead, size, inner * offsets)
+    flat = jnp.pad(rows[..., :-1].reshape(*lead, -1), [*none, (size - 1, 1)])
+    return flat.reshape(*lead, size, inner, offsets)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    # Plain matrix products over flattened rows are the fastest.
+    return x.reshape(-1, x.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOperation:
-    """Softmax attention of qkv [B * T, 3, H, D] over the active heads.
+    """Self-attention from residual stream to residual stream; widths (embed, heads).
 
-    Operands: qkv and, with relative positions, four tables [2 * max_relative_position + 2, D]: keys'
-    rows, keys' columns, values' rows, values' columns. Widths: (H,).
-    Output: [B * T, H * D]. The attention weights [H, B, T, T] are kept for the backward pass.
+    Operands: x [B * T, E], kernel [E, 3, H, D] and bias [3, H, D] of queries, keys and values, kernel
+    [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
+    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One operation and not
+    three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
+    weights [H, B, T, T] and their sums by place [H, B, T, P] are kept for the backward pass.
     """
 
     tokens: int
     grid: tuple[int, int]
-    max_relative_position: int
     dtype: Any
 
-    def sliced(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Arrays:
-        return (self._attend(sizes[0], qkv, *tables)[0],)
+    def sliced(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Arrays:
+        attended, *_ = self._attend(self._qkv(sizes, x, *weights[:2]), *weights[4:])
+        return (self._project(sizes, attended, *weights[2:4]),)
 
-    def forward(self, sizes: tuple[int, ...], qkv: jax.Array, *tables: jax.Array) -> Any:
-        heads, stored_heads = sizes[0], qkv.shape[2]
-        out, *kept = self._attend(heads, qkv, *tables)
-        by_head = [x.reshape(heads, x.shape[0] // heads, *x.shape[1:]) for x in kept]  # [h, B, T, ...]
-        return (out,), tuple(pad_to(x, (stored_heads, *x.shape[1:])) for x in by_head)
-
-    def masked(self, masks: Arrays, qkv: jax.Array, *tables: jax.Array) -> Arrays:
-        (out,) = self.sliced((qkv.shape[2],), qkv, *tables)
-        # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
-        active = jnp.repeat(masks[0] > 0, qkv.shape[3])
-        return (out * active.astype(out.dtype)[None, :],)
-
-    def _attend(self, heads: int, qkv: jax.Array, *tables: jax.Array) -> Arrays:
-        """Output [B * T, H * D]; attention weights [h * B, T, T]; their sums by place [h * B, T, P]."""
-        rows, _, stored_heads, dim = qkv.shape
-        queries, keys, values = self._features(heads, qkv, *tables)
-        logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [h * B, T, T]
-        mixed = weights @ values  # [h * B, T, D + P]
-        out = self._merge(mixed, *tables)  # [h * B, T, D]
-        out = out.reshape(heads, -1, self.tokens, dim).transpose(1, 2, 0, 3)
-        out = pad_to(out.reshape(rows, heads * dim), (rows, stored_heads * dim))
-        return out, weights, mixed[:, :, dim:]
+    def forward(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Any:
+        qkv = self._qkv(sizes, x, *weights[:2])
+        attended, *kept = self._attend(qkv, *weights[4:])
+        kept = (*qkv, attended, *kept)
+        stored = tuple(pad_to(part, (weights[0].shape[2], *part.shape[1:])) for part in kept)
+        return (self._project(sizes, attended, *weights[2:4]),), stored
 
     def backward(
         self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
     ) -> Arrays:
-        """As autodiff would, with the attention weights taken from the forward pass."""
-        qkv, *tables = operands
-        rows, _, stored_heads, dim = qkv.shape
-        heads, batch = sizes[0], rows // self.tokens
-        weights, places = (x[:heads].reshape(heads * batch, *x.shape[2:]) for x in kept)
-        grad = cotangents[0][:, : heads * dim].reshape(batch, self.tokens, heads, dim)
-        grad = grad.transpose(2, 0, 1, 3).reshape(heads * batch, self.tokens, dim)
-        (queries, keys, values), features_vjp = jax.vjp(
-            lambda qkv, *tables: self._features(heads, qkv, *tables), qkv, *tables
+        """As autodiff would, with everything before the projection taken from the forward pass."""
+        x, *weights = operands
+        *qkv, attended, probabilities = (part[: sizes[1]] for part in kept[:5])
+        places = tuple(part[: sizes[1]] for part in kept[5:])
+        _, project_vjp = jax.vjp(functools.partial(self._project, sizes), attended, *weights[2:4])
+        grad_attended, *grad_projection = project_vjp(cotangents[0])
+        grad_qkv, grad_entries = self._attend_backward(
+            jnp.stack(qkv), probabilities, places, grad_attended, *weights[4:]
         )
-        # Of the mixed features only the places enter the gradient of the tables.
-        mixed = jnp.pad(places, ((0, 0), (0, 0), (dim, 0)))
-        _, merge_vjp = jax.vjp(lambda m, *tables: self._merge(m, *tables), mixed, *tables)
-        grad_mixed, *grad_tables = merge_vjp(grad)
-        # The one-hot places of keys and values are constants: no gradient is computed for them.
-        constants = ((0, 0), (0, 0), (0, values.shape[2] - dim))
-        grad_values = jnp.pad(weights.mT @ grad_mixed[:, :, :dim], constants)
-        grad_weights = jnp.matmul(grad_mixed, values.mT, preferred_element_type=jnp.float32)
+        _, qkv_vjp = jax.vjp(functools.partial(self._qkv, sizes), x, *weights[:2])
+        return *qkv_vjp(grad_qkv), *grad_projection, *grad_entries
+
+    def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
+        embed, heads = (mask.astype(self.dtype) for mask in masks)
+        sizes = (weights[0].shape[0], weights[0].shape[2])
+        qkv = self._qkv(sizes, x, *weights[:2]) * heads[None, :, None, None, None]
+        attended, *_ = self._attend(qkv, *weights[4:])
+        # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
+        attended *= (heads > 0).astype(self.dtype)[:, None, None, None]
+        return (self._project(sizes, attended, *weights[2:4]) * embed[None, :],)
+
+    def _qkv(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """Queries, keys and values [3, h, B, T, D]."""
+        embed, heads = sizes
+        dim = kernel.shape[3]
+        kernel, bias = kernel[:embed, :, :heads].reshape(embed, -1), bias[:, :heads].reshape(-1)
+        y = affine(x[:, :embed], kernel, bias, self.dtype)
+        return y.reshape(-1, self.tokens, 3, heads, dim).transpose(2, 3, 0, 1, 4)
+
+    def _project(
+        self, sizes: tuple[int, ...], attended: jax.Array, kernel: jax.Array, bias: jax.Array
+    ) -> jax.Array:
+        """From the heads' outputs [h, B, T, D] to the residual stream [B * T, E]."""
+        embed, heads = sizes
+        dim = attended.shape[3]
+        merged = attended.transpose(1, 2, 0, 3).reshape(-1, heads * dim)
+        y = affine(merged, kernel[: heads * dim, :embed], bias[:embed], self.dtype)
+        return pad_to(y, (y.shape[0], kernel.shape[1]))
+
+    def _attend(self, qkv: jax.Array, *entries: jax.Array) -> Arrays:
+        """Outputs [h, B, T, D], attention weights [h, B, T, T], their sums by place [h, B, T, P]."""
+        shape = qkv.shape[1:]
+        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [h * B, T, D] each
+        queries = queries * shape[3] ** -0.5
+        logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
+        if entries:
+            logits += self._relative_logits(queries, entries[0])
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [h * B, T, T]
+        attended, kept = weights @ values, ()
+        if entries:
+            places = self._by_place(weights)
+            attended, kept = attended + self._relative_values(places, entries[1]), (places,)
+        return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
+
+    def _attend_backward(
+        self, qkv: jax.Array, weights: jax.Array, places: Arrays, grad: jax.Array, *entries: jax.Array
+    ) -> tuple[jax.Array, Arrays]:
+        """Gradients of qkv and of the entries from that of the outputs [h, B, T, D]."""
+        queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
+        queries = queries * qkv.shape[4] ** -0.5
+        weights, grad, *places = (x.reshape(-1, *x.shape[2:]) for x in (weights, grad, *places))
+        grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
+        if entries:
+            _, vjp = jax.vjp(self._relative_values, *places, entries[1])
+            grad_places, grad_value_entries = vjp(grad)
+            by_key = _rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
+            grad_weights += by_key.reshape(grad_weights.shape).astype(jnp.float32)
         probabilities = weights.astype(jnp.float32)
         inner = jnp.sum(grad_weights * probabilities, axis=-1, keepdims=True)
         grad_logits = (probabilities * (grad_weights - inner)).astype(self.dtype)
-        grad_queries = grad_logits @ keys
-        grad_keys = jnp.pad(grad_logits.mT @ queries[:, :, :dim], constants)
-        grad_qkv, *more = features_vjp((grad_queries, grad_keys, grad_values))
-        return grad_qkv, *(a + b for a, b in zip(grad_tables, more, strict=True))
+        grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
+        grad_entries = ()
+        if entries:
+            _, vjp = jax.vjp(self._relative_logits, queries, entries[0])
+            more, grad_key_entries = vjp(grad_logits.astype(jnp.float32))
+            grad_queries, grad_entries = grad_queries + more, (grad_key_entries, grad_value_entries)
+        parts = grad_queries * qkv.shape[4] ** -0.5, grad_keys, weights.mT @ grad
+        return jnp.stack(parts).reshape(qkv.shape), grad_entries
 
-    def _features(self, heads: int, qkv: jax.Array, *tables: jax.Array) -> Arrays:
-        """Queries (scaled), keys and values [h * B, T, D'] with relative positions as extra features."""
-        dim, batch = qkv.shape[3], qkv.shape[0] // self.tokens
-        parts = qkv[:, :, :heads].reshape(batch, self.tokens, 3, heads, dim)
-        parts = parts.transpose(2, 3, 0, 1, 4).reshape(3, heads * batch, self.tokens, dim)
-        queries, keys, values = parts[0] * dim**-0.5, parts[1], parts[2]
-        if not tables:
-            return queries, keys, values
-        shape = (heads * batch, self.tokens, sum(self.grid) + 1)
-        places = jnp.broadcast_to(jnp.asarray(self._places(), qkv.dtype)[None], shape)
-        by_row, by_column, special = self._tables(tables[0], tables[1])
-        grid = queries[:, 1:].reshape(heads * batch, *self.grid, dim)
-        products = [
-            jnp.einsum("nrcd,rsd->nrcs", grid, by_row).reshape(heads * batch, -1, self.grid[0]),
-            jnp.einsum("nrcd,csd->nrcs", grid, by_column).reshape(heads * batch, -1, self.grid[1]),
-            (queries[:, 1:] @ special[:, None]),
-        ]
-        # The class token's own row gets one constant for every key, which the softmax ignores.
-        extra = jnp.pad(jnp.concatenate(products, axis=2), ((0, 0), (1, 0), (0, 0)))
-        queries = jnp.concatenate([queries, extra], axis=2)
-        return queries, jnp.concatenate([keys, places], axis=2), jnp.concatenate([values, places], axis=2)
-
-    def _merge(self, mixed: jax.Array, *tables: jax.Array) -> jax.Array:
-        """From the attention over values and one-hot places [n, T, D'] to the output [n, T, D]."""
-        if not tables:
-            return mixed
-        by_row, by_column, special = self._tables(tables[2], tables[3])
-        dim = special.shape[0]
+    def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
+        """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""
         rows, columns = self.grid
-        grid = mixed[:, 1:].reshape(-1, rows, columns, mixed.shape[2])
-        relative = jnp.einsum("nrcs,rsd->nrcd", grid[..., dim : dim + rows], by_row)
-        relative += jnp.einsum("nrcs,csd->nrcd", grid[..., dim + rows : dim + rows + columns], by_column)
-        relative = relative.reshape(mixed.shape[0], rows * columns, dim)
-        relative += mixed[:, 1:, -1:] * special[None, None, :]
-        class_row = jnp.broadcast_to(special[None, None, :], (mixed.shape[0], 1, dim))
-        return mixed[:, :, :dim] + jnp.concatenate([class_row, relative], axis=1)
+        by_offset = _rows(queries) @ entries.T
+        grid = by_offset.reshape(-1, self.tokens, by_offset.shape[1])[:, 1:]
+        grid = grid.reshape(-1, rows, columns, by_offset.shape[1])
+        by_row = skew(grid[..., : 2 * rows - 1])
+        by_column = skew(grid[..., None, 2 * rows - 1 : -1])[..., 0, :]
+        by_place = jnp.concatenate([by_row, by_column, grid[..., -1:]], axis=3)
+        by_place = by_place.reshape(queries.shape[0], rows * columns, -1)
+        # The class token's own row gets one constant for every key, which the softmax ignores.
+        by_place = jnp.pad(by_place, ((0, 0), (1, 0), (0, 0)))
+        places = jnp.asarray(self._places, self.dtype)
+        logits = jnp.matmul(_rows(by_place), places.T, preferred_element_type=jnp.float32)
+        return logits.reshape(-1, self.tokens, self.tokens)
 
-    def _tables(self, by_row: jax.Array, by_column: jax.Array) -> Arrays:
-        """Table entries for every (query row, key row), (query column, key column), and the class token."""
-        by_row, by_column = by_row.astype(self.dtype), by_column.astype(self.dtype)
-        limit = self.max_relative_position
+    def _by_place(self, weights: jax.Array) -> jax.Array:
+        """Attention [n, T, T] summed over the keys of each place, [n, T, P]."""
+        by_place = _rows(weights) @ jnp.asarray(self._places, self.dtype)
+        return by_place.reshape(-1, self.tokens, by_place.shape[1])
 
-        def offsets(size: int) -> np.ndarray:
-            position = np.arange(size)
-            return np.clip(position[None, :] - position[:, None], -limit, limit) + limit + 1
+    def _relative_values(self, by_place: jax.Array, entries: jax.Array) -> jax.Array:
+        """What the values' tables add to the outputs [n, T, D], from attention by place [n, T, P]."""
+        rows, columns = self.grid
+        grid = by_place[:, 1:].reshape(-1, rows, columns, by_place.shape[2])
+        by_row = unskew(grid[..., :rows])
+        by_column = unskew(grid[..., None, rows : rows + columns])[..., 0, :]
+        by_offset = jnp.concatenate([by_row, by_column, grid[..., -1:]], axis=3)
+        by_offset = by_offset.reshape(by_place.shape[0], rows * columns, -1)
+        # The class token sees every key at the class token's own entry.
+        first = jnp.asarray(np.eye(entries.shape[0])[-1], by_place.dtype)
+        first = jnp.broadcast_to(first, (by_place.shape[0], 1, entries.shape[0]))
+        by_offset = jnp.concatenate([first, by_offset], axis=1)
+        return (_rows(by_offset) @ entries).reshape(*by_place.shape[:2], -1)
 
-        pairs = by_row[offsets(self.grid[0])], by_column[offsets(self.grid[1])]
-        return *pairs, by_row[0] + by_column[0]
-
+    @functools.cached_property
     def _places(self) -> np.ndarray:
         """One-hot features of each token: its row, its column, or being the class token."""
         rows, columns = self.grid
@@ -174,14 +218,33 @@ class AttentionOperation:
         places[1 + token, rows + token % columns] = 1
         return places
 
-    def macs(self, heads: int, dim: int) -> int:
-        """Multiply-accumulates of the products on one example."""
-        tokens, patches = self.tokens, self.tokens - 1
-        if self.max_relative_position == 0:
-            return heads * 2 * tokens * tokens * dim
-        extended = dim + sum(self.grid) + 1
-        relative = patches * dim * (2 * sum(self.grid) + 1)
-        return heads * (2 * tokens * tokens * extended + relative)
+    def macs(self, embed: int, heads: int, dim: int, *, relative: bool) -> int:
+        """Multiply-accumulates of the products before the projection, on one example."""
+        tokens, extended, by_offset = self.tokens, dim, 0
+        if relative:
+            extended += sum(self.grid) + 1
+            by_offset = 2 * tokens * dim * (2 * sum(self.grid) - 1)
+        return heads * (3 * tokens * embed * dim + 2 * tokens * tokens * extended + by_offset)
+
+
+def relative_entries(
+    by_row: jax.Array, by_column: jax.Array, grid: tuple[int, int], dtype: Any
+) -> jax.Array:
+    """Table entries [offsets, D]: of every row offset, every column offset, and the class token.
+
+    Args:
+      by_row, by_column: tables [2 * max_relative_position + 2, D]; entry 0 is the class token's.
+      grid: rows and columns of the patch tokens.
+      dtype: of the result.
+    """
+    by_row, by_column = by_row.astype(dtype), by_column.astype(dtype)
+    limit = by_row.shape[0] // 2 - 1
+
+    def entry(size: int) -> np.ndarray:
+        return np.clip(np.arange(1 - size, size), -limit, limit) + limit + 1
+
+    rows, columns = entry(grid[0]), entry(grid[1])
+    return jnp.concatenate([by_row[rows], by_column[columns], (by_row[0] + by_column[0])[None]])
 
 
 class MultiHeadAttention(nn.Module):
@@ -192,7 +255,7 @@ class MultiHeadAttention(nn.Module):
       head_dim: channels of a head.
       max_relative_position: offsets are clipped to this; 0 leaves relative positions out.
       dtype: of the computation; softmax and parameters are float32.
-      sharing: see `Dense`.
+      sharing: see `DenseParameters`.
     """
 
     grid: tuple[int, int]
@@ -204,33 +267,42 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, embed: Width, heads: Width, *, gate: Width | None = None
+        self,
+        x: jax.Array,
+        embed: Width,
+        heads: Width,
+        *,
+        gate: Width | None = None,
+        norm: Norm | None = None,
     ) -> jax.Array:
-        """Maps x [B * T, embed maximum] to the same shape; zero beyond the embedding width."""
-        tokens = 1 + self.grid[0] * self.grid[1]
-        dim = fixed(self.head_dim)
+        """Maps x [B * T, embed maximum] to the same shape; zero beyond the embedding width.
+
+        Args:
+          x: rows with a zero tail.
+          embed, heads: active widths.
+          gate: 0 where the layer is skipped.
+          norm: layer normalisation to apply to x first.
+        """
+        tokens, dim = 1 + self.grid[0] * self.grid[1], fixed(self.head_dim)
         common = dict(gate=gate, options=(embed, heads) if self.sharing == "classic" else None)
         gates = constant(1) if gate is None else gate.table
         kernel = parameter(self, "qkv_kernel", self.kernel_init, (embed, fixed(3), heads, dim), **common)
         bias = parameter(self, "qkv_bias", nn.initializers.zeros, (fixed(3), heads, dim), **common)
-        record_macs(
-            self,
-            combine(
-                lambda e, h, g: g * tokens * e * 3 * h * self.head_dim, embed.table, heads.table, gates
-            ),
-        )
-        tables = []
+        merged = Width(combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis)
+        projection = DenseParameters(self.sharing, self.kernel_init, name="projection")
+        weights = (kernel, bias, *projection(merged, embed, gate=gate, rows=tokens))
         if self.max_relative_position:
             shape = (fixed(2 * self.max_relative_position + 2), dim)
-            for name in ("key_rows", "key_columns", "value_rows", "value_columns"):
-                tables.append(parameter(self, name, trunc_normal, shape, gate=gate))
-        (qkv,) = run(QKVOperation(self.dtype), (embed, heads), x, kernel, bias, gate=gate)
-        attention = AttentionOperation(tokens, self.grid, self.max_relative_position, self.dtype)
-        record_macs(self, combine(lambda h, g: g * attention.macs(h, self.head_dim), heads.table, gates))
-        (out,) = run(attention, (heads,), qkv, *tables, gate=gate)
-        merged = Width(
-            combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis
+            for part in ("key", "value"):
+                tables = (
+                    parameter(self, f"{part}_{axis}", trunc_normal, shape, gate=gate)
+                    for axis in ("rows", "columns")
+                )
+                weights = (*weights, relative_entries(*tables, self.grid, self.dtype))
+        attention = AttentionOperation(tokens, self.grid, self.dtype)
+        macs = functools.partial(
+            attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0
         )
-        common = dict(dtype=self.dtype, sharing=self.sharing, kernel_init=self.kernel_init)
-        dense = Dense(name="projection", **common)
-        return dense(out, merged, embed, gate=gate, rows=tokens)
+        record_macs(self, combine(lambda e, h, g: g * macs(e, h), embed.table, heads.table, gates))
+        operation, *operands = prenorm(norm, attention, *weights)
+        return run(operation, (embed, heads), x, *operands, gate=gate)[0]

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, run
-from jaxnas.elastic.width import Width, combine, constant, fixed, joint
+from jaxnas.elastic.switch import Arrays, backward_from, forward_keeping, run
+from jaxnas.elastic.width import Width, combine, constant, fixed
 
 Initializer = Callable[..., jax.Array]
 trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
@@ -161,6 +162,15 @@ class MlpOperation:
         return pad_to(y, (hidden.shape[0], kernel.shape[1]))
 
 
+def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
+    """Layer normalisation of rows x [N, D], computed in float32."""
+    rows = x.astype(jnp.float32)
+    centred = rows - jnp.mean(rows, axis=1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=1, keepdims=True)
+    y = centred * jax.lax.rsqrt(variance + epsilon) * scale[None, :] + bias[None, :]
+    return y.astype(dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerNormOperation:
     """Normalises rows over the active channels only: x [N, D], scale [D], bias [D]; widths (D,)."""
@@ -169,14 +179,11 @@ class LayerNormOperation:
     dtype: Any
 
     def sliced(self, sizes: tuple[int, ...], x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
-        (size,) = sizes
-        rows = x[:, :size].astype(jnp.float32)
-        mean = jnp.mean(rows, axis=1, keepdims=True)
-        centred = rows - mean
-        variance = jnp.mean(jnp.square(centred), axis=1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + self.epsilon)
-        y = y * scale[None, :size] + bias[None, :size]
-        return (pad_to(y.astype(self.dtype), x.shape),)
+        return (pad_to(self.cut(sizes[0], x, scale, bias), x.shape),)
+
+    def cut(self, size: int, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        """The active channels alone, [N, size]."""
+        return normalise(x[:, :size], scale[:size], bias[:size], self.epsilon, self.dtype)
 
     def masked(self, masks: Arrays, x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
         mask = masks[0][None, :]
@@ -190,23 +197,80 @@ class LayerNormOperation:
         return (y.astype(self.dtype),)
 
 
-class LayerNorm(nn.Module):
-    """Layer normalisation over the active channels (AutoFormer, section 3.1; epsilon as in PyTorch)."""
+@dataclasses.dataclass(frozen=True)
+class PreNorm:
+    """Layer normalisation and an operation on its result, as one operation.
+
+    Operands: x [N, D], scale [D], bias [D], and those of `inner` behind its own x; widths those of
+    `inner`, whose first is x's. The normalised rows are never padded and cut again, and are not kept:
+    the backward pass makes them anew.
+    """
+
+    inner: Any
+    norm: LayerNormOperation
+
+    def sliced(self, sizes: tuple[int, ...], *operands: jax.Array) -> Arrays:
+        return self.inner.sliced(sizes, self.norm.cut(sizes[0], *operands[:3]), *operands[3:])
+
+    def forward(self, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
+        x = self.norm.cut(sizes[0], *operands[:3])
+        return forward_keeping(self.inner, sizes, x, *operands[3:])
+
+    def backward(
+        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
+    ) -> Arrays:
+        x, norm_vjp = jax.vjp(functools.partial(self.norm.cut, sizes[0]), *operands[:3])
+        grad_x, *gradients = backward_from(self.inner, sizes, (x, *operands[3:]), kept, cotangents)
+        return *norm_vjp(grad_x), *gradients
+
+    def masked(self, masks: Arrays, *operands: jax.Array) -> Arrays:
+        (x,) = self.norm.masked(masks[:1], *operands[:3])
+        return self.inner.masked(masks, x, *operands[3:])
+
+
+@flax.struct.dataclass
+class Norm:
+    """A layer normalisation that another layer applies to its input, within its first operation."""
+
+    operation: LayerNormOperation = flax.struct.field(pytree_node=False)
+    scale: jax.Array
+    bias: jax.Array
+
+
+def prenorm(norm: Norm | None, operation: Any, *operands: jax.Array) -> tuple[Any, ...]:
+    """The operation and its operands behind x, with the normalisation of x put first if there is one."""
+    if norm is None:
+        return operation, *operands
+    return PreNorm(operation, norm.operation), norm.scale, norm.bias, *operands
+
+
+class LayerNormParameters(nn.Module):
+    """Declares the parameters of a layer normalisation (epsilon as in PyTorch)."""
 
     epsilon: float = 1e-5
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
 
     @nn.compact
-    def __call__(self, x: jax.Array, width: Width, *, gate: Width | None = None) -> jax.Array:
-        """Normalises x [N, maximum] over the first `width` channels; zero beyond."""
+    def __call__(self, width: Width, *, gate: Width | None = None) -> Norm:
+        """Returns the normalisation, for a layer that takes one."""
+        return self._declare(width, gate)
+
+    def _declare(self, width: Width, gate: Width | None) -> Norm:
         common = dict(gate=gate, options=(width,) if self.sharing == "classic" else None)
         scale = parameter(self, "scale", nn.initializers.ones, (width,), **common)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), **common)
-        operation = LayerNormOperation(self.epsilon, self.dtype)
-        if width.is_narrow and not width.is_fixed:
-            return operation.masked(joint(width).masks(), x, scale, bias)[0]
-        return run(operation, (width,), x, scale, bias, gate=gate)[0]
+        return Norm(LayerNormOperation(self.epsilon, self.dtype), scale, bias)
+
+
+class LayerNorm(LayerNormParameters):
+    """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, width: Width, *, gate: Width | None = None) -> jax.Array:
+        """Normalises x [N, maximum] over the first `width` channels; zero beyond."""
+        norm = self._declare(width, gate)
+        return run(norm.operation, (width,), x, norm.scale, norm.bias, gate=gate)[0]
 
 
 def _uniform_fan_in(fan_in: int) -> Initializer:

@@ -14,7 +14,7 @@ An operation is written once for static sizes (`sliced`) and once for masks (`ma
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -89,14 +89,27 @@ def _forward_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _keeping_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
-    return operation.forward(sizes, *operands)
+    return forward_keeping(operation, sizes, *operands)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _backward_branch(operation: Any, sizes: tuple[int, ...], residuals: Any) -> Arrays:
-    operands, kept, cotangents = residuals
+    return backward_from(operation, sizes, *residuals)
+
+
+def forward_keeping(operation: Operation, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
+    """An operation's outputs, and what it keeps for its backward pass (often nothing)."""
+    if hasattr(operation, "forward"):
+        return cast(Any, operation).forward(sizes, *operands)
+    return operation.sliced(sizes, *operands), ()
+
+
+def backward_from(
+    operation: Operation, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
+) -> Arrays:
+    """The gradients of an operation's operands."""
     if hasattr(operation, "backward"):
-        return operation.backward(sizes, operands, kept, cotangents)
+        return cast(Any, operation).backward(sizes, operands, kept, cotangents)
     return jax.vjp(functools.partial(operation.sliced, sizes), *operands)[1](cotangents)
 
 
@@ -106,8 +119,6 @@ def _switched(operation: Any, rows: tuple, index: jax.Array, *operands: jax.Arra
 
 
 def _switched_forward(operation: Any, rows: tuple, index: jax.Array, *operands: jax.Array) -> Any:
-    if not hasattr(operation, "forward"):
-        return _forward_switch(operation, rows, False, index, *operands), (index, operands, ())
     outputs, kept = _forward_switch(operation, rows, True, index, *operands)
     return outputs, (index, operands, kept)
 

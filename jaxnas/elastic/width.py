@@ -118,15 +118,6 @@ class Width:
         """Whether one size is all that the space allows, so that no code for choosing is traced."""
         return len(set(self.table.values)) == 1
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether its sizes lie within a factor of two.
-
-        Elementwise work is then done at the maximal size: what that wastes is less than what a branch
-        for every size adds to the compile time.
-        """
-        return 2 * min(self.table.values) >= self.maximum
-
     def mask(self, dtype: Any = jnp.float32) -> jax.Array:
         """Weight of each channel, [maximum]: 1 or 0 if hard, the probability of being active if soft."""
         return joint(self).masks(dtype)[0]

@@ -19,10 +19,12 @@ from jaxnas.elastic.layers import (
     Dense,
     DenseParameters,
     LayerNorm,
+    LayerNormParameters,
     MlpOperation,
     PatchEmbed,
     Tokens,
     drop_path,
+    prenorm,
 )
 from jaxnas.elastic.parameter import MACS, SPECS, Sharing
 from jaxnas.elastic.switch import run
@@ -57,7 +59,6 @@ class Block(nn.Module):
         common = dict(dtype=self.dtype, sharing=self.sharing)
         kernel_init = nn.initializers.normal(self.init_std)
         products = dict(kernel_init=kernel_init, **common)
-        tokens = x.shape[1]
 
         def add(x: jax.Array, branch: jax.Array) -> jax.Array:
             branch = branch.reshape(x.shape)
@@ -67,20 +68,19 @@ class Block(nn.Module):
                 branch = drop_path(branch, rate, self.make_rng("drop_path"))
             return x + branch
 
-        y = LayerNorm(name="attention_norm", **common)(self._rows(x), embed, gate=gate)
+        norm = LayerNormParameters(name="attention_norm", **common)(embed, gate=gate)
         attention = MultiHeadAttention(
             self.grid, self.head_dim, self.max_relative_position, name="attention", **products
         )
-        x = add(x, attention(y, embed, heads, gate=gate))
-        y = LayerNorm(name="mlp_norm", **common)(self._rows(x), embed, gate=gate)
-        declare = functools.partial(
-            DenseParameters, sharing=self.sharing, kernel_init=kernel_init
-        )
+        x = add(x, attention(self._rows(x), embed, heads, gate=gate, norm=norm))
+        norm = LayerNormParameters(name="mlp_norm", **common)(embed, gate=gate)
+        declare = functools.partial(DenseParameters, self.sharing, kernel_init)
         weights = (
-            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=tokens),
-            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=tokens),
+            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=x.shape[1]),
+            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=x.shape[1]),
         )
-        (y,) = run(MlpOperation(self.dtype), (embed, hidden), y, *weights, gate=gate)
+        operation, *weights = prenorm(norm, MlpOperation(self.dtype), *weights)
+        (y,) = run(operation, (embed, hidden), self._rows(x), *weights, gate=gate)
         return add(x, y)
 
     @staticmethod
@@ -109,7 +109,7 @@ class ViT(nn.Module):
       init_std: standard deviation of the kernels in the blocks at the start; AutoFormer's 0.02 suits
         widths of some hundreds, narrow networks learn faster from more.
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
-        depth, steps are slower. The parameters are the same either way.
+        depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
 
     Raises:
       ValueError: image size not a multiple of the patch, or a space without the four decisions.
@@ -164,6 +164,11 @@ class ViT(nn.Module):
                 f"Expected images [B, {self.image_size}, {self.image_size}, channels], got shape "
                 f"{images.shape}."
             )
+        if STACKED in self.variables.get("params", {}) and not self._scans():
+            raise ValueError(
+                "These parameters are stacked by layer, which only a ViT with scan_layers=True and more "
+                "than one architecture reads; use supernets.unstack_layers(params)."
+            )
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
         common = dict(dtype=self.dtype, sharing=self.sharing)
@@ -206,12 +211,11 @@ class ViT(nn.Module):
                 x = block(x, embed, *sizes, gate, train)
             return x
 
-        # Parameters are stored layer by layer in both forms, so that they can be exchanged.
-        params = [self.variables["params"][f"block_{layer}"] for layer in range(count)]
+        params = stack_layers(nn.meta.unbox(self.variables["params"]))[STACKED]
         layers = jnp.arange(count, dtype=jnp.int32)
         depth = width(lambda depth: depth, decisions["depth"])
         per_layer = {
-            "params": jax.tree.map(lambda *leaves: jnp.stack(leaves), *nn.meta.unbox(params)),
+            "params": params,
             "heads": decisions.stacked("num_heads", count),
             "ratio": decisions.stacked("mlp_ratio", count),
             "gate": _gates(depth, layers),
@@ -244,6 +248,39 @@ class ViT(nn.Module):
         # A plain network (one architecture) is unrolled too: a loop would choose what to skip.
         unrolled = recording or self.is_initializing() or self.space.cardinality == 1
         return self.scan_layers and uniform and not unrolled
+
+
+STACKED = "blocks"
+
+
+def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters with the layers' leaves stacked, as a ViT with `scan_layers` reads them directly.
+
+    Args:
+      params: of a ViT, or a tree like it; stacked ones come back as they are.
+
+    Returns:
+      The tree with "blocks", leaves [layers, ...], in place of "block_0", "block_1", ...
+    """
+    if STACKED in params:
+        return params
+    layers = [params[name] for name in _layer_names(params)]
+    rest = {name: tree for name, tree in params.items() if not name.startswith("block_")}
+    return rest | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+
+def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `stack_layers`; parameters stored layer by layer come back as they are."""
+    if STACKED not in params:
+        return params
+    rest, stacked = {k: v for k, v in params.items() if k != STACKED}, params[STACKED]
+    count = len(jax.tree.leaves(stacked)[0])
+    return rest | {f"block_{i}": jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)}
+
+
+def _layer_names(params: dict[str, Any]) -> list[str]:
+    names = [name for name in params if name.startswith("block_")]
+    return sorted(names, key=lambda name: int(name.removeprefix("block_")))
 
 
 def _runs(layer: int, depth: int) -> int:

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.cost import annotations
+from jaxnas.supernets.vit import STACKED, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
 
 Batch = dict[str, jax.Array]
@@ -136,6 +137,8 @@ def make_train_step(
 
         (loss, logits), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
         active = masks(arch) if freeze_inactive else None
+        if active is not None and STACKED in state.params:
+            active = stack_layers(active)
         params, opt_state = optimizer_lib.update(
             optimizer, grads, state.opt_state, state.params, active
         )
