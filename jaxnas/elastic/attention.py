@@ -153,22 +153,24 @@ class AttentionOperation:
         """Gradients of qkv and of the entries from that of the outputs [h, B, T, D]."""
         queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
         queries = queries * qkv.shape[4] ** -0.5
-        weights, grad, *places = (x.reshape(-1, *x.shape[2:]) for x in (weights, grad, *places))
+        weights, grad = (x.reshape(-1, *x.shape[2:]) for x in (weights, grad))
+        grad_entries: Arrays = ()
         grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
         if entries:
-            _, vjp = jax.vjp(self._relative_values, *places, entries[1])
+            by_place = places[0].reshape(-1, *places[0].shape[2:])
+            _, vjp = jax.vjp(self._relative_values, by_place, entries[1])
             grad_places, grad_value_entries = vjp(grad)
+            grad_entries = (grad_value_entries,)
             by_key = _rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
             grad_weights += by_key.reshape(grad_weights.shape).astype(jnp.float32)
         probabilities = weights.astype(jnp.float32)
         inner = jnp.sum(grad_weights * probabilities, axis=-1, keepdims=True)
         grad_logits = (probabilities * (grad_weights - inner)).astype(self.dtype)
         grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
-        grad_entries = ()
         if entries:
             _, vjp = jax.vjp(self._relative_logits, queries, entries[0])
-            more, grad_key_entries = vjp(grad_logits.astype(jnp.float32))
-            grad_queries, grad_entries = grad_queries + more, (grad_key_entries, grad_value_entries)
+            more, *grad_key_entries = vjp(grad_logits.astype(jnp.float32))
+            grad_queries, grad_entries = grad_queries + more, (*grad_key_entries, *grad_entries)
         parts = grad_queries * qkv.shape[4] ** -0.5, grad_keys, weights.mT @ grad
         return jnp.stack(parts).reshape(qkv.shape), grad_entries
 
@@ -294,11 +296,11 @@ class MultiHeadAttention(nn.Module):
         if self.max_relative_position:
             shape = (fixed(2 * self.max_relative_position + 2), dim)
             for part in ("key", "value"):
-                tables = (
+                by_row, by_column = (
                     parameter(self, f"{part}_{axis}", trunc_normal, shape, gate=gate)
                     for axis in ("rows", "columns")
                 )
-                weights = (*weights, relative_entries(*tables, self.grid, self.dtype))
+                weights = (*weights, relative_entries(by_row, by_column, self.grid, self.dtype))
         attention = AttentionOperation(tokens, self.grid, self.dtype)
         macs = functools.partial(
             attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0
