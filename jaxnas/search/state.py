@@ -35,7 +35,8 @@ class State:
     Attributes:
       key: a typed key, [].
       codes: the evaluated architectures, encoded; -1 in free rows. int32 [H, L]
-      scores: their scores; NaN where the evaluation gave NaN, and in free rows. float32 [H]
+      scores: their scores; NaN where the evaluation gave NaN, and in free rows. float32 [H], or
+        [H, M] of a strategy with M objectives.
       born: the generation of each. int32 [H]
       size: the number of rows in use. int32 []
       generation: the number of generations told. int32 []
@@ -43,6 +44,7 @@ class State:
       valid: the rows of the batch last asked that are to be evaluated. bool [P]
       exhausted: no new feasible architecture was found for some row. bool []
       seeds: codes of some feasible architectures. int32 [S, L]
+      memory: what the strategy itself keeps, a pytree; () if nothing.
     """
     key: jax.Array
     codes: jax.Array
@@ -54,6 +56,13 @@ class State:
     valid: jax.Array
     exhausted: jax.Array
     seeds: jax.Array
+    memory: Any = ()
+
+
+def objectives(settings: Any) -> tuple[int, ...]:
+    """Returns the shape of the scores of one architecture: () for one score, (M,) for M."""
+    count = getattr(settings, "objectives", None)
+    return () if count is None else (count,)
 
 
 def check_settings(settings: Settings) -> None:
@@ -74,7 +83,7 @@ def init(settings: Settings, key: jax.Array) -> State:
     rows, zero = settings.evaluations, jnp.zeros((), jnp.int32)
     return State(
         key=key, codes=jnp.full((rows, settings.space.length), -1, jnp.int32),
-        scores=jnp.full((rows,), jnp.nan, jnp.float32), born=jnp.full((rows,), -1, jnp.int32),
+        scores=jnp.full((rows, *objectives(settings)), jnp.nan, jnp.float32), born=jnp.full((rows,), -1, jnp.int32),
         size=zero, generation=zero, skipped=zero, seeds=jnp.asarray(seeds, jnp.int32),
         valid=jnp.zeros((settings.population,), bool), exhausted=jnp.zeros((), bool))
 
@@ -82,22 +91,25 @@ def init(settings: Settings, key: jax.Array) -> State:
 def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
     """Returns the state with the scores of the batch last asked; see `RandomSearch.tell`."""
     scores = jnp.asarray(scores)
-    expected = (settings.population,)
+    expected = (settings.population, *objectives(settings))
     if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise ValueError(f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
                          f"for each row asked, {list(expected)}; rows where state.valid is False "
                          "may hold anything.")
     scores, codes = scores.astype(jnp.float32), settings.space.encode(archs)
-    if codes.shape[:-1] != expected:
+    if codes.shape[:-1] != expected[:1]:
         raise ValueError(f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
-                         f"{expected}: pass the batch that ask returned.")
+                         f"{expected[:1]}: pass the batch that ask returned.")
+    # Infinite scores are failures as NaN is: neither may be the incumbent.
+    failed = jnp.any(~jnp.isfinite(scores.reshape(len(scores), -1)), axis=1)
+    scores = jnp.where(failed.reshape(-1, *[1] * (scores.ndim - 1)), jnp.nan, scores)
     rows = _rows(state.size, state.valid, settings.evaluations)
     return dataclasses.replace(
         state, codes=state.codes.at[rows].set(codes, mode="drop"),
         scores=state.scores.at[rows].set(scores, mode="drop"),
         born=state.born.at[rows].set(state.generation, mode="drop"),
         size=state.size + jnp.sum(state.valid, dtype=jnp.int32), generation=state.generation + 1,
-        skipped=state.skipped + jnp.sum(state.valid & jnp.isnan(scores), dtype=jnp.int32),
+        skipped=state.skipped + jnp.sum(state.valid & failed, dtype=jnp.int32),
         valid=jnp.zeros_like(state.valid))
 
 
@@ -108,7 +120,7 @@ def finished(settings: Settings, state: State) -> jax.Array:
 
 def ranking(state: State) -> tuple[jax.Array, jax.Array]:
     """Returns the rows of the history from the best score down, int32 [H], and how many count."""
-    usable = ~jnp.isnan(state.scores)
+    usable = ~jnp.isnan(state.scores)  # [H]
     order = jnp.lexsort((-jnp.where(usable, state.scores, 0), ~usable))
     return order.astype(jnp.int32), jnp.sum(usable, dtype=jnp.int32)
 
