@@ -122,8 +122,9 @@ def test_an_exhausted_space_ends_the_search(kind):
     calls = []
 
     def score(archs):
-        calls.append(len(archs["depth"]))
-        return np.asarray(archs["width"], np.float32)
+        scores = np.asarray(archs["width"], np.float32)  # on the host: not to be traced
+        calls.append(len(scores))
+        return scores
     result = search.run(strategy, score, jax.random.key(0))
     assert len(result.history) == sum(calls) == count
     assert bool(strategy.finished(result.state)) and bool(result.state.exhausted)
@@ -317,16 +318,23 @@ def test_nan_scores_are_skipped(tmp_path):
     assert len(nans) == int(result.state.skipped) > 0
     assert result.score <= 5 and len(result.history) == 120
     assert run(score=None, history_path=path).score == result.score
-    with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
+    with pytest.raises(ValueError, match="all 120 scores so far are NaN"):
         run(score=lambda archs: np.full(20, np.nan))
     with pytest.raises(ValueError, match="none of 0 evaluations"):
         RANDOM.best(RANDOM.init(jax.random.key(0)))
 
 
-def test_infinite_scores():
-    result = run(score=lambda archs: np.full(20, -np.inf, np.float32))
-    assert result.score == -np.inf and int(result.state.skipped) == 0
-    assert result.history[0]["score"] == "-inf"
+def test_infinite_scores_are_skipped_and_counted():
+    def score(archs):
+        scores = np.asarray(evaluate(archs)).copy()
+        scores[::4] = np.inf
+        return scores
+
+    result = run(score=score)
+    assert np.isfinite(result.score) and int(result.state.skipped) == 30
+    assert result.history[0]["score"] == "inf"
+    with pytest.raises(ValueError, match="all 120 scores so far are NaN or infinite"):
+        run(score=lambda archs: np.full(20, -np.inf, np.float32))
 
 
 def test_clear_errors(tmp_path):

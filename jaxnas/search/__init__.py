@@ -2,8 +2,21 @@
 
 from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
+from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.random_search import RandomSearch
-from jaxnas.search.runner import Result, run
+from jaxnas.search.regularized_evolution import RegularizedEvolution
+from jaxnas.search.runner import Result, run, scan
 from jaxnas.search.state import State
 
-__all__ = ["Evolution", "RandomSearch", "Result", "State", "check_bounds", "reachable", "run"]
+__all__ = [
+    "Evolution",
+    "LocalSearch",
+    "RandomSearch",
+    "RegularizedEvolution",
+    "Result",
+    "State",
+    "check_bounds",
+    "reachable",
+    "run",
+    "scan",
+]

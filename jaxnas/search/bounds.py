@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.search.neighbours import neighbours
 from jaxnas.space import Arch, Space, nearest
 
 Cost = Callable[[Arch], Mapping[str, Any]]
@@ -97,14 +98,7 @@ def _mutants(space: Space, key: jax.Array, codes: jax.Array) -> jax.Array:
     return jax.vmap(mutant)(jax.random.split(key, 1024), codes[rows])
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _neighbours(space: Space, code: jax.Array) -> jax.Array:
-    """Returns the canonical codes that differ from one in one element, by any of its options."""
-    places = [(e, k) for e, size in enumerate(space.sizes) for k in range(size)]
-    elements, values = np.asarray(places, np.int32).reshape(-1, 2).T
-    changed = jnp.arange(space.length)[None, :] == jnp.asarray(elements)[:, None]
-    codes = jnp.where(changed, jnp.asarray(values)[:, None], code[None, :])
-    return space.encode(space.canonical(space.decode(codes)))
+_neighbours = jax.jit(neighbours, static_argnums=0)
 
 
 def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[str, tuple]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ class Evolution:
       network_probability: of resampling a decision made once for the network, as depth and width
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
+      canonical: as for `RandomSearch`.
     """
     space: Space
     cost: Cost | None = None
@@ -45,6 +47,7 @@ class Evolution:
     crossovers: int = 25
     network_probability: float = 0.2
     layer_probability: float = 0.4
+    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
         state_lib.check_settings(self)

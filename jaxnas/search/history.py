@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxnas.space import Space
 
 Line = dict[str, Any]
@@ -66,15 +68,20 @@ def _partial(path: str | os.PathLike) -> Path:
     return Path(path).with_name(Path(path).name + ".partial")
 
 
-def score_to_json(score: float) -> float | str | None:
-    """Returns a score as JSON can hold it: NaN as null, infinities as strings."""
+def score_to_json(score: Any) -> Any:
+    """Returns a score as JSON can hold it: NaN as null, infinities as strings; a list of several."""
+    if np.ndim(score):
+        return [score_to_json(one) for one in score]
+    score = float(score)
     if math.isnan(score):
         return None
     return str(score) if math.isinf(score) else score
 
 
-def score_from_json(score: float | str | None) -> float:
-    """Returns the score that `score_to_json` wrote."""
+def score_from_json(score: Any) -> Any:
+    """Returns the score, or the list of scores, that `score_to_json` wrote."""
+    if isinstance(score, list):
+        return [score_from_json(one) for one in score]
     return math.nan if score is None else float(score)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,12 +31,15 @@ class RandomSearch:
       bounds: {cost name: (min | None, max | None)}.
       evaluations: how many architectures to evaluate: the capacity of the history.
       population: how many to ask for at a time.
+      canonical: from an architecture to the one that stands for all equal networks, as
+        `Table.canonical` of a table of cells; then no evaluation is spent twice on one network.
     """
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
     evaluations: int = 1000
     population: int = 50
+    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
         state_lib.check_settings(self)

@@ -1,6 +1,11 @@
-"""Runs a search: asks, evaluates, tells, and keeps a history from which it resumes exactly."""
+"""Runs a search: asks, evaluates, tells; as one compiled scan, or step by step with a history.
+
+Step by step the history is a file from which the search resumes exactly. Both ways are the same
+search: the same key gives the same architectures in the same order.
+"""
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +21,7 @@ from jaxnas.search.state import State
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
+_DRAWN = 16  # Generations whose random bits are drawn at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,19 +29,69 @@ class Result:
     """What a search found.
 
     Attributes:
-      arch: the best architecture.
-      score: its score.
-      costs: its costs, {} if the strategy has no cost function.
+      arch: the best architecture; with several objectives the batch of the Pareto front.
+      score: its score; with several objectives float32 [front, objectives].
+      costs: its costs, {} if the strategy has no cost function or several objectives.
       state: the last state of the strategy.
       history: the lines of the history of this search, in order.
       resumed: how many evaluations were taken from the history file.
     """
     arch: Arch
-    score: float
+    score: Any
     costs: dict[str, int | float]
     state: State
     history: list[dict[str, Any]]
     resumed: int
+
+
+def scan(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array) -> Any:
+    """Returns the last state of a search that runs as one `lax.scan`; for jit, and vmap over keys.
+
+    Args:
+      strategy: any of this package, or another with the same methods.
+      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable.
+        Rows that are not valid are evaluated too, and ignored.
+      key: a typed key.
+
+    The state's `codes`, `scores` [evaluations, ...] and `size` are the history, in order. A thousand
+    searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
+    """
+    def step(state, drawn):
+        archs, asked = strategy.ask(state, *drawn)
+        return strategy.tell(asked, archs, evaluate(archs)), None
+
+    length = -(-strategy.evaluations // state_lib.batch_size(strategy))
+    length = getattr(strategy, "steps", length)
+    state = strategy.init(key)
+    if not hasattr(strategy, "draw"):
+        return jax.lax.scan(step, state, (), length=length)[0]
+
+    # What is random is drawn for some generations at once, few enough to stay in the cache.
+    def several(state, first):
+        generations = first + jnp.arange(_DRAWN, dtype=jnp.int32)
+        drawn = jax.vmap(strategy.draw, (None, 0))(key, generations)
+        return jax.lax.scan(step, state, (drawn,))
+
+    firsts = jnp.arange(0, length, _DRAWN, dtype=jnp.int32)
+    return jax.lax.scan(several, state, firsts)[0]
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(strategy: Any, evaluate: Callable[[Arch], Any]) -> Callable[[jax.Array], Any]:
+    return jax.jit(functools.partial(scan, strategy, evaluate))
+
+
+def _traceable(strategy: Any, evaluate: Callable[[Arch], Any]) -> bool:
+    """Returns whether an evaluation can be a part of a compiled program."""
+    one = jax.eval_shape(lambda: strategy.space.decode(
+        jnp.zeros((state_lib.batch_size(strategy), strategy.space.length), jnp.int32)))
+    try:
+        scores = jax.eval_shape(evaluate, one)
+    except (jax.errors.JAXTypeError, TypeError):
+        return False  # it looks at the values of arrays, on the host
+    expected = (state_lib.batch_size(strategy), *state_lib.objectives(strategy))
+    return isinstance(scores, jax.ShapeDtypeStruct) and (scores.shape, scores.dtype) == (
+        expected, jnp.float32)
 
 
 def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
@@ -44,10 +100,14 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
         progress: Callable[[int, int, float], None] | None = None) -> Result:
     """Runs a search to its end, and returns what it found.
 
+    Where `evaluate` can be traced, and neither a history file nor progress is asked for, the search
+    is one compiled program (`scan`); otherwise a loop on the host. The course is the same.
+
     Args:
       strategy: `Evolution`, `RandomSearch`, or another with the same methods.
       evaluate: from a batch of architectures (leading axis n) to scores, float [n]; higher is
-        better. It is called once per generation; n is the population, and less only at the end.
+        better. On the host it is called once per generation; n is the population, and less only
+        at the end.
       key: a typed key; the same key, settings and scores give the same search.
       evaluations: the budget, instead of the strategy's own.
       history_path: a JSONL file with a line for each evaluation, written after each generation.
@@ -72,6 +132,10 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
     _check_recorded(recorded, settings, strategy.evaluations, history_path)
     if history_path is not None:
         history_lib.check_writable(history_path)
+    elif progress is None and _traceable(strategy, evaluate):
+        state = _compiled(strategy, evaluate)(key)
+        _check_scores(state)
+        return _result(strategy, state, _lines(strategy, name, settings, state), 0)
 
     state, lines, resumed = strategy.init(key), [], 0
     while not strategy.finished(state):
@@ -84,42 +148,70 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
         new = _describe(strategy, name, archs, rows, len(lines), generation)
         old = [line for line in recorded if line["generation"] == generation]
         _check_replay(strategy.space, old, new, history_path)
-        scores = np.full(asked.valid.shape, np.nan, np.float32)
+        shape = (*asked.valid.shape, *state_lib.objectives(strategy))
+        scores = np.full(shape, np.nan, np.float32)
         if len(old) == len(new):
             scores[rows] = [history_lib.score_from_json(line["score"]) for line in old]
             resumed += len(old)
         else:
             recorded = [line for line in recorded if line["generation"] < generation]
-            scores[rows] = _scores(evaluate, archs, rows)
+            scores[rows] = _scores(evaluate, archs, rows, shape[1:])
         for line, row in zip(new, rows, strict=True):
-            line["score"] = history_lib.score_to_json(float(scores[row]))
+            line["score"] = history_lib.score_to_json(scores[row])
         if not lines:
             new[0]["settings"] = settings
         lines += new
         state = strategy.tell(asked, archs, scores)
         if history_path is not None and len(old) < len(new):
             history_lib.write(history_path, others + lines)
-        if int(state.skipped) == int(state.size):
-            raise ValueError(f"search: all {int(state.size)} scores so far are NaN; the evaluation "
-                             "fails for every architecture. Look at the evaluation (or at diverged "
-                             "weights), then start with a new history.")
+        _check_scores(state)
         if progress is not None:
-            progress(len(lines), strategy.evaluations, float(strategy.best(state)[1]))
+            progress(len(lines), strategy.evaluations, float(np.max(strategy.best(state)[1])))
+    return _result(strategy, state, lines, resumed)
+
+
+def _check_scores(state: Any) -> None:
+    if int(state.skipped) == int(state.size):
+        raise ValueError(f"search: all {int(state.size)} scores so far are NaN or infinite; the "
+                         "evaluation fails for every architecture. Look at the evaluation (or at "
+                         "diverged weights), then start with a new history.")
+
+
+def _lines(strategy: Any, name: str, settings: dict, state: Any) -> list[dict[str, Any]]:
+    """Returns the history of a search that ran as one program, as the loop would have written it."""
+    size = int(state.size)
+    born, scores = np.asarray(state.born)[:size], np.asarray(state.scores)[:size]
+    archs = strategy.space.decode(state.codes[:size])
+    lines = []
+    for generation in np.unique(born):
+        rows = np.flatnonzero(born == generation)
+        lines += _describe(strategy, name, archs, rows, len(lines), int(generation))
+    for line, score in zip(lines, scores, strict=True):
+        line["score"] = history_lib.score_to_json(score)
+    lines[0]["settings"] = settings
+    return lines
+
+
+def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int) -> Result:
     if len(lines) < strategy.evaluations:
         _log.warning("search: stopped after %d of %d evaluations: no other feasible architecture "
                      "was found.", len(lines), strategy.evaluations)
     if int(state.skipped):
-        _log.warning("search: %d of %d scores were NaN and were skipped.",
+        _log.warning("search: %d of %d scores were NaN or infinite and were skipped.",
                      int(state.skipped), len(lines))
     arch, score = strategy.best(state)
+    if state_lib.objectives(strategy):
+        return Result(arch, np.asarray(score), {}, state, lines, resumed)
     return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
 
 
-def _scores(evaluate: Callable[[Arch], Any], archs: Arch, rows: np.ndarray) -> np.ndarray:
-    scores = np.asarray(evaluate(jax.tree.map(lambda x: x[rows], archs)))
-    if scores.shape != rows.shape or scores.dtype.kind not in "fiu" and scores.dtype != "bfloat16":
+def _scores(evaluate: Callable[[Arch], Any], archs: Arch, rows: np.ndarray,
+            objectives: tuple[int, ...]) -> np.ndarray:
+    scores, expected = np.asarray(evaluate(jax.tree.map(lambda x: x[rows], archs))), (
+        *rows.shape, *objectives)
+    if scores.shape != expected or scores.dtype.kind not in "fiu" and scores.dtype != "bfloat16":
         raise ValueError(f"search: the evaluation returned {scores.dtype}{list(scores.shape)} for "
-                         f"{len(rows)} architectures, expected float [{len(rows)}].")
+                         f"{len(rows)} architectures, expected float {list(expected)}.")
     return scores.astype(np.float32)
 
 

@@ -14,17 +14,21 @@ import numpy as np
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.space import Arch, Space
 
-_POOL = 1024  # Candidates made at a time.
+_POOL = 1024  # Candidates made at a time, at most.
 _ROUNDS = 20  # Attempts to fill a batch before it counts as exhausted.
 
 
 class Settings(Protocol):
-    """What the shared steps read of a strategy: a frozen, hashable dataclass."""
+    """What the shared steps read of a strategy: a frozen, hashable dataclass.
+
+    It may have more: `batch`, how many are asked for at a time (else `population`); `canonical`, a
+    function from an architecture to the one that stands for all networks equal to it, as a table of
+    cells has, so that no evaluation is spent twice on one network; `objectives`, the number of scores.
+    """
     space: Space
     cost: bounds_lib.Cost | None
     bounds: bounds_lib.Bounds
     evaluations: int
-    population: int
 
 
 @jax.tree_util.register_dataclass
@@ -65,11 +69,25 @@ def objectives(settings: Any) -> tuple[int, ...]:
     return () if count is None else (count,)
 
 
+def batch_size(settings: Any) -> int:
+    """Returns how many architectures are asked for at a time."""
+    return settings.batch if hasattr(settings, "batch") else settings.population
+
+
+def canonical(settings: Any, codes: jax.Array) -> jax.Array:
+    """Returns the codes [n, L] of the architectures that stand for these, canonical in the space."""
+    function = getattr(settings, "canonical", None)
+    if function is None:
+        return codes
+    space = settings.space
+    return jax.vmap(lambda code: space.encode(function(space.decode(code))))(codes)
+
+
 def check_settings(settings: Settings) -> None:
     """Checks what strategies share, and stores the bounds in their hashable form."""
     object.__setattr__(settings, "bounds", bounds_lib.normalise(settings.bounds))
-    for name in ("evaluations", "population"):
-        if getattr(settings, name) < 1:
+    for name in ("evaluations", "population", "batch"):
+        if getattr(settings, name, 1) < 1:
             raise ValueError(f"{type(settings).__name__}: {name} is {getattr(settings, name)}, "
                              "expected at least 1.")
 
@@ -83,15 +101,16 @@ def init(settings: Settings, key: jax.Array) -> State:
     rows, zero = settings.evaluations, jnp.zeros((), jnp.int32)
     return State(
         key=key, codes=jnp.full((rows, settings.space.length), -1, jnp.int32),
-        scores=jnp.full((rows, *objectives(settings)), jnp.nan, jnp.float32), born=jnp.full((rows,), -1, jnp.int32),
+        scores=jnp.full((rows, *objectives(settings)), jnp.nan, jnp.float32),
+        born=jnp.full((rows,), -1, jnp.int32),
         size=zero, generation=zero, skipped=zero, seeds=jnp.asarray(seeds, jnp.int32),
-        valid=jnp.zeros((settings.population,), bool), exhausted=jnp.zeros((), bool))
+        valid=jnp.zeros((batch_size(settings),), bool), exhausted=jnp.zeros((), bool))
 
 
 def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
     """Returns the state with the scores of the batch last asked; see `RandomSearch.tell`."""
     scores = jnp.asarray(scores)
-    expected = (settings.population, *objectives(settings))
+    expected = (batch_size(settings), *objectives(settings))
     if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise ValueError(f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
                          f"for each row asked, {list(expected)}; rows where state.valid is False "
@@ -130,7 +149,7 @@ def best(settings: Settings, state: State) -> tuple[Arch, jax.Array]:
     order, count = ranking(state)
     if not isinstance(count, jax.core.Tracer) and count == 0:
         raise ValueError(f"best: none of {int(state.size)} evaluations gave a number"
-                         f"{'.' if state.size == 0 else '; all scores are NaN.'}")
+                         f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}")
     return settings.space.decode(state.codes[order[0]]), state.scores[order[0]]
 
 
@@ -150,7 +169,7 @@ class Batch:
 def _want(settings: Settings, state: State) -> jax.Array:
     """Returns how many architectures the next batch should have, int32 []."""
     left = jnp.int32(settings.evaluations) - state.size
-    return jnp.minimum(left, settings.population)
+    return jnp.minimum(left, batch_size(settings))
 
 
 def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -> Batch:
@@ -159,13 +178,14 @@ def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -
     New is what is neither in the history, nor in the batch, nor earlier among the candidates.
     """
     space = settings.space
-    codes = jnp.concatenate([codes for codes, _ in groups])
+    codes = canonical(settings, jnp.concatenate([codes for codes, _ in groups]))
     packed, seen = _pack(space, codes), _pack(space, state.codes)
     used = jnp.arange(settings.evaluations) < state.size
     old = _any_equal(packed, seen, used[None, :])
-    used = jnp.arange(settings.population) < batch.count
+    used = jnp.arange(batch_size(settings)) < batch.count
     old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])
-    if len(groups) > 1:  # one group alone is a list of different architectures
+    if len(groups) > 1 or getattr(settings, "canonical", None) is not None:
+        # One group alone is a list of different architectures, if they are not of equal networks.
         place = jnp.arange(len(codes))
         old |= _any_equal(packed, packed, place[None, :] < place[:, None])
     new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
@@ -173,7 +193,7 @@ def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -
     new = jnp.concatenate([part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
                            for part, (_, quota) in zip(parts, groups, strict=True)])
     new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(settings, state) - batch.count
-    rows = _rows(batch.count, new, settings.population)
+    rows = _rows(batch.count, new, batch_size(settings))
     return Batch(batch.codes.at[rows].set(codes, mode="drop"),
                  batch.count + jnp.sum(new, dtype=jnp.int32))
 
@@ -224,14 +244,14 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
         key, sample_key, mutant_key = jax.random.split(key, 3)
         first = [(codes, jnp.where(turn == 0, quota, 0)) for codes, quota in groups]
         batch = admit(settings, state, batch, first + [
-            (space.encode(space.sample(sample_key, _POOL)), full),
+            (space.encode(space.sample(sample_key, _pool(settings))), full),
             (_relatives(settings, state, batch, mutant_key), full)])
         return key, batch, turn + 1
 
     def unfinished(carry):
         return (carry[1].count < full) & (carry[2] < _ROUNDS)
 
-    batch = Batch(jnp.full((settings.population, space.length), -1, jnp.int32), jnp.int32(0))
+    batch = Batch(jnp.full((batch_size(settings), space.length), -1, jnp.int32), jnp.int32(0))
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
     listed = bounds_lib.catalogue(space)
     if listed is not None:
@@ -239,7 +259,7 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
             codes = jax.random.permutation(key, jnp.asarray(listed))
             return admit(settings, state, batch, [(codes, full)])
         batch = jax.lax.cond(batch.count < full, complete, lambda batch: batch, batch)
-    valid = jnp.arange(settings.population) < batch.count
+    valid = jnp.arange(batch_size(settings)) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
     codes = jnp.where(valid[:, None], batch.codes, first[None, :])
     state = dataclasses.replace(state, valid=valid, exhausted=batch.count < full)
@@ -253,15 +273,19 @@ def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -
     known = jnp.concatenate([state.seeds, state.codes, batch.codes])
     used = jnp.concatenate([
         jnp.ones(state.seeds.shape[:1], bool), jnp.arange(settings.evaluations) < state.size,
-        jnp.arange(settings.population) < batch.count])
+        jnp.arange(batch_size(settings)) < batch.count])
     # Stable, so that the draw depends on what is known and not on the capacity.
     known = known[jnp.argsort(~used, stable=True)]
-    rows = jax.random.randint(pick_key, (_POOL,), 0, jnp.sum(used, dtype=jnp.int32))
+    rows = jax.random.randint(pick_key, (_pool(settings),), 0, jnp.sum(used, dtype=jnp.int32))
     rate = min(2 / space.length, 0.5)
 
     def mutant(key, code):
         return space.encode(space.mutate(key, space.decode(code), rate))
-    return jax.vmap(mutant)(jax.random.split(key, _POOL), known[rows])
+    return jax.vmap(mutant)(jax.random.split(key, len(rows)), known[rows])
+
+
+def _pool(settings: Settings) -> int:
+    return min(_POOL, 64 * batch_size(settings))
 
 
 def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
@@ -272,7 +296,8 @@ def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
     plain = {"strategy": type(settings).__name__,
              "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist()}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        if field.name not in ("space", "cost", "bounds", "evaluations"):
-            plain[field.name] = getattr(settings, field.name)
+        if field.name not in ("space", "cost", "bounds", "evaluations", "canonical"):
+            value = getattr(settings, field.name)
+            plain[field.name] = value if isinstance(value, int | float | str | None) else repr(value)
     bounds = {name: [low, high] for name, low, high in settings.bounds}
     return {**plain, "bounds": bounds, "space": settings.space.to_json()}

@@ -1,0 +1,1 @@
+"""Predictors of an architecture's score from its features, refitted as results arrive."""

@@ -1,0 +1,171 @@
+"""NSGA-II: several scores at once (Deb et al. 2002, doi 10.1109/4235.996017)."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnas.search import pareto
+from jaxnas.search import state as state_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.search.state import State
+from jaxnas.space import Arch, Space
+
+_ATTEMPTS = 10  # Children made for each that is wanted: many repeat what is known.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Survivors:
+    """The population that survived the last generation, as `state.memory`. P = population.
+
+    Attributes:
+      rows: of the history, from the best down; -1 where there is none. int32 [P]
+      rank: the front of each. int32 [P]
+      crowding: the distance of its neighbours in that front. float32 [P]
+    """
+    rows: jax.Array
+    rank: jax.Array
+    crowding: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class NSGA2:
+    """NSGA-II within bounds: a population spread along the front of several scores.
+
+        state = strategy.init(key)
+        while not strategy.finished(state):
+            archs, state = strategy.ask(state)
+            state = strategy.tell(state, archs, scores_of(archs))  # [population, objectives]
+        archs, scores = strategy.best(state)  # all that no other dominates
+
+    The first generation is random. Each later one has children of two parents from binary
+    tournaments by front, then by crowding: crossover, then mutation. The better half of parents and
+    children survives. All scores are maximised; negate what is to be small.
+
+    It follows the paper but for what a discrete space asks for: crossover takes each element from
+    either parent, mutation draws options anew, and no architecture is evaluated twice, so that a
+    child that is known makes way for another, at last for a random one.
+
+    Attributes:
+      space, cost, bounds, evaluations, population, canonical: as for `RandomSearch`.
+      objectives: how many scores an architecture has, at least 2.
+      crossover_probability: of a child having two parents and not one.
+      mutation_probability: of resampling each element; by default 1 / space.length.
+    """
+    space: Space
+    cost: Cost | None = None
+    bounds: Any = ()
+    evaluations: int = 1000
+    population: int = 50
+    objectives: int = 2
+    crossover_probability: float = 0.9
+    mutation_probability: float | None = None
+    canonical: Callable[[Arch], Arch] | None = None
+
+    def __post_init__(self):
+        state_lib.check_settings(self)
+        if self.objectives < 2:
+            raise ValueError(f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
+                             "score there is Evolution.")
+        for name in ("crossover_probability", "mutation_probability"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"NSGA2: {name} is {value}, expected 0 to 1.")
+
+    def init(self, key: jax.Array) -> State:
+        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        empty = jnp.full((self.population,), -1, jnp.int32)
+        memory = Survivors(empty, jnp.zeros_like(empty), jnp.zeros(empty.shape, jnp.float32))
+        return dataclasses.replace(state_lib.init(self, key), memory=memory)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of `population` architectures and the next state; see `RandomSearch`."""
+        key, child_key, ask_key = jax.random.split(state.key, 3)
+        usable = jnp.sum(state.memory.rows >= 0, dtype=jnp.int32)
+        children = self._children(child_key, state, usable)
+        groups = [(children, jnp.where(usable > 0, self.population, 0))]
+        return state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any) -> State:
+        """Returns the state that knows the scores of the batch last asked.
+
+        Args:
+          state: as `ask` returned it.
+          archs: the architectures that `ask` returned, leading axis `population`.
+          scores: float [population, objectives], higher is better. A row with a NaN or an infinity
+            is skipped and counted; it never is a parent.
+
+        Raises ValueError for another number of objectives, other shapes or dtypes.
+        """
+        shape = jnp.shape(scores)
+        came = 1 if len(shape) == 1 else shape[-1] if len(shape) == 2 else None
+        if came is not None and came != self.objectives:
+            raise ValueError(f"tell: NSGA2 was declared with objectives={self.objectives}, but "
+                             f"{came} came: scores are {list(shape)}, expected "
+                             f"{[self.population, self.objectives]}.")
+        new = state_lib.tell(self, state, archs, scores)
+        rows = state.size + jnp.arange(self.population, dtype=jnp.int32)
+        rows = jnp.concatenate([state.memory.rows, jnp.where(rows < new.size, rows, -1)])  # [2 P]
+        scores = new.scores[jnp.maximum(rows, 0)]
+        usable = (rows >= 0) & ~jnp.any(jnp.isnan(scores), axis=1)
+        rank = pareto.non_dominated_rank(scores, usable)
+        crowding = pareto.crowding_distance(scores, rank, usable)
+        order = jnp.lexsort((-crowding, rank))[:self.population]
+        return dataclasses.replace(new, memory=Survivors(
+            jnp.where(usable[order], rows[order], -1), rank[order], crowding[order]))
+
+    def finished(self, state: State) -> jax.Array:
+        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        return state_lib.finished(self, state)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def front(self, state: State) -> jax.Array:
+        """Returns the rows of the history that no other dominates, bool [evaluations]."""
+        return pareto.pareto_front(state.scores)
+
+    def best(self, state: State) -> tuple[Arch, jax.Array]:
+        """Returns the front found: its architectures, leading axis F, and scores [F, objectives].
+
+        In order of the first score, from the best down. On the host, since F is not known before;
+        `front` works under jit. Raises ValueError if no score is a number.
+        """
+        rows = jnp.flatnonzero(self.front(state))
+        if not len(rows):
+            raise ValueError(f"best: none of {int(state.size)} evaluations gave numbers"
+                             f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}")
+        rows = rows[jnp.argsort(-state.scores[rows, 0])]
+        return self.space.decode(state.codes[rows]), state.scores[rows]
+
+    def _parents(self, key: jax.Array, memory: Survivors, usable: jax.Array, n: int) -> jax.Array:
+        """Returns the winners of 2 n tournaments of two, as places in the population; [n, 2]."""
+        draw_key, tie_key = jax.random.split(key)
+        one, two = jax.random.randint(draw_key, (2, n, 2), 0, jnp.maximum(usable, 1))
+        rank, crowding = memory.rank, memory.crowding
+        equal = rank[one] == rank[two]
+        wins = (rank[one] < rank[two]) | (equal & (crowding[one] > crowding[two]))
+        wins |= (equal & (crowding[one] == crowding[two])
+                 & jax.random.bernoulli(tie_key, shape=(n, 2)))
+        return jnp.where(wins, one, two)
+
+    def _children(self, key: jax.Array, state: State, usable: jax.Array) -> jax.Array:
+        """Returns codes of children, int32 [10 P, length]; anything while there are no parents."""
+        rate = self.mutation_probability
+        rate = 1 / self.space.length if rate is None else rate
+
+        def child(key, rows):
+            cross_key, choose_key, mutate_key = jax.random.split(key, 3)
+            a, b = (self.space.decode(code) for code in jnp.maximum(state.codes[rows], 0))
+            both = jax.random.bernoulli(choose_key, self.crossover_probability)
+            mixed = self.space.crossover(cross_key, a, b)
+            arch = jax.tree.map(lambda x, y: jnp.where(both, x, y), mixed, a)
+            return self.space.encode(self.space.mutate(mutate_key, arch, rate))
+        parent_key, key = jax.random.split(key)
+        n = _ATTEMPTS * self.population
+        rows = jnp.maximum(state.memory.rows, 0)[self._parents(parent_key, state.memory, usable, n)]
+        return jax.vmap(child)(jax.random.split(key, n), rows)

@@ -1,0 +1,142 @@
+"""Policies: distributions over the architectures of a space, with parameters that can be trained.
+
+A policy is a frozen dataclass with pure functions of its parameters:
+
+  init(key, space) -> params
+  sample(params, space, key, context) -> code, int32 [L]
+  evaluate(params, space, code, context) -> log-probability [], entropy [], value []
+
+`context` is what the search has seen so far, float32 [CONTEXT]. Decisions that the earlier ones make
+inactive are not counted. `value` predicts the reward from the context.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.space import Space
+
+CONTEXT = 3
+
+
+def _allowed(space: Space) -> jax.Array:
+    """Returns which options each decision has, bool [L, W]."""
+    width = max(space.sizes)
+    return jnp.arange(width)[None, :] < jnp.asarray(space.sizes, jnp.int32)[:, None]
+
+
+def _pick(key: jax.Array, logits: jax.Array) -> jax.Array:
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def _canonical(space: Space, code: jax.Array) -> jax.Array:
+    return space.encode(space.canonical(space.decode(code)))
+
+
+def _score(space: Space, logits: jax.Array, code: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns log-probability and entropy of the active decisions under logits [L, W]."""
+    log_probabilities = jax.nn.log_softmax(jnp.where(_allowed(space), logits, -1e9))
+    active = space._active_code(space.decode(code)).astype(jnp.float32)
+    chosen = jnp.take_along_axis(log_probabilities, code[:, None], axis=1)[:, 0]
+    entropy = -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=1)
+    return jnp.sum(active * chosen), jnp.sum(active * entropy)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxPolicy:
+    """An independent softmax for each decision (Zoph and Le's baseline; NAS-Bench-201's REINFORCE).
+
+    Attributes:
+      scale: standard deviation of the logits at the start.
+    """
+    scale: float = 1e-3
+
+    def init(self, key: jax.Array, space: Space) -> Any:
+        shape = (space.length, max(space.sizes))
+        return {"logits": self.scale * jax.random.normal(key, shape), "value": jnp.float32(0)}
+
+    def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
+        del context
+        logits = jnp.where(_allowed(space), params["logits"], -jnp.inf)
+        return _canonical(space, _pick(key, logits))
+
+    def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
+        del context
+        return *_score(space, params["logits"], code), params["value"]
+
+
+class _Decoder(nn.Module):
+    """A causal Transformer over [context, decision 1, ...]: logits of each decision from those before."""
+
+    space: Space
+    width: int
+    layers: int
+    heads: int
+
+    @nn.compact
+    def __call__(self, code: jax.Array, context: jax.Array) -> tuple[jax.Array, jax.Array]:
+        length, options = self.space.length, max(self.space.sizes)
+        # Repeats of one choice share the embeddings of its options.
+        kinds = [i for i, (_, c) in enumerate(self.space.decisions) for _ in range(c.length or 1)]
+        tokens = jnp.asarray(np.asarray(kinds) * options, jnp.int32) + code
+        init = nn.initializers.normal(0.1)
+        embedded = nn.Embed(len(self.space) * options, self.width, embedding_init=init)(tokens)
+        first = nn.Dense(self.width, name="context")(context)[None]
+        x = jnp.concatenate([first, embedded[:-1]])  # [L, width]
+        x = x + self.param("positions", init, (length, self.width))
+        causal = nn.make_causal_mask(jnp.ones((length,)))
+        for layer in range(self.layers):
+            y = nn.LayerNorm(name=f"attention_norm_{layer}")(x)
+            x = x + nn.MultiHeadDotProductAttention(self.heads, name=f"attention_{layer}")(
+                y, mask=causal)
+            y = nn.LayerNorm(name=f"mlp_norm_{layer}")(x)
+            y = nn.gelu(nn.Dense(4 * self.width, name=f"mlp_in_{layer}")(y))
+            x = x + nn.Dense(self.width, name=f"mlp_out_{layer}")(y)
+        x = nn.LayerNorm(name="norm")(x)
+        # A small last layer: the first architectures are nearly uniform.
+        last = nn.initializers.variance_scaling(1e-4, "fan_in", "normal")
+        logits = nn.Dense(options, kernel_init=last, name="logits")(x)
+        return logits, nn.Dense(1, kernel_init=last, name="value")(x[0])[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerPolicy:
+    """An autoregressive causal Transformer over the decisions, masked to each decision's options.
+
+    The first token carries what the search has seen so far, the others the partial architecture
+    (in the spirit of masked-attention density estimators, arXiv 2006.00939).
+
+    Attributes:
+      width, layers, heads: of the Transformer.
+    """
+    width: int = 32
+    layers: int = 2
+    heads: int = 4
+
+    def _module(self, space: Space) -> _Decoder:
+        return _Decoder(space, self.width, self.layers, self.heads)
+
+    def init(self, key: jax.Array, space: Space) -> Any:
+        code = jnp.zeros((space.length,), jnp.int32)
+        return self._module(space).init(key, code, jnp.zeros((CONTEXT,)))["params"]
+
+    def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
+        allowed, module = _allowed(space), self._module(space)
+
+        def decide(code: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            place, key = step
+            logits, _ = module.apply({"params": params}, code, context)
+            option = _pick(key, jnp.where(allowed[place], logits[place], -jnp.inf))
+            return code.at[place].set(option), None
+
+        steps = jnp.arange(space.length), jax.random.split(key, space.length)
+        code, _ = jax.lax.scan(decide, jnp.zeros((space.length,), jnp.int32), steps)
+        return _canonical(space, code)
+
+    def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
+        logits, value = self._module(space).apply({"params": params}, code, context)
+        return *_score(space, logits, code), value

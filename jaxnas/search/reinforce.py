@@ -1,0 +1,183 @@
+"""Reinforcement learning: a policy draws architectures and is trained on their scores.
+
+REINFORCE (Williams 1992; Zoph and Le 2017) and PPO (Schulman et al. 2017), for any policy.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxnas.search import state as state_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.search.policies import SoftmaxPolicy
+from jaxnas.search.state import State
+from jaxnas.space import Arch, Space
+
+_DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What a policy search keeps: parameters, optimizer state, and the moving average of rewards."""
+    params: Any
+    opt_state: Any
+    average: jax.Array  # float32 []
+    weight: jax.Array  # of the average, for its bias correction, float32 []
+
+
+@dataclasses.dataclass(frozen=True)
+class Reinforce:
+    """Policy gradients on batches of architectures; use as `RandomSearch`.
+
+    The reward of an architecture is the share of all scores so far that its own exceeds: whatever
+    the unit of the scores, and robust against a few very bad ones. Nothing is evaluated twice: of
+    the policy's draws the new ones are asked for, and random ones if there are too few.
+
+    Attributes:
+      space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
+      policy: see `policies`.
+      batch: architectures for each update.
+      learning_rate: of Adam.
+      baseline: "average" (moving, of the rewards) or "value" (the policy's own prediction).
+      decay: of the moving average.
+      entropy: weight of the entropy in the objective.
+      queue: how many of the best so far are imitated beside (priority queue training, Abolafia et
+        al. 2018); 0 for plain policy gradients.
+      queue_weight: weight of their log-likelihood.
+      steps_per_batch: gradient steps on each batch.
+    """
+    space: Space
+    cost: Cost | None = None
+    bounds: Any = ()
+    evaluations: int = 1000
+    policy: Any = SoftmaxPolicy()
+    batch: int = 10
+    learning_rate: float = 1e-2
+    baseline: str = "average"
+    decay: float = 0.9
+    entropy: float = 1e-3
+    queue: int = 0
+    queue_weight: float = 1.0
+    steps_per_batch: int = 1
+    canonical: Callable[[Arch], Arch] | None = None
+
+    def __post_init__(self):
+        state_lib.check_settings(self)
+        if self.baseline not in ("average", "value"):
+            raise ValueError(f"{type(self).__name__}: baseline is {self.baseline!r}, expected "
+                             "'average' or 'value'.")
+
+    def init(self, key: jax.Array) -> State:
+        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        key, policy_key = jax.random.split(key)
+        params = self.policy.init(policy_key, self.space)
+        learner = Learner(params, self._optimizer().init(params), jnp.float32(0), jnp.float32(0))
+        return dataclasses.replace(state_lib.init(self, key), memory=learner)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        key, draw_key, ask_key = jax.random.split(state.key, 3)
+        context = self._context(state)
+        codes = jax.vmap(lambda key: self.policy.sample(
+            state.memory.params, self.space, key, context))(
+                jax.random.split(draw_key, _DRAWS * self.batch))
+        # A second, empty group makes `admit` look for equal draws too.
+        groups = [(codes, self.batch), (codes[:1], 0)]
+        state = dataclasses.replace(state, key=key)
+        return state_lib.propose(self, state, ask_key, groups)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any) -> State:
+        """Returns the state that knows the scores, float [batch]; see `RandomSearch.tell`."""
+        context, used = self._context(state), state.valid & jnp.isfinite(jnp.asarray(scores))
+        codes = self.space.encode(archs)
+        state = state_lib.tell(self, state, archs, scores)
+        rewards = jax.vmap(lambda score: self._reward(state, score))(
+            jnp.asarray(scores, jnp.float32))
+        rewards, weights = jnp.where(used, rewards, 0), used.astype(jnp.float32)
+        learner = state.memory
+        keep = self.decay ** jnp.sum(weights)
+        mean = jnp.sum(rewards * weights) / jnp.maximum(jnp.sum(weights), 1)
+        average = keep * learner.average + (1 - keep) * mean
+        weight = keep * learner.weight + (1 - keep)
+        baseline = average / jnp.maximum(weight, 1e-6)
+        order, usable = state_lib.ranking(state)
+        best = state.codes[order[:max(self.queue, 1)]]
+        chosen = jnp.arange(max(self.queue, 1)) < jnp.minimum(self.queue, usable)
+        evaluate = jax.vmap(self.policy.evaluate, (None, None, 0, None))
+        before = evaluate(learner.params, self.space, codes, context)[0]
+
+        def loss(params: Any) -> jax.Array:
+            likelihood, entropy, value = evaluate(params, self.space, codes, context)
+            against = jax.lax.stop_gradient(value) if self.baseline == "value" else baseline
+            gain = self._gain(likelihood, before, rewards - against) + self.entropy * entropy
+            total = -jnp.sum(gain * weights) / jnp.maximum(jnp.sum(weights), 1)
+            if self.baseline == "value":
+                total += 0.5 * jnp.sum(weights * jnp.square(value - rewards)) / self.batch
+            if self.queue:
+                imitated = evaluate(params, self.space, jnp.maximum(best, 0), context)[0]
+                total -= self.queue_weight * jnp.sum(jnp.where(chosen, imitated, 0)) / self.queue
+            return total
+
+        params, opt_state = learner.params, learner.opt_state
+        for _ in range(self.steps_per_batch):
+            updates, opt_state = self._optimizer().update(jax.grad(loss)(params), opt_state, params)
+            params = optax.apply_updates(params, updates)
+        return dataclasses.replace(state, memory=Learner(params, opt_state, average, weight))
+
+    def finished(self, state: State) -> jax.Array:
+        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        return state_lib.finished(self, state)
+
+    def best(self, state: State) -> tuple[Arch, jax.Array]:
+        """Returns the best architecture and its score; ValueError if no score is a number."""
+        return state_lib.best(self, state)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(self.learning_rate))
+
+    def _gain(self, likelihood: jax.Array, before: jax.Array, advantage: jax.Array) -> jax.Array:
+        del before
+        return likelihood * advantage
+
+    def _reward(self, state: State, score: jax.Array) -> jax.Array:
+        known = ~jnp.isnan(state.scores)
+        below = jnp.sum(known & (state.scores < score)) + 0.5 * jnp.sum(
+            known & (state.scores == score)).astype(jnp.float32)
+        return below / jnp.maximum(jnp.sum(known), 1).astype(jnp.float32)
+
+    def _context(self, state: State) -> jax.Array:
+        """Returns what was seen so far: progress, and mean and spread of the last batch's rewards."""
+        progress = state.size.astype(jnp.float32) / self.evaluations
+        rows = jnp.arange(self.evaluations)
+        last = (rows >= state.size - self.batch) & (rows < state.size) & ~jnp.isnan(state.scores)
+        # Order statistics of the last batch among all: cheap, and free of the scores' unit.
+        rewards = jnp.where(last, jax.vmap(lambda s: self._reward(state, s))(state.scores), 0)
+        count = jnp.maximum(jnp.sum(last), 1).astype(jnp.float32)
+        mean = jnp.sum(rewards) / count
+        spread = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(rewards)) / count - mean**2, 0))
+        return jnp.stack([progress, mean, spread])
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO(Reinforce):
+    """Proximal policy optimisation: several clipped steps on each batch; see `Reinforce`.
+
+    Attributes:
+      clip: how far the ratio of probabilities counts.
+    """
+    baseline: str = "value"
+    steps_per_batch: int = 4
+    clip: float = 0.2
+
+    def _gain(self, likelihood: jax.Array, before: jax.Array, advantage: jax.Array) -> jax.Array:
+        ratio = jnp.exp(likelihood - jax.lax.stop_gradient(before))
+        clipped = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
+        return jnp.minimum(ratio * advantage, clipped * advantage)

@@ -1,0 +1,207 @@
+"""A table of architectures with their metrics, and how to make one from arrays."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.choice import nearest
+from jaxnas.space import Arch, Space
+from jaxnas.tabular import index as index_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """Architectures of a space with measured metrics.
+
+    The methods `row`, `lookup`, `canonical` and the functions that `metric` returns are pure, work
+    under jit and vmap, and take leading batch axes too. What inactive elements of an architecture
+    hold does not matter.
+
+    Attributes:
+      name: of the table.
+      space: the search space.
+      metrics: float32 [rows] by name; NaN where a metric is unknown.
+      codes: the architecture of each row as `space.encode` writes it, canonical; int32
+        [rows, space.length]. `space.decode(table.codes)` is the batch of all of them.
+      classes: int32 [rows]; equal for rows of one and the same network.
+      pool: the rows are a sample of a larger space: search among `codes`.
+      objectives: "max" or "min" by metric: which way is better.
+      index: finds the row of a code.
+    """
+    name: str
+    space: Space
+    metrics: dict[str, np.ndarray]
+    codes: np.ndarray
+    classes: np.ndarray
+    pool: bool
+    objectives: dict[str, str]
+    index: index_lib.Index
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __repr__(self) -> str:
+        return (f"Table({self.name!r}, {len(self):,} rows, {self.unique:,} networks, "
+                f"metrics {list(self.metrics)})")
+
+    @functools.cached_property
+    def representatives(self) -> np.ndarray:
+        """The first row of the class of each row, int32 [rows]."""
+        _, first, member = np.unique(self.classes, return_index=True, return_inverse=True)
+        return first[member].astype(np.int32)
+
+    @property
+    def unique(self) -> int:
+        """The number of different networks: of classes."""
+        return len(np.unique(self.classes))
+
+    def _check_metric(self, name: str) -> None:
+        if name not in self.metrics:
+            raise ValueError(f"{self.name}: {name!r} is not a metric of the table"
+                             f"{nearest(name, self.metrics)} Its metrics are {list(self.metrics)}.")
+
+    def row(self, arch: Arch) -> jax.Array:
+        """Returns the row of an architecture, int32 []; -1 where it has none."""
+        return self.index.find(self.space.encode(self.space.canonical(arch)))
+
+    def metric(self, name: str) -> "Metric":
+        """Returns a function from an architecture to one metric, float32 []; NaN without a row.
+
+        Raises ValueError for an unknown metric.
+        """
+        self._check_metric(name)
+        return Metric(self, name)
+
+    def lookup(self, arch: Arch) -> dict[str, jax.Array]:
+        """Returns all metrics of an architecture, float32 [] each; NaN where it has no row."""
+        row = self.row(arch)
+        return {name: _gather(values, row) for name, values in self.metrics.items()}
+
+    def canonical(self, arch: Arch) -> Arch:
+        """Returns the architecture of the first row of the same class.
+
+        That stands for all architectures of the same network: with it a search queries a network
+        once. Where such rows were measured each for itself (as in nasbench201, trained anew), only
+        the metrics of this one row are then seen. An architecture without a row stays as it is,
+        but for inactive elements, which are 0.
+        """
+        code = self.space.encode(self.space.canonical(arch))
+        row = self.index.find(code)
+        first = jnp.asarray(self.codes)[jnp.asarray(self.representatives)[jnp.maximum(row, 0)]]
+        return self.space.decode(jnp.where(row[..., None] >= 0, first, code))
+
+    def best(self, name: str) -> tuple[Arch, float]:
+        """Returns the architecture with the best value of a metric, and that value; on the host.
+
+        Of equal values, the first row.
+        Raises ValueError for an unknown metric, one without an objective, or one of NaN only.
+        """
+        self._check_metric(name)
+        if name not in self.objectives:
+            raise ValueError(f"{self.name}: whether {name!r} is better high or low is not known; "
+                             f"make the table with objectives={{{name!r}: 'max'}} or 'min'.")
+        values = self.metrics[name]
+        if np.isnan(values).all():
+            raise ValueError(f"{self.name}: {name!r} is NaN in every row.")
+        row = int((np.nanargmax if self.objectives[name] == "max" else np.nanargmin)(values))
+        return self.space.decode(self.codes[row]), float(values[row])
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric of a table as a function of the architecture; equal if both are: static under jit.
+
+    Attributes:
+      table: where it is looked up.
+      name: of the metric.
+    """
+    table: Table
+    name: str
+
+    def __call__(self, arch: Arch) -> jax.Array:
+        """Returns the metric of an architecture, float32 []; NaN where it has no row."""
+        return _gather(self.table.metrics[self.name], self.table.row(arch))
+
+
+def _gather(values: np.ndarray, row: jax.Array) -> jax.Array:
+    return jnp.where(row >= 0, jnp.asarray(values)[jnp.maximum(row, 0)], jnp.float32(jnp.nan))
+
+
+def from_arrays(name: str, space: Space, archs: Arch, metrics: Mapping[str, Any],
+                objectives: Mapping[str, str] | None = None, classes: Any = None) -> Table:
+    """Makes a table of architectures and their metrics.
+
+    Args:
+      name: of the table, for messages.
+      space: the search space.
+      archs: a batch of hard architectures, leading axis [rows].
+      metrics: numbers [rows] by name; NaN where unknown.
+      objectives: "max" or "min" by metric; only `Table.best` needs them.
+      classes: ints [rows], equal for rows of the same network; by default every row is its own.
+
+    Raises ValueError if an architecture is not in the space or is there twice, if a metric is not
+    numeric, or if lengths or names disagree.
+    """
+    space.check(archs)
+    with jax.ensure_compile_time_eval():
+        codes = np.asarray(space.encode(space.canonical(archs)))
+    if codes.ndim != 2 or not len(codes):
+        raise ValueError(f"{name}: architectures need one leading axis of at least one row; their "
+                         f"codes have shape {codes.shape}.")
+    order = np.lexsort(codes.T[::-1])
+    twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
+    if len(twice):
+        a, b = sorted(order[twice[0]:twice[0] + 2].tolist())
+        raise ValueError(f"{name}: rows {a} and {b} (from 0) are one architecture, "
+                         f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average "
+                         "their metrics.")
+    return make(name, space, codes, metrics, objectives or {}, classes,
+                pool=len(codes) < space.cardinality)
+
+
+def make(name: str, space: Space, codes: np.ndarray, metrics: Mapping[str, Any],
+         objectives: Mapping[str, str], classes: Any = None, pool: bool = False,
+         index: index_lib.Index | None = None) -> Table:
+    """Makes a table of codes that are known to be distinct, canonical and in the space.
+
+    Raises ValueError as `from_arrays` does for metrics, objectives and classes.
+    """
+    rows = len(codes)
+    values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
+    for key, objective in objectives.items():
+        if key not in values:
+            raise ValueError(f"{name}: objectives has {key!r}, which is not a metric of the table"
+                             f"{nearest(key, values)} Its metrics are {list(values)}.")
+        if objective not in ("max", "min"):
+            raise ValueError(f"{name}: the objective of {key!r} is {objective!r}, expected 'max' "
+                             "or 'min'.")
+    classes = np.arange(rows) if classes is None else np.asarray(classes)
+    if classes.shape != (rows,) or classes.dtype.kind not in "iu":
+        raise ValueError(f"{name}: classes are {classes.dtype} {list(classes.shape)}, expected "
+                         f"ints [{rows}].")
+    # Labels of 64 bits would wrap around: only which rows are equal counts then.
+    if classes.dtype.itemsize > 4:
+        classes = np.unique(classes, return_inverse=True)[1]
+    return Table(name, space, values, _read_only(codes.astype(np.int32)),
+                 _read_only(classes.astype(np.int32)), pool, dict(objectives),
+                 index_lib.make(space.sizes, codes) if index is None else index)
+
+
+def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
+    values = np.asarray(values)
+    if values.dtype.kind not in "fiub":
+        raise ValueError(f"{name}: metric {metric!r} is not numeric: dtype {values.dtype}.")
+    if values.shape != (rows,):
+        raise ValueError(f"{name}: metric {metric!r} has shape {list(values.shape)}, expected one "
+                         f"number for each of the {rows} rows.")
+    return values.astype(np.float32)
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False  # they become constants of compiled programs
+    return values

