@@ -137,13 +137,18 @@ def define_flags(registry: Mapping[str, Any], default: str | None = None) -> Non
     """Defines --config, --workdir and --set; called once, before `absl.app.run`."""
     names = ", ".join(registry)
     flags.DEFINE_string("config", default, f"Name of the config: {names}.")
+    define_run_flags()
+    flags.DEFINE_multi_string(
+        "set", [], "Replaces a field of the config, as in --set training.steps=300"
+    )
+
+
+def define_run_flags() -> None:
+    """Defines what every binary with a workdir has: --workdir and --traceback."""
     flags.DEFINE_string(
         "workdir", None, "Directory that the run writes to; made if it is not there. Required."
     )
     flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
-    flags.DEFINE_multi_string(
-        "set", [], "Replaces a field of the config, as in --set training.steps=300"
-    )
 
 
 def run(main: Callable[[list[str]], None]) -> None:

@@ -1,1 +1,24 @@
-"""Predictors of an architecture's score from its features, refitted as results arrive."""
+"""Predictors of an architecture's score from its features, refitted as results arrive.
+
+A predictor is a frozen dataclass with `fit(key, inputs, targets, mask) -> fitted` and
+`predict(fitted, inputs) -> (mean, std)`, pure and of fixed shapes: inside a compiled search loop the
+mask grows as results arrive.
+"""
+
+from jaxnas.predictors.features import (
+    ChainCell,
+    EdgeCell,
+    one_hot,
+    path_features,
+    path_tokens,
+    tokens,
+)
+from jaxnas.predictors.gp import GaussianProcess
+from jaxnas.predictors.mlp import MlpEnsemble
+from jaxnas.predictors.targets import rank_normal
+from jaxnas.predictors.transformer import TransformerPredictor
+
+__all__ = [
+    "ChainCell", "EdgeCell", "GaussianProcess", "MlpEnsemble", "TransformerPredictor", "one_hot",
+    "path_features", "path_tokens", "rank_normal", "tokens",
+]

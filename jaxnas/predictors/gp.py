@@ -37,7 +37,7 @@ class GaussianProcess:
     scale: float = 2.0
     signal: float = 1.0
     slope: float = 0.3
-    noise: float = 0.3
+    noise: float = 0.5
     spread: float = 1.0
     relative: bool = True
 
@@ -129,6 +129,7 @@ class GaussianProcess:
         return sum(jax.tree.leaves(off)) / (2 * self.spread ** 2)
 
     def kernel(self, hyper: dict, squares: jax.Array, products: jax.Array) -> jax.Array:
+        """The kernel [N, M] without noise, of what `distances` returns."""
         distance = jnp.tensordot(jnp.exp(-2 * hyper["scale"]), squares, 1)
         matrix = jnp.exp(2 * hyper["signal"] - distance / 2)
         if self.linear:

@@ -13,16 +13,19 @@ def rank_normal(targets: jax.Array, mask: jax.Array) -> jax.Array:
     """
     below = mask[None, :] & (targets[None, :] < targets[:, None])
     equal = mask[None, :] & (targets[None, :] == targets[:, None])
-    rank = below.sum(1) + (equal.sum(1) - 1) / 2  # from 0
-    count = jnp.maximum(mask.sum(), 1)
-    quantile = (rank.astype(jnp.float32) + 0.5) / count.astype(jnp.float32)
+    rank = _count(below, 1) + (_count(equal, 1) - 1) / 2  # from 0
+    quantile = (rank + 0.5) / jnp.maximum(_count(mask), 1)
     return jnp.where(mask, jax.scipy.special.ndtri(jnp.where(mask, quantile, 0.5)), 0.0)
+
+
+def _count(there: jax.Array, axis: int | None = None) -> jax.Array:
+    return jnp.sum(there, axis=axis, dtype=jnp.float32)
 
 
 def standardize(targets: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the targets in use with mean 0 and standard deviation 1, float32 [N]; others are 0."""
     clean = jnp.where(mask, targets, 0.0).astype(jnp.float32)
-    count = jnp.maximum(mask.sum(), 1).astype(jnp.float32)
+    count = jnp.maximum(_count(mask), 1)
     centred = jnp.where(mask, clean - clean.sum() / count, 0.0)
     return centred / jnp.sqrt((centred ** 2).sum() / count + 1e-12)
 

@@ -3,18 +3,26 @@
 from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
 from jaxnas.search.local_search import LocalSearch
+from jaxnas.search.nsga2 import NSGA2
+from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
+from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, run, scan
 from jaxnas.search.state import State
 
 __all__ = [
+    "NSGA2",
+    "PPO",
     "Evolution",
     "LocalSearch",
     "RandomSearch",
     "RegularizedEvolution",
+    "Reinforce",
     "Result",
+    "SoftmaxPolicy",
     "State",
+    "TransformerPolicy",
     "check_bounds",
     "reachable",
     "run",

@@ -56,15 +56,18 @@ class SoftmaxPolicy:
     scale: float = 1e-3
 
     def init(self, key: jax.Array, space: Space) -> Any:
+        """Returns the parameters at the start."""
         shape = (space.length, max(space.sizes))
         return {"logits": self.scale * jax.random.normal(key, shape), "value": jnp.float32(0)}
 
     def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
+        """Returns a random canonical architecture, int32 [L]."""
         del context
         logits = jnp.where(_allowed(space), params["logits"], -jnp.inf)
         return _canonical(space, _pick(key, logits))
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
+        """Returns log-probability, entropy and value, float32 [] each."""
         del context
         return *_score(space, params["logits"], code), params["value"]
 
@@ -121,10 +124,12 @@ class TransformerPolicy:
         return _Decoder(space, self.width, self.layers, self.heads)
 
     def init(self, key: jax.Array, space: Space) -> Any:
+        """Returns the parameters at the start."""
         code = jnp.zeros((space.length,), jnp.int32)
         return self._module(space).init(key, code, jnp.zeros((CONTEXT,)))["params"]
 
     def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
+        """Returns a random canonical architecture, int32 [L]."""
         allowed, module = _allowed(space), self._module(space)
 
         def decide(code: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -138,5 +143,6 @@ class TransformerPolicy:
         return _canonical(space, code)
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
+        """Returns log-probability, entropy and value, float32 [] each."""
         logits, value = self._module(space).apply({"params": params}, code, context)
         return *_score(space, logits, code), value

@@ -77,7 +77,8 @@ class RegularizedEvolution:
             ask_key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), 1)
             return state_lib.propose(self, state, ask_key, groups)
         # The plain form, without a look at the history.
-        fresh = (bits[:, :self.space.length] % self.space.sizes.astype(np.uint32)).astype(jnp.int32)
+        sizes = self.space.sizes.astype(np.uint32)[None, :]
+        fresh = (bits[:, :self.space.length] % sizes).astype(jnp.int32)
         fresh = self.space.encode(self.space.canonical(self.space.decode(fresh)))
         valid = jnp.arange(self.batch) < jnp.int32(self.evaluations) - state.size
         codes = jnp.where(growing, fresh, mutants)

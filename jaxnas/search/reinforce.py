@@ -103,7 +103,7 @@ class Reinforce:
             jnp.asarray(scores, jnp.float32))
         rewards, weights = jnp.where(used, rewards, 0), used.astype(jnp.float32)
         learner = state.memory
-        keep = self.decay ** jnp.sum(weights)
+        keep = jnp.float32(self.decay) ** jnp.sum(weights)
         mean = jnp.sum(rewards * weights) / jnp.maximum(jnp.sum(weights), 1)
         average = keep * learner.average + (1 - keep) * mean
         weight = keep * learner.weight + (1 - keep)
@@ -149,9 +149,9 @@ class Reinforce:
 
     def _reward(self, state: State, score: jax.Array) -> jax.Array:
         known = ~jnp.isnan(state.scores)
-        below = jnp.sum(known & (state.scores < score)) + 0.5 * jnp.sum(
-            known & (state.scores == score)).astype(jnp.float32)
-        return below / jnp.maximum(jnp.sum(known), 1).astype(jnp.float32)
+        below = jnp.where(state.scores < score, 1.0, jnp.where(state.scores == score, 0.5, 0.0))
+        count = jnp.maximum(jnp.sum(known, dtype=jnp.float32), 1)
+        return jnp.sum(jnp.where(known, below, 0)) / count
 
     def _context(self, state: State) -> jax.Array:
         """Returns what was seen so far: progress, and mean and spread of the last batch's rewards."""
@@ -160,7 +160,7 @@ class Reinforce:
         last = (rows >= state.size - self.batch) & (rows < state.size) & ~jnp.isnan(state.scores)
         # Order statistics of the last batch among all: cheap, and free of the scores' unit.
         rewards = jnp.where(last, jax.vmap(lambda s: self._reward(state, s))(state.scores), 0)
-        count = jnp.maximum(jnp.sum(last), 1).astype(jnp.float32)
+        count = jnp.maximum(jnp.sum(last, dtype=jnp.float32), 1)
         mean = jnp.sum(rewards) / count
         spread = jnp.sqrt(jnp.maximum(jnp.sum(jnp.square(rewards)) / count - mean**2, 0))
         return jnp.stack([progress, mean, spread])

@@ -242,8 +242,7 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
     def attempt(carry):
         key, batch, turn = carry
         key, sample_key, mutant_key = jax.random.split(key, 3)
-        first = [(codes, jnp.where(turn == 0, quota, 0)) for codes, quota in groups]
-        batch = admit(settings, state, batch, first + [
+        batch = admit(settings, state, batch, [
             (space.encode(space.sample(sample_key, _pool(settings))), full),
             (_relatives(settings, state, batch, mutant_key), full)])
         return key, batch, turn + 1
@@ -252,13 +251,19 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
         return (carry[1].count < full) & (carry[2] < _ROUNDS)
 
     batch = Batch(jnp.full((batch_size(settings), space.length), -1, jnp.int32), jnp.int32(0))
+    # A few random ones are enough for most batches; many are made only where they are not.
+    key, first_key = jax.random.split(key)
+    few = space.encode(space.sample(first_key, 2 * batch_size(settings)))
+    batch = admit(settings, state, batch, [*groups, (few, full)])
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
     listed = bounds_lib.catalogue(space)
     if listed is not None:
-        def complete(batch):
+        def complete(carry):
             codes = jax.random.permutation(key, jnp.asarray(listed))
-            return admit(settings, state, batch, [(codes, full)])
-        batch = jax.lax.cond(batch.count < full, complete, lambda batch: batch, batch)
+            return admit(settings, state, carry[0], [(codes, full)]), jnp.ones((), bool)
+        # A loop of at most one round and not a cond, which under vmap would always be computed.
+        batch, _ = jax.lax.while_loop(lambda carry: (carry[0].count < full) & ~carry[1], complete,
+                                      (batch, jnp.zeros((), bool)))
     valid = jnp.arange(batch_size(settings)) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
     codes = jnp.where(valid[:, None], batch.codes, first[None, :])

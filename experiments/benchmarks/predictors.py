@@ -1,0 +1,177 @@
+"""Predictors on tabular benchmarks: rank correlation, and queries to the best architecture.
+
+  python -m experiments.benchmarks.predictors --data=tabular --table=nb201 --out=nb201.json
+  python -m experiments.benchmarks.predictors --data=tabular --table=cora --predictors=gp,mlp
+
+Correlation: Kendall's tau-b between predictions and test accuracy of all architectures, trained on the
+validation accuracy of N random ones. Queries: random architectures first, then one by one that of the
+largest expected improvement, refitting after each, until one of the `--top` best in validation among
+the pool: the first row of every isomorphism class (nb201) or `--pool` random rows (cora).
+Settings were chosen on cora.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from scipy.stats import kendalltau
+
+from jaxnas import predictors
+
+_DATA = flags.DEFINE_string("data", "tabular", "Folder of nb201/ and nasbench_graph/.")
+_TABLE = flags.DEFINE_enum("table", "nb201", ["nb201", "cora", "citeseer", "pubmed"], "Which table.")
+_PREDICTORS = flags.DEFINE_list("predictors", ["gp", "mlp", "transformer", "transformer_tokens"],
+                                "Of gp, mlp, transformer, transformer_tokens (no path counts).")
+_SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
+_DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
+_SEARCHES = flags.DEFINE_integer("searches", 20, "Sequential searches; 0 for none.")
+_LIMIT = flags.DEFINE_integer("limit", 100, "Queries at most in a search.")
+_INITIAL = flags.DEFINE_integer("initial", 10, "Random queries at the start of a search.")
+_TOP = flags.DEFINE_integer("top", 1, "A search ends at one of this many best architectures.")
+_POOL = flags.DEFINE_integer("pool", 6500, "Rows of NAS-Bench-Graph that a search chooses from.")
+_STEPS = flags.DEFINE_integer("steps", 2500, "Of the Transformer's pretraining, without accuracies.")
+_OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+
+Table = dict[str, Any]
+
+
+def load(folder: str, name: str) -> Table:
+    """The table: inputs of all rows, validation and test accuracy, the rows a search chooses from."""
+    if name == "nb201":
+        data = np.load(os.path.join(folder, "nb201", "nb201_cifar10.npz"))
+        edges = tuple((int(a), int(b)) for a, b in data["edges"])
+        edge_cell = predictors.EdgeCell(edges, len(data["op_names"]), none=0, identity=1)
+        kinds, paths = edge_cell.kinds, edge_cell.paths
+        archs, length = (data["ops"].astype(np.int32),), 3
+        valid = np.nanmean(data["cifar10_val_200ep_seeds"], axis=1)
+        test = data["cifar10_test_200ep_mean"]
+        pool = np.sort(np.unique(data["unique_id"], return_index=True)[1])
+    else:
+        data = np.load(os.path.join(folder, "nasbench_graph", "nasbench_graph.npz"))
+        chain_cell = predictors.ChainCell(4, len(data["op_names"]), identity=8)
+        kinds, paths = chain_cell.kinds, chain_cell.paths
+        archs, length = (data["links"].astype(np.int32), data["ops"].astype(np.int32)), 2
+        valid, test = data[f"{name}.valid_perf"], data[f"{name}.perf"]
+        pool = np.random.default_rng(5).permutation(len(valid))[:_POOL.value]
+
+    @jax.jit
+    @jax.vmap
+    def inputs(*arch):
+        steps, alive, used = paths(*arch)
+        return {"tokens": predictors.path_tokens(steps, alive),
+                "features": predictors.path_features(kinds, steps, alive, used, length=length)}
+
+    made = jax.tree.map(np.asarray, inputs(*archs))
+    return {"inputs": made, "valid": valid.astype(np.float32), "test": test, "pool": pool,
+            "kinds": kinds, "places": 4}
+
+
+def rows(inputs: Any, index: Any) -> Any:
+    return jax.tree.map(lambda x: x[index], inputs)
+
+
+def in_parts(fn: Any, inputs: Any, size: int = 4096) -> Any:
+    """A function of all rows, some at a time: a kernel of all of them takes much memory."""
+    count = len(jax.tree.leaves(inputs)[0])
+    parts = [jax.tree.map(np.asarray, fn(rows(inputs, slice(start, start + size))))
+             for start in range(0, count, size)]
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def make(name: str, table: Table) -> tuple[Any, Any]:
+    """A predictor, and the table's inputs for it."""
+    if name == "gp":
+        return predictors.GaussianProcess(), table["inputs"]["features"]
+    if name == "mlp":
+        return predictors.MlpEnsemble(), table["inputs"]["features"]
+    predictor = predictors.TransformerPredictor(
+        table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer")
+    weights = jax.jit(predictor.pretrain)(jax.random.key(0), table["inputs"])
+    encode = jax.jit(predictor.encode)
+    return predictor, in_parts(lambda part: encode(weights, part), table["inputs"])
+
+
+def correlations(predictor: Any, inputs: Any, table: Table, size: int) -> list[float]:
+    """Kendall's tau-b against test accuracy, of every draw."""
+    fit, predict = jax.jit(predictor.fit), jax.jit(predictor.predict)
+    count, values = len(table["valid"]), []
+    for draw in range(_DRAWS.value):
+        known = np.random.default_rng([0, size, draw]).permutation(count)[:size]
+        fitted = fit(jax.random.key(draw), rows(inputs, known), table["valid"][known],
+                     np.ones(size, bool))
+        mean, _ = in_parts(functools.partial(predict, fitted), inputs)
+        values.append(float(kendalltau(mean, table["test"]).statistic))
+    return values
+
+
+def queries(predictor: Any, inputs: Any, table: Table) -> tuple[list[int], float]:
+    """Queries to one of the best, `limit` where not found; and seconds for each choice."""
+    limit, pool = _LIMIT.value, table["pool"]
+    inputs, valid = jax.tree.map(jnp.asarray, rows(inputs, pool)), jnp.asarray(table["valid"][pool])
+    best = set(np.argsort(-table["valid"][pool])[:_TOP.value].tolist())
+
+    @jax.jit
+    def choose(key, inputs, known, number):
+        mask = jnp.arange(limit) < number
+        fitted = predictor.fit(key, rows(inputs, known), valid[known], mask)
+        mean, std = predictor.predict(fitted, inputs)
+        # The incumbent is the best mean, not the best result: results are noisy.
+        gain = mean - jnp.where(mask, mean[known], -jnp.inf).max()
+        scaled = gain / std
+        value = gain * jax.scipy.stats.norm.cdf(scaled) + std * jax.scipy.stats.norm.pdf(scaled)
+        seen = jnp.zeros(len(pool), bool).at[known].max(mask)
+        return jnp.argmax(jnp.where(seen, -jnp.inf, value))
+
+    counts, choices, seconds = [], 0, 0.0
+    for seed in range(_SEARCHES.value):
+        found = np.random.default_rng(seed).permutation(len(pool))[:_INITIAL.value].tolist()
+        while not best & set(found) and len(found) < limit:
+            known = np.zeros(limit, np.int32)
+            known[:len(found)] = found
+            start = time.perf_counter()
+            key = jax.random.fold_in(jax.random.key(seed), len(found))
+            found.append(int(choose(key, inputs, known, len(found))))
+            if choices:  # the first one compiles
+                seconds += time.perf_counter() - start
+            choices += 1
+        hits = [k + 1 for k, row in enumerate(found) if row in best]
+        counts.append(hits[0] if hits else limit)
+    return counts, seconds / max(choices - 1, 1)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    table = load(_DATA.value, _TABLE.value)
+    record: dict[str, Any] = {"table": _TABLE.value, "draws": _DRAWS.value, "top": _TOP.value,
+                              "ceiling": float(kendalltau(table["valid"], table["test"]).statistic)}
+    print(f"{_TABLE.value}: tau of validation and test accuracy {record['ceiling']:.3f}")
+    for name in _PREDICTORS.value:
+        start = time.perf_counter()
+        predictor, inputs = make(name, table)
+        one: dict[str, Any] = {"settings": repr(predictor), "tau": {},
+                               "prepare_seconds": time.perf_counter() - start}
+        record[name] = one
+        for size in map(int, filter(None, _SIZES.value)):
+            one["tau"][size] = values = correlations(predictor, inputs, table, size)
+            print(f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}",
+                  flush=True)
+        if _SEARCHES.value:
+            counts, seconds = queries(predictor, inputs, table)
+            one |= {"queries": counts, "seconds_per_query": seconds}
+            print(f"{name:20} queries: mean {np.mean(counts):.1f}, median {np.median(counts):.1f}, "
+                  f"{min(counts)} to {max(counts)}; {seconds:.2f} s each", flush=True)
+        if _OUT.value:
+            with open(_OUT.value, "w") as file:
+                json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    app.run(main)

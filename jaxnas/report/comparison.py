@@ -1,0 +1,199 @@
+"""The page of a comparison of strategies on a table: curves with bands, ranks, wall time.
+
+One file that loads nothing, a function of the comparison's result alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxnas.report import style, svg
+
+# Colours of lines in light and in dark (Okabe-Ito, adjusted for contrast); dashes tell them apart too.
+_COLOURS = (
+    ("#566273", "#9eabba", ""),
+    ("#0b68b0", "#5db2f0", ""),
+    ("#c4570a", "#f19a4d", "8 4"),
+    ("#0b7f62", "#45c9a3", "3 3"),
+    ("#8a3f94", "#d79be0", "10 3 2 3"),
+    ("#8a6d00", "#e5c33d", ""),
+    ("#b3261e", "#ff8a80", "6 3"),
+    ("#17202b", "#e8edf3", "2 3"),
+)
+
+
+def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
+    """Writes the page of a comparison, atomically, and returns its path."""
+    path = pathlib.Path(path)
+    part = path.with_name(path.name + ".part")
+    part.write_text(render(result), encoding="utf-8", newline="\n")
+    part.replace(path)
+    return path
+
+
+def render(result: dict[str, Any]) -> str:
+    """The whole page as text; `result` is what comparison.json holds."""
+    strategies, sign = result["strategies"], 1 if result["objective"] == "max" else -1
+    best = max(strategies, key=lambda s: sign * s["final"]["mean"])
+    title = (
+        f"{best['name']} finds {_figure(best['final']['mean'])} {_words(result['report_metric'])} "
+        f"in {result['evaluations']} evaluations"
+    )
+    lead = (
+        f"{len(strategies)} strategies on {svg.esc(result['benchmark'])} "
+        f"({svg.count(result['networks'])} different networks), {svg.count(result['seeds'])} searches "
+        f"each. They see {_words(result['metric'])} only; shown is {_words(result['report_metric'])} of "
+        f"the best so far by that. Bands: 95 % of the mean, by bootstrap over searches."
+    )
+    rules = "".join(
+        f".k{i}{{color:{light}}}.line.k{i}{{stroke-dasharray:{dash or 'none'}}}"
+        f".band{i}{{fill:{light};fill-opacity:.15}}.bar{i}{{fill:{light}}}"
+        f"@media (prefers-color-scheme:dark){{.k{i}{{color:{dark}}}.band{i},.bar{i}{{fill:{dark}}}}}"
+        for i, (light, dark, dash) in enumerate(_COLOURS)
+    )
+    legend = svg.legend([("line", f"k{i % 8}", s["name"]) for i, s in enumerate(strategies)])
+    body = (
+        _section(
+            f"How far from the best {_words(result['report_metric'])}",
+            legend,
+            _regret(result, "reported", "regret"),
+            "The best in the table, less what the incumbent has. It need not fall to 0: the best by "
+            f"{_words(result['metric'])} has {_figure(result['best']['reported_of_found'])}, the best of "
+            f"all {_figure(result['best']['reported'])}.",
+        )
+        + _section(
+            f"How far from the best {_words(result['metric'])}",
+            legend,
+            _regret(result, "found", "seen"),
+            "What the strategies themselves see and follow.",
+        )
+        + _section(
+            "Mean rank among the strategies",
+            legend,
+            _ranks(result),
+            "Search by search, 1 is best; equal results share a rank.",
+        )
+        + _section("Time of one search", "", _times(result), _device(result))
+        + _section("Figures", "", _table(result), "")
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'; img-src data:\">\n"
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{svg.esc(title)}</title>\n<style>{style.CSS}{rules}</style>\n</head>\n<body>\n<main>\n"
+        f'<header>\n<p class="eyebrow">jaxnas · comparison of search strategies</p>\n'
+        f'<h1>{svg.esc(title)}</h1>\n<p class="lead">{lead}</p>\n</header>\n{body}\n</main>\n</body>\n'
+        "</html>\n"
+    )
+
+
+def _section(title: str, legend: str, figure: str, note: str) -> str:
+    note = f'<p class="note-line">{svg.esc(note)}</p>' if note else ""
+    return f"<section><h2>{svg.esc(title)}</h2>{legend}{figure}{note}</section>\n"
+
+
+def _words(metric: str) -> str:
+    return svg.esc(metric.replace("_", " "))
+
+
+def _figure(value: float) -> str:
+    return f"{value:.5g}"
+
+
+def _device(result: dict[str, Any]) -> str:
+    return (
+        f"All {result['seeds']} searches in programs of {result['chunk']} at a time on "
+        f"{result['device']}, compiling apart."
+    )
+
+
+def _regret(result: dict[str, Any], key: str, name: str) -> str:
+    """Lines of the mean regret on logarithmic axes, with their bands."""
+    sign = 1 if result["objective"] == "max" or key == "found" else -1
+    best = result["best"][key]
+
+    def regret(values: Sequence[float]) -> list[float]:
+        return [abs(best - sign * v * sign) for v in values]
+
+    lines = [(regret(s[key]["mean"]), regret(s[key]["high"]), regret(s[key]["low"]), s)
+             for s in result["strategies"]]
+    positive = [v for mean, *_ in lines for v in mean if v > 0]
+    floor = max(min(positive, default=1e-3), 1e-3 * max(positive, default=1.0)) * 0.8
+    top = max(max(positive, default=1.0), floor * 10)
+
+    def height(value: float) -> float:
+        return math.log10(max(value, floor))
+
+    frame = svg.Frame(960, 400, (1, result["evaluations"]), (height(floor), height(top)),
+                      left=66, top=32, x_log=True)
+    body = [svg.axes(frame, "evaluations", "mean regret (logarithmic)", y_texts=_powers)]
+    for i, (_, high, low, s) in enumerate(lines):
+        at = s["evaluations"]
+        upper = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, low, strict=True)]
+        lower = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, high, strict=True)]
+        body.append(svg.area(upper, lower, f"band{i % 8}"))
+    for i, (mean, _, _, s) in enumerate(lines):
+        points = [(frame.x(n), frame.y(height(v))) for n, v in zip(s["evaluations"], mean, strict=True)]
+        body.append(svg.line(points, f"k{i % 8}"))
+    about = "; ".join(f"{s['name']} ends at {mean[-1]:.3g}" for mean, _, _, s in lines)
+    return svg.figure(f"{name}-curve", frame.width, frame.height, "Mean regret by evaluations", about,
+                      "".join(body))
+
+
+def _powers(values: Sequence[float]) -> list[str]:
+    return [f"{10**value:.2g}" for value in values]
+
+
+def _ranks(result: dict[str, Any]) -> str:
+    strategies = result["strategies"]
+    frame = svg.Frame(960, 300, (1, result["evaluations"]), (len(strategies) + 0.3, 0.7), left=52,
+                      top=32, x_log=True)
+    texts: Callable[[Sequence[float]], list[str]] = lambda ys: [f"{y:g}" for y in ys]  # noqa: E731
+    body = []
+    for rank in range(1, len(strategies) + 1):
+        y = svg.num(frame.y(rank))
+        body.append(f'<path class="grid" d="M{svg.num(frame.left)} {y}H{svg.num(frame.x1)}"/>')
+        body.append(svg.text(frame.left - 8, frame.y(rank) + 4, rank, "tick", "end"))
+    body.append(svg.axes(frame, "evaluations", "mean rank", y_texts=texts))
+    for i, s in enumerate(strategies):
+        points = [(frame.x(n), frame.y(r)) for n, r in zip(s["evaluations"], s["rank"], strict=True)]
+        body.append(svg.line(points, f"k{i % 8}"))
+    about = "; ".join(f"{s['name']} ends at {s['rank'][-1]:.2f}" for s in strategies)
+    return svg.figure("rank-curve", frame.width, frame.height, "Mean rank by evaluations", about,
+                      "".join(body))
+
+
+def _times(result: dict[str, Any]) -> str:
+    strategies = result["strategies"]
+    longest = max(s["seconds_per_search"] for s in strategies) or 1
+    height, body = 34 * len(strategies) + 8, []
+    for i, s in enumerate(strategies):
+        y, width = 34 * i + 4, 560 * s["seconds_per_search"] / longest
+        body.append(svg.text(250, y + 18, s["name"], "value", "end"))
+        body.append(
+            f'<rect class="bar{i % 8}" x="260" y="{y}" width="{svg.num(max(width, 1))}" height="24"/>'
+        )
+        text = f"{1e3 * s['seconds_per_search']:.3g} ms"
+        body.append(svg.text(268 + width, y + 18, text, "value"))
+    about = "; ".join(f"{s['name']} {1e3 * s['seconds_per_search']:.3g} ms" for s in strategies)
+    return svg.figure("times", 960, height, "Wall time of one search", about, "".join(body))
+
+
+def _table(result: dict[str, Any]) -> str:
+    head = ("strategy", "mean", "std over searches", "different networks", "found the best",
+            "networks until then", "ms a search")
+    rows = []
+    for s in result["strategies"]:
+        queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
+        cells = (_figure(s["final"]["mean"]), f"{s['final']['std']:.3g}", f"{s['networks']:.0f}",
+                 svg.percent(s["reached_best"], 0), queries, f"{1e3 * s['seconds_per_search']:.3g}")
+        rows.append(f"<tr><th>{svg.esc(s['name'])}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
+    heads = "".join(f"<th>{h}</th>" for h in head)
+    return (f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}'
+            "</tbody></table></div>")

@@ -1,0 +1,72 @@
+"""What searches on a table had found after each evaluation.
+
+Strategies see the search metric only. What is reported is another metric of the incumbent: of the
+architecture that had the best search metric so far.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from jaxnas.tabular.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Anytime:
+    """Curves of several searches; S = searches, N = evaluations.
+
+    Attributes:
+      found: the search metric of the incumbent after each evaluation; float32 [S, N].
+      reported: the reported metric of the incumbent; float32 [S, N].
+      queried: the number of different networks evaluated so far; int32 [S, N].
+      to_best: how many different networks were evaluated until one of the best class was; NaN
+        where it was not found; float32 [S].
+    """
+    found: np.ndarray
+    reported: np.ndarray
+    queried: np.ndarray
+    to_best: np.ndarray
+
+
+def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, report: str
+            ) -> Anytime:
+    """Returns the curves of searches from their histories.
+
+    Args:
+      table: that was searched.
+      codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
+      scores: their scores as the strategy saw them, higher is better, NaN for none; float32 [S, N].
+      search, report: names of metrics, each with an objective.
+
+    Raises ValueError for an unknown metric, or one without an objective.
+    """
+    _, best_value = table.best(search)
+    table.best(report)  # raises if there is no such metric
+    used = codes[..., 0] >= 0
+    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(
+        np.maximum(codes, 0)))
+    usable = np.where(used & np.isfinite(scores), scores, -np.inf)
+    running = np.maximum.accumulate(usable, axis=1)
+    improves = np.concatenate([usable[:, :1] > -np.inf, usable[:, 1:] > running[:, :-1]], axis=1)
+    place = np.maximum.accumulate(np.where(improves, np.arange(codes.shape[1]), 0), axis=1)
+    incumbent = np.take_along_axis(rows, place, axis=1)
+    classes = np.where(used & (rows >= 0), table.classes[np.maximum(rows, 0)], -1)
+    queried = np.stack([_different(row) for row in classes])
+    best = np.unique(table.classes[table.metrics[search] == np.float32(best_value)])
+    hit = np.isin(classes, best)
+    first = np.argmax(hit, axis=1)
+    to_best = np.where(hit.any(axis=1), queried[np.arange(len(first)), first], np.nan)
+    there = (incumbent >= 0) & (running > -np.inf)
+    found, reported = (
+        np.where(there, table.metrics[name][np.maximum(incumbent, 0)], np.nan).astype(np.float32)
+        for name in (search, report))
+    return Anytime(found, reported, queried, to_best.astype(np.float32))
+
+
+def _different(classes: np.ndarray) -> np.ndarray:
+    """Returns how many different classes (of 0 or more) there are up to each place."""
+    _, first = np.unique(classes, return_index=True)
+    new = np.zeros(len(classes), np.int32)
+    new[first] = 1
+    return np.cumsum(new * (classes >= 0)).astype(np.int32)

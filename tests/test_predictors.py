@@ -1,0 +1,175 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor, kernels
+
+from jaxnas import Choice, Space, predictors
+
+EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
+CELL = predictors.EdgeCell(EDGES, 5, none=0, identity=1)
+
+
+def cell_features(ops):
+    return predictors.path_features(CELL.kinds, *CELL.paths(ops))
+
+
+def cell_tokens(ops):
+    steps, alive, _ = CELL.paths(ops)
+    return predictors.path_tokens(steps, alive)
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """Random cells: inputs of every predictor, and a score that counts one operation on paths."""
+    ops = jax.random.randint(jax.random.key(3), (60, 6), 0, 5, jnp.int32)
+    features = jax.jit(jax.vmap(cell_features))(ops)
+    score = features["visits"][:, 1] + 0.5 * features["totals"][:, 0]
+    return {"tokens": jax.jit(jax.vmap(cell_tokens))(ops), "features": features}, score
+
+
+def fitted_on(predictor, inputs, score, count):
+    mask = jnp.arange(score.size) < count
+    fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, jnp.where(mask, score, jnp.nan), mask)
+    return jax.jit(predictor.predict)(fitted, inputs)
+
+
+def test_rank_normal_averages_ties_and_ignores_rows_not_in_use():
+    targets = jnp.array([3.0, 1.0, 1.0, jnp.nan, 9.0])
+    mask = jnp.array([True, True, True, False, True])
+    got = predictors.rank_normal(targets, mask)
+    quantile = jax.scipy.special.ndtri
+    want = [quantile(0.625), quantile(0.25), quantile(0.25), 0.0, quantile(0.875)]
+    np.testing.assert_allclose(got, np.asarray(want), atol=1e-6)
+
+
+def test_one_hot_of_inactive_elements_is_zero():
+    space = Space(depth=Choice(1, 2), heads=Choice(3, 4, 5).repeat(2, active="depth"))
+    arch = space.from_dict({"depth": 1, "heads": [5]})
+    features = jax.jit(predictors.one_hot(space))
+    np.testing.assert_array_equal(features(arch), [1, 0, 0, 0, 1, 0, 0, 0])
+    np.testing.assert_array_equal(features(space.largest()), [0, 1, 0, 0, 1, 0, 0, 1])
+    assert features(arch).dtype == jnp.float32
+    batch = jax.vmap(predictors.tokens(space))(space.sample(jax.random.key(0), 4))
+    assert batch["kind"].shape == (4, 3)
+
+
+def test_paths_of_a_cell_drop_identities_and_dead_edges():
+    # 0-1 conv3, 0-2 none, 1-2 skip, 0-3 conv1, 1-3 none, 2-3 pool: paths 0-3 and 0-1-2-3.
+    ops = jnp.array([3, 0, 1, 2, 0, 4], jnp.int32)
+    steps, alive, used = CELL.paths(ops)
+    found = {tuple(row[row >= 0].tolist()) for row, on in zip(np.asarray(steps), alive, strict=True)
+             if on}
+    assert found == {(0,), (1, 2)}
+    assert used.tolist() == [1, -1, -1, 0, -1, 2]
+    features = cell_features(ops)
+    assert features["sequences"].shape == (1 + 3 + 9 + 27,)
+    assert features["sequences"][1 + 0] == features["sequences"][1 + 3 + 3 + 2] == 1
+    assert features["sequences"].sum() == 2
+    np.testing.assert_array_equal(features["totals"], [1, 1, 1])
+    np.testing.assert_array_equal(features["shape"], [2, 1, 2, 3])
+    assert features["pairs"].reshape(3, 3)[1, 2] == 1
+
+
+def test_cell_without_a_path_and_isomorphic_cells():
+    empty = cell_features(jnp.zeros(6, jnp.int32))
+    assert all(float(jnp.abs(empty[name]).sum()) == 0 for name in ("sequences", "totals", "most"))
+    # An operation before or after an identity is the same network.
+    a = cell_features(jnp.array([3, 0, 1, 0, 0, 1], jnp.int32))
+    b = cell_features(jnp.array([1, 0, 1, 0, 0, 3], jnp.int32))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_chain_cell_paths_end_at_leaves():
+    cell = predictors.ChainCell(4, 9, identity=8)
+    steps, alive, used = jax.jit(cell.paths)(jnp.array([0, 1, 1, 0]), jnp.array([5, 8, 2, 7]))
+    assert alive.tolist() == [False, True, True, True]
+    rows = [row[row >= 0].tolist() for row in np.asarray(steps)]
+    assert rows[1:] == [[5], [5, 2], [7]] and used.tolist() == [5, -1, 2, 7]
+    features = predictors.path_features(cell.kinds, steps, alive, used, length=2)
+    assert features["sequences"].sum() == 3 and features["sequences"][1 + 8 + 5 * 8 + 2] == 1
+
+
+def test_gaussian_process_equals_scikit_learn(cells):
+    inputs, score = cells
+    x = np.asarray(inputs["features"]["sequences"])
+    predictor = predictors.GaussianProcess(
+        ranks=False, linear=False, steps=0, scale=1.7, signal=0.8, noise=0.3, relative=False)
+    mean, std = fitted_on(predictor, x, score, 40)
+    y = np.asarray(score[:40])
+    kernel = kernels.ConstantKernel(0.64) * kernels.RBF(1.7)
+    reference = GaussianProcessRegressor(kernel, alpha=0.09 + 1e-5, optimizer=None)
+    reference.fit(x[:40], (y - y.mean()) / y.std())
+    want_mean, want_std = reference.predict(x, return_std=True)
+    np.testing.assert_allclose(mean, want_mean, atol=2e-4)
+    np.testing.assert_allclose(std, want_std, atol=2e-3)
+
+
+def test_marginal_likelihood_gradient_is_that_of_autodiff():
+    from jaxnas.predictors import gp
+    a = jax.random.normal(jax.random.key(0), (6, 6))
+    matrix, targets = a @ a.T + jnp.eye(6), jnp.arange(6.0)
+
+    def plain(matrix, targets):
+        _, logdet = jnp.linalg.slogdet(matrix)
+        return 0.5 * targets @ jnp.linalg.solve(matrix, targets) + 0.5 * logdet
+
+    for got, want in zip(jax.grad(gp.likelihood_cost, (0, 1))(matrix, targets),
+                         jax.grad(plain, (0, 1))(matrix, targets), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
+    _, score = cells
+    noise = jax.random.normal(jax.random.key(1), (60, 5))
+    inputs = {"noise": noise, "signal": score[:, None]}
+    mask = jnp.ones(60, bool)
+    fitted = predictors.GaussianProcess().fit(jax.random.key(0), inputs, score, mask)
+    assert fitted["hyper"]["scale"][0] > fitted["hyper"]["scale"][1] + 1  # leaves in order of names
+
+
+@pytest.mark.parametrize("predictor", [predictors.GaussianProcess(),
+                                       predictors.MlpEnsemble(members=3, ranking=0.5)])
+def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predictor):
+    inputs, score = cells
+    mean, std = fitted_on(predictor, inputs["features"], score, 40)
+    assert mean.dtype == std.dtype == jnp.float32 and bool((std > 0).all())
+    assert np.corrcoef(mean[40:], score[40:])[0, 1] > 0.8
+    scrambled = jax.tree.map(lambda x: x.at[40:].set(7.0), inputs["features"])
+    fitted = predictor.fit(jax.random.key(0), scrambled, score, jnp.arange(60) < 40)
+    again, _ = predictor.predict(fitted, inputs["features"])
+    np.testing.assert_allclose(again, mean, atol=1e-3)
+
+
+def test_transformer_learns_the_space_and_ranks(cells):
+    inputs, score = cells
+    predictor = predictors.TransformerPredictor(3, 3, width=8, outputs=8, members=2, steps=150,
+                                                structure=False)
+    weights = jax.jit(predictor.pretrain)(jax.random.key(0), inputs)
+    encoded = predictor.encode(weights, inputs)
+    assert [v.shape for v in encoded["vectors"]] == [(60, 8)] * 2
+    assert not np.allclose(encoded["vectors"][0], encoded["vectors"][1])
+    mean, _ = fitted_on(predictor, encoded, score, 40)
+    assert np.corrcoef(mean[40:], score[40:])[0, 1] > 0.6
+    with pytest.raises(ValueError, match="encode"):
+        predictor.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool))
+
+
+def test_transformer_does_not_see_the_order_of_paths():
+    predictor = predictors.TransformerPredictor(3, 3, width=8, outputs=4, members=1, steps=1)
+    steps, alive, _ = CELL.paths(jnp.array([3, 2, 4, 2, 3, 4], jnp.int32))
+    order = jnp.array([2, 0, 3, 1])
+    tokens = [predictors.path_tokens(steps, alive), predictors.path_tokens(steps[order], alive[order])]
+    inputs = {"tokens": jax.tree.map(lambda *x: jnp.stack(x), *tokens), "features": jnp.ones((2, 3))}
+    weights = predictor.pretrain(jax.random.key(0), inputs)
+    a, b = predictor.encode(weights, inputs)["vectors"][0]
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("predictor", [predictors.GaussianProcess(), predictors.MlpEnsemble()])
+def test_fit_wants_two_points(predictor):
+    x = jnp.ones((3, 2))
+    with pytest.raises(ValueError, match="two points"):
+        predictor.fit(jax.random.key(0), x, jnp.array([1.0, jnp.nan, 2.0]), jnp.array([True, True, False]))
+    with pytest.raises(ValueError, match=r"\[N\]"):
+        predictor.fit(jax.random.key(0), x, jnp.ones(3), jnp.ones(2, bool))
