@@ -5,17 +5,23 @@ from jaxnas.search.evolution import Evolution
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
+from jaxnas.search.predictor_guided import Pool, PredictorGuided
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, run, scan
 from jaxnas.search.state import State
+from jaxnas.search.successive_halving import Hyperband, Races
 
 __all__ = [
     "NSGA2",
     "PPO",
     "Evolution",
+    "Hyperband",
     "LocalSearch",
+    "Pool",
+    "PredictorGuided",
+    "Races",
     "RandomSearch",
     "RegularizedEvolution",
     "Reinforce",

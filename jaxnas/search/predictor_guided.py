@@ -1,0 +1,182 @@
+"""Search guided by a predictor that is refitted as results arrive (Bayesian optimisation)."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.search import bounds as bounds_lib
+from jaxnas.search import state as state_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.search.state import State
+from jaxnas.space import Arch, Space
+
+ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pool:
+    """The architectures that a search may choose from, canonical codes int32 [n, L]."""
+    codes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorGuided:
+    """Evaluates what a predictor, fitted to all results so far, finds most promising.
+
+    First `initial` random architectures; then, refitting before each batch, those of the largest
+    acquisition among the candidates: the whole space where it can be listed (or a given pool), else
+    mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
+    Use as `RandomSearch`.
+
+    Attributes:
+      space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
+      predictor: with `fit(key, inputs, targets, mask)` and `predict(fitted, inputs)`; see
+        `jaxnas.predictors`.
+      features: from an architecture to the predictor's inputs, a pytree; traceable.
+      acquisition: "expected_improvement" over the predicted means of what was evaluated,
+        "upper_confidence" (mean and `confidence` standard deviations) or "thompson" (a draw of each
+        candidate for itself).
+      confidence: see above.
+      initial: random architectures at the start, at least 2.
+      batch: how many to ask for at a time.
+      pool: architectures to choose from, where only these can be evaluated.
+      mutants: candidates made at a time, where the space can't be listed.
+    """
+    space: Space
+    cost: Cost | None = None
+    bounds: Any = ()
+    evaluations: int = 100
+    predictor: Any = None
+    features: Callable[[Arch], Any] | None = None
+    acquisition: str = "expected_improvement"
+    confidence: float = 1.0
+    initial: int = 10
+    batch: int = 1
+    pool: Pool | None = None
+    mutants: int = 512
+    canonical: Callable[[Arch], Arch] | None = None
+
+    def __post_init__(self):
+        state_lib.check_settings(self)
+        if self.predictor is None or self.features is None:
+            raise ValueError("PredictorGuided needs a predictor and features: for example predictor="
+                             "GaussianProcess(), features=one_hot(space), both of "
+                             "jaxnas.predictors.")
+        if self.acquisition not in ACQUISITIONS:
+            raise ValueError(f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
+                             f"of {', '.join(ACQUISITIONS)}.")
+        if self.initial < 2:
+            raise ValueError(f"PredictorGuided: initial is {self.initial}, but a predictor needs at "
+                             "least two points.")
+
+    def init(self, key: jax.Array) -> State:
+        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        state = state_lib.init(self, key)
+        listed = _listed(self)
+        if listed is None:
+            return state
+        # Made once: a predictor's inputs may be costly, and are the same for all searches.
+        codes = jnp.asarray(listed)
+        inputs = jax.lax.map(self._inputs, codes, batch_size=256)
+        taken = jnp.zeros(codes.shape[:1], bool)
+        rows = jnp.zeros((self.evaluations,), jnp.int32)
+        return dataclasses.replace(state, memory=(codes, inputs, taken, rows))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        key, fit_key, choice_key, ask_key = jax.random.split(state.key, 4)
+        state = dataclasses.replace(state, key=key)
+        if not state.memory:
+            return self._ask_mutants(state, fit_key, choice_key, ask_key)
+        codes, inputs, taken, rows = state.memory
+        known = jnp.arange(self.evaluations) < state.size
+        fitted = self.predictor.fit(
+            fit_key, jax.tree.map(lambda x: x[rows], inputs), state.scores, known)
+        value = self._value(fitted, inputs, inputs, rows, known & ~jnp.isnan(state.scores), choice_key)
+        random = jax.random.uniform(ask_key, value.shape)
+        value = jnp.where(state.size < self.initial, random, value)
+        value, chosen = jax.lax.top_k(jnp.where(taken, -jnp.inf, value), self.batch)
+        left = jnp.int32(self.evaluations) - state.size
+        valid = (value > -jnp.inf) & (jnp.arange(self.batch) < left)
+        # Rows that are not valid repeat the first, or an old one.
+        chosen = jnp.where(valid, chosen, chosen[0])
+        places = jnp.where(valid, state.size + jnp.arange(self.batch), self.evaluations)
+        memory = (codes, inputs, taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop"),
+                  rows.at[places].set(chosen, mode="drop"))
+        state = dataclasses.replace(
+            state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left)))
+        return self.space.decode(codes[chosen]), state
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any) -> State:
+        """Returns the state that knows the scores, float [batch]; see `RandomSearch.tell`."""
+        return state_lib.tell(self, state, archs, scores)
+
+    def finished(self, state: State) -> jax.Array:
+        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        return state_lib.finished(self, state)
+
+    def best(self, state: State) -> tuple[Arch, jax.Array]:
+        """Returns the best architecture and its score; ValueError if no score is a number."""
+        return state_lib.best(self, state)
+
+    def _inputs(self, code: jax.Array) -> Any:
+        assert self.features is not None  # checked at the start
+        return self.features(self.space.decode(code))
+
+    def _value(self, fitted: Any, inputs: Any, seen: Any, rows: jax.Array, known: jax.Array,
+               key: jax.Array) -> jax.Array:
+        """Returns the acquisition of candidates; `seen[rows]` where `known` are evaluated already."""
+        mean, std = self.predictor.predict(fitted, inputs)
+        if self.acquisition == "upper_confidence":
+            return mean + self.confidence * std
+        if self.acquisition == "thompson":
+            return mean + std * jax.random.normal(key, mean.shape)
+        # The best predicted mean and not the best score: scores are noisy.
+        old = mean if seen is inputs else self.predictor.predict(fitted, seen)[0]
+        best = jnp.max(jnp.where(known, old[rows], -jnp.inf))
+        z = (mean - best) / std
+        return std * (z * jax.scipy.stats.norm.cdf(z) + jax.scipy.stats.norm.pdf(z))
+
+    def _ask_mutants(self, state: State, fit_key: jax.Array, choice_key: jax.Array,
+                     ask_key: jax.Array) -> tuple[Arch, State]:
+        space = self.space
+        mutant_key, random_key = jax.random.split(choice_key)
+        order, usable = state_lib.ranking(state)
+        parents = state.codes[order[:10]]
+        rows = jnp.arange(self.mutants) % jnp.clip(usable, 1, 10)
+        rate = min(2 / space.length, 0.5)
+
+        def mutant(key: jax.Array, code: jax.Array) -> jax.Array:
+            return space.encode(space.mutate(key, space.decode(jnp.maximum(code, 0)), rate))
+        made = jax.vmap(mutant)(jax.random.split(mutant_key, self.mutants), parents[rows])
+        fresh = space.encode(space.sample(random_key, self.mutants // 4))
+        candidates = state_lib.canonical(self, jnp.concatenate([made, fresh]))
+        seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
+        known = jnp.arange(self.evaluations) < state.size
+        fitted = self.predictor.fit(fit_key, seen, state.scores, known)
+        value = self._value(fitted, jax.vmap(self._inputs)(candidates), seen,
+                            jnp.arange(self.evaluations), known & ~jnp.isnan(state.scores), fit_key)
+        best_first = candidates[jnp.argsort(-value)]
+        quota = jnp.where(state.size < self.initial, 0, self.batch)
+        # The second, empty group makes `admit` look for equal candidates too.
+        return state_lib.propose(self, state, ask_key, [(best_first, quota), (best_first[:1], 0)])
+
+
+@functools.lru_cache(maxsize=32)
+def _listed(strategy: PredictorGuided) -> np.ndarray | None:
+    """Returns all feasible architectures of the pool or of a small space, one for each network."""
+    with jax.ensure_compile_time_eval():
+        codes = bounds_lib.catalogue(strategy.space) if strategy.pool is None else strategy.pool.codes
+        if codes is None:
+            return None
+        codes = np.asarray(jax.jit(functools.partial(state_lib.canonical, strategy))(codes))
+        codes = np.unique(codes, axis=0)
+        inside = bounds_lib.feasible(strategy.space, strategy.cost, strategy.bounds, jnp.asarray(codes))
+        return codes[np.asarray(inside)]

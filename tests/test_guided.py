@@ -1,0 +1,136 @@
+"""Searches that a predictor guides, and races over fidelities."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnas import predictors, search
+from jaxnas.search.successive_halving import incumbent_at
+from jaxnas.space import Choice, Space
+
+SPACE = Space(op=Choice("a", "b", "c", "d").repeat(5))  # 1,024 architectures
+LARGE = Space(op=Choice(*range(6)).repeat(12))
+PROCESS = predictors.GaussianProcess(steps=8)
+FEATURES, LARGE_FEATURES = predictors.one_hot(SPACE), predictors.one_hot(LARGE)
+KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def evaluate(archs):
+    """Distance to one architecture, with pairs that matter together."""
+    match = (archs["op"] == 2).astype(jnp.float32)
+    return jnp.sum(match, axis=1) + match[:, 0] * match[:, 1]
+
+
+def guided(space=SPACE, features=FEATURES, **settings):
+    settings = dict(evaluations=40, predictor=PROCESS, features=features, initial=8) | settings
+    return search.PredictorGuided(space, **settings)
+
+
+@functools.cache
+def scanned(strategy):
+    return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
+
+
+@pytest.mark.parametrize("acquisition", ["expected_improvement", "upper_confidence", "thompson"])
+def test_finds_the_best_of_a_listed_space_in_few_evaluations(acquisition):
+    state = scanned(guided(acquisition=acquisition))
+    # Random search would need 512 on average.
+    assert np.all(np.nanmax(state.scores, axis=1) == 6)
+    for codes in np.asarray(state.codes):
+        assert len(np.unique(codes, axis=0)) == 40
+
+
+def test_one_program_and_the_host_loop_are_the_same_search(tmp_path):
+    strategy = guided(evaluations=16)
+    state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
+    result = search.run(strategy, evaluate, KEYS[0], history_path=tmp_path / "history.jsonl")
+    np.testing.assert_array_equal(state.codes, result.state.codes)
+
+
+def test_mutants_guide_where_a_space_cannot_be_listed():
+    state = scanned(guided(LARGE, LARGE_FEATURES, batch=4, evaluations=60, mutants=64))
+    last = np.asarray(state.scores)[:, -20:].mean()
+    assert last > np.asarray(state.scores)[:, :8].mean() + 2
+    assert all(len(np.unique(codes, axis=0)) == 60 for codes in np.asarray(state.codes))
+
+
+def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
+    pool = SPACE.encode(SPACE.sample(jax.random.key(1), 100))
+    strategy = guided(
+        pool=search.Pool(np.asarray(pool)),
+        cost=lambda arch: {"last": arch["op"][4]},
+        bounds={"last": (1, 2)},
+        evaluations=200,
+        batch=5,
+    )
+    result = search.run(strategy, evaluate, KEYS[0])
+    allowed = {tuple(row) for row in np.asarray(pool).tolist() if 1 <= row[4] <= 2}
+    asked = np.asarray(result.state.codes)[: int(result.state.size)].tolist()
+    assert {tuple(row) for row in asked} == allowed and len(asked) == len(allowed)
+    assert bool(strategy.finished(result.state))
+
+
+def test_failed_evaluations_do_not_enter_the_predictor():
+    def sometimes(archs):
+        scores = evaluate(archs)
+        return jnp.where(scores == 1, jnp.nan, scores)
+
+    strategy = guided()
+    state = jax.jit(functools.partial(search.scan, strategy, sometimes))(KEYS[0])
+    assert int(state.skipped) == np.sum(np.isnan(state.scores)) > 0
+    assert strategy.best(state)[1] == 6
+
+
+def test_clear_errors():
+    with pytest.raises(ValueError, match="needs a predictor and features"):
+        search.PredictorGuided(SPACE)
+    with pytest.raises(ValueError, match="acquisition is 'ucb', expected one of expected_improvement"):
+        guided(acquisition="ucb")
+    with pytest.raises(ValueError, match="initial is 1, but a predictor needs at least two"):
+        guided(initial=1)
+    with pytest.raises(ValueError, match=r"starts holds \[3\], expected fidelities from 0 to 2"):
+        search.Hyperband(SPACE, fidelities=3, budget=10.0, starts=(3,))
+    with pytest.raises(ValueError, match="budget is 0.0 seconds"):
+        search.Hyperband(SPACE, fidelities=3, budget=0.0)
+
+
+# ---- Hyperband.
+
+
+def fidelities(archs, fidelity):
+    """The true score, less an error that is smaller at each higher fidelity."""
+    code = jnp.sum(archs["op"] * 4 ** jnp.arange(5)[None, :], axis=1)
+    error = jnp.sin(code.astype(jnp.float32)) * (2.0 - fidelity)
+    return evaluate(archs) + error, jnp.full(code.shape, 3.0**fidelity)
+
+
+def test_races_halve_and_carry_the_best_on():
+    strategy = search.Hyperband(SPACE, 3, budget=1e9, first=9, races=1, starts=(0,))
+    assert strategy.rungs(0) == [9, 3, 1] and strategy.rungs(2) == [1]
+    races = strategy.run(fidelities, KEYS[0])
+    np.testing.assert_array_equal(races.fidelity, [0] * 9 + [1] * 3 + [2])
+    codes, scores = np.asarray(races.codes), np.asarray(races.scores)
+    order = np.argsort(-scores[:9], kind="stable")
+    np.testing.assert_array_equal(codes[9:12], codes[order[:3]])
+    np.testing.assert_array_equal(codes[12], codes[9 + np.argmax(scores[9:12])])
+    np.testing.assert_allclose(races.seconds, np.cumsum([1] * 9 + [3] * 3 + [9]))
+    assert int(races.best()) == 12
+
+
+def test_the_budget_counts_and_the_incumbent_is_of_the_highest_fidelity():
+    strategy = search.Hyperband(SPACE, 3, budget=100.0, first=9, races=12)
+    races = jax.jit(jax.vmap(lambda key: strategy.run(fidelities, key)))(KEYS)
+    for i in range(len(KEYS)):
+        one = jax.tree.map(lambda x, i=i: x[i], races)
+        np.testing.assert_array_equal(one.counted, np.asarray(one.seconds) <= 100)
+        best = int(one.best())
+        assert bool(one.counted[best]) and int(one.fidelity[best]) == 2
+        at = incumbent_at(one, [0.5, 1.0, 100.0])
+        assert at[0] == -1 and at[1] == 0 and at[2] == best
+    # The same searches spend what random search would on 11 evaluations at the highest fidelity.
+    found = [float(evaluate(SPACE.decode(one))[0]) for one in np.asarray(
+        jax.vmap(lambda r: r.codes[r.best()])(races))[:, None]]
+    assert np.mean(found) > 2
