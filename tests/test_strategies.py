@@ -145,7 +145,7 @@ def test_failed_evaluations_are_skipped_and_counted(name):
 
 
 def test_the_tournament_draws_different_ones_uniformly():
-    bits = jax.random.bits(jax.random.key(0), (4000, 3), jnp.uint32)
+    bits = jax.random.bits(jax.random.key(0), (4000, 3), jnp.uint16)
     drawn = np.asarray(jax.vmap(lambda b: _distinct(b, jnp.int32(6)))(bits))
     assert drawn.min() == 0 and drawn.max() == 5
     assert all(len(set(row)) == 3 for row in drawn.tolist())
@@ -157,7 +157,7 @@ def test_the_tournament_draws_different_ones_uniformly():
 def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     arch = SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0]))
     code = np.asarray(SPACE.encode(arch))
-    bits = jax.random.bits(jax.random.key(0), (500, 2), jnp.uint32)
+    bits = jax.random.bits(jax.random.key(0), (500, 2), jnp.uint16)
     mutants = np.asarray(jax.vmap(lambda b: mutate_one(SPACE, b, code))(bits))
     around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code)}
     assert {tuple(row) for row in mutants.tolist()} == around

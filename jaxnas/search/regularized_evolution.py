@@ -54,14 +54,15 @@ class RegularizedEvolution:
         return state_lib.init(self, key)
 
     def draw(self, key: jax.Array, generation: jax.Array) -> jax.Array:
-        """Returns the random bits of one generation, uint32 [attempts, words].
+        """Returns the random bits of one generation, uint16 [attempts, words].
 
         They depend on nothing but the key and the number, so that `search.scan` draws those of all
         generations at once: most of the time of thousands of searches would be drawing.
         """
         attempts = self.batch * (_ATTEMPTS if self._looks_back else 1)
         words = max(self.sample + 2, self.space.length)
-        return jax.random.bits(jax.random.fold_in(key, generation), (attempts, words), jnp.uint32)
+        # 16 bits suffice: the remainder by a population of 50 is uniform to one in a thousand.
+        return jax.random.bits(jax.random.fold_in(key, generation), (attempts, words), jnp.uint16)
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State, bits: jax.Array | None = None) -> tuple[Arch, State]:
@@ -77,8 +78,8 @@ class RegularizedEvolution:
             ask_key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), 1)
             return state_lib.propose(self, state, ask_key, groups)
         # The plain form, without a look at the history.
-        sizes = self.space.sizes.astype(np.uint32)[None, :]
-        fresh = (bits[:, :self.space.length] % sizes).astype(jnp.int32)
+        sizes = self.space.sizes.astype(np.int32)[None, :]
+        fresh = bits[:, :self.space.length].astype(jnp.int32) % sizes
         fresh = self.space.encode(self.space.canonical(self.space.decode(fresh)))
         valid = jnp.arange(self.batch) < jnp.int32(self.evaluations) - state.size
         codes = jnp.where(growing, fresh, mutants)
@@ -114,12 +115,12 @@ class RegularizedEvolution:
 def _distinct(bits: jax.Array, n: jax.Array) -> jax.Array:
     """Returns k different numbers below n from k words (some repeat if n < k), int32 [k].
 
-    Floyd's algorithm; the bias of the remainder is below n / 2**32.
+    Floyd's algorithm; the bias of the remainder is below n / 2**16.
     """
     taken: list[jax.Array] = []
     for i in range(len(bits)):
         last = jnp.maximum(n - len(bits) + i, 0)
-        drawn = (bits[i] % (last + 1).astype(jnp.uint32)).astype(jnp.int32)
+        drawn = bits[i].astype(jnp.int32) % (last + 1)
         repeated = jnp.zeros((), bool)
         for other in taken:
             repeated |= drawn == other

@@ -1,0 +1,111 @@
+"""The comparison binary, end to end on a real table: resumed, extended, with a strategy of one's own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxnas import tabular
+from jaxnas.space import Choice, Space
+from jaxnas.tabular.anytime import anytime
+
+ROOT = pathlib.Path(__file__).parents[1]
+TABLES = pathlib.Path(os.environ.get("JAXNAS_DATA", ROOT.parent / "shared" / "tabular"))
+needs_tables = pytest.mark.skipif(
+    not (TABLES / "nb201").is_dir(), reason=f"no tables in {TABLES}; set JAXNAS_DATA"
+)
+OWN = '''
+from jaxnas import search
+
+def mine(table, evaluations):
+    """A population of ten."""
+    return search.RegularizedEvolution(table.space, evaluations=evaluations, population=10, sample=5)
+'''
+
+
+def compare(workdir, *more, path=""):
+    command = [
+        sys.executable, "-m", "experiments.compare", "--benchmark=nasbench201", "--seeds=6",
+        "--chunk=3", "--evaluations=40", f"--workdir={workdir}", f"--data_dir={TABLES}", *more,
+    ]  # fmt: skip
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
+    )
+
+
+@needs_tables
+def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    workdir = tmp_path / "run"
+    first = compare(workdir, "--strategies=random,regularized_evolution")
+    assert first.returncode == 0, first.stderr
+    kept = sorted((workdir / "searches" / "random").glob("*.npz"))
+    assert len(kept) == 2
+    before = [path.stat().st_mtime_ns for path in kept]
+    kept_evolution = sorted((workdir / "searches" / "regularized_evolution").glob("*.npz"))
+    one = json.loads((workdir / "comparison.json").read_text())["strategies"]
+    kept_evolution[1].unlink()  # as if killed before the second chunk
+    second = compare(
+        workdir, "--strategies=random,regularized_evolution,own:mine", path=str(tmp_path)
+    )
+    assert second.returncode == 0, second.stderr
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    result = json.loads((workdir / "comparison.json").read_text())
+    assert [s["name"] for s in result["strategies"]] == ["random", "regularized_evolution", "own:mine"]
+    for old, new in zip(one, result["strategies"][:2], strict=True):
+        assert old["reported"] == new["reported"] and old["final"] == new["final"]
+    for s in result["strategies"]:
+        assert s["evaluations"][0] == 1 and s["evaluations"][-1] == 40
+        assert s["networks"] <= 40 and 1 <= min(s["rank"]) <= max(s["rank"]) <= 3
+        assert np.all(np.diff(s["found"]["mean"]) >= 0)
+        for low, mean, high in zip(*(s["found"][k] for k in ("low", "mean", "high")), strict=True):
+            assert low <= mean + 1e-4 and mean <= high + 1e-4
+    np.testing.assert_allclose(
+        sum(s["rank"][-1] for s in result["strategies"]), 6, rtol=1e-6
+    )
+    page = (workdir / "report.html").read_text()
+    assert "own:mine" in page and "://" not in page.replace("http://www.w3.org", "")
+    assert "own:mine" in second.stdout and "report.html" in second.stdout
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--strategies=randm"], "'randm' is not a strategy; did you mean 'random'?"),
+        (["--strategies=nowhere:mine"], "'nowhere:mine' could not be imported"),
+        (["--metric=accuracy"], "'accuracy' is not a metric of the table"),
+    ],
+)
+def test_clear_errors(tmp_path, flags, message):
+    done = compare(tmp_path / "run", *flags)
+    assert done.returncode == 1 and message in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_curves_are_of_the_incumbent_by_the_search_metric():
+    space = Space(op=Choice("a", "b", "c", "d"))
+    table = tabular.from_arrays(
+        "four",
+        space,
+        {"op": np.arange(4, dtype=np.int32)},
+        {"valid": [1.0, 3.0, 2.0, 3.0], "test": [10.0, 30.0, 40.0, 20.0]},
+        objectives={"valid": "max", "test": "max"},
+        classes=[0, 1, 2, 1],
+    )
+    codes = np.asarray([[[0], [2], [1], [3]], [[2], [2], [0], [-1]]], np.int32)
+    scores = np.asarray([[1, 2, 3, 3], [np.nan, 2, 1, np.nan]], np.float32)
+    curves = anytime(table, codes, scores, "valid", "test")
+    np.testing.assert_array_equal(curves.found, [[1, 2, 3, 3], [np.nan, 2, 2, 2]])
+    np.testing.assert_array_equal(curves.reported, [[10, 40, 30, 30], [np.nan, 40, 40, 40]])
+    np.testing.assert_array_equal(curves.queried, [[1, 2, 3, 3], [1, 1, 2, 2]])
+    np.testing.assert_array_equal(curves.to_best, [3, np.nan])
