@@ -40,7 +40,7 @@ _PYMOO_SEEDS = flags.DEFINE_integer("pymoo_seeds", 100, "Searches of pymoo's; 0 
 _EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Of each search.")
 _POPULATION = flags.DEFINE_integer("population", 50, "Of each generation.")
 _CROSSOVER = flags.DEFINE_float("crossover_probability", 0.9, "Of jaxnas's NSGA-II.")
-_MUTATION = flags.DEFINE_float("mutation_probability", None, "Of jaxnas's NSGA-II; default 1/6.")
+_MUTATION = flags.DEFINE_float("mutation_probability", None, "Of jaxnas's NSGA-II; default 0.05.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 _SPACE = Space(op=Choice(0, 1, 2, 3, 4).repeat(6))

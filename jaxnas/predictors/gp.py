@@ -15,9 +15,9 @@ from jaxnas.predictors.targets import prepare
 class GaussianProcess:
     """A Gaussian process: a squared-exponential kernel, a linear one, and noise.
 
-    The kernel is `signal^2 exp(-1/2 sum_g d_g^2 / scale_g^2) + linear^2 sum_g <a_g, b_g> / size_g`,
+    The kernel is `signal^2 exp(-1/2 sum_g d_g^2 / scale_g^2) + slope^2 mean_g <a_g, b_g> / size_g`,
     where the groups g are the leaves of the inputs and d_g^2 is the squared distance in a group,
-    relative to its mean over the points in use. The hyper-parameters maximise the marginal likelihood
+    over its mean `size_g` over the points in use. The hyper-parameters maximise the marginal likelihood
     times weak log-normal priors, by a fixed number of Adam steps in the logarithm.
 
     Attributes:

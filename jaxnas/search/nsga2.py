@@ -54,7 +54,8 @@ class NSGA2:
       space, cost, bounds, evaluations, population, canonical: as for `RandomSearch`.
       objectives: how many scores an architecture has, at least 2.
       crossover_probability: of a child having two parents and not one.
-      mutation_probability: of resampling each element; by default 1 / space.length.
+      mutation_probability: of resampling each element; by default 0.3 / space.length: known children
+        are refused, so that those which are left have changed more.
     """
     space: Space
     cost: Cost | None = None
@@ -156,7 +157,7 @@ class NSGA2:
     def _children(self, key: jax.Array, state: State, usable: jax.Array) -> jax.Array:
         """Returns codes of children, int32 [10 P, length]; anything while there are no parents."""
         rate = self.mutation_probability
-        rate = 1 / self.space.length if rate is None else rate
+        rate = 0.3 / self.space.length if rate is None else rate
 
         def child(key, rows):
             cross_key, choose_key, mutate_key = jax.random.split(key, 3)
