@@ -6,9 +6,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from jaxnas import search
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import predictors, search
 from jaxnas.choice import nearest
-from jaxnas.tabular import Table
+from jaxnas.tabular import Table, nasbench201
 
 Make = Callable[[Table, int], Any]
 
@@ -52,6 +56,86 @@ def ppo_transformer(table: Table, evaluations: int) -> Any:
     return search.PPO(policy=policy, learning_rate=1e-3, **common(table, evaluations))
 
 
+def paths_of(table: Table) -> tuple[Callable[[Any], Any], int, int] | None:
+    """For a table of cells: what runs along a cell's paths, kinds of operations, length of sequences."""
+    if table.name.startswith("nasbench201"):
+        edges = tuple((int(a), int(b)) for a, b in nasbench201.EDGES)
+        edge_cell = predictors.EdgeCell(edges, len(nasbench201.OPS), none=0, identity=1)
+        return lambda arch: edge_cell.paths(arch["op"]), edge_cell.kinds, 3
+    if table.name.startswith("nasbench_graph"):
+        links = [[int(digit) for digit in str(option)] for option in table.space["links"].options]
+        options = table.space["op"].options
+        chain_cell = predictors.ChainCell(4, len(options), options.index("skip"))
+        sources = jnp.asarray(np.asarray(links, np.int32))
+        return (
+            lambda arch: chain_cell.paths(sources[arch["links"]], arch["op"]),
+            chain_cell.kinds,
+            2,
+        )
+    return None
+
+
+def features_of(table: Table) -> Callable[[Any], Any]:
+    """What a predictor is given: counts along paths for cells, one-hot decisions for others."""
+    found = paths_of(table)
+    if found is None:
+        return predictors.one_hot(table.space)
+    paths, kinds, length = found
+    return lambda arch: predictors.path_features(kinds, *paths(arch), length=length)
+
+
+def guided(table: Table, evaluations: int, predictor: Any, features: Any) -> Any:
+    pool = search.Pool(table.codes) if table.pool else None
+    return search.PredictorGuided(
+        predictor=predictor, features=features, pool=pool, **common(table, evaluations)
+    )
+
+
+def gaussian_process(table: Table, evaluations: int) -> Any:
+    return guided(table, evaluations, predictors.GaussianProcess(), features_of(table))
+
+
+def mlp_ensemble(table: Table, evaluations: int) -> Any:
+    return guided(table, evaluations, predictors.MlpEnsemble(), features_of(table))
+
+
+def transformer_predictor(table: Table, evaluations: int) -> Any:
+    """Its encoders first learn the table's architectures, without their scores."""
+    features, found = features_of(table), paths_of(table)
+    if found is None:
+        tokens = predictors.tokens(table.space)
+        kinds, places = int(max(table.space.sizes)), table.space.length
+    else:
+        paths, kinds, _ = found
+        places = 4
+        tokens = lambda arch: predictors.path_tokens(*paths(arch)[:2])  # noqa: E731
+    predictor = predictors.TransformerPredictor(kinds, places, steps=2500)
+
+    def raw(arch: Any) -> dict[str, Any]:
+        return {"tokens": tokens(arch), "features": features(arch)}
+
+    archs = table.space.decode(jnp.asarray(table.codes))
+    weights = jax.jit(predictor.pretrain)(jax.random.key(0), jax.jit(jax.vmap(raw))(archs))
+
+    def encoded(arch: Any) -> Any:
+        one = predictor.encode(weights, jax.tree.map(lambda x: x[None], raw(arch)))
+        return jax.tree.map(lambda x: x[0], one)
+
+    return guided(table, evaluations, predictor, encoded)
+
+
+def pool_random(table: Table, evaluations: int) -> Any:
+    """Random architectures of a pool, for tables that hold a sample of a larger space."""
+    process = predictors.GaussianProcess(steps=0)
+    return search.PredictorGuided(
+        predictor=process,
+        features=lambda arch: jnp.zeros((1,)),
+        initial=max(evaluations, 2),
+        pool=search.Pool(table.codes),
+        **common(table, evaluations),
+    )
+
+
 STRATEGIES: dict[str, Make] = {
     make.__name__: make
     for make in (
@@ -63,6 +147,10 @@ STRATEGIES: dict[str, Make] = {
         reinforce,
         reinforce_transformer,
         ppo_transformer,
+        gaussian_process,
+        mlp_ensemble,
+        transformer_predictor,
+        pool_random,
     )
 }
 

@@ -24,10 +24,12 @@ import numpy as np
 from absl import app, flags
 from scipy.stats import kendalltau
 
-from jaxnas import predictors
+from jaxnas import predictors, tabular
 
 _DATA = flags.DEFINE_string("data", "tabular", "Folder of nb201/ and nasbench_graph/.")
-_TABLE = flags.DEFINE_enum("table", "nb201", ["nb201", "cora", "citeseer", "pubmed"], "Which table.")
+TRANSFORMERS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
+_TABLE = flags.DEFINE_enum("table", "nb201", ["nb201", "cora", "citeseer", "pubmed", *TRANSFORMERS],
+                           "Which table.")
 _PREDICTORS = flags.DEFINE_list("predictors", ["gp", "mlp", "transformer", "transformer_tokens"],
                                 "Of gp, mlp, transformer, transformer_tokens (no path counts).")
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
@@ -43,8 +45,30 @@ _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 Table = dict[str, Any]
 
 
+def load_transformers(folder: str, name: str) -> Table:
+    """As `load`, of a table of language models: perplexities, and parameters among the features."""
+    table = tabular.load(name, folder)
+    metrics, space = table.metrics, table.space
+    test = metrics.get("test_perplexity", metrics.get("perplexity"))
+    valid = metrics.get("validation_perplexity", test)
+    size = metrics.get("params_nonembedding", metrics["params"])
+    there = np.flatnonzero(np.isfinite(valid) & np.isfinite(test) & np.isfinite(size))
+    archs = space.decode(jnp.asarray(table.codes[there]))
+    one_hot = jax.jit(jax.vmap(predictors.one_hot(space)))(archs)
+    tokens = jax.jit(jax.vmap(predictors.tokens(space)))(archs)
+    size = np.log(size[there])
+    features = {"decisions": np.asarray(one_hot), "params": size[:, None].astype(np.float32)}
+    print(f"{name}: {len(there)} networks; tau of parameters alone "
+          f"{kendalltau(-test[there], size).statistic:.3f}")
+    return {"inputs": {"tokens": jax.tree.map(np.asarray, tokens), "features": features},
+            "valid": -valid[there], "test": -test[there], "pool": np.arange(len(there)),
+            "kinds": int(max(space.sizes)), "places": space.length}
+
+
 def load(folder: str, name: str) -> Table:
     """The table: inputs of all rows, validation and test accuracy, the rows a search chooses from."""
+    if name in TRANSFORMERS:
+        return load_transformers(folder, name)
     if name == "nb201":
         data = np.load(os.path.join(folder, "nb201", "nb201_cifar10.npz"))
         edges = tuple((int(a), int(b)) for a, b in data["edges"])

@@ -96,7 +96,7 @@ class MlpEnsemble:
         """
         x = self._columns(matrices(inputs), fitted["mean"], fitted["scale"])
         model = _Mlp(self.width, self.layers)
-        told = jax.vmap(lambda params: model.apply(params, x))(fitted["members"])
+        told = jnp.asarray(jax.vmap(lambda params: model.apply(params, x))(fitted["members"]))
         return told.mean(0), told.std(0) + 1e-6
 
     def _columns(self, groups: list, mean: list, scale: list) -> jax.Array:

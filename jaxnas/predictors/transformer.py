@@ -71,7 +71,8 @@ class TransformerPredictor:
       members: of the ensemble.
       steps, batch, learning_rate: of Adam in `pretrain`; the rate falls along a cosine.
       structure: whether the process sees the features too, or the learned vectors alone.
-      process: the Gaussian process; each member's vector is one of its groups.
+      process: the Gaussian process; each member's vector is one of its groups. Another predictor may
+        stand here: `MlpEnsemble(ranking=1.0)` trains a ranking loss on the vectors.
     """
     kinds: int
     places: int
@@ -84,7 +85,7 @@ class TransformerPredictor:
     batch: int = 128
     learning_rate: float = 2e-3
     structure: bool = True
-    process: GaussianProcess = GaussianProcess()
+    process: Any = GaussianProcess()
 
     def _encoder(self, properties: int) -> Encoder:
         return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers,
