@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.search import bounds as bounds_lib
 from jaxnas.search import state as state_lib
 from jaxnas.search.bounds import Cost
 from jaxnas.search.state import State
@@ -77,7 +76,7 @@ class PredictorGuided:
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
         state = state_lib.init(self, key)
-        listed = _listed(self)
+        listed = state_lib.listed(self)
         if listed is None:
             return state
         # Made once: a predictor's inputs may be costly, and are the same for all searches.
@@ -165,18 +164,4 @@ class PredictorGuided:
                             jnp.arange(self.evaluations), known & ~jnp.isnan(state.scores), fit_key)
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size < self.initial, 0, self.batch)
-        # The second, empty group makes `admit` look for equal candidates too.
-        return state_lib.propose(self, state, ask_key, [(best_first, quota), (best_first[:1], 0)])
-
-
-@functools.lru_cache(maxsize=32)
-def _listed(strategy: PredictorGuided) -> np.ndarray | None:
-    """Returns all feasible architectures of the pool or of a small space, one for each network."""
-    with jax.ensure_compile_time_eval():
-        codes = bounds_lib.catalogue(strategy.space) if strategy.pool is None else strategy.pool.codes
-        if codes is None:
-            return None
-        codes = np.asarray(jax.jit(functools.partial(state_lib.canonical, strategy))(codes))
-        codes = np.unique(codes, axis=0)
-        inside = bounds_lib.feasible(strategy.space, strategy.cost, strategy.bounds, jnp.asarray(codes))
-        return codes[np.asarray(inside)]
+        return state_lib.propose(self, state, ask_key, [(best_first, quota)])

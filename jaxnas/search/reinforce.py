@@ -88,10 +88,8 @@ class Reinforce:
         codes = jax.vmap(lambda key: self.policy.sample(
             state.memory.params, self.space, key, context))(
                 jax.random.split(draw_key, _DRAWS * self.batch))
-        # A second, empty group makes `admit` look for equal draws too.
-        groups = [(codes, self.batch), (codes[:1], 0)]
         state = dataclasses.replace(state, key=key)
-        return state_lib.propose(self, state, ask_key, groups)
+        return state_lib.propose(self, state, ask_key, [(codes, self.batch)])
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:

@@ -5,6 +5,7 @@ key. Parents are ranked over the whole history, so nothing else has to be kept.
 """
 
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
@@ -184,10 +185,8 @@ def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -
     old = _any_equal(packed, seen, used[None, :])
     used = jnp.arange(batch_size(settings)) < batch.count
     old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])
-    if len(groups) > 1 or getattr(settings, "canonical", None) is not None:
-        # One group alone is a list of different architectures, if they are not of equal networks.
-        place = jnp.arange(len(codes))
-        old |= _any_equal(packed, packed, place[None, :] < place[:, None])
+    place = jnp.arange(len(codes))
+    old |= _any_equal(packed, packed, place[None, :] < place[:, None])
     new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
     new = jnp.concatenate([part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
@@ -256,19 +255,56 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
     few = space.encode(space.sample(first_key, 2 * batch_size(settings)))
     batch = admit(settings, state, batch, [*groups, (few, full)])
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
-    listed = bounds_lib.catalogue(space)
-    if listed is not None:
-        def complete(carry):
-            codes = jax.random.permutation(key, jnp.asarray(listed))
-            return admit(settings, state, carry[0], [(codes, full)]), jnp.ones((), bool)
+    codes = listed(settings)
+    if codes is not None:
         # A loop of at most one round and not a cond, which under vmap would always be computed.
-        batch, _ = jax.lax.while_loop(lambda carry: (carry[0].count < full) & ~carry[1], complete,
-                                      (batch, jnp.zeros((), bool)))
+        batch, _ = jax.lax.while_loop(
+            lambda carry: (carry[0].count < full) & ~carry[1],
+            lambda carry: (_complete(state, carry[0], full, key, jnp.asarray(codes)), ~carry[1]),
+            (batch, jnp.zeros((), bool)))
     valid = jnp.arange(batch_size(settings)) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
     codes = jnp.where(valid[:, None], batch.codes, first[None, :])
     state = dataclasses.replace(state, valid=valid, exhausted=batch.count < full)
     return space.decode(codes), state
+
+
+def _complete(state: State, batch: Batch, full: jax.Array, key: jax.Array, codes: jax.Array) -> Batch:
+    """Fills a batch, in random order, from all architectures [n, L] that are not evaluated yet."""
+    known = jnp.concatenate([state.codes, batch.codes])  # free rows are -1, and equal none
+
+    def row(code: jax.Array) -> jax.Array:
+        same = jnp.all(codes == code[None, :], axis=1)
+        return jnp.where(jnp.any(same), jnp.argmax(same), len(codes))
+    # One by one: all at once would take memory in every search, for what hardly one of them does.
+    taken = jnp.zeros(codes.shape[:1], bool).at[jax.lax.map(row, known)].set(True, mode="drop")
+    order = jax.random.permutation(key, len(codes))
+    new = ~taken[order]
+    new &= jnp.cumsum(new, dtype=jnp.int32) <= full - batch.count
+    rows = _rows(batch.count, new, len(batch.codes))
+    return Batch(batch.codes.at[rows].set(codes[order], mode="drop"),
+                 batch.count + jnp.sum(new, dtype=jnp.int32))
+
+
+def listed(settings: Settings) -> np.ndarray | None:
+    """Returns all feasible architectures of a small space, one for each network, int32 [n, L]; or None.
+
+    Of a strategy with a `pool`, those of the pool.
+    """
+    pool, function = getattr(settings, "pool", None), getattr(settings, "canonical", None)
+    return _listed(settings.space, settings.cost, settings.bounds, function, pool)
+
+
+@functools.lru_cache(maxsize=32)
+def _listed(space: Space, cost: Any, bounds: Any, function: Any, pool: Any) -> np.ndarray | None:
+    with jax.ensure_compile_time_eval():
+        codes = bounds_lib.catalogue(space) if pool is None else np.asarray(pool.codes)
+        if codes is None:
+            return None
+        if function is not None:
+            codes = jax.jit(jax.vmap(lambda code: space.encode(function(space.decode(code)))))(codes)
+        codes = np.unique(np.asarray(codes), axis=0)
+        return codes[np.asarray(bounds_lib.feasible(space, cost, bounds, jnp.asarray(codes)))]
 
 
 def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -> jax.Array:
