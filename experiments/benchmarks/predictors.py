@@ -49,8 +49,8 @@ def load_transformers(folder: str, name: str) -> Table:
     """As `load`, of a table of language models: perplexities, and parameters among the features."""
     table = tabular.load(name, folder)
     metrics, space = table.metrics, table.space
-    test = metrics.get("test_perplexity", metrics.get("perplexity"))
-    valid = metrics.get("validation_perplexity", test)
+    both = ("validation_perplexity", "test_perplexity")
+    valid, test = (metrics[key if key in metrics else "perplexity"] for key in both)
     size = metrics.get("params_nonembedding", metrics["params"])
     there = np.flatnonzero(np.isfinite(valid) & np.isfinite(test) & np.isfinite(size))
     archs = space.decode(jnp.asarray(table.codes[there]))

@@ -252,16 +252,21 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
     batch = Batch(jnp.full((batch_size(settings), space.length), -1, jnp.int32), jnp.int32(0))
     # A few random ones are enough for most batches; many are made only where they are not.
     key, first_key = jax.random.split(key)
-    few = space.encode(space.sample(first_key, 2 * batch_size(settings)))
+    few = space.encode(space.sample(first_key, 32 + 2 * batch_size(settings)))
     batch = admit(settings, state, batch, [*groups, (few, full)])
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
     codes = listed(settings)
     if codes is not None:
-        # A loop of at most one round and not a cond, which under vmap would always be computed.
-        batch, _ = jax.lax.while_loop(
-            lambda carry: (carry[0].count < full) & ~carry[1],
-            lambda carry: (_complete(state, carry[0], full, key, jnp.asarray(codes)), ~carry[1]),
-            (batch, jnp.zeros((), bool)))
+        # A loop of at most one round and not a cond, which under vmap would always be computed. The
+        # key is carried, since what doesn't change in a loop is computed before it, always.
+        def round_(carry):
+            batch, _, key = carry
+            key, order_key = jax.random.split(key)
+            batch = _complete(state, batch, full, order_key, jnp.asarray(codes))
+            return batch, jnp.ones((), bool), key
+        batch, *_ = jax.lax.while_loop(
+            lambda carry: (carry[0].count < full) & ~carry[1], round_,
+            (batch, jnp.zeros((), bool), key))
     valid = jnp.arange(batch_size(settings)) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
     codes = jnp.where(valid[:, None], batch.codes, first[None, :])
@@ -326,7 +331,7 @@ def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -
 
 
 def _pool(settings: Settings) -> int:
-    return min(_POOL, 64 * batch_size(settings))
+    return min(_POOL, 128 + 16 * batch_size(settings))
 
 
 def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
