@@ -98,7 +98,7 @@ def test_gaussian_process_equals_scikit_learn(cells):
     mean, std = fitted_on(predictor, x, score, 40)
     y = np.asarray(score[:40])
     kernel = kernels.ConstantKernel(0.64) * kernels.RBF(1.7)
-    reference = GaussianProcessRegressor(kernel, alpha=0.09 + 1e-5, optimizer=None)
+    reference = GaussianProcessRegressor(kernel, alpha=0.09 + 3e-4, optimizer=None)
     reference.fit(x[:40], (y - y.mean()) / y.std())
     want_mean, want_std = reference.predict(x, return_std=True)
     np.testing.assert_allclose(mean, want_mean, atol=2e-4)

@@ -57,6 +57,7 @@ def load_transformers(folder: str, name: str) -> Table:
     one_hot = jax.jit(jax.vmap(predictors.one_hot(space)))(archs)
     tokens = jax.jit(jax.vmap(predictors.tokens(space)))(archs)
     size = np.log(size[there])
+    size = (size - size.mean()) / size.std()
     features = {"decisions": np.asarray(one_hot), "params": size[:, None].astype(np.float32)}
     print(f"{name}: {len(there)} networks; tau of parameters alone "
           f"{kendalltau(-test[there], size).statistic:.3f}")

@@ -139,7 +139,9 @@ class GaussianProcess:
     def noisy(self, hyper: dict, matrix: jax.Array, mask: jax.Array) -> jax.Array:
         """The kernel with noise; rows not in use are those of the identity, which cost nothing."""
         eye = jnp.eye(mask.size, dtype=jnp.float32)
-        matrix = matrix + eye * (jnp.exp(2 * hyper["noise"]) + 1e-5)
+        # In float32 the factorization fails where eigenvalues span more than some six digits.
+        jitter = 3e-4 * jnp.maximum(1.0, jnp.max(jnp.diag(matrix)))
+        matrix = matrix + eye * (jnp.exp(2 * hyper["noise"]) + jitter)
         return jnp.where(mask[:, None] & mask[None, :], matrix, eye)
 
 
