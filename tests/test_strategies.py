@@ -15,6 +15,9 @@ from jaxnas.search.neighbours import mutate_one, neighbours
 from jaxnas.search.regularized_evolution import _distinct
 from jaxnas.space import Choice, Space
 
+# One worker for all: they share the searches.
+pytestmark = pytest.mark.xdist_group("strategies")
+
 SPACE = Space(
     width=Choice(1, 2, 4, 8), depth=Choice(3, 4, 5), op=Choice(0, 1, 2).repeat(5, active="depth")
 )
@@ -47,9 +50,6 @@ STRATEGIES = {
     "ageing, unique": search.RegularizedEvolution(population=10, sample=4, unique=True, **COMMON),
     "ageing, in parallel": search.RegularizedEvolution(population=10, sample=4, batch=4, **COMMON),
     "reinforce": search.Reinforce(learning_rate=0.3, queue=5, **COMMON),
-    "reinforce, transformer": search.Reinforce(
-        policy=TRANSFORMER, baseline="value", learning_rate=0.03, **COMMON
-    ),
     "ppo": search.PPO(policy=TRANSFORMER, learning_rate=0.01, **COMMON),
 }
 # The published form may evaluate an architecture again.
