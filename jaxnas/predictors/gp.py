@@ -140,7 +140,7 @@ class GaussianProcess:
         """The kernel with noise; rows not in use are those of the identity, which cost nothing."""
         eye = jnp.eye(mask.size, dtype=jnp.float32)
         # In float32 the factorization fails where eigenvalues span more than some six digits.
-        jitter = 3e-4 * jnp.maximum(1.0, jnp.max(jnp.diag(matrix)))
+        jitter = 3e-4 * jnp.maximum(1.0, jnp.max(jnp.where(mask, jnp.diag(matrix), 0.0)))
         matrix = matrix + eye * (jnp.exp(2 * hyper["noise"]) + jitter)
         return jnp.where(mask[:, None] & mask[None, :], matrix, eye)
 
