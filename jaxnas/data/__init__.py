@@ -1,20 +1,29 @@
-"""Real images by TFDS name, their splits, batches and augmentation; no TensorFlow."""
+"""Real images and texts by TFDS name, their splits, batches and augmentation; no TensorFlow."""
 
 from jaxnas.data import augment
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.splits import ROLES, SourceImages, Split, permutation, stratified
+from jaxnas.data.streams import ContiguousBatches, evaluation_streams
+from jaxnas.data.text import STREAM_ROLES, Corpus, Stream, Vocabulary, load_text
 
 __all__ = [
     "ROLES",
+    "STREAM_ROLES",
     "Batches",
+    "ContiguousBatches",
+    "Corpus",
     "Dataset",
     "SourceImages",
     "Split",
+    "Stream",
+    "Vocabulary",
     "augment",
     "evaluation_batches",
+    "evaluation_streams",
     "load",
+    "load_text",
     "normalize",
     "permutation",
     "stratified",

