@@ -1,0 +1,472 @@
+"""A word vocabulary for language models: adaptive input embedding and adaptive softmax.
+
+Words are numbered by falling frequency and cut into clusters. The first one, the head, has vectors as
+wide as the model and is scored at every place, together with one logit for each of the other clusters,
+the tail (Grave et al. 2017). A tail cluster has narrower vectors with a projection, for the input too
+(Baevski and Auli 2019), and is scored only at places whose target lies in it. The probability of a word
+of the tail is that of its cluster, times that of the word within the cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any, Literal, get_args
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Bias = Literal["none", "head", "all"]
+# Output projection [width, d], word vectors [K, d] and bias [K], of one softmax.
+Weights = tuple[jax.Array | None, jax.Array, jax.Array | None]
+GRID = 512  # boundaries that choose_cutoffs tries at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Words `first` up to `first + size` and the width of their vectors.
+
+    Attributes:
+      first, size: which words.
+      width: of their vectors.
+      projected: whether matrices lead from this width to the model's and back.
+      tied: whether the matrix of the output is that of the input transposed.
+    """
+
+    first: int
+    size: int
+    width: int
+    projected: bool
+    tied: bool
+
+
+class AdaptiveVocabulary(nn.Module):
+    """Embeds tokens and scores the next ones; frequent words have wide vectors, rare ones narrow.
+
+    Words are numbered by falling frequency. Token ids are not checked: one outside [0, vocabulary)
+    gives meaningless numbers. Parameters are float32; their first axis is "vocabulary" where it is
+    words, and an axis of the model's or of a cluster's width is "embed", for sharding rules.
+
+    Attributes:
+      vocabulary: number of words, V.
+      width: of the model, and of the head's vectors.
+      cutoffs: the first word of each tail cluster, increasing, each in (0, V); () is a plain embedding
+        and a plain softmax.
+      div_value: tail cluster i, counted from 1, has vectors of width `width // div_value**i`.
+      tie_weights: whether the output's word vectors are the input's.
+      tie_projections: for all clusters, or for each (len(cutoffs) + 1, the head first), whether the
+        output's projection is the input's transposed. Of no effect where there is no projection: in
+        the head, and in a tail with `div_value` 1 and tied weights.
+      bias: which logits have a bias: "none", those of the "head" (its clusters' too), or "all".
+      chunk: how many rows of a tail cluster `log_probability` scores at a time. It changes the speed
+        and the memory, chunk x size of the cluster, and no result; 128 is good for 2,048 rows on a
+        CPU, 256 for 8,192.
+      dtype: of the embedding and of the products; logits and log-probabilities are float32.
+      init_std: standard deviation of the initial values; biases start at zero.
+
+    Raises:
+      ValueError: for a size below 1; cutoffs that do not increase or are not within (0, V); a
+        cluster whose vectors would have width 0; `tie_projections` of another length; an unknown
+        `bias`.
+    """
+
+    vocabulary: int
+    width: int
+    cutoffs: tuple[int, ...] = ()
+    div_value: int = 1
+    tie_weights: bool = True
+    tie_projections: tuple[bool, ...] | bool = False
+    bias: Bias = "all"
+    chunk: int = 128
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vocabulary", "width", "div_value", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"AdaptiveVocabulary: {name} is {getattr(self, name)}, expected an "
+                                 "int of at least 1.")
+        _check_cutoffs(self.cutoffs, self.vocabulary)
+        _cluster_widths(self.width, self.div_value, len(self.cutoffs))
+        ties, wanted = self.tie_projections, len(self.cutoffs) + 1
+        if not isinstance(ties, bool) and len(ties) != wanted:
+            raise ValueError(f"AdaptiveVocabulary: tie_projections is {tuple(ties)}, expected one bool, "
+                             f"or {wanted}: one for the head and one for each of the cutoffs "
+                             f"{tuple(self.cutoffs)}.")
+        if self.bias not in get_args(Bias):
+            raise ValueError(f"AdaptiveVocabulary: bias is {self.bias!r}, expected one of "
+                             f"{list(get_args(Bias))}.")
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The clusters, the head first."""
+        bounds = (0, *self.cutoffs, self.vocabulary)
+        widths = _cluster_widths(self.width, self.div_value, len(self.cutoffs))
+        ties = self.tie_projections
+        ties = (ties,) * len(widths) if isinstance(ties, bool) else ties
+        projected = self.div_value > 1 or not self.tie_weights
+        return tuple(
+            Cluster(first, last - first, width, projected and i > 0, tie)
+            for i, ((first, last), width, tie) in enumerate(
+                zip(itertools.pairwise(bounds), widths, ties, strict=True)))
+
+    def setup(self) -> None:
+        tables, projections, outputs, output_projections, biases = [], [], [], [], []
+        for i, cluster in enumerate(self.clusters):
+            shape, names = (cluster.size, cluster.width), ("vocabulary", "embed")
+            table = self._parameter(f"embedding_{i}", shape, names)
+            tied = self.tie_weights
+            output = table if tied else self._parameter(f"output_embedding_{i}", shape, names)
+            projection = output_projection = None
+            if cluster.projected:
+                shape = (cluster.width, self.width)
+                projection = self._parameter(f"projection_{i}", shape, (None, "embed"))
+                output_projection = projection.T if cluster.tied else self._parameter(
+                    f"output_projection_{i}", shape[::-1], ("embed", None))
+            bias = None
+            if self.bias == "all" or (self.bias == "head" and i == 0):
+                bias = self._parameter(f"bias_{i}", (cluster.size,), ("vocabulary",))
+            tables.append(table)
+            projections.append(projection)
+            outputs.append(output)
+            output_projections.append(output_projection)
+            biases.append(bias)
+        self.tables, self.projections = tuple(tables), tuple(projections)
+        self.outputs, self.output_projections = tuple(outputs), tuple(output_projections)
+        self.biases = tuple(biases)
+        tail = len(self.cutoffs)
+        if tail:
+            shape = (tail, self.width)
+            self.cluster_vectors = self._parameter("cluster_vectors", shape, (None, "embed"))
+            if self.bias != "none":
+                self.cluster_bias = self._parameter("cluster_bias", (tail,), (None,))
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Embeds tokens, multiplied by the square root of the width as Transformer-XL does.
+
+        Args:
+          tokens: int32 [B, T], or any other shape.
+
+        Returns:
+          [B, T, width], of `dtype`.
+        """
+        tokens = tokens.astype(jnp.int32)
+        embedded = jnp.zeros((*tokens.shape, self.width), self.dtype)
+        for cluster, table, projection in zip(
+            self.clusters, self.tables, self.projections, strict=True
+        ):
+            # Clipped: a token of another cluster reads some row, which the mask then drops.
+            place = tokens - cluster.first
+            inside = (place >= 0) & (place < cluster.size)  # [B, T]
+            part = jnp.take(table, place, axis=0, mode="clip").astype(self.dtype)
+            part = jnp.where(inside[..., None], part, jnp.zeros_like(part))  # [B, T, d]
+            embedded += part if projection is None else part @ projection.astype(self.dtype)
+        return embedded * jnp.asarray(math.sqrt(self.width), self.dtype)
+
+    def log_probability(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+        """Log-probability of each target; of a tail cluster only the rows with targets in it are scored.
+
+        Args:
+          hidden: the model's output, [N, width].
+          targets: int32 [N].
+
+        Returns:
+          float32 [N].
+        """
+        head, targets = self.clusters[0].size, targets.astype(jnp.int32)
+        if not self.cutoffs:
+            return _scores(hidden, *self._head_weights(), targets, self.dtype)
+        # Which cluster each target is in: 0 is the head.
+        cutoffs = jnp.asarray(self.cutoffs, jnp.int32)
+        cluster = jnp.sum(targets[:, None] >= cutoffs[None, :], axis=1, dtype=jnp.int32)  # [N]
+        entry = jnp.where(cluster == 0, targets, head - 1 + cluster)
+        scores = _scores(hidden, *self._head_weights(), entry, self.dtype)
+
+        # Sorted by cluster, the rows of each one lie side by side.
+        order = jnp.argsort(cluster, stable=True)
+        rank = jnp.zeros_like(order).at[order].set(
+            jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+        chunk = max(1, min(self.chunk, order.size))
+        chunks = max(1, -(-order.size // chunk))
+        padding = chunks * chunk  # a cluster's chunks may start at any row and reach beyond the last
+        rows = jnp.pad(hidden.astype(self.dtype)[order], ((0, padding), (0, 0)))
+        words = jnp.pad(targets[order], (0, padding))
+        for i in range(1, len(self.clusters)):
+            start = jnp.sum(cluster < i, dtype=order.dtype)
+            count = jnp.sum(cluster == i, dtype=order.dtype)
+            used = jnp.arange(chunks, dtype=order.dtype) * chunk < count
+            xs = (
+                lax.dynamic_slice_in_dim(rows, start, padding).reshape(chunks, chunk, -1),
+                lax.dynamic_slice_in_dim(words, start, padding).reshape(chunks, chunk),
+                used,
+            )
+            within = self._tail_scores(i, xs)
+            # Rows of other clusters read some score and drop it: no gradient flows into it.
+            place = jnp.clip(rank - start, 0, padding - 1)
+            scores += jnp.where(cluster == i, within[place], jnp.zeros_like(scores))
+        return scores
+
+    def log_probabilities(self, hidden: jax.Array) -> jax.Array:
+        """Log-probability of every word, with nothing left out: for generation and for small inputs.
+
+        Args:
+          hidden: the model's output, [N, width].
+
+        Returns:
+          float32 [N, V].
+        """
+        head = jax.nn.log_softmax(_logits(hidden, *self._head_weights(), self.dtype), axis=1)
+        size = self.clusters[0].size
+        parts = [head[:, :size]]
+        for i in range(1, len(self.clusters)):
+            logits = _logits(hidden, *self._tail_weights(i), self.dtype)
+            within = jax.nn.log_softmax(logits, axis=1)  # [N, size]
+            parts.append(head[:, size + i - 1, None] + within)
+        return jnp.concatenate(parts, axis=1)
+
+    def expected_macs(self, frequencies: np.ndarray) -> float:
+        """Expected multiply-accumulates for one token: its embedding and its `log_probability`.
+
+        Products only, as everywhere. An embedding goes through the projection of every cluster, a score
+        through the head and through the cluster of the target; chunks that are not full are not counted.
+
+        Args:
+          frequencies: counts or probabilities of the words as targets, [V].
+
+        Returns:
+          The number.
+
+        Raises:
+          ValueError: if they are not [V], negative, or all zero.
+        """
+        frequencies = np.asarray(frequencies, np.float64)
+        if frequencies.shape != (self.vocabulary,):
+            raise ValueError(f"expected_macs: frequencies has shape {frequencies.shape}, expected "
+                             f"({self.vocabulary},), one for each word.")
+        total = frequencies.sum()
+        if not total > 0 or frequencies.min() < 0:
+            raise ValueError("expected_macs: frequencies must be zero or more, and not all zero; got a "
+                             f"sum of {total} and a minimum of {frequencies.min()}.")
+        head, *tail = self.clusters
+        macs = (head.size + len(tail)) * head.width
+        for cluster in tail:
+            share = frequencies[cluster.first : cluster.first + cluster.size].sum() / total
+            projection = self.width * cluster.width if cluster.projected else 0
+            macs += projection + share * (projection + cluster.size * cluster.width)
+        return float(macs)
+
+    def _parameter(
+        self, name: str, shape: tuple[int, ...], names: tuple[str | None, ...]
+    ) -> jax.Array:
+        normal = nn.initializers.normal(self.init_std)
+        init = normal if len(shape) > 1 else nn.initializers.zeros
+        return self.param(name, nn.with_logical_partitioning(init, names), shape)
+
+    def _head_weights(self) -> Weights:
+        """Those of the head's words and, behind them, of the tail clusters."""
+        table, bias = self.outputs[0], self.biases[0]
+        if self.cutoffs:
+            table = jnp.concatenate([table, self.cluster_vectors])
+            bias = None if bias is None else jnp.concatenate([bias, self.cluster_bias])
+        return None, table, bias
+
+    def _tail_weights(self, i: int) -> Weights:
+        """Those of the words of tail cluster i."""
+        return self.output_projections[i], self.outputs[i], self.biases[i]
+
+    def _tail_scores(self, i: int, xs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        """Log-probability of words within tail cluster i.
+
+        Args:
+          i: the cluster.
+          xs: hidden rows [chunks, chunk, width], target words [chunks, chunk] and whether a chunk is
+            needed at all [chunks].
+
+        Returns:
+          float32 [chunks * chunk]; zero in chunks that are not needed, meaningless where the word is
+          not of this cluster.
+        """
+        first = self.clusters[i].first
+        weights = self._tail_weights(i)
+
+        def score(rows: jax.Array, words: jax.Array) -> jax.Array:
+            return _scores(rows, *weights, words - first, self.dtype)
+
+        def skip(rows: jax.Array, words: jax.Array) -> jax.Array:
+            return jnp.zeros(rows.shape[:1], jnp.float32)
+
+        # The logits of a chunk are made again in the backward pass: kept, they would be [N, size]. The
+        # condition is within: around the checkpoint it would keep the weights once for each chunk.
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is safe from that
+        def step(rows: jax.Array, words: jax.Array, used: jax.Array) -> jax.Array:
+            return lax.cond(used, score, skip, rows, words)
+
+        return lax.map(lambda x: step(*x), xs).reshape(-1)
+
+
+def _project(hidden: jax.Array, projection: jax.Array | None, dtype: Any) -> jax.Array:
+    hidden = hidden.astype(dtype)
+    return hidden if projection is None else hidden @ projection.astype(dtype)
+
+
+def _logits(
+    hidden: jax.Array,
+    projection: jax.Array | None,
+    table: jax.Array,
+    bias: jax.Array | None,
+    dtype: Any,
+) -> jax.Array:
+    """Products of hidden [N, width], projected [width, d] or not, with words [K, d]: float32 [N, K]."""
+    x = _project(hidden, projection, dtype)
+    logits = jnp.matmul(x, table.astype(dtype).T, preferred_element_type=jnp.float32)
+    return logits if bias is None else logits + bias[None, :]
+
+
+def _scores(
+    hidden: jax.Array,
+    projection: jax.Array | None,
+    table: jax.Array,
+    bias: jax.Array | None,
+    words: jax.Array,
+    dtype: Any,
+) -> jax.Array:
+    """The log-softmax of `_logits`, of one word in each row: words int [N], float32 [N]."""
+    x = _project(hidden, projection, dtype)
+    normaliser = jax.nn.logsumexp(_logits(x, None, table, bias, dtype), axis=1)
+    # The word's own logit once more, from its vector. Picked from the logits it would take another
+    # pass over [N, K], here and in the backward pass.
+    vectors = jnp.take(table, words, axis=0, mode="clip").astype(dtype)  # [N, d]
+    logit = jnp.sum(x.astype(jnp.float32) * vectors.astype(jnp.float32), axis=1)
+    if bias is not None:
+        logit += jnp.take(bias, words, mode="clip")
+    return logit - normaliser
+
+
+def choose_cutoffs(
+    counts: np.ndarray,
+    clusters: int,
+    *,
+    width: int,
+    div_value: int = 1,
+    logit_cost: float = 100.0,
+    rows: int | None = None,
+    chunk: int = 128,
+) -> tuple[int, ...]:
+    """Chooses the cutoffs at which a score is expected to cost least, by dynamic programming.
+
+    In multiply-accumulates, every target costs the head, `(cutoffs[0] + clusters) * (width + e)`, and
+    tail cluster i costs `share * (size * (d + e) + width * d)`. There `share` is that of the targets
+    that are in it, `d = width // div_value**i`, and `width * d` the projection, if `div_value` > 1. A
+    logit also costs e = `logit_cost` beyond its product, for its exponential, its gradient and memory.
+
+    With `logit_cost` 0 this is what `AdaptiveVocabulary.expected_macs` counts for the scores; it then
+    pays to leave all but a few words narrow vectors, which neither the time nor the model's quality
+    agrees with. A very large one counts logits alone, whatever the widths.
+
+    With `rows`, the share is larger by half a chunk of them, up to all: the last chunk of a cluster is
+    only partly filled. This makes many small clusters a little dearer.
+
+    Up to 512 words every boundary is tried; of more words, 512 on a geometric grid, which are about
+    2% apart at 33,278 words.
+
+    Args:
+      counts: how often each word occurs, most frequent first, [V].
+      clusters: how many tail clusters, so how many cutoffs; 0 gives ().
+      width: of the model.
+      div_value: as of `AdaptiveVocabulary`.
+      logit_cost: in multiply-accumulates; the default was measured on CPUs.
+      rows: how many targets `log_probability` is given at a time; None for any number.
+      chunk: as of `AdaptiveVocabulary`; counts with `rows` only.
+
+    Returns:
+      The cutoffs, increasing, `clusters` of them.
+
+    Raises:
+      ValueError: if counts are not [V], empty, negative, all zero, or increase anywhere; if there are
+        not words for that many clusters; if a cluster's vectors would have width 0; for a size below 1
+        or a negative cost.
+    """
+    counts = np.asarray(counts)
+    _check_counts(counts)
+    if not 0 <= clusters < counts.size:
+        raise ValueError(f"choose_cutoffs: {clusters} tail clusters and a head of {counts.size} words "
+                         f"are impossible: each has a word at least; expected 0 to {counts.size - 1}.")
+    least_values = dict(width=1, div_value=1, logit_cost=0, rows=1, chunk=1)
+    given = dict(width=width, div_value=div_value, logit_cost=logit_cost, rows=rows, chunk=chunk)
+    for name, least in least_values.items():
+        value = given[name]
+        if value is not None and value < least:
+            raise ValueError(f"choose_cutoffs: {name} is {value}, expected at least {least}.")
+    widths = _cluster_widths(width, div_value, clusters)
+
+    bounds = _boundaries(counts.size, clusters)  # [n], from 0 to V
+    cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    seen = cumulative[bounds] / cumulative[-1]  # share of the targets below each
+    sizes = (bounds[None, :] - bounds[:, None]).astype(np.float64)  # [from, to]
+    shares = seen[None, :] - seen[:, None]
+    if rows is not None:
+        shares = np.minimum(shares + chunk / (2 * rows), 1.0)
+    # best[b]: the least cost of the clusters so far, if they hold the words below bounds[b].
+    best = np.where(bounds > 0, (bounds + float(clusters)) * (width + logit_cost), np.inf)
+    steps = []
+    for d in widths[1:]:
+        projection = width * d if div_value > 1 else 0
+        cost = best[:, None] + shares * (sizes * (d + logit_cost) + projection)
+        cost = np.where(sizes > 0, cost, np.inf)
+        steps.append(np.argmin(cost, axis=0))
+        best = np.min(cost, axis=0)
+    cutoffs, last = [], len(bounds) - 1
+    for step in reversed(steps):
+        last = int(step[last])
+        cutoffs.append(int(bounds[last]))
+    return tuple(reversed(cutoffs))
+
+
+def _boundaries(vocabulary: int, clusters: int) -> np.ndarray:
+    """Where clusters may begin and end: 0, V and enough in between, increasing."""
+    if vocabulary <= GRID:
+        return np.arange(vocabulary + 1)
+    grid = np.round(np.geomspace(1, vocabulary, GRID)).astype(np.int64)
+    # Many clusters need as many boundaries, more than are left where the grid rounds to the same words.
+    return np.union1d(np.arange(clusters + 1), grid)
+
+
+def _check_counts(counts: np.ndarray) -> None:
+    if counts.ndim != 1 or not counts.size:
+        raise ValueError(f"choose_cutoffs: counts has shape {counts.shape}, expected [V] with a word at "
+                         "least.")
+    rises = np.flatnonzero(counts[1:] > counts[:-1])
+    if rises.size:
+        at = int(rises[0])
+        raise ValueError(f"choose_cutoffs: counts must not increase, but word {at} occurs {counts[at]} "
+                         f"times and word {at + 1} {counts[at + 1]} times: number the words by falling "
+                         "frequency.")
+    if counts[-1] < 0 or not counts[0] > 0:
+        raise ValueError("choose_cutoffs: counts must be zero or more, and not all zero; got "
+                         f"{counts[0]} down to {counts[-1]}.")
+
+
+def _check_cutoffs(cutoffs: tuple[int, ...], vocabulary: int) -> None:
+    for before, cutoff in zip((0, *cutoffs), cutoffs, strict=False):
+        if not 0 < cutoff < vocabulary:
+            raise ValueError(f"AdaptiveVocabulary: cutoff {cutoff} of {tuple(cutoffs)} is not within "
+                             f"(0, {vocabulary}); the vocabulary's size itself is left out.")
+        if cutoff <= before:
+            raise ValueError(f"AdaptiveVocabulary: cutoffs {tuple(cutoffs)} must increase, but {before} "
+                             f"is followed by {cutoff}.")
+
+
+def _cluster_widths(width: int, div_value: int, clusters: int) -> tuple[int, ...]:
+    """Width of the vectors of the head and of each tail cluster."""
+    widths = tuple(width // div_value**i for i in range(clusters + 1))
+    if not widths[-1]:
+        i = widths.index(0)
+        raise ValueError(f"Vocabulary: cluster {i} would have vectors of width 0: {width} // "
+                         f"{div_value}**{i}. Take fewer clusters, a smaller div_value or a larger width.")
+    return widths
