@@ -21,6 +21,7 @@ import safetensors.numpy
 
 from jaxnas import supernets
 from jaxnas.choice import nearest
+from jaxnas.cost import input_dtype
 from jaxnas.space import Space
 from jaxnas.subnet import Params, check_tensors
 
@@ -28,7 +29,7 @@ FORMAT = 1
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
-_MODULES = {"ViT": supernets.ViT}
+_MODULES = {"ViT": supernets.ViT, "TransformerXL": supernets.TransformerXL}
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
@@ -63,7 +64,7 @@ def save_subnet(
             "jaxnas.extract(net, params, arch, verify=batch)."
         )
     flat = flax.traverse_util.flatten_dict(nn.meta.unbox(params))
-    shape = _image_shape(net, flat)
+    shape = _input_shape(net, flat)
     _check(net, shape, flat, "this network")
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
@@ -173,7 +174,7 @@ def _decode(name: str, value: Any) -> Any:
         if value not in _DTYPES:
             raise ValueError(f"unknown dtype {value!r}{nearest(value, _DTYPES) or '.'}")
         return _DTYPES[value]
-    return value
+    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
 
 def _module(description: dict[str, Any]) -> nn.Module:
@@ -192,16 +193,18 @@ def _module(description: dict[str, Any]) -> nn.Module:
     return _MODULES[name](**{key: _decode(key, value) for key, value in values.items()})
 
 
-def _image_shape(net: Any, flat: dict[tuple[str, ...], Any]) -> list[int]:
-    """Height, width and channels; the channels are known by the patches, whose size they set."""
+def _input_shape(net: Any, flat: dict[tuple[str, ...], Any]) -> list[int]:
+    """The shape of one input: of an image, whose channels the patches tell, or of a short text."""
+    if isinstance(net, supernets.TransformerXL):
+        return [1]
     kernel = flat.get(("patch_embed", "projection", "kernel"))
     channels = 3 if kernel is None else max(kernel.shape[0] // net.patch_size**2, 1)
     return [net.image_size, net.image_size, channels]
 
 
-def _check(net: Any, image_shape: list[int], flat: dict[tuple[str, ...], Any], what: str) -> None:
-    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    shapes = jax.eval_shape(net.init, jax.random.key(0), images)["params"]
+def _check(net: Any, input_shape: list[int], flat: dict[tuple[str, ...], Any], what: str) -> None:
+    inputs = jax.ShapeDtypeStruct((1, *input_shape), input_dtype(net))
+    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)["params"]
     check_tensors(flat, flax.traverse_util.flatten_dict(nn.meta.unbox(shapes)), what)
     wrong = [f"{'/'.join(p)} {x.dtype}" for p, x in flat.items() if x.dtype != np.float32]
     if wrong:

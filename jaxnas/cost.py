@@ -7,6 +7,8 @@ A cost is the sum of one entry of each table: nothing of the network is computed
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.parameter import MACS, SPECS, ParameterSpec
-from jaxnas.elastic.width import Table
+from jaxnas.elastic.parameter import GATES, MACS, SPECS, ParameterSpec
+from jaxnas.elastic.width import Table, combine, constant
 
 Arch = dict[str, jax.Array]
 Cost = Callable[[Arch], dict[str, Any]]
@@ -46,15 +48,39 @@ def annotations(net: nn.Module, input_shape: tuple[int, ...]) -> Annotations:
       net: a supernet with a `space`.
       input_shape: of its input, with the batch in front.
     """
-    inputs = jax.ShapeDtypeStruct(input_shape, jnp.float32)
+    inputs = jax.ShapeDtypeStruct(input_shape, input_dtype(net))
     arch = jax.eval_shape(net.space.smallest)
     variables = jax.eval_shape(net.init, jax.random.key(0), inputs, arch)
     _, recorded = jax.eval_shape(
-        lambda *args: net.apply(*args, mutable=[SPECS, MACS]), variables, inputs, arch
+        lambda *args: net.apply(*args, mutable=[SPECS, MACS, GATES]), variables, inputs, arch
     )
-    specs = flax.traverse_util.flatten_dict(recorded[SPECS], is_leaf=_is_spec)
-    tables = jax.tree.leaves(recorded[MACS], is_leaf=lambda x: hasattr(x, "table"))
-    return Annotations(variables["params"], specs, tuple(leaf.table for leaf in tables))
+    flatten = flax.traverse_util.flatten_dict
+    gates = {  # of what lies below the path of a block, as Linen names the members of a dict
+        (*path[:-1], f"blocks_{path[-1]}"): kept.table
+        for path, (kept,) in flatten(recorded.get(GATES, {})).items()
+    }
+
+    def gated(path: tuple[str, ...], table: Table) -> Table:
+        above = [gate for prefix, gate in gates.items() if path[: len(prefix)] == prefix]
+        return functools.reduce(functools.partial(combine, operator.mul), above, table)
+
+    specs = flatten(recorded.get(SPECS, {}), is_leaf=_is_spec)
+    for path, leaf in flatten(nn.meta.unbox(variables["params"])).items():
+        # A parameter that no elastic layer declared has one size.
+        plain = ParameterSpec(tuple(map(constant, leaf.shape)), (None,) * leaf.ndim, constant(1))
+        spec = specs.get(path, plain)
+        specs[path] = dataclasses.replace(spec, gate=gated(path, spec.gate))
+    macs = tuple(
+        gated(path, entry.table)
+        for path, entries in flatten(recorded.get(MACS, {})).items()
+        for entry in entries
+    )
+    return Annotations(variables["params"], specs, macs)
+
+
+def input_dtype(net: nn.Module) -> Any:
+    """What a network's inputs are: float32, or what its class says as `input_dtype`."""
+    return getattr(net, "input_dtype", jnp.float32)
 
 
 def _is_spec(_: Any, value: Any) -> bool:

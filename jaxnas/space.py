@@ -21,6 +21,7 @@ from jaxnas import counting, option_values
 from jaxnas.choice import Choice, Option, check_parents, nearest, parents, plain_options
 
 Arch = dict[str, Any]
+_NO_OPTION = -1e9  # a logit; finite, since weight decay would make NaN of an infinite one
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -296,6 +297,31 @@ class Space:
         code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
         first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
         return self.canonical(self.decode(jnp.where(first, code_a, code_b)))
+
+    # ---- Soft architectures.
+
+    def logits(self) -> Arch:
+        """Returns architecture parameters with every option equally likely: float32 [..., width].
+
+        Zeros; beyond the options of a position so negative that no weight is left for them.
+        """
+        return {name: jnp.asarray(np.where(
+                    np.arange(choice.width) < choice.sizes[..., None], 0, _NO_OPTION), jnp.float32)
+                for name, choice in self.decisions}
+
+    def harden(self, weights: Arch) -> Arch:
+        """Returns the canonical hard architecture of the largest weights, or logits.
+
+        Of equal ones the first. Pure; leading batch axes are allowed.
+        """
+        return self.canonical({name: jnp.argmax(weights[name], axis=-1).astype(jnp.int32)
+                               for name in self})
+
+    def soften(self, arch: Arch) -> Arch:
+        """Returns a hard architecture as one-hot weights, float32 [..., width]."""
+        self._check_shapes(arch, batched=True, hard=True)
+        return {name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
+                for name, choice in self.decisions}
 
     # ---- Particular architectures; on the host.
 

@@ -1,4 +1,4 @@
-"""Ready-made search spaces for `jaxnas.supernets.ViT`, and AutoFormer's published networks."""
+"""Ready-made search spaces for the supernets, and published networks as architectures of them."""
 
 from jaxnas.space import Arch, Choice, Space
 
@@ -87,3 +87,39 @@ def fashion_mnist() -> Space:
     """
     return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6),
                mlp_ratio=(1.0, 2.0, 3.0))
+
+
+# ---- PAR Transformer, arXiv 2009.04534.
+
+
+def par(blocks: int = 32) -> Space:
+    """Returns the space of PAR Transformer: 3^blocks stacks for `supernets.TransformerXL` (section 2).
+
+    The published supernet has 32 blocks, as many as Transformer-XL base has in its 16 layers.
+    """
+    return Space(block=Choice("identity", "feed_forward", "attention").repeat(blocks))
+
+
+def interleaved(blocks: int = 32) -> Arch:
+    """Returns Transformer-XL itself in `par(blocks)`: attention and feed-forward by turns.
+
+    Raises ValueError for an odd number of blocks.
+    """
+    if blocks % 2:
+        raise ValueError(f"interleaved: blocks come in pairs; got {blocks}.")
+    return par(blocks).from_dict({"block": ["attention", "feed_forward"] * (blocks // 2)})
+
+
+def par_rule(blocks: int = 32, ratio: float = 5) -> Arch:
+    """Returns the architecture of the PAR design rule in `par(blocks)` (section 4).
+
+    One in `ratio` blocks is attention (at least one), spread evenly over the first two thirds of the
+    depth, the first block being attention; all others are feed-forward.
+    """
+    if ratio < 1:
+        raise ValueError(f"par_rule: ratio is {ratio}, expected at least 1 block per attention block.")
+    count = max(round(blocks / ratio), 1)
+    reach = max(-(-2 * blocks // 3), count)
+    attention = {i * reach // count for i in range(count)}
+    names = ["attention" if i in attention else "feed_forward" for i in range(blocks)]
+    return par(blocks).from_dict({"block": names})

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.cost import annotations
+from jaxnas.cost import annotations, input_dtype
 
 Params = dict[str, Any]
 TOLERANCE = 1e-5
@@ -24,7 +24,7 @@ def init(net: nn.Module, key: jax.Array, input_shape: tuple[int, ...]) -> Params
       key: consumed.
       input_shape: of the input, with a batch dimension.
     """
-    inputs = jnp.zeros(input_shape, jnp.float32)
+    inputs = jnp.zeros(input_shape, input_dtype(net))
     # One draw for each parameter, run once: compiling it is all the time that this takes.
     quickly = {"xla_backend_optimization_level": 0}
     variables = jax.jit(lambda key: net.init(key, inputs), compiler_options=quickly)(key)
@@ -89,10 +89,15 @@ def extract(
 
 
 def _difference(net: Any, params: Any, arch: Any, small: Any, small_params: Any, batch: Any) -> float:
-    large_out = np.asarray(jax.jit(net.apply)({"params": params}, batch, arch), np.float64)
-    small_out = np.asarray(jax.jit(small.apply)({"params": small_params}, batch), np.float64)
+    large_out = _first(jax.jit(net.apply)({"params": params}, batch, arch))
+    small_out = _first(jax.jit(small.apply)({"params": small_params}, batch))
     scale = max(float(np.max(np.abs(large_out))), 1e-30)
     return float(np.max(np.abs(large_out - small_out))) / scale
+
+
+def _first(outputs: Any) -> np.ndarray:
+    # Of a recurrent network the outputs are followed by its memory, which differs in its layers.
+    return np.asarray(outputs[0] if isinstance(outputs, tuple) else outputs, np.float64)
 
 
 def check_tensors(given: dict, expected: dict, what: str) -> None:

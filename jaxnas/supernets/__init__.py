@@ -1,5 +1,7 @@
 """Supernets: one file for each searched system."""
 
-from jaxnas.supernets.vit import ViT, stack_layers, unstack_layers
+from jaxnas.supernets.stacking import stack_layers, unstack_layers
+from jaxnas.supernets.transformer_xl import TransformerXL
+from jaxnas.supernets.vit import ViT
 
-__all__ = ["ViT", "stack_layers", "unstack_layers"]
+__all__ = ["TransformerXL", "ViT", "stack_layers", "unstack_layers"]

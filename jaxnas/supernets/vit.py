@@ -30,6 +30,8 @@ from jaxnas.elastic.parameter import MACS, SPECS, Sharing
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
+from jaxnas.supernets.decisions import Decisions
+from jaxnas.supernets.stacking import STACKED, stack_layers
 
 
 class Block(nn.Module):
@@ -250,39 +252,6 @@ class ViT(nn.Module):
         return self.scan_layers and uniform and not unrolled
 
 
-STACKED = "blocks"
-
-
-def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters with the layers' leaves stacked, as a ViT with `scan_layers` reads them directly.
-
-    Args:
-      params: of a ViT, or a tree like it; stacked ones come back as they are.
-
-    Returns:
-      The tree with "blocks", leaves [layers, ...], in place of "block_0", "block_1", ...
-    """
-    if STACKED in params:
-        return params
-    layers = [params[name] for name in _layer_names(params)]
-    rest = {name: tree for name, tree in params.items() if not name.startswith("block_")}
-    return rest | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
-
-
-def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `stack_layers`; parameters stored layer by layer come back as they are."""
-    if STACKED not in params:
-        return params
-    rest, stacked = {k: v for k, v in params.items() if k != STACKED}, params[STACKED]
-    count = len(jax.tree.leaves(stacked)[0])
-    return rest | {f"block_{i}": jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)}
-
-
-def _layer_names(params: dict[str, Any]) -> list[str]:
-    names = [name for name in params if name.startswith("block_")]
-    return sorted(names, key=lambda name: int(name.removeprefix("block_")))
-
-
 def _runs(layer: int, depth: int) -> int:
     return int(layer < depth)
 
@@ -296,35 +265,3 @@ def _gates(depth: Width, layers: jax.Array) -> jax.Array:
     runs = np.array([[layer < row[0] for row in choice.rows] for layer in range(len(layers))])
     run = jnp.asarray(runs, jnp.float32) @ choice.weights()
     return jnp.stack([1 - run, run], axis=1)
-
-
-class Decisions:
-    """The decisions of a space with the values of an architecture, by name and position."""
-
-    def __init__(
-        self, space: Space, arch: dict[str, jax.Array] | None, *, initializing: bool = False
-    ) -> None:
-        if arch is None:
-            if space.cardinality > 1 and not initializing:
-                raise ValueError(
-                    "The space has more than one architecture, so the network needs `arch`: for "
-                    "example space.sample(key), or space.largest()."
-                )
-            # On the host, so that nothing of it enters the traced program.
-            with jax.ensure_compile_time_eval():
-                self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
-        else:
-            self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
-        self._space = space
-        space.check_static(self._arch)
-
-    def __getitem__(self, key: str | tuple[str, int]) -> Decision:
-        name, position = (key, None) if isinstance(key, str) else key
-        choice = self._space.choices[name]
-        value = self._arch[name] if position is None else self._arch[name][position]
-        options = choice.options if position is None else choice.options_at(position)
-        return Decision((name, position), options, value)
-
-    def stacked(self, name: str, count: int) -> jax.Array:
-        """The values of a repeated decision at its first `count` positions."""
-        return self._arch[name][:count]

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.cost import annotations
-from jaxnas.supernets.vit import STACKED, stack_layers
+from jaxnas.supernets.stacking import STACKED, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
 
 Batch = dict[str, jax.Array]

@@ -1,0 +1,182 @@
+"""The blocks of a Transformer-XL: relative attention over a memory, feed-forward, identity.
+
+Transformer-XL (Dai et al., ACL 2019, section 3): queries look at the memory of the segment before and at
+their own segment, and positions enter the attention as distances only. All blocks have one interface, so
+that a mixture can choose among them: `block(x, context, *, train) -> x`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.elastic.layers import LayerNorm, affine
+from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.width import constant, fixed
+
+
+@flax.struct.dataclass
+class Context:
+    """What attention needs beside its input. T is the segment's length, M the memory's, S = M + T.
+
+    Attributes:
+      memory: inputs of this block in the past, [B, M, D].
+      mask: whether query t may see key s, bool [B, T, S].
+      positions: encoding of each distance from S - 1 down to 0, float32 [S, D].
+    """
+
+    memory: jax.Array
+    mask: jax.Array
+    positions: jax.Array
+
+
+def sinusoids(length: int, width: int, clamp: int | None = None) -> np.ndarray:
+    """Encodings of the distances length - 1, ..., 0: sines and then cosines, float32 [length, width].
+
+    `clamp` is the largest distance that is told from others (at evaluation).
+    """
+    distances = np.arange(length - 1, -1, -1.0)
+    if clamp is not None:
+        distances = np.minimum(distances, clamp)
+    rates = 10000.0 ** -(np.arange(0, width, 2.0) / width)
+    angles = distances[:, None] * rates[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)[:, :width].astype(np.float32)
+
+
+def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndarray:
+    """Whether query t sees key s, the keys beginning `memory` places earlier; bool [T, M + T].
+
+    With `same_length` each query sees exactly `memory` keys, itself among them, as at evaluation.
+    """
+    distance = memory + np.arange(queries)[:, None] - np.arange(memory + queries)[None, :]
+    seen = distance >= 0
+    return seen & (distance < memory) if same_length else seen
+
+
+def shift(scores: jax.Array) -> jax.Array:
+    """From distances to keys: y[..., t, s] = x[..., t, T - 1 - t + s], for s up to M + t.
+
+    Columns of x are the distances S - 1, ..., 0. By reshapes alone: a column more at the left makes
+    each next row start one further to the left. Beyond s = M + t the result is not meaningful.
+    """
+    *lead, queries, keys = scores.shape
+    padded = jnp.pad(scores, [(0, 0)] * (len(lead) + 1) + [(1, 0)])
+    rows = padded.reshape(*lead, keys + 1, queries)[..., 1:, :]
+    return rows.reshape(*lead, queries, keys)
+
+
+class _Block(nn.Module):
+    """What the blocks share: dropout of the branch, the residual sum, and where the norm stands."""
+
+    pre_norm: bool
+    dropout: float
+    dtype: Any
+    init_std: float
+
+    def kernel(self, name: str, size_in: int, size_out: int, axes: tuple[str, str]) -> jax.Array:
+        widths = fixed(size_in, axes[0]), fixed(size_out, axes[1])
+        return parameter(self, name, nn.initializers.normal(self.init_std), widths)
+
+    def vector(self, name: str, size: int, axis: str) -> jax.Array:
+        return parameter(self, name, nn.initializers.zeros, (fixed(size, axis),))
+
+    def norm(self, x: jax.Array) -> jax.Array:
+        width = fixed(x.shape[-1], "embed")
+        layer = LayerNorm(dtype=self.dtype, name="norm")
+        return layer(x.reshape(-1, x.shape[-1]), width).reshape(x.shape)
+
+    def drop(self, x: jax.Array, rate: float, train: bool) -> jax.Array:
+        if not train or rate == 0:
+            return x
+        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, x.shape)
+        return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+    def add(self, x: jax.Array, branch: jax.Array, train: bool) -> jax.Array:
+        x = x + self.drop(branch, self.dropout, train)
+        return x if self.pre_norm else self.norm(x)
+
+
+class RelativeAttention(_Block):
+    """Multi-head attention with relative positions over memory and segment (section 3.3).
+
+    The score of query t and key s at distance d is `(q_t + u) . k_s + (q_t + v) . W r_d`, divided by
+    the root of the heads' dimension.
+    """
+
+    num_heads: int
+    head_dim: int
+    attention_dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, context: Context, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        batch, queries, width = x.shape
+        inner, keys = self.num_heads * self.head_dim, context.mask.shape[-1]
+        past = jnp.concatenate([context.memory.astype(x.dtype), x], axis=1)  # [B, S, D]
+        if self.pre_norm:
+            past = self.norm(past)
+        present = past[:, keys - queries :]
+        into = ("embed", "heads")
+        query = self._product(present, self.kernel("query_kernel", width, inner, into))
+        key = self._product(past, self.kernel("key_kernel", width, inner, into))
+        value = self._product(past, self.kernel("value_kernel", width, inner, into))
+        distances = self._product(
+            context.positions[None], self.kernel("position_kernel", width, inner, into)
+        )[:, 0]  # [H, S, d]
+        bias = [
+            self.vector(name, inner, "heads").reshape(self.num_heads, 1, 1, self.head_dim)
+            for name in ("content_bias", "position_bias")
+        ]
+        content, position = (query + b.astype(self.dtype) for b in bias)  # [H, B, T, d]
+        scores = jnp.einsum("hbtd,hbsd->hbts", content, key)
+        rows = position.reshape(self.num_heads, batch * queries, self.head_dim)
+        by_distance = jnp.einsum("hnd,hsd->hns", rows, distances)
+        scores += shift(by_distance.reshape(scores.shape))
+        scores = scores.astype(jnp.float32) / self.head_dim**0.5
+        scores = jnp.where(context.mask[None], scores, jnp.float32(-1e30))
+        weights = jax.nn.softmax(scores).astype(self.dtype)  # [H, B, T, S]
+        weights = self.drop(weights, self.attention_dropout, train)
+        attended = jnp.einsum("hbts,hbsd->bthd", weights, value).reshape(-1, inner)
+        out = attended @ self.kernel("out_kernel", inner, width, ("heads", "embed")).astype(self.dtype)
+        # Queries and outputs; keys, values and distances; scores twice and the weighted sum.
+        macs = 2 * queries * width * inner + 3 * keys * width * inner + 3 * queries * keys * inner
+        record_macs(self, constant(macs))
+        return self.add(x, out.reshape(x.shape), train)
+
+    def _product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Heads of x [B, S, D]: [H, B, S, d]. Over flattened rows it is one plain matrix product."""
+        y = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
+        return y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3)
+
+
+class FeedForward(_Block):
+    """Two dense layers with a ReLU between."""
+
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, context: Context, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        batch, queries, width = x.shape
+        rows = (self.norm(x) if self.pre_norm else x).reshape(-1, width)
+        kernel = self.kernel("in_kernel", width, self.hidden, ("embed", "mlp"))
+        rows = affine(rows, kernel, self.vector("in_bias", self.hidden, "mlp"), self.dtype)
+        rows = self.drop(jax.nn.relu(rows), self.dropout, train)
+        kernel = self.kernel("out_kernel", self.hidden, width, ("mlp", "embed"))
+        rows = affine(rows, kernel, self.vector("out_bias", width, "embed"), self.dtype)
+        record_macs(self, constant(2 * queries * width * self.hidden))
+        return self.add(x, rows.reshape(x.shape), train)
+
+
+class Identity(nn.Module):
+    """Leaves its input as it is."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, context: Context, *, train: bool = False) -> jax.Array:
+        """Returns x."""
+        return x

@@ -1,0 +1,308 @@
+"""The supernet of PAR Transformer: a Transformer-XL whose blocks choose what they are.
+
+Pay Attention when Required (Mandava et al., arXiv 2009.04534, section 2): a stack of stochastic blocks,
+each attention, feed-forward or identity. The interleaved Transformer-XL is one architecture of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, Cluster
+from jaxnas.elastic.layers import LayerNorm
+from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic.parameter import MACS, SPECS, record_macs
+from jaxnas.elastic.recurrent import (
+    Context,
+    FeedForward,
+    Identity,
+    RelativeAttention,
+    causal_mask,
+    sinusoids,
+)
+from jaxnas.elastic.width import Decision, constant, fixed
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.decisions import Decisions
+from jaxnas.supernets.stacking import STACKED, stack_layers
+
+OPTIONS = ("identity", "feed_forward", "attention")
+
+
+@flax.struct.dataclass
+class Memory:
+    """What a network remembers of the segments before. L blocks may attend, M is the memory's length.
+
+    Attributes:
+      inputs: of each block that may attend, [L, B, M, D].
+      documents: the document of each place, int32 [B, M]; -1 where nothing is remembered.
+    """
+
+    inputs: jax.Array
+    documents: jax.Array
+
+    def forget(self, rows: jax.Array) -> Memory:
+        """Empties the memory of the rows, bool [B], that begin anew."""
+        return self.replace(documents=jnp.where(rows[:, None], -1, self.documents))
+
+
+class TransformerXL(nn.Module):
+    """A language model over a space with the repeated decision `block`; see `spaces.par`.
+
+    With a space of a single architecture it is that plain Transformer-XL: what `jaxnas.extract` returns.
+
+    Attributes:
+      space: the search space.
+      vocabulary: number of tokens.
+      width: of the residual stream.
+      num_heads, head_dim: of attention.
+      hidden: width between the two layers of a feed-forward block.
+      memory_length: M, how many tokens of the past attention sees beyond its segment.
+      cutoffs, div_value, tie_projections: of the adaptive softmax and input; () and 1 are plain ones.
+      dropout: of embeddings, branches and hidden activations; `attention_dropout` of the weights.
+      pre_norm: normalise what enters a branch and not, as published, what leaves the sum.
+      same_length: every query sees exactly M keys (for evaluation).
+      clamp_length: largest distance that is told from others, or None (for evaluation).
+      dtype: of the computation, float32 or bfloat16; parameters, softmax and loss are float32.
+      init_std: standard deviation of the kernels at the start.
+      scan_blocks: trace and compile one block and run it in a loop: compile time does not grow with
+        depth. The parameters are the same; `stack_layers` saves stacking them in every call.
+
+    Raises:
+      ValueError: a space without `block`, or with options that are no blocks; sizes below 1.
+    """
+
+    space: Space
+    vocabulary: int
+    width: int = 512
+    num_heads: int = 8
+    head_dim: int = 64
+    hidden: int = 2048
+    memory_length: int = 192
+    cutoffs: tuple[int, ...] = ()
+    div_value: int = 1
+    tie_projections: tuple[bool, ...] | bool = False
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    same_length: bool = False
+    clamp_length: int | None = None
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+    scan_blocks: bool = False
+
+    input_dtype: ClassVar[Any] = jnp.int32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice = self.space.choices.get("block")
+        if choice is None or choice.length is None or set(choice.options) - set(OPTIONS):
+            raise ValueError(
+                "A TransformerXL space needs a repeated decision 'block' with options of "
+                f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
+            )
+        if self.memory_length < (1 if self.same_length else 0) or self.width % 2:
+            raise ValueError(
+                f"memory_length is {self.memory_length} and width {self.width}: the first must be at "
+                "least 0 (1 with same_length, which lets each query see that many), the second even."
+            )
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return self.space["block"].length
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """Positions of the blocks that may attend: those with a memory."""
+        choice = self.space["block"]
+        return tuple(i for i in range(self.blocks) if "attention" in choice.options_at(i))
+
+    def empty_memory(self, batch: int) -> Memory:
+        """The memory before the first segment."""
+        shape = (len(self.attending), batch, self.memory_length, self.width)
+        documents = jnp.full((batch, self.memory_length), -1, jnp.int32)
+        return Memory(jnp.zeros(shape, self.dtype), documents)
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: jax.Array,
+        arch: Arch | None = None,
+        *,
+        targets: jax.Array | None = None,
+        memory: Memory | None = None,
+        documents: jax.Array | None = None,
+        train: bool = False,
+    ) -> tuple[jax.Array, Memory]:
+        """Reads a segment and tells how likely each next token is.
+
+        Args:
+          tokens: int32 [B, T].
+          arch: architecture of the space, hard or soft; not needed if the space has only one.
+          targets: the tokens that follow, int32 [B, T]: with them only their likelihoods are computed.
+          memory: of the segment before, as returned; None is an empty one.
+          documents: which document each token is part of, int32 [B, T] of at least 0: tokens see
+            their own document only. None takes all as one.
+          train: whether dropout is on (needs the "dropout" random stream).
+
+        Returns:
+          Log-probabilities, float32 [B, T] of the targets or [B, T, vocabulary]; and the memory for
+          the next segment, through which no gradient flows.
+
+        Raises:
+          ValueError: an architecture or a memory that doesn't fit the network, or tokens that are not
+            [B, T].
+        """
+        if tokens.ndim != 2:
+            raise ValueError(f"Expected tokens [B, T], got shape {tokens.shape}.")
+        batch, length = tokens.shape
+        memory = self.empty_memory(batch) if memory is None else memory
+        self._check_memory(memory, batch)
+        documents = jnp.zeros_like(tokens) if documents is None else documents
+        known = jnp.concatenate([memory.documents, documents], axis=1)  # [B, S]
+        mask = known[:, None, :] == documents[:, :, None]
+        mask &= causal_mask(length, self.memory_length, self.same_length)[None]
+        positions = sinusoids(mask.shape[-1], self.width, self.clamp_length)
+
+        vocabulary = AdaptiveVocabulary(
+            self.vocabulary,
+            self.width,
+            cutoffs=self.cutoffs,
+            div_value=self.div_value,
+            tie_projections=self.tie_projections,
+            dtype=self.dtype,
+            init_std=self.init_std,
+            name="vocabulary_layer",
+        )
+        record_macs(self, constant(length * _vocabulary_macs(vocabulary.clusters, self.width)))
+        x = self._drop(vocabulary.embed(tokens).astype(self.dtype), "input", train)
+        positions = self._drop(jnp.asarray(positions), "positions", train)
+        x, inputs = self._run_blocks(x, arch, memory, mask, positions, train)
+        rows = x.reshape(-1, self.width)
+        if self.pre_norm:
+            rows = LayerNorm(dtype=self.dtype, name="norm")(rows, fixed(self.width, "embed"))
+        rows = self._drop(rows, "output", train)
+        if targets is None:
+            scores = vocabulary.log_probabilities(rows).reshape(batch, length, -1)
+        else:
+            scores = vocabulary.log_probability(rows, targets.reshape(-1)).reshape(batch, length)
+        return scores, Memory(inputs, known[:, length:])
+
+    def _check_memory(self, memory: Memory, batch: int) -> None:
+        expected = (len(self.attending), batch, self.memory_length, self.width)
+        if memory.inputs.shape != expected:
+            raise ValueError(
+                f"The memory has shape {memory.inputs.shape}, expected {expected} (blocks that may "
+                "attend, rows, memory_length, width). It must come from this network with as many rows: "
+                "start with net.empty_memory(rows)."
+            )
+
+    def _drop(self, x: jax.Array, what: str, train: bool) -> jax.Array:
+        if not train or self.dropout == 0:
+            return x
+        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.dropout, x.shape)
+        return jnp.where(keep, x / (1 - self.dropout), jnp.zeros_like(x))
+
+    def block(self, option: str) -> nn.Module:
+        """The block of an option, by itself."""
+        common = dict(
+            pre_norm=self.pre_norm,
+            dropout=self.dropout,
+            dtype=self.dtype,
+            init_std=self.init_std,
+            parent=None,
+        )
+        if option == "attention":
+            return RelativeAttention(
+                num_heads=self.num_heads,
+                head_dim=self.head_dim,
+                attention_dropout=self.attention_dropout,
+                **common,
+            )
+        if option == "feed_forward":
+            return FeedForward(hidden=self.hidden, **common)
+        return Identity(parent=None)
+
+    def _mixture(self, options: tuple[str, ...], **names: Any) -> Mixture:
+        return Mixture({name: self.block(name) for name in options}, **names)
+
+    def _run_blocks(
+        self,
+        x: jax.Array,
+        arch: Arch | None,
+        memory: Memory,
+        mask: jax.Array,
+        positions: jax.Array,
+        train: bool,
+    ) -> tuple[jax.Array, jax.Array]:
+        """The blocks' output [B, T, D], and the inputs of those that may attend, as a memory."""
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        if self._scans():
+            return self._scan_blocks(x, decisions, memory, mask, positions, train)
+        kept, choice = [], self.space["block"]
+        nothing = jnp.zeros((x.shape[0], self.memory_length, self.width), self.dtype)
+        for i in range(self.blocks):
+            past = nothing
+            if i in self.attending:
+                past = memory.inputs[self.attending.index(i)]
+                kept.append(self._remember(past, x))
+            mixture = self._mixture(choice.options_at(i), name=f"block_{i}")
+            x = mixture(decisions["block", i], x, Context(past, mask, positions), train=train)
+        return x, jnp.stack(kept) if kept else memory.inputs
+
+    def _scan_blocks(
+        self,
+        x: jax.Array,
+        decisions: Decisions,
+        memory: Memory,
+        mask: jax.Array,
+        positions: jax.Array,
+        train: bool,
+    ) -> tuple[jax.Array, jax.Array]:
+        options = self.space["block"].options
+        per_block = {
+            "params": stack_layers(nn.meta.unbox(self.variables["params"]))[STACKED],
+            "choice": decisions.stacked("block", self.blocks),
+            "memory": memory.inputs,
+        }
+        if train:
+            per_block["key"] = jax.random.split(self.make_rng("dropout"), self.blocks)
+
+        def body(x: jax.Array, block: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+            choice = Decision(("block", None), options, block["choice"])
+            mixture = self._mixture(options, parent=None)
+            rngs = {"dropout": block["key"]} if train else {}
+            context = Context(block["memory"], mask, positions)
+            arguments = (choice, x, context)
+            y = mixture.apply({"params": block["params"]}, *arguments, train=train, rngs=rngs)
+            return y, self._remember(block["memory"], x)
+
+        return jax.lax.scan(body, x, per_block)
+
+    def _remember(self, past: jax.Array, x: jax.Array) -> jax.Array:
+        if self.memory_length == 0:
+            return past
+        both = jnp.concatenate([past, x.astype(past.dtype)], axis=1)
+        return jax.lax.stop_gradient(both[:, both.shape[1] - self.memory_length :])
+
+    def _scans(self) -> bool:
+        # Annotations name the block, and a network of one architecture has nothing to choose.
+        recording = self.is_mutable_collection(SPECS) or self.is_mutable_collection(MACS)
+        choice = self.space["block"]
+        uniform = choice.per_position is None and set(choice.options) <= set(OPTIONS)
+        uniform = uniform and "attention" in choice.options and len(choice.options) > 1
+        return self.scan_blocks and uniform and not recording and not self.is_initializing()
+
+
+def _vocabulary_macs(clusters: tuple[Cluster, ...], width: int) -> int:
+    """Products for one token: its embedding, and the likelihood of every word after it."""
+    head, *tail = clusters
+    macs = (head.size + len(tail)) * width
+    for cluster in tail:
+        macs += cluster.size * cluster.width + 2 * cluster.projected * width * cluster.width
+    return macs
