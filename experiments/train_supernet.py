@@ -17,7 +17,7 @@ from experiments.configs import CONFIGS
 from experiments.setup import build, define_data_flags
 from jaxnas.data import Batches
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.loop import LoopSettings, fit, monitored
+from jaxnas.training.loop import LoopSettings, fit, monitored, watch_record
 from jaxnas.training.step import make_train_step
 from jaxnas.training.workdir import open_workdir, write_json_atomic
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
                 settings.checkpoint_every,
             ),
             mesh=setup.mesh,
-            watch=lambda params: evaluate(params, archs),
+            watch=lambda state: watch_record(evaluate(state.params, archs)),
             config=config_lib.to_dict(config),
         )
         if complete:

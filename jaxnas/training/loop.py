@@ -6,20 +6,26 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxnas.data import Batches
 from jaxnas.space import Arch, Space
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.metrics import JsonlWriter
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.progress import Progress
-from jaxnas.training.step import TrainState, shard_batch
+from jaxnas.training.step import shard_batch
 
-Step = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+Step = Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+
+
+class Batches(Protocol):
+    """The batches of a run: `at(n)` is that of step n, a tree of arrays with rows in front."""
+
+    def at(self, step: int) -> Any:
+        """The batch of a step."""
 
 
 class DivergedError(RuntimeError):
@@ -33,7 +39,7 @@ class LoopSettings:
     Attributes:
       steps: of the whole training.
       log_every: steps between two records of the training loss.
-      evaluate_every: steps between two looks at sub-networks on the search split.
+      evaluate_every: steps between two calls of `watch`.
       checkpoint_every: steps between two checkpoints.
     """
 
@@ -51,11 +57,10 @@ def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), fixed, random)
 
 
-def watch_record(step: int, scores: Any) -> dict[str, Any]:
+def watch_record(scores: Any) -> dict[str, Any]:
     """A metrics record from the accuracies of `monitored` architectures."""
     smallest, largest, *random = (float(score) for score in scores)
     return {
-        "step": step,
         "split": "search",
         "smallest_accuracy": smallest,
         "largest_accuracy": largest,
@@ -66,16 +71,17 @@ def watch_record(step: int, scores: Any) -> dict[str, Any]:
 
 
 def fit(
-    state: TrainState,
+    state: Any,
     step: Step,
     batches: Batches,
     workdir: pathlib.Path,
     settings: LoopSettings,
     *,
     mesh: Any,
-    watch: Callable[[Any], Any],
+    watch: Callable[[Any], Mapping[str, Any]],
     config: Mapping[str, Any],
-) -> tuple[TrainState, bool]:
+    stop_when: Callable[[Mapping[str, Any]], bool] | None = None,
+) -> tuple[Any, bool]:
     """Trains to the end, from the last checkpoint of the workdir if there is one.
 
     Killed at any moment and started again, it ends with the same weights and the same metrics file,
@@ -89,12 +95,13 @@ def fit(
       workdir: checkpoints and metrics.jsonl go there.
       settings: see `LoopSettings`.
       mesh: with an axis "data".
-      watch: from parameters to the accuracies of `monitored` architectures.
+      watch: from the state to a record for the metrics file, with its "split".
       config: compared with the checkpoint's.
+      stop_when: from such a record to whether the training is done, before its last step.
 
     Returns:
       The last state, and whether the training is complete (False after SIGTERM or Ctrl-C, when the
-      state has been saved).
+      state has been saved). The state says how many steps it has done.
 
     Raises:
       ConfigMismatch: a checkpoint of another config.
@@ -104,7 +111,9 @@ def fit(
         restored = checkpointer.restore_latest(state, config=config)
         start = 0
         if restored is not None:
-            start, state, _ = restored
+            start, state, metadata = restored
+            if metadata.get("complete"):
+                return state, True
         writer = JsonlWriter(workdir / "metrics.jsonl", resume=start if restored else None)
         progress = Progress(settings.steps, start)
         with writer, progress, stop_on_signals() as stop:
@@ -115,15 +124,20 @@ def fit(
                 if done % settings.log_every == 0 or last:
                     record = _train_record(done, metrics)
                     writer.write(record)
-                    progress.update(done, {"loss": record["loss"], "accuracy": record["accuracy"]})
+                    progress.update(done, {k: record[k] for k in _SHOWN if k in record})
                 if done % settings.evaluate_every == 0 or last:
-                    writer.write(watch_record(done, watch(state.params)))
+                    watched = {"step": done, **watch(state)}
+                    writer.write(watched)
+                    last = last or (stop_when is not None and stop_when(watched))
                 if done % settings.checkpoint_every == 0 or last or stop.requested:
                     writer.sync()
-                    checkpointer.save(done, state, {"config": dict(config)})
-                if stop.requested:
+                    checkpointer.save(done, state, {"config": dict(config), "complete": last})
+                if stop.requested or last:
                     return state, last
     return state, True
+
+
+_SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 
 def _train_record(step: int, metrics: Mapping[str, jax.Array]) -> dict[str, Any]:

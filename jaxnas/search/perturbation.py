@@ -1,0 +1,91 @@
+"""Selection from a trained supernet by what its options contribute, not by their logits.
+
+Rethinking Architecture Selection in Differentiable NAS (Wang et al., ICLR 2021, section 4, DARTS-PT):
+decision by decision, the option is kept whose removal hurts the supernet most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.space import Arch, Space
+
+
+@dataclasses.dataclass(frozen=True)
+class Perturbed:
+    """What was found out about one decision.
+
+    Attributes:
+      name: of the choice.
+      position: in it, or None.
+      option: the one that was kept, an index.
+      drops: what each option's removal costs: the score with all options, less that without it.
+    """
+
+    name: str
+    position: int | None
+    option: int
+    drops: tuple[float, ...]
+
+
+def perturbation(
+    space: Space,
+    weights: Arch,
+    evaluate: Callable[[Arch], Any],
+    key: jax.Array,
+    *,
+    tune: Callable[[Arch], None] | None = None,
+) -> tuple[Arch, list[Perturbed]]:
+    """Returns the architecture that is left when decisions are made one by one, in random order.
+
+    An option is removed by giving it no weight; the other weights stay as they are, they are not made
+    to sum to one again (as the authors' code does).
+
+    Args:
+      space: the search space.
+      weights: a soft architecture, float [..., options] by name; uniform weights after a training with
+        fixed ones, too.
+      evaluate: from a batch of soft architectures to scores, float [n]; higher is better. It is called
+        once for each decision, with as many rows as the decision has options, and one.
+      key: of the order.
+      tune: called with the soft architecture after each decision, to train the weights under it.
+
+    Returns:
+      The hard architecture, canonical, and what was found for each decision, in the order made.
+
+    Raises:
+      ValueError: a score that is not a number.
+    """
+    elements = [
+        (name, position)
+        for name, choice in space.decisions
+        for position in (range(choice.length) if choice.length is not None else [None])
+    ]
+    soft = {name: np.asarray(weights[name], np.float32).copy() for name in space}
+    found = []
+    for number, at in enumerate(np.asarray(jax.random.permutation(key, len(elements))).tolist()):
+        name, position = elements[at]
+        options = len(space[name].options_at(position or 0))
+        place = () if position is None else (position,)
+        rows = {key: np.repeat(x[None], options + 1, axis=0) for key, x in soft.items()}
+        for option in range(options):
+            rows[name][(option + 1, *place, option)] = 0
+        scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
+        if not np.isfinite(scores).all():
+            raise ValueError(
+                f"perturbation: the scores of {name!r}{'' if position is None else f' at {position}'} "
+                f"without each option are {scores[1:].tolist()}, with all {scores[0]}; expected numbers."
+            )
+        drops = scores[0] - scores[1:]
+        best = int(np.argmax(drops))
+        soft[name][place] = np.eye(soft[name].shape[-1], dtype=np.float32)[best]
+        found.append(Perturbed(name, position, best, tuple(drops.tolist())))
+        if tune is not None and number + 1 < len(elements):
+            tune(jax.tree.map(jnp.asarray, soft))
+    return space.harden(jax.tree.map(jnp.asarray, soft)), found

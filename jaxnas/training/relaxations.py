@@ -1,0 +1,130 @@
+"""Relaxations: pure functions from architecture parameters to soft or hard architectures.
+
+Each takes (logits, key, temperature), as `space.logits()` shapes them, and returns an architecture: they
+can stand for one another in a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxnas.space import Arch
+
+Relaxation = Callable[[Arch, jax.Array, Any], Arch]
+
+
+def gumbel_softmax(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
+    """Weights that approach a categorical sample as the temperature falls (Jang et al., ICLR 2017).
+
+    Args:
+      logits: float [..., options] by name.
+      key: consumed.
+      temperature: float [], above 0; traced values are not checked.
+
+    Returns:
+      Soft weights of the same shapes, differentiable in the logits.
+
+    Raises:
+      ValueError: a temperature that is not above 0.
+    """
+    check_temperature(temperature)
+    keys = jax.random.split(key, len(logits))
+    return {
+        name: jax.nn.softmax((x + jax.random.gumbel(k, x.shape, x.dtype)) / temperature)
+        for k, (name, x) in zip(keys, logits.items(), strict=True)
+    }
+
+
+def straight_through(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
+    """A sample as one-hot weights, with the gradient of `gumbel_softmax` of the same key."""
+
+    def harden(soft: jax.Array) -> jax.Array:
+        hard = jax.nn.one_hot(jnp.argmax(soft, axis=-1), soft.shape[-1], dtype=soft.dtype)
+        # In this order the values are exactly 0 and 1: a - a + b, and not (b + a) - a.
+        return soft - jax.lax.stop_gradient(soft) + hard
+
+    return jax.tree.map(harden, gumbel_softmax(logits, key, temperature))
+
+
+def softmax(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) -> Arch:
+    """The probabilities of the options (DARTS, arXiv 1806.09055, section 2.2); the key is not used."""
+    del key
+    check_temperature(temperature)
+    return jax.tree.map(lambda x: jax.nn.softmax(x / temperature), logits)
+
+
+def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) -> Arch:
+    """Every option with equal weight, whatever the logits (fixed alpha, arXiv 2108.04392, section 6)."""
+    del key, temperature
+
+    def equal(x: jax.Array) -> jax.Array:
+        there = (jax.lax.stop_gradient(x) > -5e8).astype(x.dtype)  # see space.logits()
+        return there / jnp.sum(there, axis=-1, keepdims=True)
+
+    return jax.tree.map(equal, logits)
+
+
+def categorical(logits: Arch, key: jax.Array, temperature: Any = 1.0) -> Arch:
+    """A hard sample, int32 [...]; the distribution of `straight_through`'s, of which one block runs."""
+    check_temperature(temperature)
+    keys = jax.random.split(key, len(logits))
+    return {
+        name: jax.random.categorical(k, x / temperature).astype(jnp.int32)
+        for k, (name, x) in zip(keys, logits.items(), strict=True)
+    }
+
+
+RELAXATIONS: dict[str, Relaxation] = {
+    "gumbel_softmax": gumbel_softmax,
+    "straight_through": straight_through,
+    "softmax": softmax,
+    "average": average,
+}
+
+
+def check_temperature(temperature: Any) -> None:
+    """Raises ValueError for a temperature, known outside a compiled program, that is not above 0."""
+    if not isinstance(temperature, jax.core.Tracer) and not float(temperature) > 0:
+        raise ValueError(
+            f"The temperature is {float(temperature)}, expected one above 0; towards 0 samples become "
+            "hard, so end an annealing at 0.1, say."
+        )
+
+
+def temperature_schedule(
+    kind: Literal["constant", "exponential", "linear"], start: float, end: float, steps: int
+) -> optax.Schedule:
+    """The temperature by step: constant at `start`, or from `start` to `end` over `steps`.
+
+    Raises:
+      ValueError: a temperature that is not above 0, fewer than 1 step, or an unknown kind.
+    """
+    check_temperature(start)
+    check_temperature(end)
+    if steps < 1:
+        raise ValueError(f"temperature_schedule: steps is {steps}, expected at least 1.")
+    if kind == "constant":
+        return optax.constant_schedule(start)
+    if kind == "exponential":
+        return optax.exponential_decay(start, steps, end / start, end_value=end)
+    if kind == "linear":
+        return optax.linear_schedule(start, end, steps)
+    raise ValueError(
+        f"temperature_schedule: kind is {kind!r}, expected 'constant', 'exponential' or 'linear'."
+    )
+
+
+def entropy(weights: Arch) -> jax.Array:
+    """The mean entropy of the decisions in nats, float32 []; `weights` are probabilities."""
+    each = [-jnp.sum(jax.scipy.special.xlogy(p, p), axis=-1).reshape(-1) for p in weights.values()]
+    return jnp.mean(jnp.concatenate(each))
+
+
+def confidence(weights: Arch) -> jax.Array:
+    """The largest probability of the least decided decision, float32 []."""
+    return jnp.min(jnp.concatenate([jnp.max(p, axis=-1).reshape(-1) for p in weights.values()]))

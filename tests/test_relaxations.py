@@ -1,0 +1,142 @@
+"""Relaxations of architecture parameters, temperatures, and selection by perturbation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxnas.search import perturbation
+from jaxnas.space import Choice, Space
+from jaxnas.training import relaxations
+
+SPACE = Space(width=Choice(1, 2, 4), op=Choice("a", "b").repeat(3))
+LOGITS = {
+    "width": jnp.array([0.5, -1.0, 1.5]),
+    "op": jnp.array([[0.0, 1.0], [2.0, -1.0], [0.3, 0.3]]),
+}
+
+
+@pytest.mark.parametrize("name", ["gumbel_softmax", "straight_through", "softmax", "average"])
+def test_each_gives_a_soft_architecture_of_the_space(name):
+    weights = relaxations.RELAXATIONS[name](LOGITS, jax.random.key(0), 0.7)
+    SPACE.check(weights)
+    for leaf in weights.values():
+        assert np.all(np.asarray(leaf) >= 0)
+        np.testing.assert_allclose(np.sum(leaf, -1), 1, rtol=1e-6)
+
+
+def test_logits_leave_no_weight_beyond_the_options_of_a_position():
+    space = Space(op=Choice("a", "b", "c").repeat(2)).restrict(op=("a", "b", "c"))
+    narrow = Space(**{"op": space["op"]})._narrow({"op": [("a", "b", "c"), ("a",)]})
+    for name, relax in relaxations.RELAXATIONS.items():
+        weights = relax(narrow.logits(), jax.random.key(1), 1.0)["op"]
+        np.testing.assert_array_equal(np.asarray(weights)[1], [1, 0, 0], err_msg=name)
+        if name in ("softmax", "average"):
+            np.testing.assert_allclose(weights[0], [1 / 3] * 3, rtol=1e-6)
+    np.testing.assert_array_equal(narrow.harden(narrow.logits())["op"], [0, 0])
+
+
+@pytest.mark.parametrize("relax", [relaxations.straight_through, relaxations.gumbel_softmax])
+def test_samples_are_distributed_as_the_probabilities_say(relax):
+    """By the largest weight, at any temperature (the Gumbel-max identity)."""
+    keys = jax.random.split(jax.random.key(0), 8000)
+    drawn = jax.vmap(lambda key: SPACE.harden(relax(LOGITS, key, 0.3)))(keys)
+    probabilities = relaxations.softmax(LOGITS)
+    for name in SPACE:
+        options = probabilities[name].shape[-1]
+        counts = np.mean(np.asarray(drawn[name])[..., None] == np.arange(options), axis=0)
+        np.testing.assert_allclose(counts, probabilities[name], atol=0.02)
+    hard = jax.vmap(lambda key: relaxations.categorical(LOGITS, key))(keys)
+    rate = np.mean(np.asarray(hard["op"]), axis=0)
+    np.testing.assert_allclose(rate, probabilities["op"][:, 1], atol=0.02)
+
+
+def test_straight_through_is_hard_with_the_soft_gradient():
+    key = jax.random.key(3)
+    hard = relaxations.straight_through(LOGITS, key, 0.8)
+    for leaf in hard.values():
+        assert set(np.unique(leaf)) <= {0.0, 1.0}  # exactly
+
+    def total(relax):
+        return jax.grad(lambda x: sum(jnp.sum(w[..., 0]) for w in relax(x, key, 0.8).values()))
+
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        total(relaxations.straight_through)(LOGITS),
+        total(relaxations.gumbel_softmax)(LOGITS),
+    )
+
+
+def test_low_temperatures_are_hard_and_high_ones_even():
+    cold, hot = (relaxations.gumbel_softmax(LOGITS, jax.random.key(0), t) for t in (1e-3, 1e4))
+    assert float(relaxations.confidence(cold)) > 0.999
+    assert float(relaxations.entropy(hot)) == pytest.approx((np.log(3) + 3 * np.log(2)) / 4, abs=1e-4)
+
+
+def test_harden_takes_the_largest_and_soften_is_its_inverse():
+    hard = SPACE.harden(LOGITS)
+    assert SPACE.to_dict(hard) == {"width": 4, "op": ["b", "a", "a"]}
+    assert all(map(np.array_equal, SPACE.harden(SPACE.soften(hard)).values(), hard.values()))
+
+
+@settings(max_examples=20)
+@given(
+    start=st.floats(0.5, 10), end=st.floats(0.01, 0.5), steps=st.integers(1, 1000),
+    kind=st.sampled_from(["exponential", "linear"]),
+)  # fmt: skip
+def test_temperatures_fall_from_start_to_end(start, end, steps, kind):
+    schedule = relaxations.temperature_schedule(kind, start, end, steps)
+    values = [float(schedule(step)) for step in (0, steps // 2, steps, 2 * steps)]
+    assert values[0] == pytest.approx(start, rel=1e-5) and values[2] == pytest.approx(end, rel=1e-4)
+    assert values == sorted(values, reverse=True) and values[3] == pytest.approx(end, rel=1e-4)
+
+
+def test_clear_errors():
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="temperature is .*expected one above 0"):
+            relaxations.gumbel_softmax(LOGITS, jax.random.key(0), wrong)
+        with pytest.raises(ValueError, match="temperature is .*expected one above 0"):
+            relaxations.temperature_schedule("linear", 1.0, wrong, 10)
+    with pytest.raises(ValueError, match="kind is 'cosine', expected 'constant'"):
+        relaxations.temperature_schedule("cosine", 1.0, 0.1, 10)
+    with pytest.raises(ValueError, match="steps is 0"):
+        relaxations.temperature_schedule("linear", 1.0, 0.1, 0)
+
+
+# ---- Selection by perturbation.
+
+
+def value_of(arch):
+    """The second option of `op` is worth more where the first is gone; `width` has a best option."""
+    worth = jnp.array([[1.0, 3.0], [2.0, 0.5], [0.2, 0.1]])
+    return jnp.sum(arch["op"] * worth) + 4 * arch["width"][1]
+
+
+def test_perturbation_keeps_what_hurts_most_when_removed():
+    # By the size of the weights each decision would go the other way.
+    weights = {"width": jnp.array([0.4, 0.35, 0.25]), "op": jnp.array([[0.6, 0.4]] * 3)}
+    seen = []
+
+    def evaluate(archs):
+        seen.append(len(archs["width"]))
+        return jax.vmap(value_of)(archs)
+
+    tuned = []
+    arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append)
+    assert SPACE.to_dict(arch) == {"width": 2, "op": ["b", "a", "a"]}
+    assert sorted(seen) == [3, 3, 3, 4] and len(tuned) == 3
+    drops = {(one.name, one.position): one.drops for one in found}
+    np.testing.assert_allclose(drops["op", 0], [0.6, 1.2], rtol=1e-5)
+    # Weights are not made to sum to one when an option is taken out: both others stay.
+    assert drops["width", None] == pytest.approx((0, 1.4, 0))
+    assert [one.name for one in found] != sorted(one.name for one in found)  # in random order
+
+
+def test_perturbation_refuses_scores_that_are_no_numbers():
+    with pytest.raises(ValueError, match="perturbation: the scores of"):
+        perturbation(
+            SPACE, relaxations.softmax(LOGITS), lambda a: jnp.full(len(a["op"]), jnp.nan),
+            jax.random.key(0),
+        )  # fmt: skip
