@@ -41,7 +41,7 @@ def render(result: dict[str, Any]) -> str:
     best = max(strategies, key=lambda s: sign * s["final"]["mean"])
     title = (
         f"{best['name']} finds {_figure(best['final']['mean'])} {_words(result['report_metric'])} "
-        f"in {result['evaluations']} evaluations"
+        f"in {_budget(result)}"
     )
     lead = (
         f"{len(strategies)} strategies on {svg.esc(result['benchmark'])} "
@@ -93,6 +93,20 @@ def render(result: dict[str, Any]) -> str:
     )
 
 
+def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
+    """The name of the axis, its key in a strategy's results, and its range."""
+    if "seconds" not in result:
+        return "evaluations", "evaluations", (1, result["evaluations"])
+    key = "simulated_seconds"
+    return "simulated seconds", key, (result["strategies"][0][key][0], result["seconds"])
+
+
+def _budget(result: dict[str, Any]) -> str:
+    if "seconds" not in result:
+        return f"{result['evaluations']} evaluations"
+    return f"the time of {result['evaluations']} full trainings"
+
+
 def _section(title: str, legend: str, figure: str, note: str) -> str:
     note = f'<p class="note-line">{svg.esc(note)}</p>' if note else ""
     return f"<section><h2>{svg.esc(title)}</h2>{legend}{figure}{note}</section>\n"
@@ -130,19 +144,20 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
     def height(value: float) -> float:
         return math.log10(max(value, floor))
 
-    frame = svg.Frame(960, 400, (1, result["evaluations"]), (height(floor), height(top)),
+    axis, places, span = _axis(result)
+    frame = svg.Frame(960, 400, span, (height(floor), height(top)),
                       left=66, top=32, x_log=True)
-    body = [svg.axes(frame, "evaluations", "mean regret (logarithmic)", y_texts=_powers)]
+    body = [svg.axes(frame, axis, "mean regret (logarithmic)", y_texts=_powers)]
     for i, (_, high, low, s) in enumerate(lines):
-        at = s["evaluations"]
+        at = s[places]
         upper = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, low, strict=True)]
         lower = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, high, strict=True)]
         body.append(svg.area(upper, lower, f"band{i % 8}"))
     for i, (mean, _, _, s) in enumerate(lines):
-        points = [(frame.x(n), frame.y(height(v))) for n, v in zip(s["evaluations"], mean, strict=True)]
+        points = [(frame.x(n), frame.y(height(v))) for n, v in zip(s[places], mean, strict=True)]
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {mean[-1]:.3g}" for mean, _, _, s in lines)
-    return svg.figure(f"{name}-curve", frame.width, frame.height, "Mean regret by evaluations", about,
+    return svg.figure(f"{name}-curve", frame.width, frame.height, f"Mean regret by {axis}", about,
                       "".join(body))
 
 
@@ -152,19 +167,20 @@ def _powers(values: Sequence[float]) -> list[str]:
 
 def _ranks(result: dict[str, Any]) -> str:
     strategies = result["strategies"]
-    frame = svg.Frame(960, 300, (1, result["evaluations"]), (len(strategies) + 0.3, 0.7), left=52,
+    axis, places, span = _axis(result)
+    frame = svg.Frame(960, 300, span, (len(strategies) + 0.3, 0.7), left=52,
                       top=32, x_log=True)
     body = []
     for rank in range(1, len(strategies) + 1):
         y = svg.num(frame.y(rank))
         body.append(f'<path class="grid" d="M{svg.num(frame.left)} {y}H{svg.num(frame.x1)}"/>')
         body.append(svg.text(frame.left - 8, frame.y(rank) + 4, rank, "tick", "end"))
-    body.append(svg.axes(frame, "evaluations", "mean rank", y_texts=lambda ys: [""] * len(ys)))
+    body.append(svg.axes(frame, axis, "mean rank", y_texts=lambda ys: [""] * len(ys)))
     for i, s in enumerate(strategies):
-        points = [(frame.x(n), frame.y(r)) for n, r in zip(s["evaluations"], s["rank"], strict=True)]
+        points = [(frame.x(n), frame.y(r)) for n, r in zip(s[places], s["rank"], strict=True)]
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {s['rank'][-1]:.2f}" for s in strategies)
-    return svg.figure("rank-curve", frame.width, frame.height, "Mean rank by evaluations", about,
+    return svg.figure("rank-curve", frame.width, frame.height, f"Mean rank by {axis}", about,
                       "".join(body))
 
 

@@ -50,9 +50,14 @@ def read_run(workdir: str | os.PathLike) -> Run:
         )
     result = _parse(path.read_text(encoding="utf-8"), str(path))
     check_result(result, str(path))
-    metrics = _read_lines(root / "metrics.jsonl", ("step", "split"))
     history = _read_lines(root / "search" / "history.jsonl", ("strategy", "params", "score"))
-    return Run(result, _last(metrics, ("split", "step")), _order(history))
+    return Run(result, read_metrics(root), _order(history))
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """Reads metrics.jsonl, [] if there is none; ValueError names a line that is no record."""
+    lines = _read_lines(pathlib.Path(workdir) / "metrics.jsonl", ("step", "split"))
+    return _last(lines, ("split", "step"))
 
 
 def check_result(result: Any, name: str = "result") -> None:

@@ -47,18 +47,20 @@ def points_text(points: float) -> str:
     return "±0.00 points" if abs(points) < 0.005 else f"{points:+.2f} points".replace("-", "−")
 
 
-def _section(title: str, *parts: str) -> str:
+def section(title: str, *parts: str) -> str:
+    """A titled section of the page from its parts, empty ones left out."""
     return f"<section>\n<h2>{title}</h2>\n" + "\n".join(p for p in parts if p) + "\n</section>"
 
 
-def _note(text: str) -> str:
+def note(text: str) -> str:
+    """A remark below a figure or a table."""
     return f'<p class="note-line">{text}</p>'
 
 
 def scatter_section(run: Run) -> str:
     title = "Accuracy against parameters"
     if not run.history:
-        return _section(title, _note("No search history was found, so there is nothing to draw."))
+        return section(title, note("No search history was found, so there is nothing to draw."))
     front = figures.front_of(run)
     entries, say = [], []
     for strategy, label, name, kind in reversed(figures.STRATEGIES):
@@ -80,22 +82,22 @@ def scatter_section(run: Run) -> str:
         foot += f" {count(lost)} evaluations below the axis are drawn on it."
     if not run.strategy("random"):
         foot += " This run has no random search to compare with."
-    return _section(title, f'<p class="say">{text}.</p>', legend(entries), figures.scatter(run),
-                    figures.scatter(run, narrow=True), _note(foot.strip()) if foot else "")
+    return section(title, f'<p class="say">{text}.</p>', legend(entries), figures.scatter(run),
+                    figures.scatter(run, narrow=True), note(foot.strip()) if foot else "")
 
 
 def network_section(run: Run) -> str:
     architecture = run.result["best"].get("architecture")
     title = "The best architecture"
     if not isinstance(architecture, dict) or not architecture:
-        return _section(title, _note("The result does not hold the architecture."))
+        return section(title, note("The result does not hold the architecture."))
     space, data = run.section("space"), run.section("data")
     table = network.decisions(architecture, space)
     if not network.is_transformer(architecture):
-        return _section(title, table)
+        return section(title, table)
     say = ("Every layer has attention and an MLP, and adds what they compute to the stream at the "
            "left. Outlines show what the largest network of the space has.")
-    return _section(title, f'<p class="say">{say}</p>',
+    return section(title, f'<p class="say">{say}</p>',
                     network.transformer(architecture, space, data),
                     network.transformer(architecture, space, data, narrow=True),
                     f"<details><summary>all decisions and their options</summary>{table}</details>")
@@ -109,7 +111,7 @@ def comparison_section(run: Run) -> str:
     if is_number(other.get("search_accuracy")):
         parts.append(f'<p class="say">{_verdict(run, best, other)}</p>')
     else:
-        parts.append(_note("Random search was not run, so the gain of the search is not known."))
+        parts.append(note("Random search was not run, so the gain of the search is not known."))
     if drawn:
         parts.append(legend([("line", kind, label) for _, label, _, kind in reversed(drawn)]))
         parts += [figures.search_curve(run), figures.search_curve(run, narrow=True)]
@@ -120,8 +122,8 @@ def comparison_section(run: Run) -> str:
             cells = (count(n), count(net.get("params")), percent(net.get("search_accuracy"), 2),
                      percent(net.get("test_accuracy"), 2))
             rows.append((label, cells))
-        parts.append(_rows(("best of", "tried", "params", "search acc.", "test acc."), rows))
-    return _section(title, *parts)
+        parts.append(table(("best of", "tried", "params", "search acc.", "test acc."), rows))
+    return section(title, *parts)
 
 
 def _verdict(run: Run, best: dict[str, Any], other: dict[str, Any]) -> str:
@@ -148,7 +150,7 @@ def _verdict(run: Run, best: dict[str, Any], other: dict[str, Any]) -> str:
 def training_section(run: Run) -> str:
     title = "Training the supernet"
     if not run.metrics:
-        return _section(title, _note("No training metrics were found."))
+        return section(title, note("No training metrics were found."))
     parts = []
     if accuracy := curves.accuracy_curve(run):
         say = ("One set of weights serves every network of the space. These are the smallest, the "
@@ -159,11 +161,11 @@ def training_section(run: Run) -> str:
             for key, name in (("loss", "training loss"), ("learning_rate", "learning rate"))]
     parts.append(f'<div class="pair">{"".join(f"<div>{p}</div>" for p in pair if p)}</div>')
     if lost := curves.lost(run):
-        parts.append(_note(f"{count(lost)} losses were not finite numbers and are not drawn."))
-    return _section(title, *parts)
+        parts.append(note(f"{count(lost)} losses were not finite numbers and are not drawn."))
+    return section(title, *parts)
 
 
-def _rows(head: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """An HTML table: a header, and for each row its name and its cells."""
     top = "".join(f"<th>{esc(name)}</th>" for name in head)
     body = "".join(
@@ -184,8 +186,8 @@ def table_section(run: Run) -> str:
             rows.append((name, (count(net.get("params")), macs,
                                 percent(net.get("search_accuracy"), 2),
                                 percent(net.get("test_accuracy"), 2))))
-    return _section("The networks side by side",
-                    _rows(("network", "params", "MACs", "search acc.", "test acc."), rows))
+    return section("The networks side by side",
+                    table(("network", "params", "MACs", "search acc.", "test acc."), rows))
 
 
 def data_section(run: Run) -> str:
@@ -214,7 +216,7 @@ def data_section(run: Run) -> str:
         facts.append(esc(" × ".join(map(str, data["image_shape"]))) + " images")
     if data.get("num_classes"):
         facts.append(f"{esc(data['num_classes'])} classes")
-    return _section(
+    return section(
         "Data, and which split was used for what",
         f'<p class="say">{", ".join(facts)}</p>' if facts else "", bar,
         '<div class="scroll"><table class="plain"><thead><tr><th>split</th><th>images</th>'
@@ -224,7 +226,7 @@ def data_section(run: Run) -> str:
 def loading_section(run: Run) -> str:
     shape = ", ".join(map(str, run.section("data").get("image_shape") or ("…",)))
     values = {"subnet": run.result.get("subnet") or "subnet", "shape": shape}
-    return _section(
+    return section(
         "Use the network",
         f"<h3>With jaxnas</h3><pre>{esc(LOAD.format(**values))}</pre>",
         f"<h3>Without jaxnas, as exported StableHLO</h3>"
@@ -245,17 +247,23 @@ def settings_section(run: Run) -> str:
     name = config.get("name")
     text = REPRODUCE.format(name=name if isinstance(name, str) and name else "NAME")
     parts.append(f"<h3>Run it again</h3><pre>{esc(text)}</pre>")
-    parts.append(_note("The same configuration on the same kind of machine gives the same weights, "
+    parts.append(note("The same configuration on the same kind of machine gives the same weights, "
                        "the same search and this page again. Give fields that differ from the "
                        "named configuration with <code>--set field=value</code>."))
-    facts = _flat(run.section("versions")) if run.section("versions") else []
+    return section("How this was made", *parts, *facts(run))
+
+
+def facts(run: Run) -> list[str]:
+    """The configuration and the versions of a run, as lists of names and values."""
+    config, parts = run.section("config"), []
+    made = _flat(run.section("versions")) if run.section("versions") else []
     if run.result.get("device"):
-        facts.append(("device", run.result["device"]))
-    for head, lines in (("Configuration", _flat(config) if config else []), ("Made with", facts)):
+        made.append(("device", run.result["device"]))
+    for head, lines in (("Configuration", _flat(config) if config else []), ("Made with", made)):
         rows = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in lines)
         parts.append(f'<h3>{head}</h3><dl class="facts">{rows}</dl>' if rows
-                     else _note(f"{head}: not recorded."))
-    return _section("How this was made", *parts)
+                     else note(f"{head}: not recorded."))
+    return parts
 
 
 # Top to bottom.

@@ -1,0 +1,188 @@
+"""The configs of the language-model binaries: PAR Transformer-XL on real text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """What to read; see `jaxnas.data.load_text`.
+
+    Attributes:
+      name: "wikitext2", "enwik8", "tiny_shakespeare", or a prepared TFDS set.
+      tokenizer: "word", "byte" or "sentencepiece:<size>"; None for the data set's usual one.
+      search_fraction: end of the training text that is held out for architecture parameters.
+      by_document: whether tokens see only their own document.
+    """
+
+    name: str
+    tokenizer: str | None = None
+    search_fraction: float = 0.2
+    by_document: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network; see `jaxnas.supernets.TransformerXL`.
+
+    Attributes:
+      blocks: of the supernet, each attention, feed-forward or identity.
+      cutoffs: of the adaptive softmax; () for a plain one.
+      clusters: so many cutoffs are chosen from the counts of the words, instead of `cutoffs`.
+    """
+
+    blocks: int
+    width: int
+    num_heads: int
+    head_dim: int
+    hidden: int
+    memory_length: int
+    cutoffs: tuple[int, ...] = ()
+    clusters: int = 0
+    div_value: int = 1
+    tie_projections: bool = False
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    pre_norm: bool = False
+    dtype: str = "float32"
+    init_std: float = 0.02
+    scan_blocks: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """Training of weights: Adam with decoupled decay, clipped gradients, warm-up and cosine."""
+
+    steps: int
+    batch_size: int
+    length: int
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float = 1e-4
+    clip: float = 0.25
+    log_every: int = 50
+    evaluate_every: int = 500
+    checkpoint_every: int = 500
+    devices: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """Training of architecture parameters, and the selection; see `jaxnas.training.differentiable`.
+
+    Attributes:
+      order: "joint", "first" or "second".
+      relaxation: "gumbel_softmax", "straight_through", "softmax" or "average".
+      start, every: steps before the first update of the logits, and from one to the next.
+      learning_rate, weight_decay: of Adam on the logits.
+      temperature, start_temperature, end_temperature: "constant", "exponential" or "linear", over all
+        steps.
+      cost: "macs", "latency" (measured on the device in use) or None: adds the expected cost while it
+        is above `target` times that of the interleaved network, with weight `cost_weight`.
+      confidence: the search ends when every block has an option of this probability.
+      selection: "argmax", "sampling" (the best of `samples` draws on the search text) or
+        "perturbation".
+      segments: of the search text, that a selection evaluates each candidate on; None for all.
+    """
+
+    order: str = "first"
+    relaxation: str = "gumbel_softmax"
+    start: int = 0
+    every: int = 4
+    learning_rate: float = 1e-2
+    weight_decay: float = 5e-4
+    temperature: str = "exponential"
+    start_temperature: float = 5.0
+    end_temperature: float = 0.5
+    cost: str | None = None
+    cost_weight: float = 0.0
+    target: float = 0.7
+    confidence: float = 0.75
+    selection: str = "argmax"
+    samples: int = 16
+    segments: int | None = 50
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How perplexity is measured; None is as in training."""
+
+    batch_size: int = 16
+    length: int | None = None
+    memory_length: int | None = None
+    same_length: bool = False
+    clamp_length: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig:
+    """Everything that decides the course of a run; paths are flags and stay out of it."""
+
+    name: str
+    seed: int = 0
+    data: Text
+    model: Model
+    training: Training
+    search: Search
+    retraining: Training
+    evaluation: Evaluation
+
+
+_SHAKESPEARE = Training(
+    steps=800, batch_size=16, length=64, learning_rate=3e-3, warmup_steps=50, clip=1.0,
+    evaluate_every=100, checkpoint_every=400,
+)  # fmt: skip
+_WIKITEXT = Training(
+    steps=8000, batch_size=32, length=64, learning_rate=2e-3, warmup_steps=400,
+    evaluate_every=1000, checkpoint_every=1000,
+)  # fmt: skip
+
+CONFIGS = {
+    config.name: config
+    for config in (
+        # The whole flow in under ten minutes on two cores.
+        LanguageConfig(
+            name="tiny_shakespeare",
+            data=Text(name="tiny_shakespeare"),
+            model=Model(
+                blocks=8, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=64,
+                dropout=0.0, init_std=0.1,
+            ),  # fmt: skip
+            training=_SHAKESPEARE,
+            search=Search(start=200, every=2, learning_rate=3e-2, end_temperature=0.5),
+            retraining=_SHAKESPEARE,
+            evaluation=Evaluation(),
+        ),
+        # Hours on two cores, minutes on a GPU.
+        LanguageConfig(
+            name="wikitext2",
+            data=Text(name="wikitext2"),
+            model=Model(
+                blocks=12, width=128, num_heads=4, head_dim=32, hidden=512, memory_length=64,
+                clusters=2, div_value=2, tie_projections=True, dropout=0.1, init_std=0.05,
+            ),  # fmt: skip
+            training=_WIKITEXT,
+            search=Search(start=2000, cost="latency", cost_weight=0.5),
+            retraining=_WIKITEXT,
+            evaluation=Evaluation(memory_length=128, same_length=True),
+        ),
+        # Transformer-XL of 12 layers as 24 blocks, on bytes: for a GPU.
+        LanguageConfig(
+            name="enwik8",
+            data=Text(name="enwik8"),
+            model=Model(
+                blocks=24, width=512, num_heads=8, head_dim=64, hidden=2048, memory_length=512,
+                dtype="bfloat16",
+            ),  # fmt: skip
+            training=Training(
+                steps=40_000, batch_size=24, length=512, learning_rate=2.5e-4, warmup_steps=1000
+            ),
+            search=Search(start=10_000, cost="latency", cost_weight=0.5),
+            retraining=Training(
+                steps=400_000, batch_size=24, length=512, learning_rate=2.5e-4, warmup_steps=1000
+            ),
+            evaluation=Evaluation(memory_length=2048, same_length=True, clamp_length=820),
+        ),
+    )
+}

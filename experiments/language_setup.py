@@ -1,0 +1,219 @@
+"""What the language-model binaries share: from a config to a text, networks, optimizers and costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+import jaxnas
+from experiments.language_configs import LanguageConfig, Training
+from jaxnas import data, latency, spaces
+from jaxnas.elastic.adaptive_softmax import choose_cutoffs
+from jaxnas.supernets import TransformerXL
+from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.language import make_language_evaluator
+from jaxnas.training.step import data_mesh
+
+# Each use of randomness has its own number, so that adding one changes none of the others.
+STREAMS = {"init": 0, "search": 1, "selection": 2, "retraining": 3, "patterns": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageSetup:
+    """A config brought to life.
+
+    Attributes:
+      config: what it was made of.
+      corpus: with the streams train, search, validation and test.
+      net: the supernet, over `spaces.par(blocks)`.
+      mesh: of all devices in use.
+    """
+
+    config: LanguageConfig
+    corpus: data.Corpus
+    net: TransformerXL
+    mesh: Mesh
+
+    def key(self, stream: str) -> jax.Array:
+        """The key of one use of randomness in this run."""
+        return jax.random.fold_in(jax.random.key(self.config.seed), STREAMS[stream])
+
+    @property
+    def segment(self) -> tuple[int, int]:
+        """Shape of one example: the costs are for it."""
+        return (1, self.config.training.length)
+
+    def evaluator(self, net: TransformerXL, role: str, segments: int | None = None) -> Any:
+        """From parameters and architectures to the loss on a stream; as the config's evaluation."""
+        settings = self.config.evaluation
+        net = net.clone(
+            memory_length=settings.memory_length or net.memory_length,
+            same_length=settings.same_length,
+            clamp_length=settings.clamp_length,
+        )
+        length = settings.length or self.config.training.length
+        return make_language_evaluator(
+            net, getattr(self.corpus, role), settings.batch_size, length, self.mesh, role=role,
+            by_document=self.config.data.by_document, segments=segments,
+        )  # fmt: skip
+
+    def cost(self, workdir: pathlib.Path, measure: bool) -> jaxnas.cost.Cost:
+        """Parameters and products of an architecture and, where measured, its latency.
+
+        The latency table of a workdir is measured once and kept in latency.json, so that a search
+        that resumes goes by the same one.
+        """
+        exact = jaxnas.cost(self.net, self.segment)
+        path = workdir / "latency.json"
+        if measure and not path.exists():
+            table = latency.measure_blocks(
+                self.net, self.config.training.batch_size, self.config.training.length
+            )
+            table.save(path)
+        if not path.exists():
+            return exact
+        measured = latency.load(path).cost(self.net.space)
+        return lambda arch: {**exact(arch), **measured(arch)}
+
+
+def build(config: LanguageConfig, data_dir: str | None, source_dir: str | None) -> LanguageSetup:
+    """Loads the text and builds the supernet that a config describes."""
+    corpus = data.load_text(
+        config.data.name,
+        data_dir=data_dir,
+        source_dir=source_dir,
+        tokenizer=config.data.tokenizer,
+        search_fraction=config.data.search_fraction,
+    )
+    model, training = config.model, config.training
+    cutoffs = model.cutoffs
+    if model.clusters:
+        rows = training.batch_size * training.length
+        cutoffs = choose_cutoffs(
+            corpus.vocabulary.counts,
+            model.clusters,
+            div_value=model.div_value,
+            width=model.width,
+            rows=rows,
+        )
+    net = TransformerXL(
+        spaces.par(model.blocks),
+        vocabulary=corpus.vocabulary.size,
+        width=model.width,
+        num_heads=model.num_heads,
+        head_dim=model.head_dim,
+        hidden=model.hidden,
+        memory_length=model.memory_length,
+        cutoffs=cutoffs,
+        div_value=model.div_value,
+        tie_projections=model.tie_projections,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        pre_norm=model.pre_norm,
+        dtype=jnp.dtype(model.dtype),
+        init_std=model.init_std,
+        scan_blocks=model.scan_blocks,
+    )
+    return LanguageSetup(config, corpus, net, data_mesh(training.devices))
+
+
+def optimizer(settings: Training) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Adam with clipped gradients, and its learning-rate schedule."""
+    schedule = optimizer_lib.warmup_cosine(
+        settings.learning_rate, settings.steps, settings.warmup_steps
+    )
+    adam = optimizer_lib.adamw(schedule, weight_decay=settings.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(settings.clip), adam), schedule
+
+
+def figures(nats: float, stream: data.Stream) -> dict[str, float]:
+    """A loss in nats per token as it is published: perplexity, and bits per byte of the text."""
+    per_byte = nats * (len(stream) - 1) / stream.n_bytes
+    return {
+        "nats": nats,
+        "perplexity": math.exp(min(nats, 700.0)),
+        "bits_per_byte": per_byte / math.log(2),
+    }
+
+
+def describe(setup: LanguageSetup, cost: Callable, arch: Any) -> dict[str, Any]:
+    """An architecture and its costs, for result.json."""
+    blocks = setup.net.space.to_dict(arch)["block"]
+    return {
+        "architecture": {"block": blocks},
+        "counts": {name: blocks.count(name) for name in ("attention", "feed_forward", "identity")},
+        **{name: int(value) for name, value in cost(arch).items()},
+    }
+
+
+def describe_text(corpus: data.Corpus, net: TransformerXL) -> dict[str, Any]:
+    """The data section of result.json."""
+    streams = {name: getattr(corpus, name) for name in ("train", "search", "validation", "test")}
+    return {
+        "name": corpus.name,
+        **{name: len(stream) for name, stream in streams.items() if stream is not None},
+        "vocabulary": corpus.vocabulary.size,
+        "cutoffs": list(net.cutoffs),
+    }
+
+
+def pick(setup: LanguageSetup, text: str, workdir: pathlib.Path, cost: Callable) -> Any:
+    """An architecture from the command line.
+
+    Args:
+      setup: of the run.
+      text: "found" (by the search in the workdir), "interleaved", "par_rule", "random:K" (the K-th random
+        pattern whose cost is within 5 % of the found one's), or JSON such as {"block": [...]}.
+      workdir: of the search.
+      cost: of architectures; the latency counts where it was measured, else the products.
+
+    Raises:
+      ValueError: none of these; FileNotFoundError: nothing was found yet.
+    """
+    space, blocks = setup.net.space, setup.config.model.blocks
+    if text == "interleaved":
+        return spaces.interleaved(blocks)
+    if text == "par_rule":
+        return spaces.par_rule(blocks)
+    if text == "found" or text.startswith("random:"):
+        path = workdir / "result.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing: first run experiments.search_par with this --config and --workdir, "
+                "or name an architecture that needs no search (interleaved, par_rule, JSON)."
+            )
+        found = json.loads(path.read_text(encoding="utf-8"))["found"]["architecture"]
+        found = space.from_dict(found)
+        if text == "found":
+            return found
+        return random_pattern(setup, found, cost, int(text.partition(":")[2]))
+    try:
+        return space.from_dict(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"--architecture is {text!r}; expected found, interleaved, par_rule, random:0, or JSON such "
+            f"as {json.dumps(space.to_dict(space.largest()))}."
+        ) from error
+
+
+def random_pattern(setup: LanguageSetup, found: Any, cost: Callable, number: int) -> Any:
+    """The `number`-th random architecture as dear as another one, within 5 %."""
+    named = cost(found)
+    name = "latency_ns" if "latency_ns" in named else "macs"
+    fixed = int(cost(setup.net.space.smallest())[name])  # the vocabulary's part is everywhere
+    wanted = int(named[name]) - fixed
+    bounds = {name: (fixed + math.floor(0.95 * wanted), fixed + math.ceil(1.05 * wanted))}
+    strategy = jaxnas.search.RandomSearch(
+        setup.net.space, cost, bounds, evaluations=number + 1, population=number + 1
+    )
+    archs, _ = strategy.ask(strategy.init(setup.key("patterns")))
+    return jax.tree.map(lambda x: x[number], archs)

@@ -1,0 +1,217 @@
+"""Searches which blocks of a Transformer-XL should be attention, and brings out that network.
+
+  python -m experiments.search_par --config=tiny_shakespeare --workdir=runs/par
+  python -m experiments.search_par --config=wikitext2 --workdir=runs/par --source_dir=/path/to/text \\
+      --set search.order=second --set seed=1
+
+Trains weights and architecture parameters together; started again it goes on from the last checkpoint.
+Then it selects the architecture, extracts it with the supernet's weights and verifies it; report.html
+shows how the probabilities of the blocks' options went. Then: experiments.retrain_language.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+
+import jaxnas
+from experiments import config as config_lib
+from experiments.language_configs import CONFIGS
+from experiments.language_setup import LanguageSetup, build, describe, describe_text, optimizer
+from experiments.setup import define_data_flags, versions
+from jaxnas import report, spaces
+from jaxnas.data import ContiguousBatches
+from jaxnas.search import perturbation
+from jaxnas.supernets import stack_layers, unstack_layers
+from jaxnas.training import relaxations
+from jaxnas.training.differentiable import (
+    PairedBatches,
+    SearchSettings,
+    SearchState,
+    make_search_step,
+)
+from jaxnas.training.language import language_loss, state_sharding
+from jaxnas.training.loop import LoopSettings, fit
+from jaxnas.training.workdir import open_workdir, write_json_atomic
+
+
+def initial_state(setup: LanguageSetup, logits_optimizer: Any) -> SearchState:
+    """The state at step 0, on the mesh."""
+    rows = setup.config.training.batch_size
+    params = jaxnas.init(setup.net, setup.key("init"), setup.segment)
+    if setup.net.scan_blocks:
+        params = stack_layers(params)
+    logits = setup.net.space.logits()
+    state = SearchState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=optimizer(setup.config.training)[0].init(params),
+        logits=logits,
+        logits_opt_state=logits_optimizer.init(logits),
+        memory=setup.net.empty_memory(rows),
+        search_memory=setup.net.empty_memory(rows),
+        key=setup.key("search"),
+    )
+    return jax.device_put(state, state_sharding(setup.mesh, state))
+
+
+def train(
+    setup: LanguageSetup, cost: Any, workdir: pathlib.Path
+) -> tuple[SearchState, bool]:
+    """The differentiable search, from the last checkpoint on; and whether it is complete."""
+    config, settings, training = setup.config, setup.config.search, setup.config.training
+    interleaved = spaces.interleaved(config.model.blocks)
+    name = {None: None, "macs": "macs", "latency": "latency_ns"}[settings.cost]
+    target = None if name is None else settings.target * float(cost(interleaved)[name])
+    search = SearchSettings(
+        settings.order, settings.start, settings.every, settings.cost_weight, target
+    )
+    logits_optimizer = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
+    state = initial_state(setup, logits_optimizer)
+    step = make_search_step(
+        language_loss(setup.net, by_document=config.data.by_document),
+        *optimizer(training),
+        logits_optimizer,
+        relaxations.RELAXATIONS[settings.relaxation],
+        relaxations.temperature_schedule(
+            settings.temperature,
+            settings.start_temperature,
+            settings.end_temperature,
+            training.steps,
+        ),
+        search,
+        setup.mesh,
+        state,
+        cost=None if name is None else lambda weights: cost(weights)[name],
+    )
+    rows = (training.batch_size, training.length)
+    batches = PairedBatches(
+        ContiguousBatches(setup.corpus.train.require("train"), *rows, seed=config.seed),
+        ContiguousBatches(setup.corpus.search.require("search"), *rows, seed=config.seed),
+        search,
+    )
+
+    def watch(state: SearchState) -> dict[str, Any]:
+        probabilities = relaxations.softmax(state.logits)
+        return {
+            "split": "architecture",
+            "confidence": float(relaxations.confidence(probabilities)),
+            "probabilities": np.asarray(probabilities["block"], np.float64).round(6).tolist(),
+        }
+
+    return fit(
+        state,
+        step,
+        batches,
+        workdir,
+        LoopSettings(
+            training.steps, training.log_every, training.evaluate_every, training.checkpoint_every
+        ),
+        mesh=setup.mesh,
+        watch=watch,
+        config=config_lib.to_dict(config),
+        stop_when=lambda record: record["confidence"] >= settings.confidence,
+    )
+
+
+def select(setup: LanguageSetup, state: SearchState) -> tuple[Any, dict[str, Any]]:
+    """The architecture that the config's way of selecting takes, and how it came to it."""
+    settings, space = setup.config.search, setup.net.space
+    params = state.params
+    if settings.selection == "argmax":
+        return space.harden(state.logits), {"method": "argmax"}
+    evaluate = setup.evaluator(setup.net, "search", settings.segments)
+    if settings.selection == "sampling":
+        keys = jax.random.split(setup.key("selection"), settings.samples)
+        archs = jax.vmap(lambda key: relaxations.categorical(state.logits, key))(keys)
+        nats = np.asarray(evaluate(params, archs))
+        arch = jax.tree.map(lambda x: x[int(np.argmin(nats))], archs)
+        return arch, {"method": "sampling", "search_nats": nats.tolist()}
+    if settings.selection != "perturbation":
+        raise ValueError(
+            f"search.selection is {settings.selection!r}, expected argmax, sampling or perturbation."
+        )
+    weights = relaxations.RELAXATIONS[
+        "average" if settings.relaxation == "average" else "softmax"
+    ](state.logits)
+    arch, found = perturbation(
+        space, weights, lambda archs: -np.asarray(evaluate(params, archs)), setup.key("selection")
+    )
+    drops = [
+        {"block": one.position, "kept": space["block"].options[one.option], "drops": list(one.drops)}
+        for one in found
+    ]
+    return arch, {"method": "perturbation", "decisions": drops}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    config, path = config_lib.from_flags(CONFIGS)
+    print(config_lib.pretty(config), flush=True)
+    with open_workdir(path) as workdir:
+        setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+        write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
+        cost = setup.cost(workdir, measure=config.search.cost == "latency")
+        state, complete = train(setup, cost, workdir)
+        if not complete:
+            print("stopped and saved; the same command goes on from here", flush=True)
+            return
+        result = finish(setup, cost, state, workdir)
+        report.write_language(workdir)
+    counts = result["found"]["counts"]
+    print(
+        f"Found after {result['steps']} steps: {counts['attention']} attention, "
+        f"{counts['feed_forward']} feed-forward, {counts['identity']} identity blocks",
+        f"Open {pathlib.Path(path) / 'report.html'}",
+        sep="\n",
+    )
+
+
+def finish(setup: LanguageSetup, cost: Any, state: SearchState, workdir: pathlib.Path) -> dict:
+    """Selects, extracts and verifies the network; writes its weights and result.json."""
+    config, net = setup.config, setup.net
+    arch, selection = select(setup, state)
+    params = unstack_layers(jax.device_get(state.params))
+    tokens = jnp.asarray(setup.corpus.search.tokens[: 2 * config.training.length].reshape(2, -1))
+    small, small_params, error = jaxnas.extract(net, params, arch, verify=tokens)
+    jaxnas.save_subnet(workdir / "subnet", small, small_params)
+    # Weights that were never alone: this says how much a retraining has to make up for.
+    nats = float(setup.evaluator(small, "search", config.search.segments)(small_params))
+    probabilities = relaxations.softmax(state.logits)
+    result = {
+        "config": config_lib.to_dict(config),
+        "data": describe_text(setup.corpus, net),
+        "space": {
+            "cardinality": str(net.space.cardinality),
+            "options": list(net.space["block"].options),
+        },
+        "steps": int(state.step),
+        "confidence": float(relaxations.confidence(probabilities)),
+        "entropy": float(relaxations.entropy(probabilities)),
+        "probabilities": np.asarray(probabilities["block"], np.float64).tolist(),
+        "selection": selection,
+        "found": {
+            **describe(setup, cost, arch),
+            "inherited_search_nats": nats,
+            "extraction_error": error,
+        },
+        "interleaved": describe(setup, cost, spaces.interleaved(config.model.blocks)),
+        "par_rule": describe(setup, cost, spaces.par_rule(config.model.blocks)),
+        "versions": versions(),
+        "device": jax.devices()[0].device_kind,
+    }
+    write_json_atomic(workdir / "result.json", result)
+    return result
+
+
+if __name__ == "__main__":
+    config_lib.define_flags(CONFIGS)
+    define_data_flags()
+    config_lib.run(main)

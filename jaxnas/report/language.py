@@ -1,0 +1,219 @@
+"""The page of a search for the blocks of a language model, and of the networks trained afterwards.
+
+One file that loads nothing; a function of the run's files alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pathlib
+from typing import Any
+
+from jaxnas.report import curves, style, svg
+from jaxnas.report.blocks import write_pictures
+from jaxnas.report.read import Run, read_metrics
+from jaxnas.report.sections import facts, note, section, table
+
+OPTIONS = ("attention", "feed_forward", "identity")
+# What tells the options apart, in light and dark, without colour too: a letter stands in each block.
+_RULES = (
+    ".b-attention{fill:var(--evolution)}.b-feed_forward{fill:var(--sampled);fill-opacity:.55}"
+    ".b-identity{fill:none;stroke:var(--ghost);stroke-dasharray:3 3}"
+    "svg .letter{font-weight:650;font-size:12px}.b-cell{stroke:var(--line)}.b-dark{fill:var(--ink)}"
+    "svg .number{font-size:12px;paint-order:stroke;stroke:var(--card);stroke-width:3px}"
+    ".b-most{fill:none;stroke:var(--best);stroke-width:2.5}img.motion{max-width:100%;height:auto;"
+    "border-radius:8px;background:#fff}"
+)
+_LETTERS = {"attention": "A", "feed_forward": "F", "identity": "–"}
+_RETRAIN = """python -m experiments.search_par --config={name} --workdir=DIR
+python -m experiments.retrain_language --config={name} --workdir=DIR --architecture=found
+python -m experiments.retrain_language --config={name} --workdir=DIR --architecture=interleaved"""
+
+
+def write_language(workdir: str | os.PathLike) -> pathlib.Path:
+    """Writes report.html and, where Pillow is installed, probabilities.png and .gif of a search.
+
+    Networks in `retrained/` are in the page too. Returns the path of the page. Raises
+    FileNotFoundError without result.json, and ValueError naming a file that is corrupt.
+    """
+    root = pathlib.Path(workdir)
+    if not (root / "result.json").is_file():
+        raise FileNotFoundError(f"{root / 'result.json'} is missing: a report needs a finished search.")
+    run = Run(_read(root / "result.json"), read_metrics(root), [])
+    retrained = [
+        _read(path) | {"times": _read(path.with_name("times.json"))}
+        for path in sorted(root.glob("retrained/*/result.json"))
+        if path.with_name("times.json").is_file()
+    ]
+    path, part = root / "report.html", root / "report.html.part"
+    part.write_text(render(run, retrained, _motion(root, run)), encoding="utf-8", newline="\n")
+    part.replace(path)
+    return path
+
+
+def _motion(root: pathlib.Path, run: Run) -> bytes | None:
+    """The animated picture, or None where it cannot be drawn."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        return None
+    moments = trajectory(run)
+    return write_pictures(root, moments, run.result["space"]["options"])[1].read_bytes()
+
+
+def trajectory(run: Run) -> list[tuple[int, Any]]:
+    """(step, probabilities [blocks, options]) in order, the last being the result's."""
+    moments = [(line["step"], line["probabilities"]) for line in run.of_split("architecture")]
+    last = (run.result["steps"], run.result["probabilities"])
+    return [*(moment for moment in moments if moment[0] < last[0]), last]
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); was the run cut off?") from error
+
+
+def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> str:
+    """The whole page as text."""
+    found = run.result["found"]
+    counts, blocks = found["counts"], len(found["architecture"]["block"])
+    attention = run.result["interleaved"]["counts"]["attention"]
+    title = f"{counts['attention']} of {blocks} blocks are attention"
+    own = [net for net in retrained if net["name"] == "found"]
+    if own:
+        mean = sum(net["test"]["perplexity"] for net in own) / len(own)
+        title += f": test perplexity {mean:.2f}"
+    fewer = 1 - counts["attention"] / attention
+    lead = (
+        f"A Transformer-XL of {blocks} blocks has {attention} of attention. The search chose among "
+        f"{svg.short(float(run.result['space']['cardinality']))} stacks of attention, feed-forward and "
+        f"identity, on {svg.esc(run.section('data').get('name'))}, in "
+        f"{svg.count(run.result['steps'])} steps: {svg.percent(abs(fewer), 0)} "
+        f"{'fewer' if fewer >= 0 else 'more'} attention blocks."
+    )
+    body = (_probabilities(run, motion), _stacks(run, retrained), _networks(run, retrained),
+            _curves(run), _settings(run))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'; img-src data:\">\n"
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{svg.esc(title)}</title>\n<style>{style.CSS}{_RULES}</style>\n</head>\n<body>\n"
+        f'<main>\n<header>\n<p class="eyebrow">jaxnas · PAR Transformer-XL</p>\n'
+        f'<h1>{svg.esc(title)}</h1>\n<p class="lead">{lead}</p>\n</header>\n'
+        + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _probabilities(run: Run, motion: bytes | None) -> str:
+    """Blocks by options, shaded, the largest numbered; and how they came to be so."""
+    values, options = run.result["probabilities"], run.result["space"]["options"]
+    cell = min(56, 820 / len(values))
+    width, height = 130 + cell * len(values), 44 * len(options) + 34
+    body = []
+    for row, option in enumerate(reversed(options)):
+        y, column = 44 * row, len(options) - 1 - row
+        body.append(svg.text(118, y + 26, option.replace("_", "-"), "value", "end"))
+        for block, probabilities in enumerate(values):
+            x, value = 130 + cell * block, probabilities[column]
+            box = f'x="{svg.num(x)}" y="{y}" width="{svg.num(cell - 3)}" height="41"'
+            about = f"block {block + 1}: {option.replace('_', '-')} {svg.percent(value)}"
+            body.append(f'<rect class="b-dark hit" fill-opacity="{value:.3f}" {box}>'
+                        f"<title>{svg.esc(about)}</title></rect>")
+            most = column == max(range(len(options)), key=lambda i: probabilities[i])
+            body.append(f'<rect class="{"b-most" if most else "ghost"}" {box}/>')
+            if most:
+                body.append(svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", "number",
+                                     "middle"))
+    for block in range(len(values)):
+        body.append(svg.text(130 + cell * (block + 0.5), height - 10, block + 1, "tick", "middle"))
+    figure = svg.figure("probabilities", width, height, "Probabilities of the options by block",
+                        "Darker is more probable; the largest has its per cent", "".join(body))
+    moving = ""
+    if motion is not None:
+        data = base64.b64encode(motion).decode()
+        moving = (f'<h3>During the search</h3><img class="motion" alt="The same while it was trained" '
+                  f'src="data:image/gif;base64,{data}">')
+    say = (f"Probabilities in per cent after {svg.count(run.result['steps'])} steps; block 1 reads the "
+           "embeddings.")
+    return section("What each block should be", f'<p class="say">{say}</p>', figure, moving)
+
+
+def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
+    stacks = [("found", run.result["found"]), ("interleaved", run.result["interleaved"]),
+              ("PAR rule", run.result["par_rule"])]
+    known = {name.replace(" ", "_").lower() for name, _ in stacks}
+    seen = {net["name"]: net for net in retrained if net["name"] not in known}
+    stacks += list(seen.items())
+    cell = min(56, 820 / max(len(net["architecture"]["block"]) for _, net in stacks))
+    body = []
+    for row, (name, net) in enumerate(stacks):
+        y = 40 * row + 2
+        body.append(svg.text(118, y + 22, name[:16], "value", "end"))
+        for block, option in enumerate(net["architecture"]["block"]):
+            x = 130 + cell * block
+            body.append(f'<rect class="b-{option}" x="{svg.num(x)}" y="{y}" rx="5" '
+                        f'width="{svg.num(cell - 4)}" height="34"/>')
+            body.append(svg.text(x + cell / 2 - 2, y + 22, _LETTERS[option], "letter", "middle"))
+    width = 130 + cell * max(len(net["architecture"]["block"]) for _, net in stacks)
+    figure = svg.figure("stacks", width, 40 * len(stacks) + 4, "The stacks",
+                        "; ".join(f"{name}: {' '.join(net['architecture']['block'])}"
+                                  for name, net in stacks), "".join(body))
+    return section("The stacks", '<p class="say">A is attention, F feed-forward, – identity; input at '
+                   "the left.</p>", figure, _where(run))
+
+
+def _where(run: Run) -> str:
+    """Where along the depth attention was chosen."""
+    blocks = run.result["found"]["architecture"]["block"]
+    third = -(-len(blocks) // 3)
+    parts = [blocks[i * third:(i + 1) * third].count("attention") for i in range(3)]
+    return note(f"Attention in the first, second and last third of the depth: {parts[0]}, {parts[1]}, "
+                f"{parts[2]}.")
+
+
+def _networks(run: Run, retrained: list[dict[str, Any]]) -> str:
+    title = "Trained alone"
+    if not retrained:
+        return section(title, note("Not trained yet: experiments.retrain_language trains the found "
+                                   "network and others, and enters them here."))
+    rows = []
+    for net in sorted(retrained, key=lambda net: net["test"]["nats"]):
+        times = net["times"]
+        name = f"{net['name']}, {net['weights']}, seed {net['config']['seed']}"
+        counts = net["counts"]
+        rows.append((name, (
+            f"{counts['attention']}/{counts['feed_forward']}/{counts['identity']}",
+            svg.short(net["params"]), svg.short(net["macs"]),
+            f"{times.get('training_step_ms', float('nan')):.1f}",
+            svg.short(times.get("inference_tokens_per_second", float("nan"))),
+            f"{net['validation']['perplexity']:.2f}", f"{net['test']['perplexity']:.2f}",
+            f"{net['test']['bits_per_byte']:.3f}",
+        )))
+    head = ("network", "A/F/–", "params", "MACs", "step, ms", "tokens/s", "valid ppl", "test ppl",
+            "test bpb")
+    return section(title, '<p class="say">The same text, steps and settings for all; perplexity by '
+                   "token of this vocabulary, bits per byte comparable across vocabularies. Times are "
+                   "of the device below. By test loss.</p>", table(head, rows))
+
+
+def _curves(run: Run) -> str:
+    names = (("loss", "training loss, nats"), ("search_loss", "search loss, nats"),
+             ("temperature", "temperature"), ("entropy", "entropy, nats"),
+             ("confidence", "confidence"), ("expected_cost", "expected cost"))
+    plots = [curves.small_curve(run, key, name) for key, name in names]
+    plots = [plot for plot in plots if plot]
+    pairs = [plots[i:i + 2] for i in range(0, len(plots), 2)]
+    return section("Training the supernet", *(
+        f'<div class="pair">{"".join(f"<div>{p}</div>" for p in pair)}</div>' for pair in pairs))
+
+
+def _settings(run: Run) -> str:
+    name = run.section("config").get("name", "NAME")
+    again = f"<h3>Run it again</h3><pre>{svg.esc(_RETRAIN.format(name=name))}</pre>"
+    return section("How this was made", again, *facts(run))
