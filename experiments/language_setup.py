@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 import jaxnas
 from experiments.language_configs import LanguageConfig, Training
 from jaxnas import data, latency, spaces
+from jaxnas.cost import Cost
 from jaxnas.elastic.adaptive_softmax import choose_cutoffs
 from jaxnas.supernets import TransformerXL
 from jaxnas.training import optimizer as optimizer_lib
@@ -66,7 +67,7 @@ class LanguageSetup:
             by_document=self.config.data.by_document, segments=segments,
         )  # fmt: skip
 
-    def cost(self, workdir: pathlib.Path, measure: bool) -> jaxnas.cost.Cost:
+    def cost(self, workdir: pathlib.Path, measure: bool) -> Cost:
         """Parameters and products of an architecture and, where measured, its latency.
 
         The latency table of a workdir is measured once and kept in latency.json, so that a search

@@ -26,7 +26,7 @@ from experiments.language_configs import CONFIGS
 from experiments.language_setup import LanguageSetup, build, describe, describe_text, optimizer
 from experiments.setup import define_data_flags, versions
 from jaxnas import report, spaces
-from jaxnas.data import ContiguousBatches
+from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
 from jaxnas.supernets import stack_layers, unstack_layers
 from jaxnas.training import relaxations
@@ -61,6 +61,15 @@ def initial_state(setup: LanguageSetup, logits_optimizer: Any) -> SearchState:
     return jax.device_put(state, state_sharding(setup.mesh, state))
 
 
+def search_stream(setup: LanguageSetup) -> Stream:
+    """The text that architecture parameters are trained on."""
+    if setup.corpus.search is None:
+        raise ValueError(
+            "data.search_fraction is 0: the search needs text that is held out of training, 0.2 say."
+        )
+    return setup.corpus.search.require("search")
+
+
 def train(
     setup: LanguageSetup, cost: Any, workdir: pathlib.Path
 ) -> tuple[SearchState, bool]:
@@ -93,7 +102,7 @@ def train(
     rows = (training.batch_size, training.length)
     batches = PairedBatches(
         ContiguousBatches(setup.corpus.train.require("train"), *rows, seed=config.seed),
-        ContiguousBatches(setup.corpus.search.require("search"), *rows, seed=config.seed),
+        ContiguousBatches(search_stream(setup), *rows, seed=config.seed),
         search,
     )
 
@@ -137,9 +146,9 @@ def select(setup: LanguageSetup, state: SearchState) -> tuple[Any, dict[str, Any
         raise ValueError(
             f"search.selection is {settings.selection!r}, expected argmax, sampling or perturbation."
         )
-    weights = relaxations.RELAXATIONS[
-        "average" if settings.relaxation == "average" else "softmax"
-    ](state.logits)
+    # What the supernet was trained with on average.
+    even = settings.relaxation == "average"
+    weights = (relaxations.average if even else relaxations.softmax)(state.logits)
     arch, found = perturbation(
         space, weights, lambda archs: -np.asarray(evaluate(params, archs)), setup.key("selection")
     )
@@ -179,7 +188,8 @@ def finish(setup: LanguageSetup, cost: Any, state: SearchState, workdir: pathlib
     config, net = setup.config, setup.net
     arch, selection = select(setup, state)
     params = unstack_layers(jax.device_get(state.params))
-    tokens = jnp.asarray(setup.corpus.search.tokens[: 2 * config.training.length].reshape(2, -1))
+    tokens = search_stream(setup).tokens[: 2 * config.training.length]
+    tokens = jnp.asarray(tokens.reshape(2, -1))
     small, small_params, error = jaxnas.extract(net, params, arch, verify=tokens)
     jaxnas.save_subnet(workdir / "subnet", small, small_params)
     # Weights that were never alone: this says how much a retraining has to make up for.

@@ -54,7 +54,7 @@ def annotations(net: nn.Module, input_shape: tuple[int, ...]) -> Annotations:
     _, recorded = jax.eval_shape(
         lambda *args: net.apply(*args, mutable=[SPECS, MACS, GATES]), variables, inputs, arch
     )
-    flatten = flax.traverse_util.flatten_dict
+    flatten: Callable[..., dict[tuple[str, ...], Any]] = flax.traverse_util.flatten_dict
     gates = {  # of what lies below the path of a block, as Linen names the members of a dict
         (*path[:-1], f"blocks_{path[-1]}"): kept.table
         for path, (kept,) in flatten(recorded.get(GATES, {})).items()

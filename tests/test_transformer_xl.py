@@ -297,8 +297,9 @@ def test_vmap_over_architectures_is_the_loop(form):
     """P5, hard and soft."""
     archs = SPACE.sample(jax.random.key(4), 3)
     for batch in (archs, jax.vmap(SPACE.soften)(archs)):
-        many = jit(jax.vmap(lambda arch: FORMS[form].apply(
-            {"params": params_of(form)}, TOKENS, arch, targets=TARGETS, memory=past_of(form))[0]))(batch)  # fmt: skip
+        apply = functools.partial(FORMS[form].apply, targets=TARGETS, memory=past_of(form))
+        variables = {"params": params_of(form)}
+        many, _ = jit(jax.vmap(apply, (None, None, 0)))(variables, TOKENS, batch)
         for i in range(3):
             np.testing.assert_allclose(many[i], run(form, take(batch, i))[0], rtol=1e-4, atol=1e-5)
 

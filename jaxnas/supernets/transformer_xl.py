@@ -47,7 +47,7 @@ class Memory:
 
     def forget(self, rows: jax.Array) -> Memory:
         """Empties the memory of the rows, bool [B], that begin anew."""
-        return self.replace(documents=jnp.where(rows[:, None], -1, self.documents))
+        return Memory(self.inputs, jnp.where(rows[:, None], -1, self.documents))
 
 
 class TransformerXL(nn.Module):

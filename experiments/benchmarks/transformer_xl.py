@@ -1,0 +1,121 @@
+"""The PAR supernet against extracted networks: time of a gradient, hard, scanned and soft.
+
+  python -m experiments.benchmarks.transformer_xl --out=transformer_xl.json
+
+All calls of one architecture are made in turn; shown are means over architectures of the ratio of medians
+to the extracted network of the same architecture, compiled for it alone. Random tokens: no data needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+import jaxnas
+from jaxnas import spaces, supernets
+from jaxnas.latency import median_times
+from jaxnas.training.language import language_loss
+
+flags.DEFINE_integer("archs", 8, "Random architectures, beside the interleaved one.")
+flags.DEFINE_integer("blocks", 12, "Blocks of the supernet.")
+flags.DEFINE_integer("width", 128, "Width of the residual stream; heads have a quarter of it.")
+flags.DEFINE_integer("vocabulary", 8000, "Number of tokens.")
+flags.DEFINE_integer("batch", 32, "Rows.")
+flags.DEFINE_integer("length", 64, "Tokens of a segment, and of the memory.")
+flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
+flags.DEFINE_integer("repeats", 7, "Timed calls of each.")
+flags.DEFINE_string("out", None, "A JSON file for the figures.")
+FLAGS = flags.FLAGS
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    space = spaces.par(FLAGS.blocks)
+    net = supernets.TransformerXL(
+        space,
+        vocabulary=FLAGS.vocabulary,
+        width=FLAGS.width,
+        num_heads=4,
+        head_dim=FLAGS.width // 4,
+        hidden=4 * FLAGS.width,
+        memory_length=FLAGS.length,
+        cutoffs=(FLAGS.vocabulary // 16, FLAGS.vocabulary // 4),
+        div_value=2,
+        dropout=0.0,
+        dtype=jnp.dtype(FLAGS.dtype),
+        init_std=0.05,
+    )
+    shape = (FLAGS.batch, FLAGS.length)
+    params = jaxnas.init(net, jax.random.key(0), (1, FLAGS.length))
+    stacked = supernets.stack_layers(params)
+    # Frequent words more often, as in texts: the adaptive softmax then has what to leave out.
+    ranks = jax.random.uniform(jax.random.key(1), shape, maxval=jnp.log(float(FLAGS.vocabulary)))
+    tokens = jnp.exp(ranks).astype(jnp.int32) % FLAGS.vocabulary
+    batch = {
+        "tokens": tokens,
+        "targets": jnp.roll(tokens, -1, axis=1),
+        "first": jnp.zeros(FLAGS.batch, bool),
+    }
+
+    def gradient(net: Any) -> Any:
+        loss = language_loss(net)
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    def compiled(net: Any, params: Any, arch: Any) -> tuple[Any, float]:
+        memory, call = net.empty_memory(FLAGS.batch), gradient(net)
+        start = time.perf_counter()
+        program = call.lower(params, arch, batch, memory, jax.random.key(2)).compile()
+        seconds = time.perf_counter() - start
+        return lambda params, arch: program(params, arch, batch, memory, jax.random.key(2)), seconds
+
+    random = space.sample(jax.random.key(3), FLAGS.archs)
+    archs = [spaces.interleaved(FLAGS.blocks)]
+    archs += [jax.tree.map(lambda x, i=i: x[i], random) for i in range(FLAGS.archs)]
+    forms = {}
+    for name, module, weights, soft in (
+        ("unrolled", net, params, False),
+        ("scanned", net.clone(scan_blocks=True), stacked, False),
+        ("soft, scanned", net.clone(scan_blocks=True), stacked, True),
+    ):
+        arch = space.soften(archs[0]) if soft else archs[0]
+        call, seconds = compiled(module, weights, arch)
+        forms[name] = (call, weights, soft, seconds)
+    rows, compile_alone = [], []
+    for arch in archs:
+        small, small_params = jaxnas.extract(net, params, arch, input_shape=(1, FLAGS.length))
+        alone, seconds = compiled(small, small_params, None)
+        compile_alone.append(seconds)
+        calls = {"extracted": functools.partial(alone, small_params, None)}
+        for name, (call, weights, soft, _) in forms.items():
+            calls[name] = functools.partial(call, weights, space.soften(arch) if soft else arch)
+        times = median_times(calls, warmup=1, repeats=FLAGS.repeats)
+        rows.append({"block": space.to_dict(arch)["block"], **times})
+        ratios = "  ".join(f"{name} {times[name] / times['extracted']:.2f}" for name in forms)
+        kinds = "".join({"attention": "A", "feed_forward": "F", "identity": "-"}[b]
+                        for b in rows[-1]["block"])  # fmt: skip
+        print(f"{kinds}  extracted {1e3 * times['extracted']:.0f} ms  {ratios}", flush=True)
+    record: dict[str, Any] = {"device": jax.devices()[0].device_kind, "rows": rows, "ratios": {}}
+    print(f"{'form':16}{'gradient':>10}{'compile':>10}")
+    for name, (_, _, _, seconds) in forms.items():
+        mean = statistics.mean(row[name] / row["extracted"] for row in rows)
+        compiling = seconds / statistics.mean(compile_alone)
+        record["ratios"][name] = {"gradient": mean, "compile": compiling}
+        print(f"{name:16}{mean:10.2f}{compiling:10.2f}")
+    # The mixture has all blocks to run whatever the weights are: against the dearest network.
+    largest = max(rows, key=lambda row: row["extracted"])
+    print(f"soft over the dearest extracted network: {largest['soft, scanned'] / largest['extracted']:.2f}")
+    if FLAGS.out:
+        with open(FLAGS.out, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    app.run(main)

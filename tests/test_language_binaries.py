@@ -1,0 +1,153 @@
+"""PAR Transformer-XL end to end on real text: killed and resumed bit for bit, retrained, reported."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_binaries import finish, kill_when
+
+pytestmark = pytest.mark.xdist_group("language")
+ROOT = pathlib.Path(__file__).parents[1]
+SMALL = [
+    f"--set={assignment}"
+    for assignment in (
+        "model.blocks=4", "model.width=16", "model.num_heads=2", "model.head_dim=8", "model.hidden=32",
+        "model.memory_length=8", "training.steps=40", "training.batch_size=4", "training.length=16",
+        "training.warmup_steps=5", "training.log_every=5", "training.evaluate_every=10",
+        "training.checkpoint_every=10", "search.start=10", "search.segments=4", "retraining.steps=30",
+        "retraining.batch_size=4", "retraining.length=16", "retraining.warmup_steps=3",
+        "retraining.log_every=5", "retraining.evaluate_every=15", "retraining.checkpoint_every=10",
+    )  # fmt: skip
+]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    """The licence that is in this repository: real text of some ten thousand characters."""
+    from jaxnas import data
+
+    folder = tmp_path_factory.mktemp("text")
+    text = (ROOT / "LICENSE").read_text() * 3
+    (folder / "input.txt").write_text(text)
+    prepared = tmp_path_factory.mktemp("data")
+    data.load_text("tiny_shakespeare", data_dir=prepared, source_dir=folder)
+    return prepared
+
+
+def start(binary, workdir, data_dir, *more):
+    paths = (f"--workdir={workdir}", f"--data_dir={data_dir}", "--config=tiny_shakespeare")
+    return subprocess.Popen(
+        [sys.executable, "-m", f"experiments.{binary}", *SMALL, *paths, *more], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, data_dir):
+    """A search in one go, and one killed and resumed."""
+    smooth, killed = (tmp_path_factory.mktemp(name) for name in ("smooth", "killed"))
+    finish(start("search_par", smooth, data_dir))
+    kill_when(
+        start("search_par", killed, data_dir), lambda: (killed / "checkpoints" / "20").exists()
+    )
+    return smooth, killed, finish(start("search_par", killed, data_dir))
+
+
+@pytest.fixture(scope="module")
+def retrained(searched, data_dir):
+    smooth, killed, _ = searched
+    outputs = [finish(start("retrain_language", smooth, data_dir))]
+    folder = killed / "retrained" / "found-scratch-0" / "checkpoints" / "10"
+    kill_when(start("retrain_language", killed, data_dir), folder.exists)
+    outputs.append(finish(start("retrain_language", killed, data_dir)))
+    return smooth, killed, outputs
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_killed_search_ends_as_one_that_was_not(searched):
+    smooth, killed, output = searched
+    for name in ("metrics.jsonl", "result.json", "report.html", "probabilities.gif",
+                 "subnet/model.safetensors"):  # fmt: skip
+        assert (smooth / name).read_bytes() == (killed / name).read_bytes(), name
+    assert "Found after 40 steps" in output
+
+
+def test_the_result_says_what_was_found(searched):
+    result = read(searched[0] / "result.json")
+    found = result["found"]
+    assert result["steps"] == 40 and len(found["architecture"]["block"]) == 4
+    assert sum(found["counts"].values()) == 4
+    assert found["extraction_error"] < 1e-5
+    np.testing.assert_allclose(np.sum(result["probabilities"], 1), 1, rtol=1e-5)
+    assert result["data"]["search"] > 0.15 * result["data"]["train"]
+    steps = [json.loads(line) for line in (searched[0] / "metrics.jsonl").read_text().splitlines()]
+    probabilities = [line["probabilities"] for line in steps if line["split"] == "architecture"]
+    assert len(probabilities) == 4 and probabilities[0] != probabilities[-1]
+    losses = [line["loss"] for line in steps if line["split"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_killed_retraining_ends_as_one_that_was_not(retrained):
+    smooth, killed, outputs = retrained
+    for name in ("metrics.jsonl", "result.json", "subnet/model.safetensors"):
+        paths = [workdir / "retrained" / "found-scratch-0" / name for workdir in (smooth, killed)]
+        assert paths[0].read_bytes() == paths[1].read_bytes(), name
+    assert all("test: perplexity" in output for output in outputs)
+
+
+def test_the_page_holds_the_search_and_the_networks(retrained, data_dir):
+    smooth, _, _ = retrained
+    interleaved = finish(
+        start("retrain_language", smooth, data_dir, "--architecture=interleaved", "--set=seed=1")
+    )
+    assert "attention feed_forward attention feed_forward" in interleaved
+    page = (smooth / "report.html").read_text()
+    result = read(smooth / "retrained" / "interleaved-scratch-1" / "result.json")
+    for text in (f"{result['test']['perplexity']:.2f}", "found, scratch, seed 0",
+                 "interleaved, scratch, seed 1", "data:image/gif;base64"):  # fmt: skip
+        assert text in page
+    assert result["tokens"] == 30 * 4 * 16
+    assert result["test"]["perplexity"] == pytest.approx(np.exp(result["test"]["nats"]))
+    # Bytes: bits for one are bits for the other, but that the first is not predicted.
+    assert result["test"]["bits_per_byte"] == pytest.approx(
+        result["test"]["nats"] / np.log(2), rel=0.01)  # fmt: skip
+
+
+def test_other_ways_to_select_and_inherited_weights(searched, data_dir, tmp_path):
+    more = ["--set=search.selection=perturbation", "--set=search.order=joint",
+            "--set=search.relaxation=average", "--set=training.steps=10"]  # fmt: skip
+    finish(start("search_par", tmp_path, data_dir, *more))
+    result = read(tmp_path / "result.json")
+    assert len(result["selection"]["decisions"]) == 4
+    np.testing.assert_allclose(result["probabilities"], 1 / 3, rtol=1e-5)
+    kept = {one["block"]: one["kept"] for one in result["selection"]["decisions"]}
+    assert [kept[i] for i in range(4)] == result["found"]["architecture"]["block"]
+    # Weights that were shared start far below new ones.
+    finish(start("retrain_language", searched[0], data_dir, "--weights=inherited"))
+    folders = searched[0] / "retrained"
+    first = [
+        json.loads((folders / f"found-{weights}-0" / "metrics.jsonl").read_text().splitlines()[0])
+        for weights in ("inherited", "scratch")
+        if (folders / f"found-{weights}-0").exists()
+    ]
+    assert first[0]["loss"] < 5.0
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("search_par", "--set=search.selection=guess"), "search.selection is 'guess', expected argmax"),
+    (("search_par", "--set=search.end_temperature=0"), "temperature is 0.0, expected one above 0"),
+    (("search_par", "--set=training.batch_size=4000"), "4000 rows of 16 tokens"),
+    (("retrain_language",), "result.json is missing: first run experiments.search_par"),
+    (("retrain_language", "--architecture=best"), "--architecture is 'best'; expected found"),
+])  # fmt: skip
+def test_clear_errors(arguments, message, data_dir, tmp_path):
+    binary, *more = arguments
+    process = start(binary, tmp_path, data_dir, *more)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0 and message in output and "Traceback" not in output
