@@ -7,10 +7,18 @@ Strategies see the search metric (validation) only; reported is another metric (
 A strategy of your own is module:function, from (table, evaluations) to a strategy. What is done is
 kept in the workdir: the same command goes on, and another one with more strategies adds them. Ends
 with a table, comparison.json and report.html.
+
+With a strategy that races over fidelities (hyperband, successive_halving) all are compared at equal
+simulated seconds: its budget is the time of so many mean full trainings, each evaluation costs what
+the table says, and the incumbent is of the highest fidelity.
+
+  python -m experiments.compare --seeds=200 --evaluations=200 --at=20,50,100,200 \
+      --strategies=random,regularized_evolution,hyperband --workdir=runs/seconds
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 import time
@@ -25,7 +33,7 @@ from experiments import config as config_lib
 from experiments import strategies as strategies_lib
 from jaxnas import search, stats, tabular
 from jaxnas.report import comparison
-from jaxnas.tabular.anytime import anytime
+from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Progress
 from jaxnas.training.workdir import open_workdir, read_json, write_json_atomic
 
@@ -40,6 +48,9 @@ _EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Of each search.", lower
 _CHUNK = flags.DEFINE_integer("chunk", 200, "Searches that run at once.", lower_bound=1)
 _METRIC = flags.DEFINE_string("metric", "validation_accuracy", "What the strategies see.")
 _REPORT = flags.DEFINE_string("report_metric", "test_accuracy", "What is reported.")
+_AT = flags.DEFINE_list(
+    "at", [], "Evaluations (or full trainings' seconds) after which the result is printed, too."
+)
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the first search; the others follow.")
 
@@ -52,13 +63,36 @@ def evaluator(table: tabular.Table, metric: str) -> Any:
     return lambda archs: sign * jax.vmap(look_up)(archs)
 
 
+def fidelity_evaluator(table: tabular.Table, metric: str) -> Any:
+    """From a batch of architectures and a fidelity to scores, higher is better, and seconds.
+
+    Raises:
+      ValueError: the table has no fidelities of this metric.
+    """
+    names = strategies_lib.fidelities_of(table, metric)
+    scores = [evaluator(table, name) for name, _ in names]
+    seconds = [jax.vmap(table.metric(name)) for _, name in names]
+
+    def evaluate(archs: Any, fidelity: Any) -> tuple[jax.Array, jax.Array]:
+        told = [jnp.stack([one(archs) for one in every])[fidelity] for every in (scores, seconds)]
+        return told[0], told[1]
+
+    return evaluate
+
+
+def has_fidelities(strategy: Any) -> bool:
+    return hasattr(strategy, "fidelity")
+
+
 def run_strategy(
     strategy: Any, evaluate: Any, seeds: int, chunk: int, folder: pathlib.Path, label: str
 ) -> dict[str, np.ndarray]:
     """All searches of one strategy, chunk by chunk, each kept as soon as it is done.
 
     Returns:
-      codes int32 [S, N, L], scores float32 [S, N], seconds float64 [chunks] without compiling.
+      codes int32 [S, N, L], scores float32 [S, N], seconds float64 [chunks] without compiling; of a
+      strategy with fidelities also fidelity int32 [S, N] and spent, the simulated seconds of each
+      evaluation, float32 [S, N].
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts, program = [], None
@@ -77,22 +111,116 @@ def run_strategy(
                 seconds = time.perf_counter() - start
                 part = path.with_suffix(".part")
                 with open(part, "wb") as file:
-                    np.savez(file, codes=state.codes, scores=state.scores, seconds=seconds)
+                    more = {}
+                    if has_fidelities(strategy):
+                        race = state.memory
+                        more = {"fidelity": race.fidelity, "spent": race.seconds}
+                    np.savez(file, codes=state.codes, scores=state.scores, seconds=seconds, **more)
                 part.replace(path)
             with np.load(path, allow_pickle=False) as file:
                 parts.append({name: file[name] for name in file.files})
             progress.update(first + size)
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in ("codes", "scores")}
+    names = set(parts[0]) - {"seconds"}
+    joined = {name: np.concatenate([p[name] for p in parts]) for name in names}
     return joined | {"seconds": np.asarray([p["seconds"] for p in parts])}
 
 
-def summarise(name: str, table: tabular.Table, ran: dict[str, np.ndarray]) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """What one strategy had found, along the axis of the comparison; S = searches, T = points.
+
+    Attributes:
+      found, reported: of the incumbent, after each evaluation or second; float [S, T'].
+      spent: simulated seconds after each evaluation, None if the axis is evaluations; [S, T'].
+      networks, to_best: see `Anytime`; at the end of each search, [S].
+    """
+
+    found: np.ndarray
+    reported: np.ndarray
+    spent: np.ndarray | None
+    networks: np.ndarray
+    to_best: np.ndarray
+
+    def at(self, name: str, points: np.ndarray) -> np.ndarray:
+        """A curve at so many evaluations or seconds, float32 [S, points]."""
+        values = getattr(self, name)
+        if self.spent is None:
+            return values[:, np.asarray(points, int) - 1]
+        return at_seconds(values, self.spent, points)
+
+
+def curves_of(
+    table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], in_seconds: bool
+) -> Curves:
+    """The curves of one strategy; of one with fidelities those of its full evaluations."""
+    codes, scores, spent = ran["codes"], ran["scores"], None
+    if has_fidelities(strategy):
+        spent = np.cumsum(ran["spent"], axis=1, dtype=np.float64)
+        full = ran["fidelity"] == strategy.fidelities - 1
+        codes = np.where(full[..., None], codes, -1)
+        scores = np.where(full, scores, np.nan)
+    elif in_seconds:
+        spent = spent_seconds(table, codes)
+    curves = anytime(table, codes, scores, _METRIC.value, _REPORT.value)
+    return Curves(curves.found, curves.reported, spent, curves.queried[:, -1], curves.to_best)
+
+
+def first_point(every: dict[str, Curves], end: float) -> float:
+    """The seconds after which every search has an incumbent.
+
+    Raises:
+      ValueError: some strategy has none within the budget.
+    """
+    firsts = []
+    for name, curves in every.items():
+        assert curves.spent is not None
+        known = np.isfinite(curves.reported)
+        first = np.where(known.any(axis=1), np.take_along_axis(
+            curves.spent, np.argmax(known, axis=1)[:, None], axis=1)[:, 0], np.inf).max()
+        if first > end:
+            raise ValueError(
+                f"{name}: some search had no full evaluation within the {end:.0f} seconds of "
+                f"{_EVALUATIONS.value} mean full trainings; give more --evaluations."
+            )
+        firsts.append(first)
+    return max(firsts)
+
+
+def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
+    """The numbers of --at.
+
+    Raises:
+      ValueError: something else than numbers within the budget.
+    """
+    try:
+        marks = np.asarray([float(text) for text in texts])
+    except ValueError:
+        marks = np.zeros(1)
+    if np.any((marks < 1) | (marks > evaluations)):
+        raise ValueError(
+            f"--at={','.join(texts)}: expected numbers from 1 to the {evaluations} evaluations."
+        )
+    return marks
+
+
+def points_of(every: dict[str, Curves], unit: float | None) -> np.ndarray:
+    """Where curves are drawn, as many points as one can show: evaluations, or seconds.
+
+    `unit` is the seconds of a full training, or None.
+    """
+    if unit is None:
+        return np.unique(np.geomspace(1, _EVALUATIONS.value, 120).round().astype(int))
+    end = _EVALUATIONS.value * unit
+    return np.geomspace(first_point(every, end), end, 120)
+
+
+def summarise(
+    name: str, curves: Curves, seconds: np.ndarray, at: np.ndarray, marks: np.ndarray
+) -> dict[str, Any]:
     """The curves and figures of one strategy, for the table, the page and the JSON file."""
-    curves = anytime(table, ran["codes"], ran["scores"], _METRIC.value, _REPORT.value)
-    seeds, evaluations = curves.found.shape
-    # As many points as a curve can show.
-    at = np.unique(np.geomspace(1, evaluations, 120).round().astype(int)) - 1
-    if np.isnan(curves.reported[:, at]).any(axis=0).all():
+    found, reported = curves.at("found", at), curves.at("reported", at)
+    seeds = len(found)
+    if np.isnan(reported).any(axis=0).all():
         raise ValueError(f"{name}: no search found an architecture that the table has.")
 
     def band(values: np.ndarray) -> dict[str, list[float]]:
@@ -110,22 +238,29 @@ def summarise(name: str, table: tabular.Table, ran: dict[str, np.ndarray]) -> di
         }
 
     reached = np.isfinite(curves.to_best)
+    marked = curves.at("reported", marks)
     return {
         "name": name,
         "seeds": seeds,
-        "evaluations": (at + 1).tolist(),
-        "found": band(curves.found[:, at]),
-        "reported": band(curves.reported[:, at]),
+        "evaluations" if curves.spent is None else "simulated_seconds": at.tolist(),
+        "found": band(found),
+        "reported": band(reported),
         "final": {
-            "mean": float(np.mean(curves.reported[:, -1])),
-            "std": float(np.std(curves.reported[:, -1])),
-            "found_mean": float(np.mean(curves.found[:, -1])),
+            "mean": float(np.mean(reported[:, -1])),
+            "std": float(np.std(reported[:, -1])),
+            "found_mean": float(np.mean(found[:, -1])),
         },
-        "networks": float(np.mean(curves.queried[:, -1])),
+        "at": {
+            # None before some search has an incumbent.
+            text: None if np.isnan(column).any() else
+            {"mean": float(np.mean(column)), "std": float(np.std(column))}
+            for text, column in zip(_AT.value, marked.T, strict=True)
+        },
+        "networks": float(np.mean(curves.networks)),
         "reached_best": float(np.mean(reached)),
         "queries_to_best": float(np.mean(curves.to_best[reached])) if reached.any() else None,
-        "seconds_per_search": float(np.sum(ran["seconds"]) / seeds),
-        "_at_points": curves.reported[:, at],
+        "seconds_per_search": float(np.sum(seconds) / seeds),
+        "_at_points": reported,
     }
 
 
@@ -140,8 +275,11 @@ def rank(summaries: list[dict[str, Any]], larger_is_better: bool) -> None:
 
 def show(result: dict[str, Any]) -> str:
     """The table that is printed."""
+    budget = f"{result['evaluations']} evaluations"
+    if "seconds" in result:
+        budget = f"{result['seconds']:.4g} simulated seconds ({result['evaluations']} full trainings)"
     lines = [
-        f"{result['benchmark']}, {result['evaluations']} evaluations, {result['seeds']} seeds: "
+        f"{result['benchmark']}, {budget}, {result['seeds']} seeds: "
         f"{result['report_metric']} of the best by {result['metric']} "
         f"(best of the table {result['best']['reported']:.4g})",
         f"{'strategy':32s} {'mean':>9s} {'std':>8s} {'networks':>9s} {'found best':>10s} "
@@ -154,6 +292,16 @@ def show(result: dict[str, Any]) -> str:
             f"{s['networks']:9.0f} {100 * s['reached_best']:9.0f}% {queries:>8s} "
             f"{1e3 * s['seconds_per_search']:10.2f}"
         )
+    if _AT.value:
+        what = "seconds of so many full trainings" if "seconds" in result else "so many evaluations"
+        lines.append(f"mean +- std after {what}:")
+        lines.append(" " * 32 + "".join(f" {at:>17s}" for at in _AT.value))
+        for s in result["strategies"]:
+            cells = (
+                f"{x['mean']:9.4f} +-{x['std']:6.4f}" if x else f"{'-':>17s}"
+                for x in s["at"].values()
+            )
+            lines.append(f"{s['name']:32s} " + " ".join(cells))
     return "\n".join(lines)
 
 
@@ -180,10 +328,17 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
     if not flags.FLAGS.workdir:
         raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
-    made = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
+    found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     table = tabular.load(_BENCHMARK.value, _DATA.value)
     evaluate = evaluator(table, _METRIC.value)
     evaluator(table, _REPORT.value)
+    marks = marks_of(_AT.value, _EVALUATIONS.value)
+    made = {name: make(table, _EVALUATIONS.value) for name, make in found.items()}
+    in_seconds = any(map(has_fidelities, made.values()))
+    unit, races = None, None
+    if in_seconds:
+        races = fidelity_evaluator(table, _METRIC.value)
+        unit = strategies_lib.full_seconds(table, _METRIC.value)
     settings = dict(
         benchmark=_BENCHMARK.value,
         metric=_METRIC.value,
@@ -193,13 +348,15 @@ def main(argv: list[str]) -> None:
     )
     with open_workdir(flags.FLAGS.workdir) as workdir:
         check_same(workdir, settings)
-        summaries = []
-        for name, make in made.items():
+        every, seconds = {}, {}
+        for name, strategy in made.items():
             folder = workdir / "searches" / name.replace(":", "-")
-            ran = run_strategy(
-                make(table, _EVALUATIONS.value), evaluate, _SEEDS.value, _CHUNK.value, folder, name
-            )
-            summaries.append(summarise(name, table, ran))
+            look_up = races if has_fidelities(strategy) else evaluate
+            ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name)
+            every[name] = curves_of(table, strategy, ran, in_seconds)
+            seconds[name] = ran["seconds"]
+        at, marks = points_of(every, unit), marks * (unit or 1)
+        summaries = [summarise(name, every[name], seconds[name], at, marks) for name in every]
         objective = table.objectives[_REPORT.value]
         rank(summaries, objective == "max")
         found_best, best_row = table.best(_METRIC.value)[1], table.best(_METRIC.value)[0]
@@ -208,6 +365,7 @@ def main(argv: list[str]) -> None:
             "report_metric": _REPORT.value,
             "objective": objective,
             "networks": table.unique,
+            **({} if unit is None else {"seconds": _EVALUATIONS.value * unit}),
             "best": {
                 "found": found_best,
                 "reported": table.best(_REPORT.value)[1],

@@ -133,6 +133,10 @@ _SHAKESPEARE = Training(
     steps=800, batch_size=16, length=64, learning_rate=3e-3, warmup_steps=50, clip=1.0,
     evaluate_every=100, checkpoint_every=400,
 )  # fmt: skip
+_WIKITEXT_EPOCH = Training(
+    steps=1000, batch_size=32, length=64, learning_rate=8e-3, warmup_steps=100, clip=1.0,
+    evaluate_every=1000, checkpoint_every=250,
+)  # fmt: skip
 _WIKITEXT = Training(
     steps=8000, batch_size=32, length=64, learning_rate=2e-3, warmup_steps=400,
     evaluate_every=1000, checkpoint_every=1000,
@@ -152,6 +156,21 @@ CONFIGS = {
             training=_SHAKESPEARE,
             search=Search(start=200, every=2, learning_rate=3e-2, end_temperature=0.5),
             retraining=_SHAKESPEARE,
+            evaluation=Evaluation(),
+        ),
+        # One epoch of a small network: a search and a retraining in some minutes each on one core.
+        LanguageConfig(
+            name="wikitext2_small",
+            data=Text(name="wikitext2"),
+            model=Model(
+                blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=64,
+                clusters=2, div_value=2, tie_projections=True, dropout=0.0, init_std=0.1,
+            ),  # fmt: skip
+            training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
+            search=Search(
+                start=250, every=2, learning_rate=2e-2, cost="latency", cost_weight=0.5, target=0.65
+            ),
+            retraining=_WIKITEXT_EPOCH,
             evaluation=Evaluation(),
         ),
         # Hours on two cores, minutes on a GPU.

@@ -136,6 +136,61 @@ def pool_random(table: Table, evaluations: int) -> Any:
     )
 
 
+# Tables with fidelities: what the names of a metric and of the seconds end with at each, cheapest first.
+# Each is a training of its own, whose full time counts.
+FIDELITIES = {"nasbench201": ("_12", "")}
+
+
+def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tuple[str, str]]:
+    """The names of the metric and of the seconds it takes at each fidelity, cheapest first.
+
+    Raises:
+      ValueError: the table has no fidelities, or not of this metric.
+    """
+    endings = FIDELITIES.get(table.name, ())
+    names = [(metric + ending, "training_seconds" + ending) for ending in endings]
+    missing = [name for pair in names for name in pair if name not in table.metrics]
+    if not names or missing:
+        why = f"it lacks {', '.join(missing)}" if missing else "every network has one result"
+        raise ValueError(
+            f"{table.name} has no fidelities of {metric!r} ({why}), which hyperband and "
+            f"successive_halving race over. Tables with fidelities: {', '.join(FIDELITIES)}."
+        )
+    return names
+
+
+def full_seconds(table: Table, metric: str = "validation_accuracy") -> float:
+    """The mean time of a full training: the unit of budgets in seconds."""
+    return float(np.nanmean(table.metrics[fidelities_of(table, metric)[-1][1]]))
+
+
+def hyperband(table: Table, evaluations: int, starts: tuple[int, ...] | None = None) -> Any:
+    """Races within the seconds of so many full trainings.
+
+    One in `eta` goes on, the ratio of the seconds, so that every rung of a race takes as long as the
+    others (Li et al. 2018, section 3): nothing is tuned.
+    """
+    names = fidelities_of(table)
+    low, high = (np.nanmean(table.metrics[names[k][1]]) for k in (0, -1))
+    steps = len(names) - 1
+    eta = max(round(float(high / low) ** (1 / steps)), 2)
+    # Room for what fits the budget: as many as a race from the cheapest has for its seconds, where
+    # every rung takes those of one full training, and half as many again for cheap networks.
+    most = (eta**steps + 1) * evaluations * 3 // (2 * len(names)) + eta**steps
+    return search.Hyperband(
+        fidelities=len(names),
+        eta=eta,
+        first=eta**steps,
+        starts=starts,
+        budget=evaluations * full_seconds(table),
+        **common(table, most),
+    )
+
+
+def successive_halving(table: Table, evaluations: int) -> Any:
+    return hyperband(table, evaluations, starts=(0,))
+
+
 STRATEGIES: dict[str, Make] = {
     make.__name__: make
     for make in (
@@ -150,6 +205,8 @@ STRATEGIES: dict[str, Make] = {
         gaussian_process,
         mlp_ensemble,
         transformer_predictor,
+        hyperband,
+        successive_halving,
         pool_random,
     )
 }

@@ -11,7 +11,7 @@ import pytest
 
 from jaxnas import tabular
 from jaxnas.space import Choice, Space
-from jaxnas.tabular.anytime import anytime
+from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 
 ROOT = pathlib.Path(__file__).parents[1]
 TABLES = pathlib.Path(os.environ.get("JAXNAS_DATA", ROOT.parent / "shared" / "tabular"))
@@ -78,12 +78,62 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
 
 
 @needs_tables
+def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_path):
+    strategies = "--strategies=random,regularized_evolution,hyperband"
+    first = compare(tmp_path / "run", strategies, "--at=10,40")
+    assert first.returncode == 0, first.stderr
+    result = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    parts = sorted((tmp_path / "run" / "searches" / "hyperband").glob("*.npz"))
+    assert len(parts) == 2
+    before = [path.stat().st_mtime_ns for path in parts]
+    second = compare(tmp_path / "run", strategies, "--at=10,40")
+    assert second.returncode == 0, second.stderr
+    assert [path.stat().st_mtime_ns for path in parts] == before
+    assert json.loads((tmp_path / "run" / "comparison.json").read_text()) == result
+
+    table = tabular.load("nasbench201", TABLES)
+    budget = 40 * float(np.nanmean(table.metrics["training_seconds"]))
+    np.testing.assert_allclose(result["seconds"], budget, rtol=1e-6)
+    # Found again from the histories alone: the best full training that ended within the budget.
+    ends = []
+    for path in parts:
+        with np.load(path, allow_pickle=False) as file:
+            codes, scores, fidelity, spent = (
+                file[name] for name in ("codes", "scores", "fidelity", "spent")
+            )
+        rows = np.asarray(table.row(table.space.decode(np.maximum(codes, 0))))
+        for i in range(len(codes)):
+            names = np.where(fidelity[i] == 1, "training_seconds", "training_seconds_12")
+            used = fidelity[i] >= 0
+            costs = [table.metrics[name][row] for name, row in zip(names, rows[i], strict=True)]
+            np.testing.assert_array_equal(spent[i][used], np.asarray(costs)[used])
+            counts = (np.cumsum(spent[i], dtype=np.float64) <= budget) & (fidelity[i] == 1)
+            winner = np.argmax(np.where(counts, scores[i], -np.inf))
+            assert scores[i][winner] == table.metrics["validation_accuracy"][rows[i][winner]]
+            ends.append(table.metrics["test_accuracy"][rows[i][winner]])
+    got = {s["name"]: s for s in result["strategies"]}
+    np.testing.assert_allclose(got["hyperband"]["final"]["mean"], np.mean(ends), rtol=1e-6)
+    np.testing.assert_allclose(got["hyperband"]["at"]["40"]["mean"], np.mean(ends), rtol=1e-6)
+    for s in got.values():
+        assert s["simulated_seconds"][-1] == result["seconds"] and "evaluations" not in s
+        assert np.all(np.isfinite(s["reported"]["mean"]))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "simulated seconds" in page and "the time of 40 full trainings" in page
+    assert "(40 full trainings)" in second.stdout
+
+
+@needs_tables
 @pytest.mark.parametrize(
     "flags, message",
     [
         (["--strategies=randm"], "'randm' is not a strategy; did you mean 'random'?"),
         (["--strategies=nowhere:mine"], "'nowhere:mine' could not be imported"),
         (["--metric=accuracy"], "'accuracy' is not a metric of the table"),
+        (["--at=10,41"], "--at=10,41: expected numbers from 1 to the 40 evaluations"),
+        (
+            ["--benchmark=nasbench_graph_cora", "--strategies=random,hyperband"],
+            "nasbench_graph_cora has no fidelities of 'validation_accuracy'",
+        ),
     ],
 )
 def test_clear_errors(tmp_path, flags, message):
@@ -109,3 +159,18 @@ def test_curves_are_of_the_incumbent_by_the_search_metric():
     np.testing.assert_array_equal(curves.reported, [[10, 40, 30, 30], [np.nan, 40, 40, 40]])
     np.testing.assert_array_equal(curves.queried, [[1, 2, 3, 3], [1, 1, 2, 2]])
     np.testing.assert_array_equal(curves.to_best, [3, np.nan])
+
+
+def test_curves_along_seconds_keep_the_last_value_and_start_with_none():
+    curves = np.asarray([[1, 2, 3], [4, 4, 5]], np.float32)
+    spent = np.asarray([[10.0, 20.0, 40.0], [5.0, 5.0, 6.0]])
+    got = at_seconds(curves, spent, np.asarray([4.0, 5.0, 20.0, 39.0, 99.0]))
+    np.testing.assert_array_equal(got, [[np.nan, np.nan, 2, 2, 3], [np.nan, 4, 5, 5, 5]])
+    space = Space(op=Choice("a", "b", "c"))
+    table = tabular.from_arrays(
+        "three", space, {"op": np.arange(3, dtype=np.int32)}, {"training_seconds": [1.0, np.nan, 4.0]}
+    )
+    codes = np.asarray([[[2], [1], [0], [-1]]], np.int32)
+    np.testing.assert_array_equal(spent_seconds(table, codes), [[4, 4, 5, 5]])
+    with pytest.raises(ValueError, match="'hours' is not a metric of the table"):
+        spent_seconds(table, codes, "hours")

@@ -1,4 +1,4 @@
-"""Searches that a predictor guides, and races over fidelities."""
+"""Searches that a predictor guides."""
 
 import functools
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxnas import predictors, search
-from jaxnas.search.successive_halving import incumbent_at
 from jaxnas.space import Choice, Space
 
 SPACE = Space(op=Choice("a", "b", "c", "d").repeat(5))  # 1,024 architectures
@@ -91,46 +90,3 @@ def test_clear_errors():
         guided(acquisition="ucb")
     with pytest.raises(ValueError, match="initial is 1, but a predictor needs at least two"):
         guided(initial=1)
-    with pytest.raises(ValueError, match=r"starts holds \[3\], expected fidelities from 0 to 2"):
-        search.Hyperband(SPACE, fidelities=3, budget=10.0, starts=(3,))
-    with pytest.raises(ValueError, match="budget is 0.0 seconds"):
-        search.Hyperband(SPACE, fidelities=3, budget=0.0)
-
-
-# ---- Hyperband.
-
-
-def fidelities(archs, fidelity):
-    """The true score, less an error that is smaller at each higher fidelity."""
-    code = jnp.sum(archs["op"] * 4 ** jnp.arange(5)[None, :], axis=1)
-    error = jnp.sin(code.astype(jnp.float32)) * (2.0 - fidelity)
-    return evaluate(archs) + error, jnp.full(code.shape, 3.0**fidelity)
-
-
-def test_races_halve_and_carry_the_best_on():
-    strategy = search.Hyperband(SPACE, 3, budget=1e9, first=9, races=1, starts=(0,))
-    assert strategy.rungs(0) == [9, 3, 1] and strategy.rungs(2) == [1]
-    races = strategy.run(fidelities, KEYS[0])
-    np.testing.assert_array_equal(races.fidelity, [0] * 9 + [1] * 3 + [2])
-    codes, scores = np.asarray(races.codes), np.asarray(races.scores)
-    order = np.argsort(-scores[:9], kind="stable")
-    np.testing.assert_array_equal(codes[9:12], codes[order[:3]])
-    np.testing.assert_array_equal(codes[12], codes[9 + np.argmax(scores[9:12])])
-    np.testing.assert_allclose(races.seconds, np.cumsum([1] * 9 + [3] * 3 + [9]))
-    assert int(races.best()) == 12
-
-
-def test_the_budget_counts_and_the_incumbent_is_of_the_highest_fidelity():
-    strategy = search.Hyperband(SPACE, 3, budget=100.0, first=9, races=12)
-    races = jax.jit(jax.vmap(lambda key: strategy.run(fidelities, key)))(KEYS)
-    for i in range(len(KEYS)):
-        one = jax.tree.map(lambda x, i=i: x[i], races)
-        np.testing.assert_array_equal(one.counted, np.asarray(one.seconds) <= 100)
-        best = int(one.best())
-        assert bool(one.counted[best]) and int(one.fidelity[best]) == 2
-        at = incumbent_at(one, [0.5, 1.0, 100.0])
-        assert at[0] == -1 and at[1] == 0 and at[2] == best
-    # The same searches spend what random search would on 11 evaluations at the highest fidelity.
-    found = [float(evaluate(SPACE.decode(one))[0]) for one in np.asarray(
-        jax.vmap(lambda r: r.codes[r.best()])(races))[:, None]]
-    assert np.mean(found) > 2

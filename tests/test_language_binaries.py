@@ -114,6 +114,11 @@ def test_the_page_holds_the_search_and_the_networks(retrained, data_dir):
         assert text in page
     assert result["tokens"] == 30 * 4 * 16
     assert result["test"]["perplexity"] == pytest.approx(np.exp(result["test"]["nats"]))
+    evaluated = finish(start("evaluate_language", smooth, data_dir, "--split=test",
+                             "--network=retrained/interleaved-scratch-1/subnet"))  # fmt: skip
+    evaluated = json.loads(evaluated[evaluated.index("{"):])
+    assert evaluated["perplexity"] == pytest.approx(result["test"]["perplexity"])
+    assert evaluated["params"] == result["params"]
     # Bytes: bits for one are bits for the other, but that the first is not predicted.
     assert result["test"]["bits_per_byte"] == pytest.approx(
         result["test"]["nats"] / np.log(2), rel=0.01)  # fmt: skip
@@ -143,6 +148,7 @@ def test_other_ways_to_select_and_inherited_weights(searched, data_dir, tmp_path
     (("search_par", "--set=search.selection=guess"), "search.selection is 'guess', expected argmax"),
     (("search_par", "--set=search.end_temperature=0"), "temperature is 0.0, expected one above 0"),
     (("search_par", "--set=training.batch_size=4000"), "4000 rows of 16 tokens"),
+    (("search_par", "--set=data.search_fraction=0"), "needs text that is held out of training"),
     (("retrain_language",), "result.json is missing: first run experiments.search_par"),
     (("retrain_language", "--architecture=best"), "--architecture is 'best'; expected found"),
 ])  # fmt: skip

@@ -1,3 +1,6 @@
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +8,7 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
 from jaxnas import Choice, Space, predictors
+from jaxnas.predictors.transformer import ranking_loss
 
 EDGES = ((0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3))
 CELL = predictors.EdgeCell(EDGES, 5, none=0, identity=1)
@@ -158,6 +162,95 @@ def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
     assert np.corrcoef(mean[40:], score[40:])[0, 1] > 0.6
     with pytest.raises(ValueError, match="encode"):
         predictor.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool))
+
+
+# ---- The Transformer trained on scores.
+
+SCORER = predictors.SupervisedTransformer(2, 4, width=8, heads=1, layers=1, outputs=8, members=2,
+                                          steps=60, batch=32, learning_rate=0.01, structure=False)
+
+
+@pytest.fixture(scope="module")
+def ordered():
+    """Two segments of two operations each, and how many have a 1 behind a 0.
+
+    Every example has two of each operation: only order and segments tell them apart.
+    """
+    cells = jnp.asarray([[0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1]], jnp.int32)
+    score = jnp.asarray([2.0, 1.0, -2.0, 0.0])
+    rows = jnp.arange(40) % 4
+    places = {"place": jnp.asarray([0, 1, 0, 1]), "segment": jnp.asarray([0, 0, 1, 1])}
+    tokens = {name: jnp.broadcast_to(x[None], (40, 4)) for name, x in places.items()}
+    return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
+
+
+@pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}],
+                         ids=["regression", "ranking"])
+def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
+    inputs, score = ordered
+    predictor = dataclasses.replace(SCORER, **losses)
+    mean, std = fitted_on(predictor, inputs, score, 30)
+    assert mean.shape == std.shape == (40,) and mean.dtype == std.dtype == jnp.float32
+    assert bool((std > 0).all())
+    by_score = [float(mean[k]) for k in (2, 3, 1, 0)]
+    assert np.all(np.diff(by_score) > 0.1), by_score
+    if "ranking" in losses:  # in the units of the normal quantiles
+        np.testing.assert_allclose(mean[:4], predictors.rank_normal(score, score == score)[:4], atol=0.5)
+        return
+    # What rows not in use hold does not matter, and of many keys each gives what it gives alone.
+    scrambled = {"tokens": inputs["tokens"] | {"kind": inputs["tokens"]["kind"].at[30:].set(-1)}}
+    fit = jax.jit(jax.vmap(predictor.fit, (0, None, None, None)))
+    keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
+    many = fit(keys, scrambled, score.at[30:].set(jnp.inf), jnp.arange(40) < 30)
+    again, other = (predictor.predict(jax.tree.map(lambda x, i=i: x[i], many), inputs)[0]
+                    for i in range(2))
+    np.testing.assert_allclose(again, mean, atol=1e-3)
+    assert not np.allclose(other, mean, atol=1e-3)
+
+
+def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(cells):
+    inputs, score = cells
+    own = dict(width=8, outputs=8, heads=1, layers=1, members=2)
+    teacher = predictors.TransformerPredictor(3, 3, **own, steps=2)
+    weights = jax.jit(teacher.pretrain)(jax.random.key(0), inputs)
+    predictor = predictors.SupervisedTransformer(
+        3, 3, **own, steps=1, learning_rate=1e-6, start=predictors.Start(weights))
+    fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, score, jnp.arange(60) < 40)
+    kept = fitted["members"]["params"]["params"]["encoder"]
+    for name in ("summary", "Embed_0", "Dense_0", "Dense_2"):  # the last one makes the vector
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), kept[name],
+                     weights["params"][name])
+    mean, _ = predictor.predict(fitted, inputs)
+    moved = inputs | {"features": jax.tree.map(lambda x: x + 1, inputs["features"])}
+    assert not np.allclose(predictor.predict(fitted, moved)[0], mean, atol=1e-3)
+    with pytest.raises(ValueError, match="start has the weights of 2 members, expected 3"):
+        dataclasses.replace(predictor, members=3)
+    wider = dataclasses.replace(predictor, width=16)
+    with pytest.raises(ValueError, match="are of other sizes than the encoder's"):
+        wider.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool))
+    deeper = dataclasses.replace(predictor, layers=2)
+    with pytest.raises(ValueError, match="weights of another encoder"):
+        deeper.fit(jax.random.key(0), inputs, score, jnp.ones(60, bool))
+
+
+def test_supervised_transformer_says_what_is_missing(ordered):
+    inputs, score = ordered
+    with pytest.raises(ValueError, match="expected weights of at least 0, not both 0"):
+        dataclasses.replace(SCORER, ranking=0.0, regression=0.0)
+    with pytest.raises(ValueError, match=r"inputs lack features.*structure=False"):
+        dataclasses.replace(SCORER, structure=True).fit(
+            jax.random.key(0), inputs, score, jnp.ones(40, bool))
+    with pytest.raises(ValueError, match="inputs lack tokens"):
+        SCORER.fit(jax.random.key(0), score[:, None], score, jnp.ones(40, bool))
+    with pytest.raises(ValueError, match="two points"):
+        SCORER.fit(jax.random.key(0), inputs, score, jnp.arange(40) < 1)
+
+
+def test_ranking_loss_counts_pairs_that_differ():
+    told, aims = jnp.asarray([0.0, 2.0, 1.0]), jnp.asarray([1.0, 0.0, 1.0])
+    want = np.mean(np.log1p(np.exp([2.0, 1.0])))  # the second is above both, wrongly
+    np.testing.assert_allclose(ranking_loss(told, aims), want, rtol=1e-6)
+    assert ranking_loss(told, jnp.zeros(3)) == 0
 
 
 @pytest.mark.parametrize("predictor", [predictors.GaussianProcess(), predictors.MlpEnsemble()])

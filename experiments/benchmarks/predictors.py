@@ -31,7 +31,8 @@ TRANSFORMERS = [name for name in tabular.names() if name.startswith(("hwgpt", "l
 _TABLE = flags.DEFINE_enum("table", "nb201", ["nb201", "cora", "citeseer", "pubmed", *TRANSFORMERS],
                            "Which table.")
 _PREDICTORS = flags.DEFINE_list("predictors", ["gp", "mlp", "transformer", "transformer_tokens"],
-                                "Of gp, mlp, transformer, transformer_tokens (no path counts).")
+                                "Of gp, mlp, transformer, transformer_tokens (no path counts), "
+                                "transformer_supervised (trained on accuracies, no path counts).")
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
 _DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
 _SEARCHES = flags.DEFINE_integer("searches", 20, "Sequential searches; 0 for none.")
@@ -117,6 +118,12 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         return predictors.GaussianProcess(), table["inputs"]["features"]
     if name == "mlp":
         return predictors.MlpEnsemble(), table["inputs"]["features"]
+    if name == "transformer_supervised":
+        teacher = predictors.TransformerPredictor(
+            table["kinds"], table["places"], steps=_STEPS.value, members=3)
+        start = predictors.Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
+        return predictors.SupervisedTransformer(
+            table["kinds"], table["places"], start=start, structure=False), table["inputs"]
     predictor = predictors.TransformerPredictor(
         table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer")
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), table["inputs"])

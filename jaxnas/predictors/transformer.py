@@ -1,4 +1,4 @@
-"""A Transformer over an architecture's operations, taught the space, with a Gaussian process on top."""
+"""A Transformer over an architecture's operations: under a Gaussian process, or trained on scores itself."""
 
 import dataclasses
 from typing import Any
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.predictors.gp import GaussianProcess, matrices
+from jaxnas.predictors.targets import prepare
 
 
 class Encoder(nn.Module):
@@ -147,3 +148,201 @@ class TransformerPredictor:
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
         """Returns means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
         return self.process.predict(fitted, inputs)
+
+
+class Scorer(nn.Module):
+    """An `Encoder` and a head from its vector, and the features if there are any, to a score."""
+    encoder: Encoder
+
+    @nn.compact
+    def __call__(self, tokens: dict[str, jax.Array], columns: jax.Array) -> jax.Array:
+        """From int32 [N, T] each and float32 [N, F] to float32 [N]."""
+        vector, _ = self.encoder(tokens)
+        x = jnp.concatenate([vector, columns], 1)
+        return nn.Dense(1)(nn.gelu(nn.Dense(2 * self.encoder.width)(x)))[:, 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """Weights that training starts from, as `TransformerPredictor.pretrain` returns them."""
+    weights: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisedTransformer:
+    """An ensemble of Transformers trained end to end on scores, by regression and by ranking.
+
+    The loss is `regression` times the squared error plus `ranking` times the logistic loss of all
+    pairs of a batch that differ: softplus(told of the lower - told of the higher). Targets are normal
+    quantiles of ranks. Members differ in their initial weights and their batches.
+
+        predictor = SupervisedTransformer(kinds=3, places=3)
+        fitted = predictor.fit(key, {"tokens": tokens, "features": features}, targets, mask)
+        mean, std = predictor.predict(fitted, {"tokens": tokens, "features": features})
+
+    Attributes:
+      kinds, places: upper bounds of the tokens' values.
+      width, heads, layers, outputs: of an encoder.
+      members: of the ensemble.
+      ranking, regression: weights of the losses; 0 leaves one out.
+      steps, batch, learning_rate, decay: of AdamW; the rate falls along a cosine. Batches are drawn
+        from the points in use, with replacement.
+      structure: whether the head sees the features beside the learned vector.
+      ranks: fit normal quantiles of ranks; else standardised targets.
+      start: weights of the encoders to start from, of as many members; None for random ones.
+    """
+    kinds: int
+    places: int
+    width: int = 32
+    heads: int = 2
+    layers: int = 2
+    outputs: int = 32
+    members: int = 3
+    ranking: float = 1.0
+    regression: float = 1.0
+    steps: int = 150
+    batch: int = 64
+    learning_rate: float = 1e-3
+    decay: float = 1e-2
+    structure: bool = True
+    ranks: bool = True
+    start: Start | None = None
+
+    def __post_init__(self):
+        if min(self.ranking, self.regression) < 0 or self.ranking + self.regression <= 0:
+            raise ValueError(f"SupervisedTransformer: ranking is {self.ranking} and regression "
+                             f"{self.regression}; expected weights of at least 0, not both 0.")
+        if self.start is not None:
+            count = len(jax.tree.leaves(self.start.weights)[0])
+            if count != self.members:
+                raise ValueError(f"SupervisedTransformer: start has the weights of {count} members, "
+                                 f"expected {self.members}; pretrain as many.")
+
+    def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
+        """Returns the trained members, a pytree for `predict`.
+
+        Args:
+          key: a typed key.
+          inputs: {"tokens": dict of int32 [N, T]} as `path_tokens` or `tokens` give, and, for
+            `structure`, "features": a pytree of arrays [N, ...].
+          targets: scores, float [N]; higher is better.
+          mask: the rows in use, bool [N]; what the others hold does not matter.
+
+        Raises ValueError for inputs without tokens (or features), or, outside jit, fewer than two
+        points.
+        """
+        targets, mask = prepare(targets, mask, self.ranks)
+        groups, count = self._groups(inputs), jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
+        mean = [jnp.where(mask[:, None], g, 0).sum(0) / count for g in groups]
+        scale = [jnp.sqrt(jnp.sum(jnp.where(mask[:, None], g - m[None], 0) ** 2) / count + 1e-6)
+                 for g, m in zip(groups, mean, strict=True)]
+        tokens, columns = inputs["tokens"], self._columns(inputs, mean, scale)
+        model, used = self._scorer(), jnp.argsort(~mask, stable=True)  # rows in use come first
+        rate = optax.cosine_decay_schedule(self.learning_rate, self.steps)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0),
+                                optax.adamw(rate, weight_decay=self.decay))
+
+        def member(key: jax.Array, start: Any) -> Any:
+            init_key, key = jax.random.split(key)
+            params = model.init(init_key, jax.tree.map(lambda x: x[:1], tokens), columns[:1])
+            if start is not None:
+                params = self._started(params, start)
+
+            def step(carry: Any, key: jax.Array) -> tuple[Any, None]:
+                params, state = carry
+                drawn = jax.random.uniform(key, (self.batch,)) * count
+                rows = used[jnp.minimum(drawn, count - 1).astype(jnp.int32)]
+                aims = targets[rows]
+
+                def loss(params: Any) -> jax.Array:
+                    told = jnp.asarray(model.apply(
+                        params, jax.tree.map(lambda x: x[rows], tokens), columns[rows]))
+                    return (self.regression * jnp.mean((told - aims) ** 2)
+                            + self.ranking * ranking_loss(told, aims))
+
+                grads = jax.grad(loss)(params)
+                with jax.numpy_dtype_promotion("standard"):  # as in GaussianProcess
+                    updates, state = optimizer.update(grads, state, params)
+                return (optax.apply_updates(params, updates), state), None
+
+            carry = params, optimizer.init(params)
+            (params, _), _ = jax.lax.scan(step, carry, jax.random.split(key, self.steps))
+            return {"params": params, **self._units(params, tokens, columns, mask)}
+
+        keys = jax.random.split(key, self.members)
+        if self.start is None:
+            members = jax.vmap(lambda key: member(key, None))(keys)
+        else:
+            members = jax.vmap(member)(keys, self.start.weights)
+        return {"members": members, "mean": mean, "scale": scale}
+
+    def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns the members' means and standard deviations float32 [M] of inputs [M, ...].
+
+        In the units of the transformed targets, which are monotone in the targets.
+        """
+        columns, model = self._columns(inputs, fitted["mean"], fitted["scale"]), self._scorer()
+
+        def member(one: Any) -> jax.Array:
+            told = jnp.asarray(model.apply(one["params"], inputs["tokens"], columns))
+            return (told - one["level"]) / one["spread"]
+
+        told = jax.lax.map(member, fitted["members"])
+        return told.mean(0), told.std(0) + 1e-6
+
+    def _units(self, params: Any, tokens: Any, columns: jax.Array, mask: jax.Array) -> Any:
+        """Returns the level and spread of a member's scores of the points in use, float32 [] each."""
+        if self.regression:
+            return {"level": jnp.float32(0), "spread": jnp.float32(1)}
+        # A ranking loss alone leaves both open, and members could not be compared.
+        told = jnp.asarray(self._scorer().apply(params, tokens, columns))
+        count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
+        level = jnp.sum(jnp.where(mask, told, 0)) / count
+        square = jnp.sum(jnp.where(mask, told - level, 0) ** 2) / count
+        return {"level": level, "spread": jnp.sqrt(square + 1e-6)}
+
+    def _scorer(self) -> Scorer:
+        return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers,
+                              self.outputs))
+
+    def _groups(self, inputs: Any) -> list[jax.Array]:
+        needed = ["tokens", *(["features"] if self.structure else [])]
+        missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
+        if missing:
+            raise ValueError(f"SupervisedTransformer: inputs lack {' and '.join(missing)}; expected a "
+                             f"dict of {' and '.join(needed)}"
+                             f"{' (or structure=False)' if missing == ['features'] else ''}.")
+        return matrices(inputs["features"]) if self.structure else []
+
+    def _columns(self, inputs: Any, mean: list, scale: list) -> jax.Array:
+        """Returns the features float32 [N, F], each group centred and scaled as a whole."""
+        groups = self._groups(inputs)
+        rows = jax.tree.leaves(inputs["tokens"])[0].shape[0]
+        parts = [(g - m[None]) / s for g, m, s in zip(groups, mean, scale, strict=True)]
+        total = sum(g.shape[1] for g in parts) / max(len(parts), 1)
+        return jnp.concatenate([jnp.zeros((rows, 0), jnp.float32),
+                                *(part * total ** 0.5 for part in parts)], 1)
+
+    def _started(self, params: Any, start: Any) -> Any:
+        """Returns the weights with the encoder's taken from another, less its head of properties."""
+        own, given = params["params"]["encoder"], start["params"]
+        if jax.tree.structure(own) != jax.tree.structure(given):
+            raise ValueError("SupervisedTransformer: start holds the weights of another encoder; "
+                             "pretrain one of the same width, heads, layers and outputs.")
+        head = max(int(name.split("_")[1]) for name in own if name.startswith("Dense_"))
+        names = {f"Dense_{head - 1}", f"Dense_{head}"}
+        kept = {name: own[name] if name in names else given[name] for name in own}
+        wrong = [name for name in own if jax.tree.map(jnp.shape, kept[name])
+                 != jax.tree.map(jnp.shape, own[name])]
+        if wrong:
+            raise ValueError(f"SupervisedTransformer: the start's {', '.join(wrong)} are of other sizes "
+                             "than the encoder's; pretrain one of the same width, heads, layers and "
+                             "outputs.")
+        return {"params": params["params"] | {"encoder": kept}}
+
+
+def ranking_loss(told: jax.Array, aims: jax.Array) -> jax.Array:
+    """Returns the mean logistic loss of all pairs of float32 [N] that differ in their aim, []."""
+    higher = (aims[:, None] > aims[None, :]).astype(jnp.float32)
+    wrong = jax.nn.softplus(told[None, :] - told[:, None])
+    return jnp.sum(higher * wrong) / jnp.maximum(higher.sum(), 1.0)

@@ -4,6 +4,7 @@ from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
+from jaxnas.search.perturbation import Perturbed, perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import Pool, PredictorGuided
 from jaxnas.search.random_search import RandomSearch
@@ -11,7 +12,7 @@ from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, run, scan
 from jaxnas.search.state import State
-from jaxnas.search.successive_halving import Hyperband, Races
+from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
 __all__ = [
     "NSGA2",
@@ -19,17 +20,19 @@ __all__ = [
     "Evolution",
     "Hyperband",
     "LocalSearch",
+    "Perturbed",
     "Pool",
     "PredictorGuided",
-    "Races",
     "RandomSearch",
     "RegularizedEvolution",
     "Reinforce",
     "Result",
     "SoftmaxPolicy",
     "State",
+    "SuccessiveHalving",
     "TransformerPolicy",
     "check_bounds",
+    "perturbation",
     "reachable",
     "run",
     "scan",

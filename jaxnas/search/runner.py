@@ -44,18 +44,28 @@ class Result:
     resumed: int
 
 
-def scan(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array) -> Any:
+def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
     """Returns the last state of a search that runs as one `lax.scan`; for jit, and vmap over keys.
 
     Args:
       strategy: any of this package, or another with the same methods.
       evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable.
         Rows that are not valid are evaluated too, and ignored.
+        Of a strategy with fidelities (one with a method `fidelity`, as `Hyperband`): from a batch and
+        a fidelity, int32 [], to scores or (scores, seconds), float32 [batch] each.
       key: a typed key.
 
     The state's `codes`, `scores` [evaluations, ...] and `size` are the history, in order. A thousand
     searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
     """
+    if _has_fidelities(strategy):
+        # How many batches there are depends on the scores and the seconds.
+        def turn(state):
+            archs, asked = strategy.ask(state)
+            told = evaluate(archs, strategy.fidelity(asked))
+            return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
+        return jax.lax.while_loop(lambda s: ~strategy.finished(s), turn, strategy.init(key))
+
     def step(state, drawn):
         archs, asked = strategy.ask(state, *drawn)
         return strategy.tell(asked, archs, evaluate(archs)), None
@@ -76,25 +86,36 @@ def scan(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array) -> Any:
     return jax.lax.scan(several, state, firsts)[0]
 
 
+def _has_fidelities(strategy: Any) -> bool:
+    """Returns whether a strategy asks for evaluations of several fidelities.
+
+    It has a method `fidelity`, its `tell` takes seconds, and its state's memory holds `fidelity` and
+    `seconds` [H] of each evaluation.
+    """
+    return hasattr(strategy, "fidelity")
+
+
 @functools.lru_cache(maxsize=32)
-def _compiled(strategy: Any, evaluate: Callable[[Arch], Any]) -> Callable[[jax.Array], Any]:
+def _compiled(strategy: Any, evaluate: Callable[..., Any]) -> Callable[[jax.Array], Any]:
     return jax.jit(functools.partial(scan, strategy, evaluate))
 
 
-def _traceable(strategy: Any, evaluate: Callable[[Arch], Any]) -> bool:
+def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
     """Returns whether an evaluation can be a part of a compiled program."""
     one = jax.eval_shape(lambda: strategy.space.decode(
         jnp.zeros((state_lib.batch_size(strategy), strategy.space.length), jnp.int32)))
+    fidelity = (jax.ShapeDtypeStruct((), jnp.int32),) if _has_fidelities(strategy) else ()
     try:
-        scores = jax.eval_shape(evaluate, one)
+        told = jax.eval_shape(evaluate, one, *fidelity)
     except (jax.errors.JAXTypeError, TypeError):
         return False  # it looks at the values of arrays, on the host
     expected = (state_lib.batch_size(strategy), *state_lib.objectives(strategy))
-    return isinstance(scores, jax.ShapeDtypeStruct) and (scores.shape, scores.dtype) == (
-        expected, jnp.float32)
+    parts = told if fidelity and isinstance(told, tuple) and len(told) == 2 else (told,)
+    return all(isinstance(x, jax.ShapeDtypeStruct) and (x.shape, x.dtype) == (expected, jnp.float32)
+               for x in parts)
 
 
-def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
+def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
         evaluations: int | None = None, history_path: str | os.PathLike | None = None,
         name: str | None = None,
         progress: Callable[[int, int, float], None] | None = None) -> Result:
@@ -107,7 +128,7 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
       strategy: `Evolution`, `RandomSearch`, or another with the same methods.
       evaluate: from a batch of architectures (leading axis n) to scores, float [n]; higher is
         better. On the host it is called once per generation; n is the population, and less only
-        at the end.
+        at the end. Of a strategy with fidelities also from a fidelity; see `scan`.
       key: a typed key; the same key, settings and scores give the same search.
       evaluations: the budget, instead of the strategy's own.
       history_path: a JSONL file with a line for each evaluation, written after each generation.
@@ -146,22 +167,34 @@ def run(strategy: Any, evaluate: Callable[[Arch], Any], key: jax.Array, *,
             state = asked  # exhausted
             break
         new = _describe(strategy, name, archs, rows, len(lines), generation)
+        fidelity = (strategy.fidelity(asked),) if _has_fidelities(strategy) else ()
+        for line in new if fidelity else ():
+            line["fidelity"] = int(fidelity[0])
         old = [line for line in recorded if line["generation"] == generation]
         _check_replay(strategy.space, old, new, history_path)
         shape = (*asked.valid.shape, *state_lib.objectives(strategy))
         scores = np.full(shape, np.nan, np.float32)
         if len(old) == len(new):
             scores[rows] = [history_lib.score_from_json(line["score"]) for line in old]
+            took = np.asarray([line.get("seconds", 0.0) for line in old], np.float32)
             resumed += len(old)
         else:
             recorded = [line for line in recorded if line["generation"] < generation]
-            scores[rows] = _scores(evaluate, archs, rows, shape[1:])
-        for line, row in zip(new, rows, strict=True):
+            scores[rows], took = _told(evaluate, archs, rows, shape[1:], fidelity)
+        seconds = ()
+        if fidelity and took is not None:
+            seconds = (np.zeros(shape, np.float32),)
+            seconds[0][rows] = took
+        for at, (line, row) in enumerate(zip(new, rows, strict=True)):
             line["score"] = history_lib.score_to_json(scores[row])
+            if fidelity:
+                # What is no number counts as 0, as for the strategy.
+                usable = took is not None and np.isfinite(took[at])
+                line["seconds"] = float(took[at]) if usable else 0.0
         if not lines:
             new[0]["settings"] = settings
         lines += new
-        state = strategy.tell(asked, archs, scores)
+        state = strategy.tell(asked, archs, scores, *seconds)
         if history_path is not None and len(old) < len(new):
             history_lib.write(history_path, others + lines)
         _check_scores(state)
@@ -186,14 +219,18 @@ def _lines(strategy: Any, name: str, settings: dict, state: Any) -> list[dict[st
     for generation in np.unique(born):
         rows = np.flatnonzero(born == generation)
         lines += _describe(strategy, name, archs, rows, len(lines), int(generation))
-    for line, score in zip(lines, scores, strict=True):
-        line["score"] = history_lib.score_to_json(score)
+    for row, line in enumerate(lines):
+        if _has_fidelities(strategy):
+            line["fidelity"] = int(state.memory.fidelity[row])
+        line["score"] = history_lib.score_to_json(scores[row])
+        if _has_fidelities(strategy):
+            line["seconds"] = float(state.memory.seconds[row])
     lines[0]["settings"] = settings
     return lines
 
 
 def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int) -> Result:
-    if len(lines) < strategy.evaluations:
+    if len(lines) < strategy.evaluations and getattr(state, "exhausted", True):
         _log.warning("search: stopped after %d of %d evaluations: no other feasible architecture "
                      "was found.", len(lines), strategy.evaluations)
     if int(state.skipped):
@@ -205,14 +242,23 @@ def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int
     return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
 
 
-def _scores(evaluate: Callable[[Arch], Any], archs: Arch, rows: np.ndarray,
-            objectives: tuple[int, ...]) -> np.ndarray:
-    scores, expected = np.asarray(evaluate(jax.tree.map(lambda x: x[rows], archs))), (
-        *rows.shape, *objectives)
-    if scores.shape != expected or scores.dtype.kind not in "fiu" and scores.dtype != "bfloat16":
-        raise ValueError(f"search: the evaluation returned {scores.dtype}{list(scores.shape)} for "
+def _told(evaluate: Callable[..., Any], archs: Arch, rows: np.ndarray, objectives: tuple[int, ...],
+          fidelity: tuple) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns the scores of some rows, float32 [rows, ...], and the seconds, if they are told."""
+    told, seconds = evaluate(jax.tree.map(lambda x: x[rows], archs), *fidelity), None
+    if fidelity and isinstance(told, tuple):
+        told, seconds = told
+        seconds = _checked(seconds, "seconds ", rows, ())
+    return _checked(told, "", rows, objectives), seconds
+
+
+def _checked(told: Any, what: str, rows: np.ndarray, objectives: tuple[int, ...]) -> np.ndarray:
+    """Returns what an evaluation told of some rows, float32 [rows, ...], if it has that shape."""
+    told, expected = np.asarray(told), (*rows.shape, *objectives)
+    if told.shape != expected or told.dtype.kind not in "fiu" and told.dtype != "bfloat16":
+        raise ValueError(f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
                          f"{len(rows)} architectures, expected float {list(expected)}.")
-    return scores.astype(np.float32)
+    return told.astype(np.float32)
 
 
 def _costs(strategy: Any, arch: Arch) -> dict[str, Any]:

@@ -342,7 +342,7 @@ def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
     plain = {"strategy": type(settings).__name__,
              "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist()}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        if field.name not in ("space", "cost", "bounds", "evaluations", "canonical"):
+        if field.name not in ("space", "cost", "bounds", "evaluations", "budget", "canonical"):
             value = getattr(settings, field.name)
             plain[field.name] = value if isinstance(value, int | float | str | None) else repr(value)
     bounds = {name: [low, high] for name, low, high in settings.bounds}

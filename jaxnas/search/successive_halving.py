@@ -5,131 +5,235 @@ cheapest (few epochs), the last one is what counts.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jaxnas.search import state as state_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.search.state import State
 from jaxnas.space import Arch, Space
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Races:
-    """What a race found, in the order of the evaluations; N is static.
+class Race:
+    """The memory of a state: what was evaluated how, and the rung of the race that is being run.
+
+    A rung is the architectures of a race at one fidelity. The history holds a race's rungs one after
+    the other, so two row numbers tell what the rung before had found.
 
     Attributes:
-      codes: evaluated architectures, int32 [N, L].
-      fidelity: of each evaluation, int32 [N].
-      scores: float32 [N], higher is better.
-      seconds: what has been spent up to and with each evaluation, float32 [N].
-      counted: whether the evaluation was within the budget, bool [N].
+      fidelity: of each evaluation; -1 in free rows. int32 [H]
+      seconds: what each evaluation took; 0 where that was not told, and in free rows. float32 [H]
+      current: the fidelity of the rung. int32 []
+      number: of the race, from 0. int32 []
+      previous: the first row of the rung before; `begun` if the rung starts a race. int32 []
+      begun: the first row of the rung. int32 []
+      want: how many architectures the rung has. int32 []
     """
-    codes: jax.Array
     fidelity: jax.Array
-    scores: jax.Array
     seconds: jax.Array
-    counted: jax.Array
-
-    def best(self) -> jax.Array:
-        """The row of the best score at the highest fidelity reached within the budget, int32 []."""
-        usable = self.counted & ~jnp.isnan(self.scores)
-        top = jnp.max(jnp.where(usable, self.fidelity, -1))
-        there = usable & (self.fidelity == top)
-        return jnp.argmax(jnp.where(there, self.scores, -jnp.inf)).astype(jnp.int32)
-
-
-Evaluate = Callable[[Arch, int], tuple[jax.Array, jax.Array]]
+    current: jax.Array
+    number: jax.Array
+    previous: jax.Array
+    begun: jax.Array
+    want: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Hyperband:
-    """Races of successive halving that start at each fidelity in turn; as long as the budget lasts.
+    """Races of successive halving that start at each fidelity in turn, until the budget is spent.
 
-    A race that starts at fidelity f draws architectures, evaluates them at f, and takes the best
-    1 / `eta` of them to the next fidelity, up to the last. With `starts=(0,)` every race starts at the
-    cheapest: that is successive halving.
+    A race that starts at fidelity f draws architectures that were never evaluated, evaluates them at
+    f, and takes the best 1 / `eta` of them to the next fidelity, up to the last. With `starts=(0,)`
+    every race starts at the cheapest: `SuccessiveHalving`. Use as `RandomSearch`, but for two things:
+
+        archs, state = strategy.ask(state)                # all of one fidelity
+        scores, seconds = evaluate(archs, strategy.fidelity(state))
+        state = strategy.tell(state, archs, scores, seconds)
+
+    An evaluation counts if it ends within the budget; the best is that at the highest fidelity of
+    which there is a score. Scores that are no numbers never go on.
 
     Attributes:
-      space: the search space.
+      space, cost, bounds, canonical: as for `RandomSearch`.
+      evaluations: at most, of all fidelities together: the capacity of the history.
       fidelities: how many there are.
-      budget: simulated seconds; an evaluation counts if it ends within them.
-      eta: one in `eta` goes on.
+      budget: seconds, as the evaluation tells them; None for no limit.
+      eta: one in `eta` goes on, and at least one.
       first: architectures at the start of a race from the cheapest fidelity.
-      races: how many at most.
       starts: the fidelities where races start, in turn; by default all.
+      batch: how many to ask for at a time; by default `first`.
     """
     space: Space
-    fidelities: int
-    budget: float
+    cost: Cost | None = None
+    bounds: Any = ()
+    evaluations: int = 1000
+    fidelities: int = 2
+    budget: float | None = None
     eta: int = 3
     first: int = 27
-    races: int = 20
     starts: tuple[int, ...] | None = None
+    batch: int | None = None
+    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
-        if self.fidelities < 1 or self.eta < 2 or self.first < 1 or self.races < 1:
-            raise ValueError("Hyperband: fidelities, first and races are at least 1 and eta at least "
-                             f"2; got {self.fidelities}, {self.first}, {self.races}, {self.eta}.")
-        if not self.budget > 0:
+        if self.fidelities < 1 or self.eta < 2 or self.first < 1:
+            raise ValueError("Hyperband: fidelities and first are at least 1 and eta at least 2; got "
+                             f"{self.fidelities}, {self.first}, {self.eta}.")
+        if self.budget is not None and not self.budget > 0:
             raise ValueError(f"Hyperband: the budget is {self.budget} seconds, expected more than 0.")
-        bad = [f for f in self.starts or () if not 0 <= f < self.fidelities]
-        if bad:
-            raise ValueError(f"Hyperband: starts holds {bad}, expected fidelities from 0 to "
+        starts = tuple(range(self.fidelities) if self.starts is None else self.starts)
+        if not starts or any(not 0 <= start < self.fidelities for start in starts):
+            raise ValueError(f"Hyperband: starts is {starts}, expected fidelities from 0 to "
                              f"{self.fidelities - 1}.")
+        object.__setattr__(self, "starts", starts)
+        if self.batch is None:
+            object.__setattr__(self, "batch", self.first)
+        state_lib.check_settings(self)
 
     def rungs(self, start: int) -> list[int]:
-        """How many architectures a race evaluates at each fidelity from `start`."""
-        entering = max(-(-self.first // self.eta ** start), 1)
-        counts = [entering]
+        """Returns how many architectures a race has at each fidelity from `start`, if none fails."""
+        counts = [max(-(-self.first // self.eta ** start), 1)]
         while len(counts) < self.fidelities - start:
             counts.append(max(counts[-1] // self.eta, 1))
         return counts
 
-    def run(self, evaluate: Evaluate, key: jax.Array) -> Races:
-        """Runs the races; pure, for jit and vmap over keys.
+    def init(self, key: jax.Array) -> State:
+        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
+        race = Race(jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero,
+                    zero, zero, zero)
+        return dataclasses.replace(state_lib.init(self, key), memory=self._start(race, zero, zero))
+
+    def fidelity(self, state: State) -> jax.Array:
+        """Returns the fidelity of the batch that was asked, int32 []."""
+        return state.memory.current
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of architectures to evaluate at `fidelity` of the next state, and that.
+
+        Rows where `state.valid` is False are fillers, as a rung or the budget of evaluations ends.
+        """
+        key, ask_key = jax.random.split(state.key)
+        state, race = dataclasses.replace(state, key=key), state.memory
+        done = state.size - race.begun
+        open_rows = jnp.minimum(race.want - done, self.evaluations - state.size)
+        place = jnp.arange(self.batch, dtype=jnp.int32)
+        asked = place < open_rows
+
+        def new() -> tuple[jax.Array, State]:
+            archs, proposed = state_lib.propose(self, state, ask_key, [])
+            valid = proposed.valid & asked
+            found = jnp.sum(valid, dtype=jnp.int32)
+            # Fewer than the rung has room for, and not than a whole batch.
+            exhausted = found < jnp.sum(asked, dtype=jnp.int32)
+            proposed = dataclasses.replace(proposed, valid=valid, exhausted=exhausted)
+            return self.space.encode(archs), proposed
+
+        def promoted() -> tuple[jax.Array, State]:
+            order = jnp.argsort(-jnp.where(_rung_before(state), state.scores, -jnp.inf))
+            rows = order[jnp.clip(done + place, 0, self.evaluations - 1)]
+            first = state.codes[rows[0]]
+            codes = jnp.where(asked[:, None], state.codes[rows], first[None, :])
+            return codes, dataclasses.replace(state, valid=asked)
+
+        codes, state = jax.lax.cond(_starts_race(state), new, promoted)
+        return self.space.decode(codes), state
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def tell(self, state: State, archs: Arch, scores: Any, seconds: Any = None) -> State:
+        """Returns the state that knows the scores of the batch last asked.
 
         Args:
-          evaluate: from a batch of architectures [n, ...] and a fidelity (a Python int) to scores and
-            the seconds that each evaluation takes beyond what the lower fidelities took, float32 [n].
-          key: consumed.
+          state: as `ask` returned it.
+          archs: the architectures that `ask` returned, leading axis `batch`.
+          scores: float [batch], higher is better. NaN: counted, never best, never goes on.
+          seconds: what each evaluation took, float [batch]; what is no number counts as 0.
+
+        Raises ValueError for other shapes or dtypes, or seconds that a budget needs and lacks.
         """
-        starts = tuple(range(self.fidelities)) if self.starts is None else self.starts
+        if seconds is None and self.budget is not None:
+            raise ValueError(f"Hyperband: the budget is {self.budget} seconds, but the evaluation does "
+                             "not tell any; let it return (scores, seconds).")
+        shape = state.valid.shape
+        seconds = jnp.zeros(shape, jnp.float32) if seconds is None else jnp.asarray(seconds)
+        if seconds.shape != shape or not jnp.issubdtype(seconds.dtype, jnp.floating):
+            raise ValueError(f"tell: seconds are {seconds.dtype}{list(seconds.shape)}, expected a "
+                             f"float for each row asked, {list(shape)}.")
+        race = state.memory
+        rows = jnp.where(state.valid, state.size + jnp.arange(shape[0], dtype=jnp.int32),
+                         self.evaluations)
+        told = jnp.where(jnp.isfinite(seconds), seconds, 0).astype(jnp.float32)
+        race = dataclasses.replace(
+            race, fidelity=race.fidelity.at[rows].set(race.current, mode="drop"),
+            seconds=race.seconds.at[rows].set(told, mode="drop"))
+        state = dataclasses.replace(state_lib.tell(self, state, archs, scores), memory=race)
+        return dataclasses.replace(state, memory=self._advance(state))
 
-        def race(spent: jax.Array, key: jax.Array, start: int) -> tuple[jax.Array, Races]:
-            counts, parts = self.rungs(start), []
-            codes = self.space.encode(self.space.sample(key, counts[0]))
-            for rung, count in enumerate(counts):
-                codes = codes[:count]
-                scores, seconds = evaluate(self.space.decode(codes), start + rung)
-                total = spent + jnp.cumsum(seconds)
-                fidelity = jnp.full((count,), start + rung, jnp.int32)
-                parts.append(Races(codes, fidelity, scores, total, total <= self.budget))
-                spent = total[-1]
-                order = jnp.argsort(-jnp.where(jnp.isnan(scores), -jnp.inf, scores))
-                codes = codes[order]
-            return spent, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    def finished(self, state: State) -> jax.Array:
+        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        # An exhausted space has no new race, but the one that is being run goes on to its end.
+        over = state.exhausted & _starts_race(state) & ~jnp.any(state.valid)
+        over |= state.size >= self.evaluations
+        return over if self.budget is None else over | (jnp.sum(state.memory.seconds) >= self.budget)
 
-        def sweep(spent: jax.Array, key: jax.Array) -> tuple[jax.Array, Races]:
-            found = []
-            for start, one in zip(starts, jax.random.split(key, len(starts)), strict=True):
-                spent, races = race(spent, one, start)
-                found.append(races)
-            return spent, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+    def best(self, state: State) -> tuple[Arch, jax.Array]:
+        """Returns the best architecture at the highest fidelity within the budget, and its score.
 
-        sweeps = -(-self.races // len(starts))
-        _, found = jax.lax.scan(sweep, jnp.float32(0), jax.random.split(key, sweeps))
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+        Raises ValueError if no score within the budget is a number.
+        """
+        usable, race = ~jnp.isnan(state.scores), state.memory
+        if self.budget is not None:
+            usable &= jnp.cumsum(race.seconds) <= self.budget
+        if not isinstance(usable, jax.core.Tracer) and not jnp.any(usable):
+            within = "" if self.budget is None else f" within the budget of {self.budget} seconds"
+            raise ValueError(f"best: none of {int(state.size)} evaluations gave a number{within}.")
+        usable &= race.fidelity == jnp.max(jnp.where(usable, race.fidelity, -1))
+        row = jnp.argmax(jnp.where(usable, state.scores, -jnp.inf))
+        return self.space.decode(state.codes[row]), state.scores[row]
+
+    def _start(self, race: Race, number: jax.Array, row: jax.Array) -> Race:
+        """Returns the memory at the start of a race, whose first evaluation is in that row."""
+        assert self.starts is not None  # set at the start
+        turn = number % len(self.starts)
+        counts = jnp.asarray([self.rungs(start)[0] for start in self.starts], jnp.int32)
+        return dataclasses.replace(
+            race, number=number, current=jnp.asarray(self.starts, jnp.int32)[turn], previous=row,
+            begun=row, want=counts[turn])
+
+    def _advance(self, state: State) -> Race:
+        """Returns the memory with the next rung, or the next race, where the rung is complete."""
+        race = state.memory
+        count = state.size - race.begun
+        complete = (count >= race.want) | (_starts_race(state) & state.exhausted)
+        row = jnp.arange(self.evaluations, dtype=jnp.int32)
+        usable = jnp.sum((row >= race.begun) & ~jnp.isnan(state.scores), dtype=jnp.int32)
+        goes_on = jnp.minimum(jnp.maximum(count // self.eta, 1), usable)
+        up = dataclasses.replace(race, current=race.current + 1, previous=race.begun,
+                                 begun=state.size, want=goes_on)
+        last = (race.current == self.fidelities - 1) | (goes_on == 0)
+        after = jax.tree.map(lambda a, b: jnp.where(last, a, b),
+                             self._start(race, race.number + 1, state.size), up)
+        return jax.tree.map(lambda a, b: jnp.where(complete, a, b), after, race)
 
 
-def incumbent_at(races: Races, seconds: Any) -> np.ndarray:
-    """The row of the best at the highest fidelity when `seconds` were spent; -1 before the first."""
-    spent, scores, fidelity = (np.asarray(x) for x in (races.seconds, races.scores, races.fidelity))
-    rows = []
-    for limit in np.atleast_1d(seconds):
-        there = (spent <= limit) & np.isfinite(scores)
-        there &= fidelity == (fidelity[there].max() if there.any() else -1)
-        rows.append(int(np.argmax(np.where(there, scores, -np.inf))) if there.any() else -1)
-    return np.asarray(rows)
+def SuccessiveHalving(space: Space, **settings: Any) -> Hyperband:
+    """Returns a `Hyperband` whose races all start at the cheapest fidelity; settings are its own."""
+    return Hyperband(space, starts=(0,), **settings)
+
+
+def _starts_race(state: State) -> jax.Array:
+    return state.memory.previous == state.memory.begun
+
+
+def _rung_before(state: State) -> jax.Array:
+    """Returns the rows of the rung before whose score is a number, bool [H]."""
+    row = jnp.arange(state.scores.shape[0], dtype=jnp.int32)
+    there = (row >= state.memory.previous) & (row < state.memory.begun)
+    return there & ~jnp.isnan(state.scores)

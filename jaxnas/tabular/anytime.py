@@ -64,6 +64,41 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
     return Anytime(found, reported, queried, to_best.astype(np.float32))
 
 
+def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Returns what curves by evaluation had reached after so many seconds, float32 [S, T].
+
+    Args:
+      curves: values after each evaluation, float [S, N].
+      spent: seconds spent up to and with each evaluation, never falling; float [S, N].
+      seconds: the times to look at, float [T].
+
+    NaN before the end of the first evaluation; a search that has ended keeps its last value.
+    """
+    values = []
+    for curve, ends in zip(curves, spent, strict=True):
+        place = np.searchsorted(ends, seconds, side="right") - 1
+        values.append(np.where(place >= 0, curve[np.maximum(place, 0)], np.nan))
+    return np.stack(values).astype(np.float32)
+
+
+def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_seconds") -> np.ndarray:
+    """Returns the seconds that full evaluations took, up to and with each one; float64 [S, N].
+
+    Args:
+      table: that was searched.
+      codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
+      metric: the seconds of one evaluation; NaN counts as 0.
+
+    Raises ValueError for an unknown metric.
+    """
+    table.metric(metric)  # raises if there is none
+    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(
+        np.maximum(codes, 0)))
+    there = (codes[..., 0] >= 0) & (rows >= 0)
+    seconds = np.where(there, table.metrics[metric][np.maximum(rows, 0)], 0)
+    return np.cumsum(np.nan_to_num(seconds), axis=1, dtype=np.float64)
+
+
 def _different(classes: np.ndarray) -> np.ndarray:
     """Returns how many different classes (of 0 or more) there are up to each place."""
     _, first = np.unique(classes, return_index=True)

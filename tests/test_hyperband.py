@@ -1,0 +1,184 @@
+"""Races over fidelities: one course however they are run, nothing enters twice, budgets, clear errors."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnas import search
+from jaxnas.space import Choice, Space
+
+# One worker for all: they share the searches.
+pytestmark = pytest.mark.xdist_group("hyperband")
+
+SPACE = Space(op=Choice("a", "b", "c", "d").repeat(5))  # 1,024 architectures
+SMALL = Space(op=Choice("a", "b", "c").repeat(2))
+KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def score(archs):
+    """Distance to one architecture, with pairs that matter together."""
+    match = (archs["op"] == 2).astype(jnp.float32)
+    return jnp.sum(match, axis=1) + match[:, 0] * match[:, 1]
+
+
+def evaluate(archs, fidelity):
+    """The true score, less an error that is smaller at each higher fidelity; and 1, 3 or 9 seconds."""
+    places = archs["op"].shape[1]
+    code = jnp.sum(archs["op"] * 4 ** jnp.arange(places)[None, :], axis=1)
+    level = jnp.asarray(fidelity).astype(jnp.float32)
+    seconds = jnp.broadcast_to(jnp.asarray([1.0, 3.0, 9.0])[fidelity], code.shape)
+    return score(archs) + jnp.sin(code.astype(jnp.float32)) * (2 - level), seconds
+
+
+# Batches of 4: rungs of 9, 3 and 1 take several, and one is not full.
+RACES = search.Hyperband(SPACE, evaluations=70, fidelities=3, first=9, batch=4)
+TIMED = dataclasses.replace(RACES, budget=150.0, evaluations=120, batch=9)
+
+
+@functools.cache
+def scanned(strategy):
+    return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
+
+
+def each(state):
+    """The histories of searches that ran as one: codes, scores, fidelity and seconds of what is used."""
+    for i in range(len(KEYS)):
+        one = jax.tree.map(lambda x, i=i: np.asarray(x[i]), dataclasses.replace(state, key=()))
+        rows = slice(0, int(one.size))
+        yield one.codes[rows], one.scores[rows], one.memory.fidelity[rows], one.memory.seconds[rows]
+
+
+def test_races_halve_and_carry_the_best_on():
+    assert [RACES.rungs(start) for start in range(3)] == [[9, 3, 1], [3, 1], [1]]
+    sweep = [0] * 9 + [1] * 3 + [2] + [1] * 3 + [2] + [2]
+    for codes, scores, fidelity, _ in each(scanned(RACES)):
+        np.testing.assert_array_equal(fidelity, (sweep * 4)[:70])
+        for first in range(0, 54, 18):
+            best = np.argsort(-scores[first : first + 9], kind="stable")
+            np.testing.assert_array_equal(codes[first + 9 : first + 12], codes[first + best[:3]])
+            winner = first + 9 + np.argmax(scores[first + 9 : first + 12])
+            np.testing.assert_array_equal(codes[first + 12], codes[winner])
+        # What starts a race was never evaluated before.
+        starts = np.flatnonzero(np.isin(np.arange(70) % 18, [*range(9), 13, 14, 15, 17]))
+        assert len(np.unique(codes[starts], axis=0)) == len(starts)
+
+
+def on_host(function):
+    """An evaluation that can't be traced: then a search is a loop, which shares what is compiled."""
+    return lambda archs, fidelity: jax.tree.map(np.asarray, function(archs, int(fidelity)))
+
+
+@pytest.mark.parametrize("strategy", [RACES, TIMED])
+def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
+    path, many = tmp_path / "history.jsonl", scanned(strategy)
+    result = search.run(strategy, on_host(evaluate), KEYS[1], history_path=path)
+    np.testing.assert_array_equal(many.codes[1], result.state.codes)
+    np.testing.assert_array_equal(many.scores[1], result.state.scores)
+    np.testing.assert_array_equal(many.memory.fidelity[1], result.state.memory.fidelity)
+    np.testing.assert_array_equal(many.memory.seconds[1], result.state.memory.seconds)
+    if strategy is TIMED:
+        compiled = search.run(strategy, evaluate, KEYS[1])
+        assert json.dumps(compiled.history) == json.dumps(result.history)
+    # As if killed in the middle of a generation: what is complete is not evaluated again.
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:14]))
+    again = search.run(strategy, on_host(evaluate), KEYS[1], history_path=path)
+    assert 9 <= again.resumed <= 14 and again.history == result.history
+    assert path.read_text() == "".join(lines)
+
+
+def test_the_budget_in_seconds_ends_a_search_and_counts():
+    state = scanned(TIMED)
+    for i, (codes, scores, fidelity, seconds) in enumerate(each(state)):
+        np.testing.assert_array_equal(seconds, 3.0**fidelity)
+        spent = np.cumsum(seconds)
+        assert spent[-1] >= 150 and len(codes) < 120
+        _, found = TIMED.best(jax.tree.map(lambda x, i=i: x[i], state))
+        assert found == scores[(fidelity == 2) & (spent <= 150)].max()
+    # 150 seconds are 16 evaluations at the highest fidelity, the only one that counts.
+    assert np.mean([scores[fidelity == 2].max() for _, scores, fidelity, _ in each(state)]) > 2
+
+
+def test_a_search_goes_on_with_a_larger_budget(tmp_path):
+    path = tmp_path / "history.jsonl"
+    first = search.run(dataclasses.replace(TIMED, budget=60.0), evaluate, KEYS[0], history_path=path)
+    more = search.run(TIMED, evaluate, KEYS[0], history_path=path)
+    assert more.resumed == len(first.history) < len(more.history)
+    np.testing.assert_array_equal(more.state.codes, scanned(TIMED).codes[0])
+
+
+def test_bounds_and_canonical_hold():
+    strategy = dataclasses.replace(
+        RACES, cost=lambda arch: {"last": arch["op"][4]}, bounds={"last": (1, 2)},
+        canonical=lambda arch: {"op": arch["op"].at[0].set(0)})  # fmt: skip
+    state = search.run(strategy, evaluate, KEYS[0]).state
+    codes = np.asarray(state.codes)
+    assert np.all((codes[:, 4] >= 1) & (codes[:, 4] <= 2) & (codes[:, 0] == 0))
+    entered = codes[np.asarray(state.memory.fidelity) == 0]
+    assert len(np.unique(entered, axis=0)) == len(entered)
+
+
+def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
+    strategy = search.SuccessiveHalving(SMALL, evaluations=100, fidelities=3, first=6, eta=2)
+    assert strategy.starts == (0,)
+    result = search.run(strategy, evaluate, KEYS[0])
+    # Nine architectures: a race of six, and one of the three that are left.
+    fidelity = np.asarray(result.state.memory.fidelity)[: len(result.history)]
+    np.testing.assert_array_equal(fidelity, [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
+    assert bool(result.state.exhausted) and bool(strategy.finished(result.state))
+    loop = search.run(strategy, on_host(evaluate), KEYS[0])
+    assert loop.history == result.history
+
+
+def test_failed_evaluations_are_counted_and_never_go_on():
+    def sometimes(archs, fidelity):
+        scores, seconds = evaluate(archs, fidelity)
+        failed = archs["op"][:, 0] != 2
+        return jnp.where(failed, jnp.nan, jnp.where(scores > 6, jnp.inf, scores)), seconds
+
+    state = search.run(RACES, on_host(sometimes), KEYS[0]).state
+    scores, fidelity = np.asarray(state.scores), np.asarray(state.memory.fidelity)
+    assert int(state.size) == 70 and int(state.skipped) == np.isnan(scores).sum() > 0
+    first = np.flatnonzero(fidelity == 0)[:9]
+    usable = np.isfinite(scores[first]).sum()
+    assert np.sum(fidelity[9:12] == 1) >= min(usable, 3) and RACES.best(state)[1] <= 6
+    # Whoever was promoted had a score at the fidelity below.
+    codes = np.asarray(state.codes)
+    lost = {tuple(code) for code in codes[np.isnan(scores) & (fidelity == 0)]}
+    assert not lost & {tuple(code) for code in codes[fidelity > 0][np.isfinite(scores[fidelity > 0])]}
+    with pytest.raises(ValueError, match="scores so far are NaN or infinite"):
+        search.run(RACES, on_host(lambda archs, f: evaluate(archs, f)[0] * jnp.nan), KEYS[0])
+
+
+def test_seconds_may_be_left_out_where_no_budget_needs_them():
+    def silent(archs, fidelity):
+        return evaluate(archs, fidelity)[0]
+
+    result = search.run(RACES, on_host(silent), KEYS[1])
+    np.testing.assert_array_equal(result.state.codes, scanned(RACES).codes[1])
+    assert {line["seconds"] for line in result.history} == {0.0}
+    with pytest.raises(ValueError, match=r"budget is 150.0 seconds, but the evaluation does not tell"):
+        search.run(TIMED, silent, KEYS[1])
+
+
+def test_clear_errors():
+    with pytest.raises(ValueError, match=r"starts is \(3,\), expected fidelities from 0 to 2"):
+        search.Hyperband(SPACE, fidelities=3, starts=(3,))
+    with pytest.raises(ValueError, match="budget is 0.0 seconds"):
+        search.Hyperband(SPACE, fidelities=3, budget=0.0)
+    with pytest.raises(ValueError, match="eta at least 2; got 2, 27, 1"):
+        search.Hyperband(SPACE, eta=1)
+    with pytest.raises(ValueError, match="batch is -1"):
+        search.Hyperband(SPACE, batch=-1)
+    with pytest.raises(ValueError, match="this space reaches"):
+        RACES.__class__(SPACE, lambda arch: {"last": arch["op"][4]}, {"last": (7, 9)}).init(KEYS[0])
+    archs, state = RACES.ask(RACES.init(KEYS[0]))
+    with pytest.raises(ValueError, match=r"seconds are float32\[3\], expected a float for each row"):
+        RACES.tell(state, archs, jnp.zeros(4), jnp.zeros(3))
+    with pytest.raises(ValueError, match="none of 0 evaluations gave a number within the budget"):
+        TIMED.best(TIMED.init(KEYS[0]))
