@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
+
+from jaxnas.training.differentiable import Order
+from jaxnas.training.relaxations import RELAXATIONS, Kind, check_temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,22 @@ class Search:
     selection: str = "argmax"
     samples: int = 16
     segments: int | None = 50
+
+    def __post_init__(self):
+        for name, known in (
+            ("order", get_args(Order)),
+            ("relaxation", tuple(RELAXATIONS)),
+            ("temperature", get_args(Kind)),
+            ("cost", (None, "macs", "latency")),
+            ("selection", ("argmax", "sampling", "perturbation")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"search.{name} is {getattr(self, name)!r}, expected one of "
+                    f"{', '.join(map(str, known))}"
+                )
+        check_temperature(self.start_temperature)
+        check_temperature(self.end_temperature)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,7 @@ def initial_state(setup: LanguageSetup, logits_optimizer: Any) -> SearchState:
         logits_opt_state=logits_optimizer.init(logits),
         memory=setup.net.empty_memory(rows),
         search_memory=setup.net.empty_memory(rows),
+        search_loss=jnp.float32(jnp.nan),
         key=setup.key("search"),
     )
     return jax.device_put(state, state_sharding(setup.mesh, state))
@@ -142,10 +143,6 @@ def select(setup: LanguageSetup, state: SearchState) -> tuple[Any, dict[str, Any
         nats = np.asarray(evaluate(params, archs))
         arch = jax.tree.map(lambda x: x[int(np.argmin(nats))], archs)
         return arch, {"method": "sampling", "search_nats": nats.tolist()}
-    if settings.selection != "perturbation":
-        raise ValueError(
-            f"search.selection is {settings.selection!r}, expected argmax, sampling or perturbation."
-        )
     # What the supernet was trained with on average.
     even = settings.relaxation == "average"
     weights = (relaxations.average if even else relaxations.softmax)(state.logits)

@@ -60,7 +60,7 @@ def first_state(logits_optimizer, mesh):
     logits = SPACE.logits()
     state = SearchState(
         jnp.int32(0), params, optax.sgd(RATE).init(params), logits, logits_optimizer.init(logits),
-        NET.empty_memory(ROWS), NET.empty_memory(ROWS), jax.random.key(1),
+        NET.empty_memory(ROWS), NET.empty_memory(ROWS), jnp.float32(jnp.nan), jax.random.key(1),
     )  # fmt: skip
     return jax.device_put(state, state_sharding(mesh, state))
 
@@ -99,7 +99,9 @@ def test_logits_stay_until_their_start_and_between_updates():
         for a, b in zip(states, states[1:], strict=False)
     ]
     assert moved == [False, False, True, False, False, True, False]
-    assert [np.isfinite(m["search_loss"]) for m in metrics] == moved
+    losses = [np.nan, *(m["search_loss"] for m in metrics)]
+    pairs = zip(losses, losses[1:], strict=False)
+    assert [not np.array_equal(a, b, equal_nan=True) for a, b in pairs] == moved
     # The memory of the search stream goes on with the updates, that of training in every step.
     for before, after, update in zip(states, states[1:], moved, strict=False):
         same = np.array_equal(before.search_memory.inputs, after.search_memory.inputs)

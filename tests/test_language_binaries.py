@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from test_binaries import finish, kill_when
 
+from experiments import config
+from experiments.language_configs import CONFIGS
+
 pytestmark = pytest.mark.xdist_group("language")
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = [
@@ -144,13 +147,20 @@ def test_other_ways_to_select_and_inherited_weights(searched, data_dir, tmp_path
     assert first[0]["loss"] < 5.0
 
 
+@pytest.mark.parametrize("assignment, message", [
+    ("search.selection=guess", "search.selection is 'guess', expected one of argmax, sampling"),
+    ("search.end_temperature=0", "temperature is 0.0, expected one above 0"),
+    ("search.order=third", "search.order is 'third', expected one of joint, first, second"),
+    ("search.cost=params", "search.cost is 'params', expected one of None, macs, latency"),
+])  # fmt: skip
+def test_impossible_configs_are_refused_before_anything_runs(assignment, message):
+    with pytest.raises(ValueError, match=message):
+        config.override(CONFIGS["tiny_shakespeare"], [assignment])
+
+
 @pytest.mark.parametrize("arguments, message", [
-    (("search_par", "--set=search.selection=guess"), "search.selection is 'guess', expected argmax"),
-    (("search_par", "--set=search.end_temperature=0"), "temperature is 0.0, expected one above 0"),
-    (("search_par", "--set=training.batch_size=4000"), "4000 rows of 16 tokens"),
     (("search_par", "--set=data.search_fraction=0"), "needs text that is held out of training"),
     (("retrain_language",), "result.json is missing: first run experiments.search_par"),
-    (("retrain_language", "--architecture=best"), "--architecture is 'best'; expected found"),
 ])  # fmt: skip
 def test_clear_errors(arguments, message, data_dir, tmp_path):
     binary, *more = arguments

@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
     for name, module, weights, soft in (
         ("unrolled", net, params, False),
         ("scanned", net.clone(scan_blocks=True), stacked, False),
+        ("soft, unrolled", net, params, True),
         ("soft, scanned", net.clone(scan_blocks=True), stacked, True),
     ):
         arch = space.soften(archs[0]) if soft else archs[0]

@@ -22,7 +22,7 @@ _RULES = (
     ".b-attention{fill:var(--evolution)}.b-feed_forward{fill:var(--sampled);fill-opacity:.55}"
     ".b-identity{fill:none;stroke:var(--ghost);stroke-dasharray:3 3}"
     "svg .letter{font-weight:650;font-size:12px}.b-cell{stroke:var(--line)}.b-dark{fill:var(--ink)}"
-    "svg .number{font-size:12px;paint-order:stroke;stroke:var(--card);stroke-width:3px}"
+    "svg .number{font-size:12px}svg .number.on{fill:var(--card)}"
     ".b-most{fill:none;stroke:var(--best);stroke-width:2.5}img.motion{max-width:100%;height:auto;"
     "border-radius:8px;background:#fff}"
 )
@@ -88,12 +88,13 @@ def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> s
         mean = sum(net["test"]["perplexity"] for net in own) / len(own)
         title += f": test perplexity {mean:.2f}"
     fewer = 1 - counts["attention"] / attention
+    against = f"{svg.percent(abs(fewer), 0)} {'fewer' if fewer > 0 else 'more'} attention blocks"
+    against = against if fewer else "as many attention blocks"
     lead = (
         f"A Transformer-XL of {blocks} blocks has {attention} of attention. The search chose among "
         f"{svg.short(float(run.result['space']['cardinality']))} stacks of attention, feed-forward and "
         f"identity, on {svg.esc(run.section('data').get('name'))}, in "
-        f"{svg.count(run.result['steps'])} steps: {svg.percent(abs(fewer), 0)} "
-        f"{'fewer' if fewer >= 0 else 'more'} attention blocks."
+        f"{svg.count(run.result['steps'])} steps: {against}."
     )
     body = (_probabilities(run, motion), _stacks(run, retrained), _networks(run, retrained),
             _curves(run), _settings(run))
@@ -128,8 +129,8 @@ def _probabilities(run: Run, motion: bytes | None) -> str:
             most = column == max(range(len(options)), key=lambda i: probabilities[i])
             body.append(f'<rect class="{"b-most" if most else "ghost"}" {box}/>')
             if most:
-                body.append(svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", "number",
-                                     "middle"))
+                kind = "number on" if value > 0.5 else "number"
+                body.append(svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", kind, "middle"))
     for block in range(len(values)):
         body.append(svg.text(130 + cell * (block + 0.5), height - 10, block + 1, "tick", "middle"))
     figure = svg.figure("probabilities", width, height, "Probabilities of the options by block",

@@ -38,6 +38,7 @@ class SearchState:
       params, opt_state: the weights and their optimizer's state.
       logits, logits_opt_state: architecture parameters, float32 [..., options] by name, and theirs.
       memory, search_memory: of the training stream and of the one held out.
+      search_loss: of the last update of the logits, float32 []; NaN before the first.
       key: typed key of the run; the randomness of step n comes from folding n into it.
     """
 
@@ -48,6 +49,7 @@ class SearchState:
     logits_opt_state: Any
     memory: Any
     search_memory: Any
+    search_loss: jax.Array
     key: jax.Array
 
 
@@ -115,7 +117,7 @@ def make_search_step(
     Returns:
       `step(state, {"train": batch, "search": batch}) -> (state, metrics)`. Of the search batch nothing
       is read where the logits are not updated: it then may be any. Metrics are float32 []: "loss",
-      "search_loss" (NaN where not computed), "learning_rate", "temperature", "entropy" (nats),
+      "search_loss" (of the last update), "learning_rate", "temperature", "entropy" (nats),
       "confidence" and, with a cost, "expected_cost". The state is donated.
 
     Raises:
@@ -173,7 +175,7 @@ def make_search_step(
         at = jnp.asarray(temperature(state.step), jnp.float32)
         due = state.step >= settings.start
         logits, logits_opt_state = state.logits, state.logits_opt_state
-        search_memory, search_loss = state.search_memory, jnp.float32(jnp.nan)
+        search_memory, search_loss = state.search_memory, state.search_loss
         if settings.order != "joint":
             # First the logits, then the weights under the new ones, as DARTS does.
             due &= (state.step - settings.start) % settings.every == 0
@@ -210,7 +212,7 @@ def make_search_step(
             metrics["expected_cost"] = cost(probabilities)
         state = SearchState(
             state.step + 1, params, opt_state, logits, logits_opt_state, memory, search_memory,
-            state.key,
+            search_loss, state.key,
         )
         return state, metrics
 

@@ -15,6 +15,7 @@ import optax
 
 from jaxnas.space import Arch
 
+Kind = Literal["constant", "exponential", "linear"]
 Relaxation = Callable[[Arch, jax.Array, Any], Arch]
 
 
@@ -97,7 +98,7 @@ def check_temperature(temperature: Any) -> None:
 
 
 def temperature_schedule(
-    kind: Literal["constant", "exponential", "linear"], start: float, end: float, steps: int
+    kind: Kind, start: float, end: float, steps: int
 ) -> optax.Schedule:
     """The temperature by step: constant at `start`, or from `start` to `end` over `steps`.
 
