@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 import jaxnas
+from experiments import config as config_lib
 from experiments.language_configs import LanguageConfig, Training
 from jaxnas import data, latency, spaces
 from jaxnas.cost import Cost
@@ -134,6 +135,16 @@ def optimizer(settings: Training) -> tuple[optax.GradientTransformation, optax.S
     )
     adam = optimizer_lib.adamw(schedule, weight_decay=settings.weight_decay)
     return optax.chain(optax.clip_by_global_norm(settings.clip), adam), schedule
+
+
+def unused(config: LanguageConfig, *names: str) -> tuple[str, ...]:
+    """Dotted names of fields, groups spelt out, that a training does not depend on."""
+    groups = config_lib.to_dict(config)
+    return tuple(
+        field
+        for name in names
+        for field in ([f"{name}.{key}" for key in groups[name]] if name in groups else [name])
+    )
 
 
 def figures(nats: float, stream: data.Stream) -> dict[str, float]:

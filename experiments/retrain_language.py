@@ -33,6 +33,7 @@ from experiments.language_setup import (
     figures,
     optimizer,
     pick,
+    unused,
 )
 from experiments.setup import define_data_flags, versions
 from jaxnas import report
@@ -93,6 +94,7 @@ def retrain(
         mesh=setup.mesh,
         watch=watch,
         config=config_lib.to_dict(config),
+        may_differ=unused(config, "search", "training", "evaluation"),
     )
     times = measure(setup, net, step, state, batches) if complete else {}
     return state, complete, times

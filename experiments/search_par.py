@@ -23,7 +23,14 @@ from absl import app, flags
 import jaxnas
 from experiments import config as config_lib
 from experiments.language_configs import CONFIGS
-from experiments.language_setup import LanguageSetup, build, describe, describe_text, optimizer
+from experiments.language_setup import (
+    LanguageSetup,
+    build,
+    describe,
+    describe_text,
+    optimizer,
+    unused,
+)
 from experiments.setup import define_data_flags, versions
 from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
@@ -39,6 +46,9 @@ from jaxnas.training.differentiable import (
 from jaxnas.training.language import language_loss, state_sharding
 from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.workdir import open_workdir, write_json_atomic
+
+# What only matters when the supernet is trained: a workdir may be selected from in another way.
+SELECTING = ("search.selection", "search.samples", "search.segments")
 
 
 def initial_state(setup: LanguageSetup, logits_optimizer: Any) -> SearchState:
@@ -126,6 +136,7 @@ def train(
         mesh=setup.mesh,
         watch=watch,
         config=config_lib.to_dict(config),
+        may_differ=unused(config, "retraining", "evaluation", *SELECTING),
         stop_when=lambda record: record["confidence"] >= settings.confidence,
     )
 

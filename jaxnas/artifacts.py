@@ -124,8 +124,9 @@ def export_subnet(
 ) -> pathlib.Path:
     """Exports a network with its weights as one StableHLO program, `model.stablehlo`.
 
-    It maps float32 images [batch, ...], of any batch size, to float32 logits [batch, classes], and
-    needs only jax (with flatbuffers) to run:
+    It maps float32 images [batch, ...], of any batch size, to float32 logits [batch, classes]; of a
+    language model int32 tokens [batch, length] to log-probabilities [batch, length, vocabulary],
+    without a memory. It needs only jax (with flatbuffers) to run:
 
         program = jax.export.deserialize(pathlib.Path("model.stablehlo").read_bytes())
         logits = program.call(images)
@@ -134,7 +135,8 @@ def export_subnet(
       path: of the folder to put it in, which is made if needed; that of `save_subnet` will do.
       net: the module that `jaxnas.extract` returned.
       params: its parameters.
-      input_shape: of the images, `(batch, height, width, channels)`; the batch doesn't matter.
+      input_shape: of the images, `(batch, height, width, channels)`, or tokens, `(batch, length)`;
+        the batch doesn't matter.
       platforms: that the program is for.
 
     Returns:
@@ -145,9 +147,13 @@ def export_subnet(
     """
     params = jax.tree.map(np.asarray, nn.meta.unbox(params))  # constants of the program
     (batch,) = jax.export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, *input_shape[1:]), jnp.float32)
-    forward = jax.jit(lambda images: net.apply({"params": params}, images))
-    data = jax.export.export(forward, platforms=platforms)(images).serialize()
+    inputs = jax.ShapeDtypeStruct((batch, *input_shape[1:]), input_dtype(net))
+
+    def forward(inputs: jax.Array) -> jax.Array:
+        outputs = net.apply({"params": params}, inputs)
+        return outputs[0] if isinstance(outputs, tuple) else outputs
+
+    data = jax.export.export(jax.jit(forward), platforms=platforms)(inputs).serialize()
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{PROGRAM}.tmp"

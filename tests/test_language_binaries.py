@@ -147,6 +147,16 @@ def test_other_ways_to_select_and_inherited_weights(searched, data_dir, tmp_path
     assert first[0]["loss"] < 5.0
 
 
+def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_dir):
+    _, killed, _ = retrained
+    before = (killed / "metrics.jsonl").read_bytes()
+    finish(start("search_par", killed, data_dir, "--set=search.selection=sampling",
+                 "--set=search.samples=3"))  # fmt: skip
+    selection = read(killed / "result.json")["selection"]
+    assert selection["method"] == "sampling" and len(selection["search_nats"]) == 3
+    assert (killed / "metrics.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize("assignment, message", [
     ("search.selection=guess", "search.selection is 'guess', expected one of argmax, sampling"),
     ("search.end_temperature=0", "temperature is 0.0, expected one above 0"),

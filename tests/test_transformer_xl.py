@@ -5,6 +5,7 @@ import functools
 import flax.linen as nn
 import flax.traverse_util
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -337,6 +338,10 @@ def test_saved_networks_come_back(tmp_path):
     loaded, same = jaxnas.load_subnet(tmp_path / "subnet")
     assert loaded == small
     jax.tree.map(np.testing.assert_array_equal, same, params)
+    path = jaxnas.export_subnet(tmp_path / "subnet", small, params, (1, LENGTH))
+    program = jax.export.deserialize(path.read_bytes())
+    scores, _ = jit(small.apply)({"params": params}, TOKENS)
+    np.testing.assert_allclose(program.call(TOKENS), scores, rtol=1e-4, atol=1e-5)
 
 
 # ---- Known architectures, and errors.

@@ -77,6 +77,8 @@ def write_pictures(
     frames = [draw(values, options, f"step {step:,}") for step, values in shown]
     paths = [folder / "probabilities.png", folder / "probabilities.gif"]
     frames[-1].save(paths[0], optimize=True)
+    # Some greys are enough, and a third of the bytes.
+    frames = [frame.point(lambda grey: round(grey / 17) * 17) for frame in frames]
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(
         paths[1], save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True

@@ -80,6 +80,7 @@ def fit(
     mesh: Any,
     watch: Callable[[Any], Mapping[str, Any]],
     config: Mapping[str, Any],
+    may_differ: tuple[str, ...] = (),
     stop_when: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> tuple[Any, bool]:
     """Trains to the end, from the last checkpoint of the workdir if there is one.
@@ -96,7 +97,7 @@ def fit(
       settings: see `LoopSettings`.
       mesh: with an axis "data".
       watch: from the state to a record for the metrics file, with its "split".
-      config: compared with the checkpoint's.
+      config: compared with the checkpoint's, but for the (dotted) fields of `may_differ`.
       stop_when: from such a record to whether the training is done, before its last step.
 
     Returns:
@@ -108,7 +109,7 @@ def fit(
       DivergedError: a loss that is not finite.
     """
     with Checkpointer(workdir / "checkpoints") as checkpointer:
-        restored = checkpointer.restore_latest(state, config=config)
+        restored = checkpointer.restore_latest(state, config, may_differ)
         start = 0
         if restored is not None:
             start, state, metadata = restored
