@@ -151,12 +151,12 @@ def test_hidden_states_are_those_of_the_paper(row):
 
 def test_shift_turns_distances_into_keys():
     queries, keys = 4, 7
-    scores = RNG.normal(size=(2, queries, keys))
+    scores = RNG.normal(size=(2, queries, 1 + keys))
     shifted = np.asarray(shift(jnp.asarray(scores)))
     for t in range(queries):
         for s in range(keys - queries + t + 1):
             distance = keys - queries + t - s
-            np.testing.assert_array_equal(shifted[:, t, s], np.float32(scores[:, t, keys - 1 - distance]))
+            np.testing.assert_array_equal(shifted[:, t, s], np.float32(scores[:, t, keys - distance]))
 
 
 # ---- Memory.

@@ -59,15 +59,15 @@ def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndar
 
 
 def shift(scores: jax.Array) -> jax.Array:
-    """From distances to keys: y[..., t, s] = x[..., t, T - 1 - t + s], for s up to M + t.
+    """From distances to keys: [..., T, 1 + S] -> [..., T, S], y[..., t, s] = x[..., t, T - t + s].
 
-    Columns of x are the distances S - 1, ..., 0. By reshapes alone: a column more at the left makes
-    each next row start one further to the left. Beyond s = M + t the result is not meaningful.
+    Columns of x are one that is not used and the distances S - 1, ..., 0. By reshapes and one cut: the
+    column more makes each next row start one further to the left. Beyond s = M + t the result is not
+    meaningful.
     """
-    *lead, queries, keys = scores.shape
-    padded = jnp.pad(scores, [(0, 0)] * (len(lead) + 1) + [(1, 0)])
-    rows = padded.reshape(*lead, keys + 1, queries)[..., 1:, :]
-    return rows.reshape(*lead, queries, keys)
+    *lead, queries, columns = scores.shape
+    flat = scores.reshape(*lead, queries * columns)[..., queries:]
+    return flat.reshape(*lead, queries, columns - 1)
 
 
 class _Block(nn.Module):
@@ -125,27 +125,32 @@ class RelativeAttention(_Block):
         query = self._product(present, self.kernel("query_kernel", width, inner, into))
         key = self._product(past, self.kernel("key_kernel", width, inner, into))
         value = self._product(past, self.kernel("value_kernel", width, inner, into))
-        distances = self._product(
-            context.positions[None], self.kernel("position_kernel", width, inner, into)
-        )[:, 0]  # [H, S, d]
+        # A row of zeros in front gives the scores the column that the shift needs.
+        encoded = jnp.pad(context.positions, [(1, 0), (0, 0)])
+        kernel = self.kernel("position_kernel", width, inner, into)
+        distances = self._product(encoded[None], kernel)[:, 0]  # [H, 1 + S, d]
         bias = [
             self.vector(name, inner, "heads").reshape(self.num_heads, 1, 1, self.head_dim)
             for name in ("content_bias", "position_bias")
         ]
-        content, position = (query + b.astype(self.dtype) for b in bias)  # [H, B, T, d]
+        # Queries are scaled, not scores, and outputs normalised, not weights: there are fewer of them.
+        scale = jnp.asarray(self.head_dim**-0.5, self.dtype)
+        content, position = ((query + b.astype(self.dtype)) * scale for b in bias)  # [H, B, T, d]
         scores = jnp.einsum("hbtd,hbsd->hbts", content, key)
         rows = position.reshape(self.num_heads, batch * queries, self.head_dim)
         by_distance = jnp.einsum("hnd,hsd->hns", rows, distances)
-        scores += shift(by_distance.reshape(scores.shape))
-        scores = scores.astype(jnp.float32) / self.head_dim**0.5
-        scores = jnp.where(context.mask[None], scores, jnp.float32(-1e30))
-        weights = jax.nn.softmax(scores).astype(self.dtype)  # [H, B, T, S]
-        weights = self.drop(weights, self.attention_dropout, train)
-        attended = jnp.einsum("hbts,hbsd->bthd", weights, value).reshape(-1, inner)
+        scores += shift(by_distance.reshape(*scores.shape[:3], keys + 1))
+        scores = jnp.where(context.mask[None], scores.astype(jnp.float32), jnp.float32(-1e30))
+        largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+        weights = jnp.exp(scores - largest)  # [H, B, T, S]
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = self.drop(weights.astype(self.dtype), self.attention_dropout, train)
+        attended = jnp.einsum("hbts,hbsd->hbtd", weights, value) / total.astype(self.dtype)
+        attended = attended.transpose(1, 2, 0, 3).reshape(-1, inner)
         out = attended @ self.kernel("out_kernel", inner, width, ("heads", "embed")).astype(self.dtype)
-        # Queries and outputs; keys, values and distances; scores twice and the weighted sum.
+        # Queries and outputs; keys, values and distances; scores twice and the weighted sum; the column.
         macs = 2 * queries * width * inner + 3 * keys * width * inner + 3 * queries * keys * inner
-        record_macs(self, constant(macs))
+        record_macs(self, constant(macs + (width + queries) * inner))
         return self.add(x, out.reshape(x.shape), train)
 
     def _product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
