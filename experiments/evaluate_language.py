@@ -1,4 +1,4 @@
-"""Measures a saved language model, or any architecture of a search, on a text.
+"""Measures a saved language model, of a search or of a retraining, on a text.
 
   python -m experiments.evaluate_language --config=wikitext2 --workdir=runs/par --network=subnet
   python -m experiments.evaluate_language --config=wikitext2 --workdir=runs/par \\
@@ -20,6 +20,7 @@ from experiments import config as config_lib
 from experiments.language_configs import CONFIGS
 from experiments.language_setup import build, figures
 from experiments.setup import define_data_flags
+from jaxnas import supernets
 
 
 def main(argv: list[str]) -> None:
@@ -27,7 +28,9 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
     config, path = config_lib.from_flags(CONFIGS)
     net, params = jaxnas.load_subnet(pathlib.Path(path) / flags.FLAGS.network)
-    setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    if not isinstance(net, supernets.TransformerXL):
+        raise ValueError(f"--network={flags.FLAGS.network} is a {type(net).__name__}, no language model.")
+    setup = build(config, config.retraining, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
     if net.vocabulary != setup.corpus.vocabulary.size:
         raise ValueError(
             f"--network={flags.FLAGS.network} knows {net.vocabulary} tokens, and the text has "
@@ -55,7 +58,5 @@ if __name__ == "__main__":
     config_lib.define_flags(CONFIGS)
     define_data_flags()
     flags.DEFINE_string("network", "subnet", "Folder of the saved network, within the workdir.")
-    flags.DEFINE_enum(
-        "split", "validation", ["search", "validation", "test"], "What to evaluate on."
-    )
+    flags.DEFINE_enum("split", "validation", ["validation", "test"], "What to evaluate on.")
     config_lib.run(main)

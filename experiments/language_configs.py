@@ -53,6 +53,15 @@ class Model:
     init_std: float = 0.02
     scan_blocks: bool = True
 
+    def __post_init__(self):
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype is {self.dtype!r}, expected float32 or bfloat16")
+        if self.blocks < 2 or self.blocks % 2:
+            raise ValueError(
+                f"model.blocks is {self.blocks}, expected an even number: the interleaved network, which "
+                "others are compared with, has them in pairs"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
@@ -82,8 +91,9 @@ class Search:
       learning_rate, weight_decay: of Adam on the logits.
       temperature, start_temperature, end_temperature: "constant", "exponential" or "linear", over all
         steps.
-      cost: "macs", "latency" (measured on the device in use) or None: adds the expected cost while it
-        is above `target` times that of the interleaved network, with weight `cost_weight`.
+      cost: "macs", "latency" (measured on the device in use) or None: adds the expected cost of the
+        blocks while it is above `target` times that of the interleaved network's, with weight
+        `cost_weight`.
       confidence: the search ends when every block has an option of this probability.
       selection: "argmax", "sampling" (the best of `samples` draws on the search text) or
         "perturbation".
@@ -120,13 +130,27 @@ class Search:
                     f"search.{name} is {getattr(self, name)!r}, expected one of "
                     f"{', '.join(map(str, known))}"
                 )
+        if self.samples < 1 or (self.segments is not None and self.segments < 1):
+            raise ValueError(
+                f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
+                "least 1"
+            )
+        if self.cost_weight and self.cost is None:
+            raise ValueError("search.cost_weight needs a search.cost: macs or latency")
+        if self.cost_weight and not self.target > 0:
+            raise ValueError(f"search.target is {self.target}, expected more than 0")
+        if self.relaxation == "average" and self.selection != "perturbation":
+            raise ValueError(
+                "search.relaxation=average trains no architecture parameters: with it "
+                "search.selection is perturbation"
+            )
         check_temperature(self.start_temperature)
         check_temperature(self.end_temperature)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How perplexity is measured; None is as in training."""
+    """How perplexity is measured; None is as in the training (or retraining) of the network."""
 
     batch_size: int = 16
     length: int | None = None
@@ -147,6 +171,13 @@ class LanguageConfig:
     search: Search
     retraining: Training
     evaluation: Evaluation
+
+    def __post_init__(self):
+        if self.search.start >= self.training.steps:
+            raise ValueError(
+                f"search.start is {self.search.start}, and training.steps {self.training.steps}: the "
+                "architecture parameters would never be trained"
+            )
 
 
 _SHAKESPEARE = Training(

@@ -20,13 +20,16 @@ from experiments.language_configs import LanguageConfig, Training
 from jaxnas import data, latency, spaces
 from jaxnas.cost import Cost
 from jaxnas.elastic.adaptive_softmax import choose_cutoffs
+from jaxnas.space import Space
 from jaxnas.supernets import TransformerXL
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.language import make_language_evaluator
 from jaxnas.training.step import data_mesh
 
 # Each use of randomness has its own number, so that adding one changes none of the others.
-STREAMS = {"init": 0, "search": 1, "selection": 2, "retraining": 3, "patterns": 4}
+STREAMS = {
+    "init": 0, "search": 1, "selection": 2, "retraining": 3, "patterns": 4, "retraining_init": 5,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +40,12 @@ class LanguageSetup:
       config: what it was made of.
       corpus: with the streams train, search, validation and test.
       net: the supernet, over `spaces.par(blocks)`.
+      training: the config's training, or retraining.
       mesh: of all devices in use.
     """
 
     config: LanguageConfig
+    training: Training
     corpus: data.Corpus
     net: TransformerXL
     mesh: Mesh
@@ -52,17 +57,18 @@ class LanguageSetup:
     @property
     def segment(self) -> tuple[int, int]:
         """Shape of one example: the costs are for it."""
-        return (1, self.config.training.length)
+        return (1, self.training.length)
 
     def evaluator(self, net: TransformerXL, role: str, segments: int | None = None) -> Any:
         """From parameters and architectures to the loss on a stream; as the config's evaluation."""
         settings = self.config.evaluation
+        length, memory_length = settings.length, settings.memory_length
+        length = self.training.length if length is None else length
         net = net.clone(
-            memory_length=settings.memory_length or net.memory_length,
+            memory_length=net.memory_length if memory_length is None else memory_length,
             same_length=settings.same_length,
             clamp_length=settings.clamp_length,
         )
-        length = settings.length or self.config.training.length
         return make_language_evaluator(
             net, getattr(self.corpus, role), settings.batch_size, length, self.mesh, role=role,
             by_document=self.config.data.by_document, segments=segments,
@@ -75,20 +81,39 @@ class LanguageSetup:
         that resumes goes by the same one.
         """
         exact = jaxnas.cost(self.net, self.segment)
-        path = workdir / "latency.json"
+        path, shape = workdir / "latency.json", (self.training.batch_size, self.training.length)
         if measure and not path.exists():
-            table = latency.measure_blocks(
-                self.net, self.config.training.batch_size, self.config.training.length
-            )
-            table.save(path)
+            latency.measure_blocks(self.net, *shape).save(path)
         if not path.exists():
             return exact
-        measured = latency.load(path).cost(self.net.space)
+        table = latency.load(path)
+        setting = latency.setting_of(self.net, *shape)
+        if measure and (table.setting, table.device) != (setting, jax.devices()[0].device_kind):
+            raise ValueError(
+                f"{path} was measured on {table.device} with {table.setting}; now it is "
+                f"{jax.devices()[0].device_kind} with {setting}. Take another workdir, or delete the file "
+                "and the checkpoints beside it to start anew."
+            )
+        measured = table.cost(self.net.space)
         return lambda arch: {**exact(arch), **measured(arch)}
 
 
-def build(config: LanguageConfig, data_dir: str | None, source_dir: str | None) -> LanguageSetup:
-    """Loads the text and builds the supernet that a config describes."""
+def build(
+    config: LanguageConfig,
+    training: Training,
+    data_dir: str | None,
+    source_dir: str | None,
+) -> LanguageSetup:
+    """Loads the text and builds the supernet that a config describes, for one of its trainings.
+
+    Raises ValueError for rows that the devices cannot share.
+    """
+    mesh = data_mesh(training.devices)
+    if training.batch_size % mesh.size:
+        raise ValueError(
+            f"batch_size is {training.batch_size}, which {mesh.size} devices cannot share: choose a "
+            "multiple, or fewer devices."
+        )
     corpus = data.load_text(
         config.data.name,
         data_dir=data_dir,
@@ -96,16 +121,14 @@ def build(config: LanguageConfig, data_dir: str | None, source_dir: str | None) 
         tokenizer=config.data.tokenizer,
         search_fraction=config.data.search_fraction,
     )
-    model, training = config.model, config.training
+    model = config.model
     cutoffs = model.cutoffs
     if model.clusters:
-        rows = training.batch_size * training.length
         cutoffs = choose_cutoffs(
             corpus.vocabulary.counts,
             model.clusters,
             div_value=model.div_value,
             width=model.width,
-            rows=rows,
         )
     net = TransformerXL(
         spaces.par(model.blocks),
@@ -125,7 +148,7 @@ def build(config: LanguageConfig, data_dir: str | None, source_dir: str | None) 
         init_std=model.init_std,
         scan_blocks=model.scan_blocks,
     )
-    return LanguageSetup(config, corpus, net, data_mesh(training.devices))
+    return LanguageSetup(config, training, corpus, net, mesh)
 
 
 def optimizer(settings: Training) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -183,8 +206,9 @@ def pick(setup: LanguageSetup, text: str, workdir: pathlib.Path, cost: Callable)
 
     Args:
       setup: of the run.
-      text: "found" (by the search in the workdir), "interleaved", "par_rule", "random:K" (the K-th random
-        pattern whose cost is within 5 % of the found one's), or JSON such as {"block": [...]}.
+      text: "found" (by the search in the workdir), "interleaved", "par_rule", "random:K" (the K-th, from
+        0, of different random patterns whose cost is within 5 % of the found one's; whatever the
+        seed), or JSON such as {"block": [...]}.
       workdir: of the search.
       cost: of architectures; the latency counts where it was measured, else the products.
 
@@ -207,25 +231,40 @@ def pick(setup: LanguageSetup, text: str, workdir: pathlib.Path, cost: Callable)
         found = space.from_dict(found)
         if text == "found":
             return found
-        return random_pattern(setup, found, cost, int(text.partition(":")[2]))
+        patterns = random_patterns(setup.net.space, found, cost)
+        number = text.partition(":")[2]
+        if not number.isdecimal() or int(number) >= len(patterns):
+            raise ValueError(
+                f"--architecture is {text!r}; there are {len(patterns)} random patterns within 5 % of the "
+                "found one's cost, random:0 and so on."
+            )
+        return patterns[int(number)]
     try:
-        return space.from_dict(json.loads(text))
-    except json.JSONDecodeError as error:
+        values = json.loads(text)
+    except json.JSONDecodeError:
+        values = None
+    if not isinstance(values, dict):
         raise ValueError(
             f"--architecture is {text!r}; expected found, interleaved, par_rule, random:0, or JSON such "
             f"as {json.dumps(space.to_dict(space.largest()))}."
-        ) from error
+        )
+    return space.from_dict(values)
 
 
-def random_pattern(setup: LanguageSetup, found: Any, cost: Callable, number: int) -> Any:
-    """The `number`-th random architecture as dear as another one, within 5 %."""
+def random_patterns(space: Space, found: Any, cost: Callable, count: int = 64) -> list[Any]:
+    """Different random architectures as dear as another one, within 5 %; it is not among them."""
     named = cost(found)
     name = "latency_ns" if "latency_ns" in named else "macs"
-    fixed = int(cost(setup.net.space.smallest())[name])  # the vocabulary's part is everywhere
+    fixed = int(cost(nothing(space))[name])  # the vocabulary's part is everywhere
     wanted = int(named[name]) - fixed
     bounds = {name: (fixed + math.floor(0.95 * wanted), fixed + math.ceil(1.05 * wanted))}
-    strategy = jaxnas.search.RandomSearch(
-        setup.net.space, cost, bounds, evaluations=number + 1, population=number + 1
-    )
-    archs, _ = strategy.ask(strategy.init(setup.key("patterns")))
-    return jax.tree.map(lambda x: x[number], archs)
+    strategy = jaxnas.search.RandomSearch(space, cost, bounds, evaluations=count, population=count)
+    archs, state = strategy.ask(strategy.init(jax.random.key(STREAMS["patterns"])))
+    same = jnp.all(archs["block"] == found["block"][None, :], axis=1)
+    rows = [row for row in range(count) if bool(state.valid[row]) and not bool(same[row])]
+    return [jax.tree.map(lambda x, row=row: x[row], archs) for row in rows]
+
+
+def nothing(space: Space) -> Any:
+    """The architecture of which no block does anything."""
+    return space.from_dict({"block": ["identity"] * space["block"].length})

@@ -13,6 +13,7 @@ the search, if there is one. Training uses all of the training text, that held o
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 import re
 import time
@@ -54,13 +55,13 @@ def initial_state(setup: LanguageSetup, net: Any, inherited: pathlib.Path | None
     """The state at step 0, on the mesh; with the weights of a saved network, or new ones."""
     settings = setup.config.retraining
     if inherited is None:
-        params = jaxnas.init(net, setup.key("retraining"), setup.segment)
+        params = jaxnas.init(net, setup.key("retraining_init"), setup.segment)
     else:
         saved, params = jaxnas.load_subnet(inherited)
-        if saved.space != net.space:
+        if saved != net.clone(dropout=saved.dropout, attention_dropout=saved.attention_dropout):
             raise ValueError(
-                f"--weights=inherited: {inherited} holds {saved.space}, not this architecture; only "
-                "--architecture=found has weights to inherit."
+                f"--weights=inherited: {inherited} holds another network, {saved}; only "
+                "--architecture=found, with the model of the search, has weights to inherit."
             )
     memory = net.empty_memory(settings.batch_size)
     opt_state = optimizer(settings)[0].init(params)
@@ -93,8 +94,8 @@ def retrain(
         ),
         mesh=setup.mesh,
         watch=watch,
-        config=config_lib.to_dict(config),
-        may_differ=unused(config, "search", "training", "evaluation"),
+        config={**config_lib.to_dict(config), "architecture": blocks_of(net)},
+        may_differ=unused(config, "search", "training"),
     )
     times = measure(setup, net, step, state, batches) if complete else {}
     return state, complete, times
@@ -124,9 +125,16 @@ def measure(setup: LanguageSetup, net: Any, step: Any, state: Any, batches: Any)
     }
 
 
+def blocks_of(net: Any) -> list[str]:
+    """What the blocks of a network with one architecture are."""
+    return net.space.to_dict(net.space.smallest())["block"]
+
+
 def label_of(text: str, weights: str, seed: int) -> str:
     """The folder of a retraining: what was trained, from which weights, with which seed."""
-    name = re.sub(r"[^a-z0-9_]+", "_", text.lower()).strip("_")[:80]
+    name = text.replace(":", "_")
+    if not re.fullmatch(r"\w{1,40}", name):
+        name = "given_" + hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"{name}-{weights}-{seed}"
 
 
@@ -139,8 +147,9 @@ def main(argv: list[str]) -> None:
         # Nothing is held out any more.
         whole = dataclasses.replace(config.data, search_fraction=0.0)
         setup = build(
-            dataclasses.replace(config, data=whole), flags.FLAGS.data_dir, flags.FLAGS.source_dir
-        )
+            dataclasses.replace(config, data=whole), config.retraining, flags.FLAGS.data_dir,
+            flags.FLAGS.source_dir,
+        )  # fmt: skip
         cost = setup.cost(root, measure=False)
         arch = pick(setup, text, root, cost)
         net = setup.net.clone(space=setup.net.space.fix(arch))

@@ -28,6 +28,7 @@ from experiments.language_setup import (
     build,
     describe,
     describe_text,
+    nothing,
     optimizer,
     unused,
 )
@@ -88,7 +89,9 @@ def train(
     config, settings, training = setup.config, setup.config.search, setup.config.training
     interleaved = spaces.interleaved(config.model.blocks)
     name = {None: None, "macs": "macs", "latency": "latency_ns"}[settings.cost]
-    target = None if name is None else settings.target * float(cost(interleaved)[name])
+    # Without the vocabulary's part, which is in every network.
+    fixed = 0.0 if name is None else float(cost(nothing(setup.net.space))[name])
+    target = None if name is None else settings.target * (float(cost(interleaved)[name]) - fixed)
     search = SearchSettings(
         settings.order, settings.start, settings.every, settings.cost_weight, target
     )
@@ -108,7 +111,7 @@ def train(
         search,
         setup.mesh,
         state,
-        cost=None if name is None else lambda weights: cost(weights)[name],
+        cost=None if name is None else lambda weights: cost(weights)[name] - fixed,
     )
     rows = (training.batch_size, training.length)
     batches = PairedBatches(
@@ -173,7 +176,7 @@ def main(argv: list[str]) -> None:
     config, path = config_lib.from_flags(CONFIGS)
     print(config_lib.pretty(config), flush=True)
     with open_workdir(path) as workdir:
-        setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+        setup = build(config, config.training, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
         cost = setup.cost(workdir, measure=config.search.cost == "latency")
         state, complete = train(setup, cost, workdir)

@@ -66,10 +66,12 @@ class LatencyTable:
         return table_cost({"latency_ns": tuple(tables)})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the table as JSON."""
+        """Writes the table as JSON, whole or not at all."""
         record = {"format": FORMAT, **dataclasses.asdict(self)}
-        text = json.dumps(record, indent=2) + "\n"
-        pathlib.Path(path).write_text(text, encoding="utf-8")
+        path = pathlib.Path(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
 
 
 def load(path: str | os.PathLike) -> LatencyTable:
@@ -151,12 +153,17 @@ def measure_blocks(
         "block",
         {name: round((value - idle) * 1e9) for name, value in seconds.items()},
         jax.devices()[0].device_kind,
-        {
-            "batch": batch,
-            "length": length,
-            "memory_length": net.memory_length,
-            "width": net.width,
-            "dtype": jnp.dtype(net.dtype).name,
-            "pass": "training" if train else "inference",
-        },
+        setting_of(net, batch, length, train=train),
     )
+
+
+def setting_of(net: Any, batch: int, length: int, *, train: bool = False) -> dict[str, Any]:
+    """What a table of `measure_blocks` says that it measured."""
+    sizes = ("memory_length", "width", "num_heads", "head_dim", "hidden", "pre_norm")
+    return {
+        "batch": batch,
+        "length": length,
+        **{name: getattr(net, name) for name in sizes},
+        "dtype": jnp.dtype(net.dtype).name,
+        "pass": "training" if train else "inference",
+    }

@@ -101,6 +101,16 @@ def _to(sharding):
     return lambda x: jax.device_put(x, sharding) if isinstance(x, jax.Array) else x
 
 
+def test_arrays_without_elements_come_back(tmp_path):
+    state = {"memory": jnp.zeros((0, 2, 3), jnp.bfloat16), "rows": np.zeros((0, 4)), "step": jnp.int32(7)}
+    with checkpoint.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(7, state, {})
+        _, got, _ = checkpointer.restore_latest(jax.tree.map(lambda x: x + 1, state))
+        assert_equal(got, state)
+        with pytest.raises(checkpoint.CheckpointError, match="holds another state"):
+            checkpointer.restore_latest({**state, "rows": np.zeros((0, 5))})
+
+
 def test_an_empty_directory_has_no_checkpoint(tmp_path):
     assert restore(tmp_path / "new") is None
 

@@ -148,6 +148,39 @@ def test_second_derivatives_in_the_weights(params):
     np.testing.assert_allclose(exact, difference, rtol=1e-4)
 
 
+def test_gradients_of_weights_are_those_of_float32_in_bfloat16():
+    """They are sums over a whole activation, which bfloat16 could not hold."""
+
+    class Times(nn.Module):
+        factor: float
+
+        def __call__(self, x):
+            return x * jnp.asarray(self.factor, x.dtype)
+
+    mixture = Mixture({"a": Times(1.0), "b": Times(0.37)})
+    x = jnp.full((4096, 8), 0.1)
+
+    def gradient(dtype):
+        choice = lambda w: Decision(("op", 0), ("a", "b"), w)  # noqa: E731
+        return jax.grad(lambda w: jnp.mean(
+            mixture.apply({}, choice(w), x.astype(dtype)).astype(jnp.float32)))(jnp.array([0.5, 0.5]))
+
+    np.testing.assert_allclose(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01)
+
+
+def test_positions_with_fewer_options_and_all_collections_mutable(params, by_index):
+    short = Mixture({"keep": Keep(), "scale": Scale()})
+    some = {"params": {"blocks_scale": params["params"]["blocks_scale"]}}
+    # The weights of a space have the width of its longest position.
+    choice = Decision(("op", 0), ("keep", "scale"), jnp.array([0.25, 0.75, 0.0]))
+    y, _ = short.apply(some, choice, X, STATE)
+    np.testing.assert_allclose(y, 0.25 * X + 0.75 * by_index[1][0], rtol=1e-6)
+    for i in range(2):
+        (y, _), _ = MIXTURE.apply(
+            params, decision(jnp.int32(i)), X, STATE, rngs=RNGS, mutable=True)  # fmt: skip
+        np.testing.assert_array_equal(y, by_index[i][0])
+
+
 def test_clear_errors():
     def init(blocks, options=("a", "b")):
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(0)}

@@ -53,6 +53,16 @@ def test_samples_are_distributed_as_the_probabilities_say(relax):
     np.testing.assert_allclose(rate, probabilities["op"][:, 1], atol=0.02)
 
 
+def test_samples_are_the_same_in_a_compiled_program():
+    """Also where the names are not in order, as a dict that comes out of one has them."""
+    logits = {"z": LOGITS["width"], "a": LOGITS["op"]}
+    for relax in (relaxations.gumbel_softmax, relaxations.categorical):
+        eager = relax(logits, jax.random.key(7), 0.5)
+        compiled = jax.jit(relax)(logits, jax.random.key(7), 0.5)
+        for name in logits:
+            np.testing.assert_allclose(eager[name], compiled[name], rtol=1e-6)
+
+
 def test_straight_through_is_hard_with_the_soft_gradient():
     key = jax.random.key(3)
     hard = relaxations.straight_through(LOGITS, key, 0.8)

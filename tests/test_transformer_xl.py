@@ -15,7 +15,7 @@ from small_nets import difference, jit, take
 from test_cost import xla_macs
 
 import jaxnas
-from jaxnas import spaces, supernets
+from jaxnas import Choice, Space, spaces, supernets
 from jaxnas.elastic.recurrent import causal_mask, shift, sinusoids
 from jaxnas.supernets.transformer_xl import Memory
 
@@ -359,11 +359,18 @@ def test_interleaved_and_the_par_rule():
 
 
 def test_clear_errors():
-    with pytest.raises(ValueError, match="repeated decision 'block' with options of"):
-        supernets.TransformerXL(spaces.digits(), vocabulary=5)
+    stack = Choice("identity", "attention").repeat(2, active="depth")
+    by_depth = Space(depth=Choice(1, 2), block=stack)
+    for space in (spaces.digits(), by_depth):
+        with pytest.raises(ValueError, match="has one decision, 'block', repeated, always active"):
+            supernets.TransformerXL(space, vocabulary=5)
+    for name, wrong in (("num_heads", 0), ("hidden", 0), ("dropout", 1.5), ("attention_dropout", -0.1)):
+        with pytest.raises(ValueError, match=f"TransformerXL: {name} is {wrong}, expected"):
+            NET.clone(**{name: wrong})
+    assert NET.clone(cutoffs=[5, 12]) == NET
     with pytest.raises(ValueError, match="memory_length is 0 and width 8"):
         NET.clone(memory_length=0, same_length=True)
-    with pytest.raises(ValueError, match=r"memory has shape \(4, 2, 5, 8\), expected \(4, 3, 5, 8\)"):
+    with pytest.raises(ValueError, match=r"memory has shapes .*, expected \(4, 3, 5, 8\) and \(3, 5\)"):
         NET.apply({"params": params_of("unrolled")}, TOKENS, SPACE.largest(), memory=NET.empty_memory(2))
     with pytest.raises(ValueError, match=r"tokens \[B, T\], got shape \(6,\)"):
         NET.apply({"params": params_of("unrolled")}, TOKENS[0], SPACE.largest())

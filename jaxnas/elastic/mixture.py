@@ -9,6 +9,8 @@ Under `vmap` over indices a switch computes every block and selects; that is exa
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +58,7 @@ class Mixture(nn.Module):
             outputs = [self.blocks[name](*args, **kwargs) for name in options]
             _check_interfaces(options, outputs)
             self._record_gates(choice)
-            return outputs[0]
+            return outputs[0] if self.is_initializing() else _pick(choice, outputs)
         if len(options) == 1:
             return self.blocks[options[0]](*args, **kwargs)
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
@@ -68,14 +70,7 @@ class Mixture(nn.Module):
             return nn.switch(choice.value, branches, self, *args)
         outputs = [self.blocks[name](*args, **kwargs) for name in options]
         _check_interfaces(options, outputs)
-
-        def mix(*leaves: jax.Array) -> jax.Array:
-            total = choice.value[0].astype(leaves[0].dtype) * leaves[0]
-            for weight, leaf in zip(choice.value[1:], leaves[1:], strict=True):
-                total += weight.astype(leaf.dtype) * leaf
-            return total
-
-        return jax.tree.map(mix, *outputs)
+        return _mix(choice, outputs)
 
     def _record_gates(self, choice: Decision) -> None:
         """Says of each block when it counts: its parameters and products are those of its option."""
@@ -84,6 +79,26 @@ class Mixture(nn.Module):
         for name in choice.options:
             gate = width(lambda option, name=name: option == name, choice)
             self.sow(GATES, name, StaticTable(gate.table))
+
+
+def _pick(choice: Decision, outputs: list[Any]) -> Any:
+    """The result by outputs that are all there."""
+    if not jnp.issubdtype(choice.value.dtype, jnp.integer):
+        return _mix(choice, outputs)
+    return jax.tree.map(lambda *leaves: jax.lax.select_n(choice.value, *leaves), *outputs)
+
+
+def _mix(choice: Decision, outputs: list[Any]) -> Any:
+    """The sum of the outputs, weighted."""
+    weights = choice.value[: len(outputs)]  # positions may have fewer options than others
+
+    def mix(*leaves: jax.Array) -> jax.Array:
+        # In float32: the gradient of a weight is a sum over all of a leaf, which bfloat16 cannot hold.
+        dtype = leaves[0].dtype if jnp.finfo(leaves[0].dtype).bits >= 32 else jnp.float32
+        terms = [w.astype(dtype) * x.astype(dtype) for w, x in zip(weights, leaves, strict=True)]
+        return functools.reduce(operator.add, terms).astype(leaves[0].dtype)
+
+    return jax.tree.map(mix, *outputs)
 
 
 def _check_interfaces(options: tuple[Any, ...], outputs: list[Any]) -> None:

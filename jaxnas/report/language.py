@@ -6,6 +6,7 @@ One file that loads nothing; a function of the run's files alone.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import pathlib
@@ -83,7 +84,8 @@ def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> s
     counts, blocks = found["counts"], len(found["architecture"]["block"])
     attention = run.result["interleaved"]["counts"]["attention"]
     title = f"{counts['attention']} of {blocks} blocks are attention"
-    own = [net for net in retrained if net["name"] == "found"]
+    # Another way of selecting may have replaced a network that was trained already.
+    own = [net for net in retrained if net["architecture"] == found["architecture"]]
     if own:
         mean = sum(net["test"]["perplexity"] for net in own) / len(own)
         title += f": test perplexity {mean:.2f}"
@@ -148,14 +150,14 @@ def _probabilities(run: Run, motion: bytes | None) -> str:
 def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
     stacks = [("found", run.result["found"]), ("interleaved", run.result["interleaved"]),
               ("PAR rule", run.result["par_rule"])]
-    known = {name.replace(" ", "_").lower() for name, _ in stacks}
-    seen = {net["name"]: net for net in retrained if net["name"] not in known}
-    stacks += list(seen.items())
+    for net in retrained:
+        if all(net["architecture"] != known["architecture"] for _, known in stacks):
+            stacks.append((_name(run, net), net))
     cell = min(56, 820 / max(len(net["architecture"]["block"]) for _, net in stacks))
     body = []
     for row, (name, net) in enumerate(stacks):
         y = 40 * row + 2
-        body.append(svg.text(118, y + 22, name[:16], "value", "end"))
+        body.append(svg.text(118, y + 22, name, "value", "end"))
         for block, option in enumerate(net["architecture"]["block"]):
             x = 130 + cell * block
             body.append(f'<rect class="b-{option}" x="{svg.num(x)}" y="{y}" rx="5" '
@@ -169,11 +171,18 @@ def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
                    "the left.</p>", figure, _where(run))
 
 
+def _name(run: Run, net: dict[str, Any]) -> str:
+    """What a retrained network is called: one that was found may have been replaced since."""
+    if net["name"] == "found" and net["architecture"] != run.result["found"]["architecture"]:
+        return "found before"
+    return net["name"] if len(net["name"]) <= 16 else "given"
+
+
 def _where(run: Run) -> str:
     """Where along the depth attention was chosen."""
     blocks = run.result["found"]["architecture"]["block"]
-    third = -(-len(blocks) // 3)
-    parts = [blocks[i * third:(i + 1) * third].count("attention") for i in range(3)]
+    ends = [round(i * len(blocks) / 3) for i in range(4)]
+    parts = [blocks[a:b].count("attention") for a, b in itertools.pairwise(ends)]
     return note(f"Attention in the first, second and last third of the depth: {parts[0]}, {parts[1]}, "
                 f"{parts[2]}.")
 
@@ -186,7 +195,7 @@ def _networks(run: Run, retrained: list[dict[str, Any]]) -> str:
     rows = []
     for net in sorted(retrained, key=lambda net: net["test"]["nats"]):
         times = net["times"]
-        name = f"{net['name']}, {net['weights']}, seed {net['config']['seed']}"
+        name = f"{_name(run, net)}, {net['weights']}, seed {net['config']['seed']}"
         counts = net["counts"]
         rows.append((name, (
             f"{counts['attention']}/{counts['feed_forward']}/{counts['identity']}",

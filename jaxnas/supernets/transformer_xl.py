@@ -73,7 +73,8 @@ class TransformerXL(nn.Module):
         depth. The parameters are the same; `stack_layers` saves stacking them in every call.
 
     Raises:
-      ValueError: a space without `block`, or with options that are no blocks; sizes below 1.
+      ValueError: a space with anything but the decision `block`, or with options that are no blocks;
+        sizes below 1, an odd width, a dropout that is not from 0 to below 1.
     """
 
     space: Space
@@ -99,12 +100,22 @@ class TransformerXL(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("cutoffs", "tie_projections"):
+            if isinstance(value := getattr(self, name), list):  # a module's fields are hashed
+                object.__setattr__(self, name, tuple(value))
         choice = self.space.choices.get("block")
-        if choice is None or choice.length is None or set(choice.options) - set(OPTIONS):
+        known = choice is not None and not set(choice.options) - set(OPTIONS)
+        if not known or choice.length is None or choice.condition or choice.active or len(self.space) > 1:
             raise ValueError(
-                "A TransformerXL space needs a repeated decision 'block' with options of "
+                "A TransformerXL space has one decision, 'block', repeated, always active, with options of "
                 f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
             )
+        for name in ("vocabulary", "width", "num_heads", "head_dim", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected at least 1.")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")
         if self.memory_length < (1 if self.same_length else 0) or self.width % 2:
             raise ValueError(
                 f"memory_length is {self.memory_length} and width {self.width}: the first must be at "
@@ -195,9 +206,10 @@ class TransformerXL(nn.Module):
 
     def _check_memory(self, memory: Memory, batch: int) -> None:
         expected = (len(self.attending), batch, self.memory_length, self.width)
-        if memory.inputs.shape != expected:
+        shapes = memory.inputs.shape, memory.documents.shape
+        if shapes != (expected, expected[1:3]):
             raise ValueError(
-                f"The memory has shape {memory.inputs.shape}, expected {expected} (blocks that may "
+                f"The memory has shapes {shapes}, expected {expected} and {expected[1:3]} (blocks that may "
                 "attend, rows, memory_length, width). It must come from this network with as many rows: "
                 "start with net.empty_memory(rows)."
             )

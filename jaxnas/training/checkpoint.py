@@ -96,7 +96,7 @@ class Checkpointer:
         temporary = self.directory / f"tmp-saving-{step}"
         temporary.mkdir()
         state = _without_numpy_scalars(state)
-        self._orbax.save(temporary / _STATE, args=ocp.args.StandardSave(state))
+        self._orbax.save(temporary / _STATE, args=ocp.args.StandardSave(_without_empty(state)))
         record = {"step": step, "metadata": metadata, "leaves": _leaves(state)}
         workdir.write_json_atomic(temporary / _METADATA, record)
         sealing.seal(temporary)
@@ -147,8 +147,9 @@ class Checkpointer:
                 )  # fmt: skip
             state = self._orbax.restore(
                 self.directory / str(step) / _STATE,
-                args=ocp.args.StandardRestore(_without_numpy_scalars(example)),
+                args=ocp.args.StandardRestore(_without_empty(_without_numpy_scalars(example))),
             )
+            state = jax.tree.map(_with_empty, state, example)
             return step, state, record["metadata"]
         if damaged:
             reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
@@ -172,6 +173,22 @@ class Checkpointer:
 def _without_numpy_scalars(state: Any) -> Any:
     """Orbax saves NumPy scalars but cannot restore them; arrays of no axes it can."""
     return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, np.generic) else x, state)
+
+
+def _is_empty(leaf: Any) -> bool:
+    return getattr(leaf, "size", 1) == 0
+
+
+def _without_empty(state: Any) -> Any:
+    """Orbax refuses arrays without elements (a memory of no layers): something stands for them."""
+    return jax.tree.map(lambda x: np.zeros(1, np.int32) if _is_empty(x) else x, state)
+
+
+def _with_empty(leaf: Any, like: Any) -> Any:
+    if not _is_empty(like):
+        return leaf
+    leaf, sharding = np.zeros(like.shape, like.dtype), getattr(like, "sharding", None)
+    return leaf if sharding is None else jax.device_put(leaf, sharding)
 
 
 def _leaves(state: Any) -> dict[str, str]:

@@ -34,10 +34,9 @@ def gumbel_softmax(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
       ValueError: a temperature that is not above 0.
     """
     check_temperature(temperature)
-    keys = jax.random.split(key, len(logits))
     return {
-        name: jax.nn.softmax((x + jax.random.gumbel(k, x.shape, x.dtype)) / temperature)
-        for k, (name, x) in zip(keys, logits.items(), strict=True)
+        name: jax.nn.softmax((logits[name] + jax.random.gumbel(k, logits[name].shape)) / temperature)
+        for name, k in _keys(logits, key).items()
     }
 
 
@@ -73,11 +72,15 @@ def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) 
 def categorical(logits: Arch, key: jax.Array, temperature: Any = 1.0) -> Arch:
     """A hard sample, int32 [...]; the distribution of `straight_through`'s, of which one block runs."""
     check_temperature(temperature)
-    keys = jax.random.split(key, len(logits))
     return {
-        name: jax.random.categorical(k, x / temperature).astype(jnp.int32)
-        for k, (name, x) in zip(keys, logits.items(), strict=True)
+        name: jax.random.categorical(k, logits[name] / temperature).astype(jnp.int32)
+        for name, k in _keys(logits, key).items()
     }
+
+
+def _keys(logits: Arch, key: jax.Array) -> dict[str, jax.Array]:
+    # By name, since a dict that comes out of a compiled program is in another order.
+    return dict(zip(sorted(logits), jax.random.split(key, len(logits)), strict=True))
 
 
 RELAXATIONS: dict[str, Relaxation] = {
