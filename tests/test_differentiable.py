@@ -32,7 +32,7 @@ WORDS, ROWS, LENGTH = 11, 8, 4
 SPACE = spaces.par(2)
 NET = supernets.TransformerXL(
     SPACE, vocabulary=WORDS, width=8, num_heads=2, head_dim=4, hidden=8, memory_length=4,
-    dropout=0.0, init_std=0.3,
+    dropout=0.1, init_std=0.3, scan_blocks=True, cutoffs=(3, 6), div_value=2,
 )  # fmt: skip
 RATE = 0.1
 RNG = np.random.default_rng(0)
