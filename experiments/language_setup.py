@@ -170,6 +170,11 @@ def unused(config: LanguageConfig, *names: str) -> tuple[str, ...]:
     )
 
 
+def blocks_of(net: Any) -> list[str]:
+    """What the blocks of a network with one architecture are."""
+    return net.space.to_dict(net.space.smallest())["block"]
+
+
 def figures(nats: float, stream: data.Stream) -> dict[str, float]:
     """A loss in nats per token as it is published: perplexity, and bits per byte of the text."""
     per_byte = nats * (len(stream) - 1) / stream.n_bytes

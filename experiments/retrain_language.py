@@ -28,6 +28,7 @@ from experiments import config as config_lib
 from experiments.language_configs import CONFIGS
 from experiments.language_setup import (
     LanguageSetup,
+    blocks_of,
     build,
     describe,
     describe_text,
@@ -123,11 +124,6 @@ def measure(setup: LanguageSetup, net: Any, step: Any, state: Any, batches: Any)
         "training_step_ms": 1e3 * seconds["train"],
         "inference_tokens_per_second": batch["tokens"].size / seconds["infer"],
     }
-
-
-def blocks_of(net: Any) -> list[str]:
-    """What the blocks of a network with one architecture are."""
-    return net.space.to_dict(net.space.smallest())["block"]
 
 
 def label_of(text: str, weights: str, seed: int) -> str:
