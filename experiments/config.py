@@ -61,6 +61,7 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
     Raises:
       ConfigError: not of the form name=value, an unknown field, or a value of another type.
     """
+    changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         name = name.strip()
@@ -82,8 +83,9 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
             raise ConfigError(
                 f"--set {assignment}: {name} takes {expected}, not {text.strip()!r}"
             ) from None
-        config = _replace(config, name.split("."), value)
-    return config
+        changes[name] = value
+    # All at once: what the fields have to do with each other is checked when all are there.
+    return _replace(config, changes)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -203,11 +205,16 @@ def _field_types(cls: type, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _replace(config: Any, names: list[str], value: Any) -> Any:
-    first, *rest = names
-    if rest:
-        value = _replace(getattr(config, first), rest, value)
-    return dataclasses.replace(config, **{first: value})
+def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A config with the fields of these dotted names replaced."""
+    new = {name: value for name, value in changes.items() if "." not in name}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        group, dot, rest = name.partition(".")
+        if dot:
+            groups.setdefault(group, {})[rest] = value
+    new |= {group: _replace(getattr(config, group), inner) for group, inner in groups.items()}
+    return dataclasses.replace(config, **new)
 
 
 def _get(config: Any, names: list[str]) -> Any:
