@@ -22,7 +22,7 @@ OPTIONS = ("attention", "feed_forward", "identity")
 _RULES = (
     ".b-attention{fill:var(--evolution)}.b-feed_forward{fill:var(--sampled);fill-opacity:.55}"
     ".b-identity{fill:none;stroke:var(--ghost);stroke-dasharray:3 3}"
-    "svg .letter{font-weight:650;font-size:12px}.b-cell{stroke:var(--line)}.b-dark{fill:var(--ink)}"
+    "svg .letter{font-weight:650;font-size:12px}svg .letter.on{fill:var(--card)}.b-cell{stroke:var(--line)}.b-dark{fill:var(--ink)}"
     "svg .number{font-size:12px}svg .number.on{fill:var(--card)}"
     ".b-most{fill:none;stroke:var(--best);stroke-width:2.5}img.motion{max-width:100%;height:auto;"
     "border-radius:8px;background:#fff}"
@@ -162,7 +162,8 @@ def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
             x = 130 + cell * block
             body.append(f'<rect class="b-{option}" x="{svg.num(x)}" y="{y}" rx="5" '
                         f'width="{svg.num(cell - 4)}" height="34"/>')
-            body.append(svg.text(x + cell / 2 - 2, y + 22, _LETTERS[option], "letter", "middle"))
+            kind = "letter on" if option == "attention" else "letter"
+            body.append(svg.text(x + cell / 2 - 2, y + 22, _LETTERS[option], kind, "middle"))
     width = 130 + cell * max(len(net["architecture"]["block"]) for _, net in stacks)
     figure = svg.figure("stacks", width, 40 * len(stacks) + 4, "The stacks",
                         "; ".join(f"{name}: {' '.join(net['architecture']['block'])}"
