@@ -22,7 +22,8 @@ OPTIONS = ("attention", "feed_forward", "identity")
 _RULES = (
     ".b-attention{fill:var(--evolution)}.b-feed_forward{fill:var(--sampled);fill-opacity:.55}"
     ".b-identity{fill:none;stroke:var(--ghost);stroke-dasharray:3 3}"
-    "svg .letter{font-weight:650;font-size:12px}svg .letter.on{fill:var(--card)}.b-cell{stroke:var(--line)}.b-dark{fill:var(--ink)}"
+    "svg .letter{font-weight:650;font-size:12px}svg .letter.on{fill:var(--card)}"
+    ".b-dark{fill:var(--ink)}"
     "svg .number{font-size:12px}svg .number.on{fill:var(--card)}"
     ".b-most{fill:none;stroke:var(--best);stroke-width:2.5}img.motion{max-width:100%;height:auto;"
     "border-radius:8px;background:#fff}"
