@@ -23,7 +23,7 @@ from jaxnas import supernets
 from jaxnas.choice import nearest
 from jaxnas.cost import input_dtype
 from jaxnas.space import Space
-from jaxnas.subnet import Params, check_tensors
+from jaxnas.subnet import Params, check_tensors, predictions
 
 FORMAT = 1
 TENSORS = "model.safetensors"
@@ -150,8 +150,7 @@ def export_subnet(
     inputs = jax.ShapeDtypeStruct((batch, *input_shape[1:]), input_dtype(net))
 
     def forward(inputs: jax.Array) -> jax.Array:
-        outputs = net.apply({"params": params}, inputs)
-        return outputs[0] if isinstance(outputs, tuple) else outputs
+        return predictions(net.apply({"params": params}, inputs))
 
     data = jax.export.export(jax.jit(forward), platforms=platforms)(inputs).serialize()
     folder = pathlib.Path(path)

@@ -89,15 +89,16 @@ def extract(
 
 
 def _difference(net: Any, params: Any, arch: Any, small: Any, small_params: Any, batch: Any) -> float:
-    large_out = _first(jax.jit(net.apply)({"params": params}, batch, arch))
-    small_out = _first(jax.jit(small.apply)({"params": small_params}, batch))
+    large_out = predictions(jax.jit(net.apply)({"params": params}, batch, arch))
+    small_out = predictions(jax.jit(small.apply)({"params": small_params}, batch))
+    large_out, small_out = (np.asarray(x, np.float64) for x in (large_out, small_out))
     scale = max(float(np.max(np.abs(large_out))), 1e-30)
     return float(np.max(np.abs(large_out - small_out))) / scale
 
 
-def _first(outputs: Any) -> np.ndarray:
-    # Of a recurrent network the outputs are followed by its memory, which differs in its layers.
-    return np.asarray(outputs[0] if isinstance(outputs, tuple) else outputs, np.float64)
+def predictions(outputs: Any) -> jax.Array:
+    """What a network tells, without the memory that a recurrent one returns beside it."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def check_tensors(given: dict, expected: dict, what: str) -> None:

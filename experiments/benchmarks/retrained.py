@@ -14,19 +14,18 @@ import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from absl import app, flags
 
 import jaxnas
 from experiments import config as config_lib
+from experiments.benchmarks.language import letters, random_batch
 from experiments.language_configs import CONFIGS
 from experiments.language_setup import blocks_of
 from jaxnas import spaces
 from jaxnas.latency import median_times
 from jaxnas.training.language import language_loss
 
-_LETTERS = {"attention": "A", "feed_forward": "F", "identity": "-"}
 flags.DEFINE_integer("repeats", 15, "Timed calls of each.")
 flags.DEFINE_string("out", None, "A JSON file for the figures.")
 
@@ -46,20 +45,13 @@ def main(argv: list[str]) -> None:
     networks: dict[str, Any] = {}
     for folder in sorted(pathlib.Path(path).glob("retrained/*/subnet")):
         net, params = jaxnas.load_subnet(folder)
-        networks.setdefault("".join(_LETTERS[b] for b in blocks_of(net)), (net, params))
+        networks.setdefault(letters(blocks_of(net)), (net, params))
     interleaved = spaces.par(config.model.blocks).to_dict(spaces.interleaved(config.model.blocks))
-    base = "".join(_LETTERS[b] for b in interleaved["block"])
+    base = letters(interleaved["block"])
     if base not in networks:
         raise ValueError(f"{path} has no retrained interleaved network, only {list(networks)}.")
     vocabulary = networks[base][0].vocabulary
-    # As in texts, low numbers (frequent words) come more often.
-    ranks = jax.random.uniform(jax.random.key(1), (rows, length), maxval=jnp.log(float(vocabulary)))
-    tokens = jnp.exp(ranks).astype(jnp.int32) % vocabulary
-    batch = {
-        "tokens": tokens,
-        "targets": jnp.roll(tokens, -1, axis=1),
-        "first": jnp.zeros(rows, bool),
-    }
+    batch = random_batch(rows, length, vocabulary)
     calls = {}
     for name, (net, params) in networks.items():
         memory = net.empty_memory(rows)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import jaxnas
+from experiments.benchmarks.language import letters, random_batch
 from jaxnas import spaces, supernets
 from jaxnas.latency import median_times
 from jaxnas.training.language import language_loss
@@ -53,24 +54,13 @@ def main(argv: list[str]) -> None:
         dtype=jnp.dtype(FLAGS.dtype),
         init_std=0.05,
     )
-    shape = (FLAGS.batch, FLAGS.length)
     params = jaxnas.init(net, jax.random.key(0), (1, FLAGS.length))
     stacked = supernets.stack_layers(params)
-    # Frequent words more often, as in texts: the adaptive softmax then has what to leave out.
-    ranks = jax.random.uniform(jax.random.key(1), shape, maxval=jnp.log(float(FLAGS.vocabulary)))
-    tokens = jnp.exp(ranks).astype(jnp.int32) % FLAGS.vocabulary
-    batch = {
-        "tokens": tokens,
-        "targets": jnp.roll(tokens, -1, axis=1),
-        "first": jnp.zeros(FLAGS.batch, bool),
-    }
-
-    def gradient(net: Any) -> Any:
-        loss = language_loss(net)
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))
+    batch = random_batch(FLAGS.batch, FLAGS.length, FLAGS.vocabulary)
 
     def compiled(net: Any, params: Any, arch: Any) -> tuple[Any, float]:
-        memory, call = net.empty_memory(FLAGS.batch), gradient(net)
+        memory = net.empty_memory(FLAGS.batch)
+        call = jax.jit(jax.value_and_grad(language_loss(net), has_aux=True))
         start = time.perf_counter()
         program = call.lower(params, arch, batch, memory, jax.random.key(2)).compile()
         seconds = time.perf_counter() - start
@@ -100,8 +90,7 @@ def main(argv: list[str]) -> None:
         times = median_times(calls, warmup=1, repeats=FLAGS.repeats)
         rows.append({"block": space.to_dict(arch)["block"], **times})
         ratios = "  ".join(f"{name} {times[name] / times['extracted']:.2f}" for name in forms)
-        kinds = "".join({"attention": "A", "feed_forward": "F", "identity": "-"}[b]
-                        for b in rows[-1]["block"])  # fmt: skip
+        kinds = letters(rows[-1]["block"])
         print(f"{kinds}  extracted {1e3 * times['extracted']:.0f} ms  {ratios}", flush=True)
     record: dict[str, Any] = {"device": jax.devices()[0].device_kind, "rows": rows, "ratios": {}}
     print(f"{'form':16}{'gradient':>10}{'compile':>10}")

@@ -306,8 +306,8 @@ class TransformerXL(nn.Module):
         # Annotations name the block, and a network of one architecture has nothing to choose.
         recording = self.is_mutable_collection(SPECS) or self.is_mutable_collection(MACS)
         choice = self.space["block"]
-        uniform = choice.per_position is None and set(choice.options) <= set(OPTIONS)
-        uniform = uniform and "attention" in choice.options and len(choice.options) > 1
+        uniform = choice.per_position is None and len(choice.options) > 1
+        uniform = uniform and "attention" in choice.options  # each block then has its memory
         return self.scan_blocks and uniform and not recording and not self.is_initializing()
 
 
