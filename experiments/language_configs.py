@@ -185,7 +185,7 @@ _SHAKESPEARE = Training(
     evaluate_every=100, checkpoint_every=400,
 )  # fmt: skip
 _WIKITEXT_EPOCH = Training(
-    steps=1000, batch_size=32, length=64, learning_rate=3e-3, warmup_steps=100, clip=1.0,
+    steps=1000, batch_size=16, length=128, learning_rate=1e-2, warmup_steps=100, clip=1.0,
     evaluate_every=1000, checkpoint_every=250,
 )  # fmt: skip
 _WIKITEXT = Training(
@@ -214,13 +214,13 @@ CONFIGS = {
             name="wikitext2_small",
             data=Text(name="wikitext2"),
             model=Model(
-                blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=64,
-                clusters=2, div_value=2, tie_projections=True, dropout=0.0, init_std=0.1,
+                blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=128,
+                clusters=4, div_value=2, tie_projections=True, dropout=0.0, pre_norm=True,
+                init_std=0.05,
             ),  # fmt: skip
-            # At this rate stacks with little attention, alone, do not leave the words' frequencies.
-            training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25, learning_rate=8e-3),
+            training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
             search=Search(
-                start=250, every=2, learning_rate=2e-2, cost="latency", cost_weight=0.5, target=0.65
+                start=200, every=2, learning_rate=3e-2, cost="latency", cost_weight=0.5, target=0.55
             ),
             retraining=_WIKITEXT_EPOCH,
             evaluation=Evaluation(),

@@ -16,7 +16,7 @@ from test_cost import xla_macs
 
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
-from jaxnas.elastic.recurrent import causal_mask, shift, sinusoids
+from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
 from jaxnas.supernets.transformer_xl import Memory
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
@@ -184,6 +184,25 @@ def long_pass():
 def segment_pass(memory_length):
     net = NET.clone(memory_length=memory_length)
     return jit(lambda p, x, arch, memory: net.apply({"params": p}, x, arch, memory=memory))
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_scores_are_not_kept_for_the_backward_pass(pre_norm):
+    """There are far more of them than of anything else, and the switch of a mixture stores them all."""
+    batch, length, hidden = 2, 64, 32
+    net = NET.clone(pre_norm=pre_norm, hidden=hidden)
+    x = jnp.ones((batch, length, WIDTH))
+    context = Context(
+        x, np.broadcast_to(causal_mask(length, length), (batch, length, 2 * length)),
+        jnp.asarray(sinusoids(2 * length, WIDTH)),
+    )  # fmt: skip
+    for option in supernets.transformer_xl.OPTIONS:
+        block = net.block(option)
+        params = block.init(jax.random.key(0), x, context)
+        _, backward = jax.vjp(lambda p, x, block=block: block.apply(p, x, context), params, x)
+        kept = [leaf for leaf in jax.tree.leaves(backward) if leaf.dtype == jnp.float32]
+        assert sum(leaf.size for leaf in kept) < batch * length * (hidden + 6 * WIDTH + 6 * HEADS * DIM)
+        assert max([leaf.size for leaf in kept], default=0) < batch * HEADS * length * 2 * length
 
 
 def test_no_gradient_flows_into_the_memory():

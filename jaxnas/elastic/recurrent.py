@@ -7,6 +7,7 @@ that a mixture can choose among them: `block(x, context, *, train) -> x`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,8 +15,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
-from jaxnas.elastic.layers import LayerNorm, affine
+from jaxnas.elastic.layers import LayerNormParameters, Norm, affine
 from jaxnas.elastic.parameter import parameter, record_macs
 from jaxnas.elastic.width import constant, fixed
 
@@ -70,6 +72,28 @@ def shift(scores: jax.Array) -> jax.Array:
     return flat.reshape(*lead, queries, columns - 1)
 
 
+def _lean(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Keeps only what is named for the backward pass, and computes the rest of the block again.
+
+    What is named are results of products with kernels. The rest is cheap to compute and large to keep:
+    scores of attention above all. A switch keeps the same of every block, zeros for those that didn't run.
+    """
+    return jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names("kept"))
+
+
+def _kept(x: jax.Array) -> jax.Array:
+    return checkpoint_name(x, "kept")
+
+
+def _drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
+    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+
+def _normalise(norm: Norm, x: jax.Array) -> jax.Array:
+    width = x.shape[-1]
+    return norm.operation.cut(width, x.reshape(-1, width), norm.scale, norm.bias).reshape(x.shape)
+
+
 class _Block(nn.Module):
     """What the blocks share: dropout of the branch, the residual sum, and where the norm stands."""
 
@@ -85,20 +109,19 @@ class _Block(nn.Module):
     def vector(self, name: str, size: int, axis: str) -> jax.Array:
         return parameter(self, name, nn.initializers.zeros, (fixed(size, axis),))
 
-    def norm(self, x: jax.Array) -> jax.Array:
-        width = fixed(x.shape[-1], "embed")
-        layer = LayerNorm(dtype=self.dtype, name="norm")
-        return layer(x.reshape(-1, x.shape[-1]), width).reshape(x.shape)
+    def norm(self, width: int) -> Norm:
+        return LayerNormParameters(dtype=self.dtype, name="norm")(fixed(width, "embed"))
 
-    def drop(self, x: jax.Array, rate: float, train: bool) -> jax.Array:
+    def keep(self, shape: tuple[int, ...], rate: float, train: bool) -> jax.Array | None:
+        """What dropout leaves, bool; None is everything."""
         if not train or rate == 0:
-            return x
-        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, x.shape)
-        return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+            return None
+        return jax.random.bernoulli(self.make_rng("dropout"), 1 - rate, shape)
 
-    def add(self, x: jax.Array, branch: jax.Array, train: bool) -> jax.Array:
-        x = x + self.drop(branch, self.dropout, train)
-        return x if self.pre_norm else self.norm(x)
+    def add(self, x: jax.Array, branch: jax.Array, keep: jax.Array | None, norm: Norm) -> jax.Array:
+        if self.pre_norm:
+            return x + _drop(branch, keep, self.dropout)
+        return _normalise(norm, _kept(x + _drop(branch, keep, self.dropout)))
 
 
 class RelativeAttention(_Block):
@@ -117,24 +140,45 @@ class RelativeAttention(_Block):
         """Maps x [B, T, D] to [B, T, D]."""
         batch, queries, width = x.shape
         inner, keys = self.num_heads * self.head_dim, context.mask.shape[-1]
+        kernels = {
+            name: self.kernel(f"{name}_kernel", width, inner, ("embed", "heads"))
+            for name in ("query", "key", "value", "position")
+        }
+        kernels["out"] = self.kernel("out_kernel", inner, width, ("heads", "embed"))
+        biases = [self.vector(name, inner, "heads") for name in ("content_bias", "position_bias")]
+        scores = (self.num_heads, batch, queries, keys)
+        keep = (
+            self.keep(scores, self.attention_dropout, train),
+            self.keep(x.shape, self.dropout, train),
+        )
+        # Queries and outputs; keys, values and distances; scores twice and the weighted sum; the column.
+        macs = 2 * queries * width * inner + 3 * keys * width * inner + 3 * queries * keys * inner
+        record_macs(self, constant(macs + (width + queries) * inner))
+        return _lean(self._compute)(x, context, kernels, biases, self.norm(width), keep)
+
+    def _compute(
+        self,
+        x: jax.Array,
+        context: Context,
+        kernels: dict[str, jax.Array],
+        biases: list[jax.Array],
+        norm: Norm,
+        keep: tuple[jax.Array | None, jax.Array | None],
+    ) -> jax.Array:
+        batch, queries, _ = x.shape
+        keys = context.mask.shape[-1]
         past = jnp.concatenate([context.memory.astype(x.dtype), x], axis=1)  # [B, S, D]
         if self.pre_norm:
-            past = self.norm(past)
-        present = past[:, keys - queries :]
-        into = ("embed", "heads")
-        query = self._product(present, self.kernel("query_kernel", width, inner, into))
-        key = self._product(past, self.kernel("key_kernel", width, inner, into))
-        value = self._product(past, self.kernel("value_kernel", width, inner, into))
+            past = _normalise(norm, past)
+        query = self._product(past[:, keys - queries :], kernels["query"])
+        key = self._product(past, kernels["key"])
+        value = self._product(past, kernels["value"])
         # A row of zeros in front gives the scores the column that the shift needs.
         encoded = jnp.pad(context.positions, [(1, 0), (0, 0)])
-        kernel = self.kernel("position_kernel", width, inner, into)
-        distances = self._product(encoded[None], kernel)[:, 0]  # [H, 1 + S, d]
-        bias = [
-            self.vector(name, inner, "heads").reshape(self.num_heads, 1, 1, self.head_dim)
-            for name in ("content_bias", "position_bias")
-        ]
+        distances = self._product(encoded[None], kernels["position"])[:, 0]  # [H, 1 + S, d]
         # Queries are scaled, not scores, and outputs normalised, not weights: there are fewer of them.
         scale = jnp.asarray(self.head_dim**-0.5, self.dtype)
+        bias = [b.reshape(self.num_heads, 1, 1, self.head_dim) for b in biases]
         content, position = ((query + b.astype(self.dtype)) * scale for b in bias)  # [H, B, T, d]
         scores = jnp.einsum("hbtd,hbsd->hbts", content, key)
         rows = position.reshape(self.num_heads, batch * queries, self.head_dim)
@@ -144,19 +188,16 @@ class RelativeAttention(_Block):
         largest = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
         weights = jnp.exp(scores - largest)  # [H, B, T, S]
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        weights = self.drop(weights.astype(self.dtype), self.attention_dropout, train)
+        weights = _drop(weights.astype(self.dtype), keep[0], self.attention_dropout)
         attended = jnp.einsum("hbts,hbsd->hbtd", weights, value) / total.astype(self.dtype)
-        attended = attended.transpose(1, 2, 0, 3).reshape(-1, inner)
-        out = attended @ self.kernel("out_kernel", inner, width, ("heads", "embed")).astype(self.dtype)
-        # Queries and outputs; keys, values and distances; scores twice and the weighted sum; the column.
-        macs = 2 * queries * width * inner + 3 * keys * width * inner + 3 * queries * keys * inner
-        record_macs(self, constant(macs + (width + queries) * inner))
-        return self.add(x, out.reshape(x.shape), train)
+        attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch * queries, -1))
+        out = attended @ kernels["out"].astype(self.dtype)
+        return self.add(x, out.reshape(x.shape), keep[1], norm)
 
     def _product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Heads of x [B, S, D]: [H, B, S, d]. Over flattened rows it is one plain matrix product."""
         y = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
-        return y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3)
+        return _kept(y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3))
 
 
 class FeedForward(_Block):
@@ -168,14 +209,34 @@ class FeedForward(_Block):
     def __call__(self, x: jax.Array, context: Context, *, train: bool = False) -> jax.Array:
         """Maps x [B, T, D] to [B, T, D]."""
         batch, queries, width = x.shape
-        rows = (self.norm(x) if self.pre_norm else x).reshape(-1, width)
-        kernel = self.kernel("in_kernel", width, self.hidden, ("embed", "mlp"))
-        rows = affine(rows, kernel, self.vector("in_bias", self.hidden, "mlp"), self.dtype)
-        rows = self.drop(jax.nn.relu(rows), self.dropout, train)
-        kernel = self.kernel("out_kernel", self.hidden, width, ("mlp", "embed"))
-        rows = affine(rows, kernel, self.vector("out_bias", width, "embed"), self.dtype)
+        layers = [
+            (
+                self.kernel("in_kernel", width, self.hidden, ("embed", "mlp")),
+                self.vector("in_bias", self.hidden, "mlp"),
+            ),
+            (
+                self.kernel("out_kernel", self.hidden, width, ("mlp", "embed")),
+                self.vector("out_bias", width, "embed"),
+            ),
+        ]
+        keep = (
+            self.keep((batch * queries, self.hidden), self.dropout, train),
+            self.keep(x.shape, self.dropout, train),
+        )
         record_macs(self, constant(2 * queries * width * self.hidden))
-        return self.add(x, rows.reshape(x.shape), train)
+        return _lean(self._compute)(x, layers, self.norm(width), keep)
+
+    def _compute(
+        self,
+        x: jax.Array,
+        layers: list[tuple[jax.Array, jax.Array]],
+        norm: Norm,
+        keep: tuple[jax.Array | None, jax.Array | None],
+    ) -> jax.Array:
+        rows = (_normalise(norm, x) if self.pre_norm else x).reshape(-1, x.shape[-1])
+        rows = _kept(affine(rows, *layers[0], self.dtype))
+        rows = affine(_drop(jax.nn.relu(rows), keep[0], self.dropout), *layers[1], self.dtype)
+        return self.add(x, rows.reshape(x.shape), keep[1], norm)
 
 
 class Identity(nn.Module):
