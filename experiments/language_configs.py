@@ -95,8 +95,8 @@ class Search:
         blocks while it is above `target` times that of the interleaved network's, with weight
         `cost_weight`.
       confidence: the search ends when every block has an option of this probability.
-      selection: "argmax", "sampling" (the best of `samples` draws on the search text) or
-        "perturbation".
+      selection: "argmax", "sampling" (the best on the search text of `samples` different draws that
+        keep the target, if there is one) or "perturbation".
       segments: of the search text, that a selection evaluates each candidate on; None for all.
     """
 
@@ -215,13 +215,13 @@ CONFIGS = {
             data=Text(name="wikitext2"),
             model=Model(
                 blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=128,
-                clusters=4, div_value=2, tie_projections=True, dropout=0.0, pre_norm=True,
-                init_std=0.05,
+                clusters=4, dropout=0.0, pre_norm=True, init_std=0.05,
             ),  # fmt: skip
             training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
             search=Search(
-                start=200, every=2, learning_rate=3e-2, cost="latency", cost_weight=0.5, target=0.55
-            ),
+                start=200, every=2, learning_rate=3e-2, cost="latency", cost_weight=0.5, target=0.55,
+                selection="sampling", samples=32,
+            ),  # fmt: skip
             retraining=_WIKITEXT_EPOCH,
             evaluation=Evaluation(),
         ),

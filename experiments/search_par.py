@@ -82,18 +82,33 @@ def search_stream(setup: LanguageSetup) -> Stream:
     return setup.corpus.search.require("search")
 
 
+def relative_cost(setup: LanguageSetup, cost: Any) -> Any:
+    """From an architecture, hard or soft, to the cost of its blocks over the interleaved ones'; or None.
+
+    Without the vocabulary's part, which is in every network.
+    """
+    name = {None: None, "macs": "macs", "latency": "latency_ns"}[setup.config.search.cost]
+    if name is None:
+        return None
+    fixed = float(cost(nothing(setup.net.space))[name])
+    interleaved = float(cost(spaces.interleaved(setup.config.model.blocks))[name]) - fixed
+    return lambda arch: (cost(arch)[name] - fixed) / interleaved
+
+
 def train(
     setup: LanguageSetup, cost: Any, workdir: pathlib.Path
 ) -> tuple[SearchState, bool]:
-    """The differentiable search, from the last checkpoint on; and whether it is complete."""
+    """The differentiable search, from the last checkpoint on; and whether it is complete.
+
+    `cost` is that of `relative_cost`.
+    """
     config, settings, training = setup.config, setup.config.search, setup.config.training
-    interleaved = spaces.interleaved(config.model.blocks)
-    name = {None: None, "macs": "macs", "latency": "latency_ns"}[settings.cost]
-    # Without the vocabulary's part, which is in every network.
-    fixed = 0.0 if name is None else float(cost(nothing(setup.net.space))[name])
-    target = None if name is None else settings.target * (float(cost(interleaved)[name]) - fixed)
     search = SearchSettings(
-        settings.order, settings.start, settings.every, settings.cost_weight, target
+        settings.order,
+        settings.start,
+        settings.every,
+        settings.cost_weight,
+        None if cost is None else settings.target,
     )
     logits_optimizer = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
     state = initial_state(setup, logits_optimizer)
@@ -111,7 +126,7 @@ def train(
         search,
         setup.mesh,
         state,
-        cost=None if name is None else lambda weights: cost(weights)[name] - fixed,
+        cost=cost,
     )
     rows = (training.batch_size, training.length)
     batches = PairedBatches(
@@ -144,7 +159,25 @@ def train(
     )
 
 
-def select(setup: LanguageSetup, state: SearchState) -> tuple[Any, dict[str, Any]]:
+def draw(setup: LanguageSetup, cost: Any, logits: Any) -> Any:
+    """Different architectures as the probabilities give them, of no more than the target's cost."""
+    settings, space = setup.config.search, setup.net.space
+    keys = jax.random.split(setup.key("selection"), 64 * settings.samples)
+    archs = jax.vmap(lambda key: relaxations.categorical(logits, key))(keys)
+    within = np.ones(len(keys), bool)
+    if cost is not None:
+        within = np.asarray(jax.vmap(cost)(archs)) <= settings.target
+    if not within.any():
+        raise ValueError(
+            f"None of {len(keys)} draws costs at most search.target, {settings.target} of the interleaved "
+            "network: train for longer (training.steps), with a larger search.cost_weight, or raise it."
+        )
+    codes = np.asarray(space.encode(archs))[within]
+    _, first = np.unique(codes, axis=0, return_index=True)
+    return space.decode(codes[np.sort(first)[: settings.samples]])
+
+
+def select(setup: LanguageSetup, cost: Any, state: SearchState) -> tuple[Any, dict[str, Any]]:
     """The architecture that the config's way of selecting takes, and how it came to it."""
     settings, space = setup.config.search, setup.net.space
     params = state.params
@@ -152,8 +185,7 @@ def select(setup: LanguageSetup, state: SearchState) -> tuple[Any, dict[str, Any
         return space.harden(state.logits), {"method": "argmax"}
     evaluate = setup.evaluator(setup.net, "search", settings.segments)
     if settings.selection == "sampling":
-        keys = jax.random.split(setup.key("selection"), settings.samples)
-        archs = jax.vmap(lambda key: relaxations.categorical(state.logits, key))(keys)
+        archs = draw(setup, cost, state.logits)
         nats = np.asarray(evaluate(params, archs))
         arch = jax.tree.map(lambda x: x[int(np.argmin(nats))], archs)
         return arch, {"method": "sampling", "search_nats": nats.tolist()}
@@ -179,7 +211,7 @@ def main(argv: list[str]) -> None:
         setup = build(config, config.training, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
         cost = setup.cost(workdir, measure=config.search.cost == "latency")
-        state, complete = train(setup, cost, workdir)
+        state, complete = train(setup, relative_cost(setup, cost), workdir)
         if not complete:
             print("stopped and saved; the same command goes on from here", flush=True)
             return
@@ -197,7 +229,7 @@ def main(argv: list[str]) -> None:
 def finish(setup: LanguageSetup, cost: Any, state: SearchState, workdir: pathlib.Path) -> dict:
     """Selects, extracts and verifies the network; writes its weights and result.json."""
     config, net = setup.config, setup.net
-    arch, selection = select(setup, state)
+    arch, selection = select(setup, relative_cost(setup, cost), state)
     params = unstack_layers(jax.device_get(state.params))
     tokens = search_stream(setup).tokens[: 2 * config.training.length]
     tokens = jnp.asarray(tokens.reshape(2, -1))

@@ -1,15 +1,19 @@
 """PAR Transformer-XL end to end on real text: killed and resumed bit for bit, retrained, reported."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_binaries import finish, kill_when
 
-from experiments import config, language_setup
+from experiments import config, language_setup, search_par
 from experiments.language_configs import CONFIGS
 from jaxnas import latency, spaces
 
@@ -164,6 +168,27 @@ def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_d
     stacks = [read(path)["architecture"] for path in killed.glob("retrained/*/result.json")]
     now = read(killed / "result.json")["found"]["architecture"]
     assert ("found before, scratch" in page) == (stacks[0] != now)
+
+
+def test_draws_differ_and_keep_the_target():
+    config = CONFIGS["tiny_shakespeare"]
+    settings = dataclasses.replace(config.search, samples=8, target=0.4)
+    setup = types.SimpleNamespace(
+        config=dataclasses.replace(config, search=settings), key=lambda _: jax.random.key(0),
+        net=types.SimpleNamespace(space=spaces.par(6)),
+    )  # fmt: skip
+    logits = {"block": jnp.zeros((6, 3)).at[0, 0].set(9.0)}
+
+    def attention(arch):
+        return jnp.mean(arch["block"] == 2)
+
+    archs = search_par.draw(setup, attention, logits)["block"]
+    assert len({tuple(row) for row in np.asarray(archs).tolist()}) == 8
+    assert np.mean(archs == 2, axis=1).max() <= 0.4 and np.all(archs[:, 0] == 0)
+    free = search_par.draw(setup, None, logits)["block"]
+    assert np.mean(free == 2, axis=1).max() > 0.4
+    with pytest.raises(ValueError, match=r"None of 512 draws costs at most search.target, 0.4"):
+        search_par.draw(setup, lambda arch: 1.0 + attention(arch), logits)
 
 
 @pytest.mark.parametrize("assignment, message", [

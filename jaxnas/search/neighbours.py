@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.search.bits import below
 from jaxnas.space import Space
 
 
@@ -12,7 +13,7 @@ def mutate_one(space: Space, bits: jax.Array, code: jax.Array) -> jax.Array:
 
     Args:
       space: the search space.
-      bits: two random words, uint16 [2].
+      bits: two random words of 16 bits, int32 [2].
       code: a canonical architecture, int32 [L].
 
     Decisions with one option are never picked; one that becomes active starts at its first option.
@@ -22,12 +23,12 @@ def mutate_one(space: Space, bits: jax.Array, code: jax.Array) -> jax.Array:
     always_active = all(c.active is None and c.condition is None for c in space.choices.values())
     if not always_active:
         free &= space._active_code(space.decode(code))
-    pick, step = bits[0].astype(jnp.int32), bits[1].astype(jnp.int32)
+    pick, step = bits
     # Of `count` free elements the one at a random place among them; the bias is below L / 2**16.
-    place = pick % jnp.maximum(jnp.sum(free, dtype=jnp.int32), 1)
+    place = below(pick, jnp.maximum(jnp.sum(free, dtype=jnp.int32), 1))
     chosen = free & (jnp.cumsum(free, dtype=jnp.int32) - 1 == place)
-    shift = 1 + step % jnp.maximum(sizes - 1, 1)
-    code = jnp.where(chosen, (code + shift) % sizes, code)
+    moved = code + 1 + below(step, jnp.maximum(sizes - 1, 1))
+    code = jnp.where(chosen, jnp.where(moved >= sizes, moved - sizes, moved), code)
     return code if always_active else space.encode(space.canonical(space.decode(code)))
 
 

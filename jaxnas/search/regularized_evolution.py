@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.search import state as state_lib
+from jaxnas.search.bits import below, random_words
 from jaxnas.search.bounds import Cost
 from jaxnas.search.neighbours import mutate_one
 from jaxnas.search.state import State
@@ -53,36 +54,21 @@ class RegularizedEvolution:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
         return state_lib.init(self, key)
 
-    def draw(self, key: jax.Array, generation: jax.Array) -> jax.Array:
-        """Returns the random bits of one generation, uint16 [attempts, words].
-
-        They depend on nothing but the key and the number, so that `search.scan` draws those of all
-        generations at once: most of the time of thousands of searches would be drawing.
-        """
-        attempts = self.batch * (_ATTEMPTS if self._looks_back else 1)
-        words = max(self.sample + 2, self.space.length)
-        # 16 bits suffice: the remainder by a population of 50 is uniform to one in a thousand.
-        return jax.random.bits(jax.random.fold_in(key, generation), (attempts, words), jnp.uint16)
-
     @functools.partial(jax.jit, static_argnums=0)
-    def ask(self, state: State, bits: jax.Array | None = None) -> tuple[Arch, State]:
-        """Returns a batch of architectures and the next state; see `RandomSearch`.
-
-        `bits` are those of `draw` for this generation, if they were drawn before.
-        """
-        bits = self.draw(state.key, state.generation) if bits is None else bits
+    def ask(self, state: State) -> tuple[Arch, State]:
+        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        attempts = self.batch * (_ATTEMPTS if self._looks_back else 1)
+        count = max(self.sample + 2, self.space.length)
+        words = random_words(state.key, state.generation, (attempts, count))
         growing = state.size < self.population
-        mutants = jax.vmap(lambda row: self._mutant(row, state))(bits)
         if self._looks_back:
-            groups = [(mutants, jnp.where(growing, 0, self.batch))]
+            groups = [(self._mutants(words, state), jnp.where(growing, 0, self.batch))]
             ask_key = jax.random.fold_in(jax.random.fold_in(state.key, state.generation), 1)
             return state_lib.propose(self, state, ask_key, groups)
-        # The plain form, without a look at the history.
-        sizes = self.space.sizes.astype(np.int32)[None, :]
-        fresh = bits[:, :self.space.length].astype(jnp.int32) % sizes
-        fresh = self.space.encode(self.space.canonical(self.space.decode(fresh)))
+        # The plain form, without a look at the history. Many searches at once are as old as each
+        # other: the condition is one for all of them, and stays a condition.
+        codes = jax.lax.cond(growing, self._fresh, self._mutants, words, state)
         valid = jnp.arange(self.batch) < jnp.int32(self.evaluations) - state.size
-        codes = jnp.where(growing, fresh, mutants)
         return self.space.decode(codes), dataclasses.replace(state, valid=valid)
 
     @property
@@ -102,25 +88,33 @@ class RegularizedEvolution:
         """Returns the best architecture and its score; ValueError if no score is a number."""
         return state_lib.best(self, state)
 
-    def _mutant(self, bits: jax.Array, state: State) -> jax.Array:
-        """Returns a mutant of the winner of a tournament, int32 [L]."""
+    def _fresh(self, words: jax.Array, state: State) -> jax.Array:
+        """Returns random architectures, int32 [attempts, L]."""
+        codes = below(words[:, :self.space.length], self.space.sizes.astype(np.int32)[None, :])
+        return self.space.encode(self.space.canonical(self.space.decode(codes)))
+
+    def _mutants(self, words: jax.Array, state: State) -> jax.Array:
+        """Returns mutants of the winners of a tournament each, int32 [attempts, L]."""
         alive = jnp.minimum(state.size, self.population)
-        places = _distinct(bits[:self.sample], alive)
-        rows = jnp.clip(state.size - 1 - places, 0, self.evaluations - 1)
-        scores = jnp.where(jnp.isnan(state.scores[rows]), -jnp.inf, state.scores[rows])
-        winner = state.codes[rows[jnp.argmax(scores)]]
-        return mutate_one(self.space, bits[self.sample:self.sample + 2], jnp.maximum(winner, 0))
+
+        def mutant(words: jax.Array) -> jax.Array:
+            rows = jnp.maximum(state.size - 1 - _distinct(words[:self.sample], alive), 0)
+            scores = jnp.where(jnp.isnan(state.scores[rows]), -jnp.inf, state.scores[rows])
+            winner = state.codes[rows[jnp.argmax(scores)]]
+            changes = words[self.sample:self.sample + 2]
+            return mutate_one(self.space, changes, jnp.maximum(winner, 0))
+        return jax.vmap(mutant)(words)
 
 
 def _distinct(bits: jax.Array, n: jax.Array) -> jax.Array:
     """Returns k different numbers below n from k words (some repeat if n < k), int32 [k].
 
-    Floyd's algorithm; the bias of the remainder is below n / 2**16.
+    Floyd's algorithm.
     """
     taken: list[jax.Array] = []
     for i in range(len(bits)):
         last = jnp.maximum(n - len(bits) + i, 0)
-        drawn = bits[i].astype(jnp.int32) % (last + 1)
+        drawn = below(bits[i], last + 1)
         repeated = jnp.zeros((), bool)
         for other in taken:
             repeated |= drawn == other

@@ -21,7 +21,6 @@ from jaxnas.search.state import State
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
-_DRAWN = 16  # Generations whose random bits are drawn at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,24 +65,12 @@ def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
             return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
         return jax.lax.while_loop(lambda s: ~strategy.finished(s), turn, strategy.init(key))
 
-    def step(state, drawn):
-        archs, asked = strategy.ask(state, *drawn)
+    def step(state, _):
+        archs, asked = strategy.ask(state)
         return strategy.tell(asked, archs, evaluate(archs)), None
 
     length = -(-strategy.evaluations // state_lib.batch_size(strategy))
-    length = getattr(strategy, "steps", length)
-    state = strategy.init(key)
-    if not hasattr(strategy, "draw"):
-        return jax.lax.scan(step, state, (), length=length)[0]
-
-    # What is random is drawn for some generations at once, few enough to stay in the cache.
-    def several(state, first):
-        generations = first + jnp.arange(_DRAWN, dtype=jnp.int32)
-        drawn = jax.vmap(strategy.draw, (None, 0))(key, generations)
-        return jax.lax.scan(step, state, (drawn,))
-
-    firsts = jnp.arange(0, length, _DRAWN, dtype=jnp.int32)
-    return jax.lax.scan(several, state, firsts)[0]
+    return jax.lax.scan(step, strategy.init(key), length=getattr(strategy, "steps", length))[0]
 
 
 def _has_fidelities(strategy: Any) -> bool:
