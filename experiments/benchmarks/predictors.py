@@ -192,6 +192,9 @@ def main(argv: list[str]) -> None:
                                "prepare_seconds": time.perf_counter() - start}
         record[name] = one
         for size in map(int, filter(None, _SIZES.value)):
+            if size > len(table["valid"]):
+                raise ValueError(f"--sizes has {size}, but {_TABLE.value} has {len(table['valid'])} "
+                                 "networks.")
             one["tau"][size] = values = correlations(predictor, inputs, table, size)
             print(f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}",
                   flush=True)
