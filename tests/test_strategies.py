@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxnas import search
+from jaxnas.search.bits import random_words
 from jaxnas.search.neighbours import mutate_one, neighbours
 from jaxnas.search.regularized_evolution import _distinct
 from jaxnas.space import Choice, Space
@@ -157,8 +158,8 @@ def test_the_tournament_draws_different_ones_uniformly():
 def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     arch = SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0]))
     code = np.asarray(SPACE.encode(arch))
-    bits = jax.random.bits(jax.random.key(0), (500, 2), jnp.uint16)
-    mutants = np.asarray(jax.vmap(lambda b: mutate_one(SPACE, b, code))(bits))
+    words = random_words(jax.random.key(0), jnp.int32(0), (500, 2))
+    mutants = np.asarray(jax.vmap(lambda pair: mutate_one(SPACE, pair, code))(words))
     around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code)}
     assert {tuple(row) for row in mutants.tolist()} == around
 
@@ -166,6 +167,8 @@ def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
 def test_clear_errors():
     with pytest.raises(ValueError, match="sample is 11, expected 1 to the population of 10"):
         search.RegularizedEvolution(SPACE, population=10, sample=11)
+    with pytest.raises(ValueError, match="population is 40000, expected less than 32768"):
+        search.RegularizedEvolution(SPACE, population=40_000)
     with pytest.raises(ValueError, match="baseline is 'none', expected 'average' or 'value'"):
         search.Reinforce(SPACE, baseline="none")
     with pytest.raises(ValueError, match="batch is 0"):

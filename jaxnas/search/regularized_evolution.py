@@ -49,6 +49,9 @@ class RegularizedEvolution:
         if not 1 <= self.sample <= self.population:
             raise ValueError(f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
                              f"population of {self.population}.")
+        if self.population >= 2**15:  # places are drawn by words of 16 bits
+            raise ValueError(f"RegularizedEvolution: population is {self.population}, expected less "
+                             f"than {2**15}.")
 
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
@@ -106,15 +109,12 @@ class RegularizedEvolution:
         return jax.vmap(mutant)(words)
 
 
-def _distinct(bits: jax.Array, n: jax.Array) -> jax.Array:
-    """Returns k different numbers below n from k words (some repeat if n < k), int32 [k].
-
-    Floyd's algorithm.
-    """
+def _distinct(words: jax.Array, n: jax.Array) -> jax.Array:
+    """Returns k different numbers below n from k words (some repeat if n < k); Floyd's algorithm."""
     taken: list[jax.Array] = []
-    for i in range(len(bits)):
-        last = jnp.maximum(n - len(bits) + i, 0)
-        drawn = below(bits[i], last + 1)
+    for i, word in enumerate(words):
+        last = jnp.maximum(n - len(words) + i, 0)
+        drawn = below(word, last + 1)
         repeated = jnp.zeros((), bool)
         for other in taken:
             repeated |= drawn == other
