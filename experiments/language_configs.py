@@ -218,8 +218,9 @@ CONFIGS = {
                 clusters=4, dropout=0.0, pre_norm=True, init_std=0.05,
             ),  # fmt: skip
             training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
+            # Attention is worth nothing until the weights are: an early start gives it up everywhere.
             search=Search(
-                start=200, every=2, learning_rate=3e-2, cost="latency", cost_weight=0.5, target=0.55,
+                start=500, every=2, learning_rate=0.1, cost="latency", cost_weight=0.5, target=0.55,
                 selection="sampling", samples=32,
             ),  # fmt: skip
             retraining=_WIKITEXT_EPOCH,
