@@ -165,6 +165,7 @@ def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_d
     assert (killed / "metrics.jsonl").read_bytes() == before
     # The page doesn't take the network that was trained before for the one that is found now.
     page = (killed / "report.html").read_text()
+    assert "the best on the search text of 3 that were drawn" in page
     stacks = [read(path)["architecture"] for path in killed.glob("retrained/*/result.json")]
     now = read(killed / "result.json")["found"]["architecture"]
     assert ("found before, scratch" in page) == (stacks[0] != now)

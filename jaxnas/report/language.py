@@ -170,7 +170,16 @@ def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
                         "; ".join(f"{name}: {' '.join(net['architecture']['block'])}"
                                   for name, net in stacks), "".join(body))
     return section("The stacks", '<p class="say">A is attention, F feed-forward, – identity; input at '
-                   "the left.</p>", figure, _where(run))
+                   f"the left. Found is {_how(run.result['selection'])}.</p>", figure, _where(run))
+
+
+def _how(selection: dict[str, Any]) -> str:
+    """How the found stack came out of the probabilities."""
+    if selection["method"] == "sampling":
+        return f"the best on the search text of {len(selection['search_nats'])} that were drawn"
+    if selection["method"] == "perturbation":
+        return "what was left by masking options, one by one, whose loss hurt least"
+    return "the most probable option of each block"
 
 
 def _name(run: Run, net: dict[str, Any]) -> str:
