@@ -211,11 +211,12 @@ def main(argv: list[str]) -> None:
         setup = build(config, config.training, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
         cost = setup.cost(workdir, measure=config.search.cost == "latency")
-        state, complete = train(setup, relative_cost(setup, cost), workdir)
+        relative = relative_cost(setup, cost)
+        state, complete = train(setup, relative, workdir)
         if not complete:
             print("stopped and saved; the same command goes on from here", flush=True)
             return
-        result = finish(setup, cost, state, workdir)
+        result = finish(setup, cost, relative, state, workdir)
         report.write_language(workdir)
     counts = result["found"]["counts"]
     print(
@@ -226,10 +227,12 @@ def main(argv: list[str]) -> None:
     )
 
 
-def finish(setup: LanguageSetup, cost: Any, state: SearchState, workdir: pathlib.Path) -> dict:
+def finish(
+    setup: LanguageSetup, cost: Any, relative: Any, state: SearchState, workdir: pathlib.Path
+) -> dict:
     """Selects, extracts and verifies the network; writes its weights and result.json."""
     config, net = setup.config, setup.net
-    arch, selection = select(setup, relative_cost(setup, cost), state)
+    arch, selection = select(setup, relative, state)
     params = unstack_layers(jax.device_get(state.params))
     tokens = search_stream(setup).tokens[: 2 * config.training.length]
     tokens = jnp.asarray(tokens.reshape(2, -1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import functools
 import json
+import math
 import os
 import statistics
 import time
@@ -66,8 +67,9 @@ def measure() -> dict[str, Any]:
     )
     metric = table.metric("validation_accuracy")
     many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, jax.vmap(metric))))
-    # Searches know nothing of each other: each device runs its share.
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("searches",))
+    # Searches know nothing of each other: each device runs its share, all of them the same number.
+    devices = jax.devices()[: math.gcd(_SEEDS.value, jax.device_count())]
+    mesh = jax.sharding.Mesh(np.array(devices), ("searches",))
     share = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("searches"))
     keys = jax.device_put(jax.random.split(jax.random.key(0), _SEEDS.value), share)
     start = time.perf_counter()
@@ -98,7 +100,7 @@ def measure() -> dict[str, Any]:
     seconds = {name: statistics.median(values) for name, values in times.items()}
     return {
         "device": jax.devices()[0].device_kind,
-        "devices": len(jax.devices()),
+        "devices": len(devices),
         "seeds": _SEEDS.value,
         "evaluations": _EVALUATIONS.value,
         "seconds_per_search": seconds,

@@ -1,6 +1,5 @@
 """Random bits by counter, quick on CPUs: what thousands of vmapped searches draw in every step."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,13 +29,11 @@ def random_words(key: jax.Array, number: jax.Array, shape: tuple[int, int]) -> j
     """Returns words of 16 random bits that depend on nothing but the key and a number, int32 [shape]."""
     rows, words = shape
     a, b = jax.random.key_data(key).reshape(-1)[:2]
-    number = jnp.broadcast_to(jnp.asarray(number, jnp.uint32), (rows,))
+    number = jnp.asarray(number, jnp.uint32)
     blocks = -(-words // 4)
-    bits: list[jax.Array] = []
-    for block in range(blocks):
-        place = _OWN + np.uint32(block) + np.uint32(blocks) * jnp.arange(rows, dtype=jnp.uint32)
-        bits += threefry((a, b), (place, number))
-    both = jnp.stack(bits, axis=1)  # [rows, blocks * 2]
+    places = _OWN + jnp.arange(rows * blocks, dtype=jnp.uint32).reshape(rows, blocks)
+    bits = threefry((a, b), (places, jnp.broadcast_to(number, places.shape)))
+    both = jnp.stack(bits, axis=2).reshape(rows, 2 * blocks)
     halves = jnp.concatenate([both & np.uint32(0xFFFF), both >> np.uint32(16)], axis=1)
     return halves[:, :words].astype(jnp.int32)
 
@@ -44,6 +41,6 @@ def random_words(key: jax.Array, number: jax.Array, shape: tuple[int, int]) -> j
 def below(words: jax.Array, n: jax.Array | np.ndarray | int) -> jax.Array:
     """Maps words of 16 bits to numbers from 0 to n - 1, n < 2**15; the bias is below n / 2**16.
 
-    A product and a shift: a remainder, which no CPU has for vectors, took most of a search's time.
+    A product and a shift, and not a remainder: no CPU divides vectors of integers.
     """
     return (words * n) >> 16

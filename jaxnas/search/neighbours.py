@@ -8,12 +8,12 @@ from jaxnas.search.bits import below
 from jaxnas.space import Space
 
 
-def mutate_one(space: Space, bits: jax.Array, code: jax.Array) -> jax.Array:
+def mutate_one(space: Space, words: jax.Array, code: jax.Array) -> jax.Array:
     """Returns a copy with one decision that counts changed to another option, int32 [L].
 
     Args:
       space: the search space.
-      bits: two random words of 16 bits, int32 [2].
+      words: two random ones of 16 bits, int32 [2].
       code: a canonical architecture, int32 [L].
 
     Decisions with one option are never picked; one that becomes active starts at its first option.
@@ -23,8 +23,8 @@ def mutate_one(space: Space, bits: jax.Array, code: jax.Array) -> jax.Array:
     always_active = all(c.active is None and c.condition is None for c in space.choices.values())
     if not always_active:
         free &= space._active_code(space.decode(code))
-    pick, step = bits
-    # Of `count` free elements the one at a random place among them; the bias is below L / 2**16.
+    pick, step = words
+    # Of `count` free elements the one at a random place among them.
     place = below(pick, jnp.maximum(jnp.sum(free, dtype=jnp.int32), 1))
     chosen = free & (jnp.cumsum(free, dtype=jnp.int32) - 1 == place)
     moved = code + 1 + below(step, jnp.maximum(sizes - 1, 1))
