@@ -84,10 +84,10 @@ def features_of(table: Table) -> Callable[[Any], Any]:
     return lambda arch: predictors.path_features(kinds, *paths(arch), length=length)
 
 
-def guided(table: Table, evaluations: int, predictor: Any, features: Any) -> Any:
+def guided(table: Table, evaluations: int, predictor: Any, features: Any, **settings: Any) -> Any:
     pool = search.Pool(table.codes) if table.pool else None
     return search.PredictorGuided(
-        predictor=predictor, features=features, pool=pool, **common(table, evaluations)
+        predictor=predictor, features=features, pool=pool, **settings, **common(table, evaluations)
     )
 
 
@@ -96,7 +96,7 @@ def gaussian_process(table: Table, evaluations: int) -> Any:
 
 
 def mlp_ensemble(table: Table, evaluations: int) -> Any:
-    return guided(table, evaluations, predictors.MlpEnsemble(), features_of(table))
+    return guided(table, evaluations, predictors.MlpEnsemble(), features_of(table), initial=10)
 
 
 def transformer_predictor(table: Table, evaluations: int) -> Any:
@@ -115,6 +115,7 @@ def transformer_predictor(table: Table, evaluations: int) -> Any:
         return {"tokens": tokens(arch), "features": features(arch)}
 
     archs = table.space.decode(jnp.asarray(table.codes))
+    print(f"transformer_predictor: learns the {len(table.codes):,} architectures first", flush=True)
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), jax.jit(jax.vmap(raw))(archs))
 
     def encoded(arch: Any) -> Any:

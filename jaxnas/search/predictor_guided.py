@@ -41,7 +41,8 @@ class PredictorGuided:
         "upper_confidence" (mean and `confidence` standard deviations) or "thompson" (a draw of each
         candidate for itself).
       confidence: see above.
-      initial: random architectures at the start, at least 2.
+      initial: random architectures at the start, at least 2. Few are best for a Gaussian process,
+        which says how little it knows; a predictor that does not needs more.
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
@@ -54,7 +55,7 @@ class PredictorGuided:
     features: Callable[[Arch], Any] | None = None
     acquisition: str = "expected_improvement"
     confidence: float = 1.0
-    initial: int = 10
+    initial: int = 3
     batch: int = 1
     pool: Pool | None = None
     mutants: int = 512
