@@ -28,6 +28,7 @@ import hypothesis
 import jax
 import pytest
 from absl import flags
+from small_texts import corpus, text_files, text_root, wikitext  # noqa: F401 (fixtures)
 
 # Tests of meshes and of data parallelism. Programs for one device are not slowed down.
 jax.config.update("jax_num_cpu_devices", 8)

@@ -1,11 +1,9 @@
 """Text for language models: the real files where they are there, small ones of their shape always."""
 
-import dataclasses
 import gzip
 import hashlib
 import io
 import lzma
-import math
 import os
 import re
 import subprocess
@@ -14,8 +12,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from small_texts import dump, play
 
 from jaxnas import data
 from jaxnas.data import text, text_builders
@@ -24,56 +21,6 @@ REAL = os.environ.get("JAXNAS_TEXT")
 real = pytest.mark.skipif(
     not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts"
 )
-WORDS = (
-    "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
-)
-
-
-def article(rng, title, lines):
-    """An article as WikiText-2 has them; its table has a row that looks like a title."""
-    text = [" ", f" = {title} = ", " "]
-    for i in range(lines):
-        text.append(" " + " ".join(rng.choice(WORDS, rng.integers(3, 40))) + " . ")
-        if i % 3 == 2:
-            text += [" ", " = = Part = = ", " ", " = Wins ; L = ", " 3 ; 4 "]
-    return "".join(line + "\n" for line in text) + " \n"
-
-
-@pytest.fixture(scope="module")
-def wikitext():
-    rng = np.random.default_rng(0)
-    parts = {}
-    for split, n in (("train", 20), ("validation", 3), ("test", 2)):
-        parts[split] = "".join(article(rng, f"{split} number {i}", 4 + i % 3) for i in range(n))
-    return parts
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, wikitext):
-    """The original files of all sets, small, under several names and compressions."""
-    folder = tmp_path_factory.mktemp("files")
-    contents = {split: part.encode() for split, part in wikitext.items()}
-    (folder / "wikitext-2.train.txt.xz").write_bytes(lzma.compress(contents["train"]))
-    (folder / "wikitext-2.valid.txt").write_bytes(gzip.compress(contents["validation"]))
-    (folder / "wiki.test.tokens").write_bytes(contents["test"])
-    (folder / "input.txt").write_bytes(play().encode())
-    with zipfile.ZipFile(folder / "enwik8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("enwik8", dump())
-    return folder
-
-
-def play():
-    rng = np.random.default_rng(1)
-    return "".join(
-        f"{rng.choice(['ROMEO', 'JULIÉT'])}:\n{' '.join(rng.choice(WORDS, 9))}\n\n"
-        for _ in range(60)
-    )
-
-
-def dump():
-    """1,000 bytes of pages, and what was before the first."""
-    pages = "".join(f"  <page>\n    <title>{i} é</title>\n  </page>\n" for i in range(30))
-    return ("<mediawiki>\n" + pages).encode()[:1000]
 
 
 @pytest.fixture
@@ -82,27 +29,11 @@ def small_enwik8(monkeypatch):
     monkeypatch.setattr(text_builders.Enwik8, "SIZES", sizes)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("tfds")
-
-
-@pytest.fixture(scope="module")
-def corpus(folder, root):
-    return data.load_text("wikitext2", data_dir=root, source_dir=folder)
-
-
-def records(root, name, split):
+def records(text_root, name, split):
     import tensorflow_datasets as tfds
 
-    source = tfds.data_source(name, split=split, data_dir=root, download=False)
+    source = tfds.data_source(name, split=split, data_dir=text_root, download=False)
     return [source[i]["text"] for i in range(len(source))]
-
-
-def numbered(n, role="train", documents=1):
-    """A stream whose tokens say where they are."""
-    tokens = np.arange(n, dtype=np.int32)
-    return data.Stream(role, tokens, tokens * documents // n, n_bytes=n)
 
 
 # Words: WikiText-2
@@ -150,24 +81,24 @@ def test_documents_of_wikitext_are_its_articles(corpus):
             assert "= = Part = =" in article and " = Wins ; L = \n" in article
 
 
-def test_the_search_stream_is_the_end_of_the_training_text(corpus, folder, root, wikitext):
+def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, text_root, wikitext):
     decode = corpus.vocabulary.decode
     search = decode(corpus.search.tokens)
     assert wikitext["train"] == decode(corpus.train.tokens) + search
     assert search.startswith(" \n = train number")
     n = len(wikitext["train"].encode())
     assert 0.18 * n <= corpus.search.n_bytes <= 0.22 * n
-    again = data.load_text("wikitext2", data_dir=root)
+    again = data.load_text("wikitext2", data_dir=text_root)
     for role in data.STREAM_ROLES:
         a, b = getattr(corpus, role), getattr(again, role)
         np.testing.assert_array_equal(a.tokens, b.tokens)
         np.testing.assert_array_equal(a.documents, b.documents)
-    whole = data.load_text("wikitext2", data_dir=root, search_fraction=0)
+    whole = data.load_text("wikitext2", data_dir=text_root, search_fraction=0)
     assert whole.search is None and whole.train.documents[-1] == 19
     assert whole.vocabulary.words == corpus.vocabulary.words
     np.testing.assert_array_equal(whole.vocabulary.counts, corpus.vocabulary.counts)
     # The same text is held out whatever the tokens.
-    letters = data.load_text("wikitext2", data_dir=root, tokenizer="byte")
+    letters = data.load_text("wikitext2", data_dir=text_root, tokenizer="byte")
     assert letters.vocabulary.decode(letters.search.tokens) == search
     assert letters.search.documents[-1] == corpus.search.documents[-1]
 
@@ -194,36 +125,11 @@ def test_where_the_search_stream_starts(content, starts, cut):
     assert all(content[cut:][s:] == content[cut + s :] for s in search.starts)
 
 
-WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
-
-
-@given(st.lists(WORD_LISTS, max_size=6), WORD_LISTS)
-def test_words_round_trip(lines, rest):
-    vocabulary = text.WordVocabulary(
-        counts=np.zeros(6, np.int64), words=("a", "b", "cc", "é", "<eos>", "<unk>")
-    )
-    whole = "".join("".join(f" {w}" for w in line) + " \n" for line in lines)
-    whole += "".join(f" {w}" for w in rest)
-    tokens = vocabulary.encode(whole)
-    assert tokens.dtype == np.int32
-    assert len(tokens) == len(lines) + len(rest) + sum(map(len, lines))
-    assert vocabulary.decode(tokens) == whole
-    np.testing.assert_array_equal(vocabulary.encode(vocabulary.decode(tokens)), tokens)
-
-
 # Bytes: enwik8, Tiny Shakespeare
 
 
-@given(st.text())
-def test_bytes_round_trip(content):
-    vocabulary = text.ByteVocabulary(counts=np.zeros(256, np.int64))
-    tokens = vocabulary.encode(content)
-    assert tokens.dtype == np.int32 and len(tokens) == len(content.encode())
-    assert vocabulary.decode(tokens) == content
-
-
-def test_bytes_of_enwik8(folder, tmp_path, small_enwik8):
-    corpus = data.load_text("enwik8", data_dir=tmp_path, source_dir=folder, search_fraction=0.5)
+def test_bytes_of_enwik8(text_files, tmp_path, small_enwik8):
+    corpus = data.load_text("enwik8", data_dir=tmp_path, source_dir=text_files, search_fraction=0.5)
     roles = [corpus.train, corpus.search, corpus.validation, corpus.test]
     assert [len(s) for s in roles[2:]] == [120, 80] and len(roles[0]) + len(roles[1]) == 800
     whole = np.concatenate([s.tokens for s in roles]).astype(np.uint8).tobytes()
@@ -244,8 +150,8 @@ def test_bytes_of_enwik8(folder, tmp_path, small_enwik8):
     assert corpus.vocabulary.decode(np.array([97, 0xC3], np.int32)) == "a\ufffd"
 
 
-def test_tiny_shakespeare_is_cut_as_by_tfds(folder, tmp_path):
-    corpus = data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=folder)
+def test_tiny_shakespeare_is_cut_as_by_tfds(text_files, tmp_path):
+    corpus = data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=text_files)
     characters = play()
     n = len(characters)
     first = int(n * 0.9)
@@ -263,315 +169,15 @@ def test_tiny_shakespeare_is_cut_as_by_tfds(folder, tmp_path):
     assert words.search.n_bytes == corpus.search.n_bytes
 
 
-# Sub-words
-
-
-@pytest.fixture(scope="module")
-def pieces(folder, root):
-    pytest.importorskip("sentencepiece")
-    return data.load_text(
-        "wikitext2", data_dir=root, source_dir=folder, tokenizer="sentencepiece:340"
-    )
-
-
-def test_sub_words_of_wikitext(pieces, corpus, wikitext, root, monkeypatch):
-    vocabulary = pieces.vocabulary
-    assert vocabulary.size == 340 == len(vocabulary.words) == len(set(vocabulary.words))
-    assert np.all(np.diff(vocabulary.counts) <= 0)
-    both = np.concatenate([pieces.train.tokens, pieces.search.tokens])
-    np.testing.assert_array_equal(vocabulary.counts, np.bincount(both, minlength=340))
-    np.testing.assert_array_equal(both, vocabulary.encode(wikitext["train"]))
-    for role in ("validation", "test"):
-        stream = getattr(pieces, role)
-        assert stream.tokens.dtype == np.int32
-        assert vocabulary.decode(stream.tokens) == wikitext[role]
-    for role in data.STREAM_ROLES:
-        a, b = getattr(pieces, role), getattr(corpus, role)
-        assert a.n_bytes == b.n_bytes and len(b) < len(a) < a.n_bytes
-        assert a.documents[-1] == b.documents[-1]
-    assert "<unk>" in vocabulary.words and "\n" in vocabulary.words
-    # Learnt once, they are kept; and learnt again they are the same.
-    [kept] = (root / "wikitext2").glob("sentencepiece-340-*.model")
-    assert kept.read_bytes() == vocabulary.model
-    trainer = text._sentencepiece().SentencePieceTrainer
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train", None)
-        again = data.load_text("wikitext2", data_dir=root, tokenizer="sentencepiece:340")
-    np.testing.assert_array_equal(again.test.tokens, pieces.test.tokens)
-    content = wikitext["train"].encode()
-    other = text._learn_pieces("wikitext2", content, 340, root)
-    assert other.model == vocabulary.model
-    (root / kept.name).unlink()
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")))
-def test_sub_words_round_trip(pieces, content):
-    tokens = pieces.vocabulary.encode(content)
-    assert tokens.dtype == np.int32
-    assert pieces.vocabulary.decode(tokens) == content
-
-
-def test_sub_words_that_cannot_be(pieces, root):
-    def load(number):
-        return data.load_text("wikitext2", data_dir=root, tokenizer=f"sentencepiece:{number}")
-
-    with pytest.raises(ValueError, match="cannot make 100000 sub-words of the .* of wikitext2"):
-        load(100000)
-    [kept] = (root / "wikitext2").glob("sentencepiece-340-*.model")
-    kept.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="340-.*: not a model of sentencepiece.*delete it"):
-        load(340)
-    kept.write_bytes(pieces.vocabulary.model)
-
-
-def test_sub_words_without_their_package(corpus, root, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"needs the package .* pip install 'jaxnas\[text\]'"):
-        data.load_text("wikitext2", data_dir=root, tokenizer="sentencepiece:340")
-
-
-def test_sub_words_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "some.model"
-    text._write(path, b"model")
-    assert path.read_bytes() == b"model" and path.stat().st_mode & 0o777 == 0o644
-
-    def fail(*args, **kwargs):
-        raise OSError("no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="no space"):
-            text._write(path, b"other")
-    with monkeypatch.context() as patch:  # A folder that cannot be written.
-        patch.setattr(text.tempfile, "mkstemp", fail)
-        text._write(path, b"other")
-    assert [p.name for p in tmp_path.iterdir()] == ["some.model"]
-    assert path.read_bytes() == b"model"
-
-
-# Vocabularies, streams, corpora
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda c: text.ByteVocabulary(counts=c), "bytes need 256 counts and no words, got 3"),
-        (lambda c: text.ByteVocabulary(counts=c.astype(np.int32)), r"int64 \[size\], got int32"),
-        (lambda c: text.WordVocabulary(counts=c), "must contain <unk> and <eos>"),
-        (lambda c: text.WordVocabulary(counts=c, words=("a", "<eos>", "b")), "must contain <unk>"),
-        (lambda c: text.WordVocabulary(counts=c, words=("a",)), "each of 1 words, got 3"),
-        (
-            lambda c: text.WordVocabulary(
-                counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")
-            ),
-            "each word must occur once, got 'a' 2 times",
-        ),
-    ],
-)
-def test_vocabulary_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make(np.zeros(3, np.int64))
-
-
-def test_tokens_of_another_vocabulary(corpus):
-    size = corpus.vocabulary.size
-    for token in (-1, size):
-        with pytest.raises(ValueError, match=rf"must be in \[0, {size}\), got {token}; were they"):
-            corpus.vocabulary.decode([0, token])
-    assert corpus.vocabulary.decode([]) == ""
-    with pytest.raises(ValueError, match="train stream has the token .* vocabulary has 2; make"):
-        small = text.WordVocabulary(counts=np.zeros(2, np.int64), words=("<eos>", "<unk>"))
-        dataclasses.replace(corpus, vocabulary=small)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"role": "valid"}, "unknown role 'valid', expected one of train, search, validation"),
-        ({"tokens": np.zeros(3, np.int64)}, r"tokens must be int32 \[n\], got int64 \[3\]"),
-        ({"tokens": np.zeros((3, 1), np.int32)}, r"tokens must be int32 \[n\], got int32 \[3, 1\]"),
-        ({"documents": np.zeros(2, np.int32)}, r"int32 \[3\], as the tokens, got int32 \[2\]"),
-        ({"documents": np.zeros(3, np.int64)}, r"int32 \[3\], as the tokens, got int64 \[3\]"),
-        ({"documents": np.array([0, 1, 0], np.int32)}, "must be numbered from 0 in the order"),
-        ({"documents": np.array([-1, 0, 0], np.int32)}, "must be numbered from 0"),
-        ({"tokens": np.array([0, -7, 0], np.int32)}, "has the token -7"),
-        ({"n_bytes": 0}, "n_bytes of the train stream must be positive, got 0"),
-        (
-            {"tokens": np.zeros(0, np.int32), "documents": np.zeros(0, np.int32)},
-            "the train stream has no tokens",
-        ),
-    ],
-)
-def test_stream_errors(change, message):
-    good = {"role": "train", "n_bytes": 5}
-    good |= {name: np.zeros(3, np.int32) for name in ("tokens", "documents")}
-    data.Stream(**good)
-    with pytest.raises(ValueError, match=message):
-        data.Stream(**(good | change))
-
-
-def test_the_test_stream_cannot_be_searched(corpus):
-    assert corpus.search.require("search") is corpus.search
-    assert corpus.test.require("validation", "test") is corpus.test
-    with pytest.raises(ValueError, match="needs the 'search' stream, and got the 'test' stream"):
-        corpus.test.require("search")
-    with pytest.raises(ValueError, match="'train' or 'search'"):
-        corpus.validation.require("train", "search")
-    with pytest.raises(ValueError, match="needs the 'validation' stream, and got the 'test'"):
-        dataclasses.replace(corpus, validation=corpus.test)
-    with pytest.raises(AttributeError, match="NoneType"):
-        dataclasses.replace(corpus, train=None)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        corpus.test.role = "search"
-    for values in (corpus.train.tokens, corpus.train.documents, corpus.vocabulary.counts):
-        with pytest.raises(ValueError, match="read-only"):
-            values[0] = 0
-
-
-# Batches
-
-
-@given(st.data())
-def test_rows_go_on_where_they_stopped(draw):
-    count = draw.draw(st.integers(1, 3))
-    batch_size = count * draw.draw(st.integers(1, 4))
-    length = draw.draw(st.integers(1, 9))
-    n = draw.draw(st.integers(batch_size * length + 1, batch_size * length * 6 + 1))
-    seed = draw.draw(st.none() | st.integers(0, 2**64 - 1))
-    k_documents = draw.draw(st.integers(1, n))
-    stream = numbered(n, documents=k_documents)
-    batches = data.ContiguousBatches(stream, batch_size, length, seed=seed)
-    k = batches.steps_per_epoch
-    row = (n - 1) // batch_size
-    assert k == row // length >= 1
-    for epoch in (0, 2):
-        steps = [batches.at(epoch * k + i) for i in range(k)]
-        rows = {
-            name: np.concatenate([s[name] for s in steps], 1)
-            for name in steps[0].keys() - {"first"}
-        }
-        start = rows["tokens"][0, 0]
-        assert seed is not None or start == 0
-        for r in range(batch_size):
-            places = start + r * row + np.arange(k * length)
-            np.testing.assert_array_equal(rows["tokens"][r], places % n)
-            np.testing.assert_array_equal(rows["targets"][r], (places + 1) % n)
-            expected = stream.documents[places % n] + k_documents * (places >= n)
-            assert k_documents == stream.documents[-1] + 1
-            np.testing.assert_array_equal(rows["documents"][r], expected)
-        # No token is seen twice in an epoch.
-        assert len(np.unique(rows["tokens"])) == rows["tokens"].size
-        assert [s["first"].tolist() for s in steps] == [[i == 0] * batch_size for i in range(k)]
-    # Any other object at any step gives the same: nothing is remembered.
-    step = draw.draw(st.integers(0, 10**9))
-    batch = batches.at(step)
-    assert {name: (x.dtype, x.shape) for name, x in batch.items()} == {
-        "tokens": (np.int32, (batch_size, length)),
-        "targets": (np.int32, (batch_size, length)),
-        "documents": (np.int32, (batch_size, length)),
-        "first": (np.bool_, (batch_size,)),
-    }
-    # The processes together have the global batch, in order.
-    parts = [
-        data.ContiguousBatches(stream, batch_size, length, (i, count), seed).at(np.int64(step))
-        for i in range(count)
-    ]
-    for name, values in batch.items():
-        assert {len(part[name]) for part in parts} == {batch_size // count}
-        np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), values)
-
-
-def test_epochs_start_elsewhere_with_a_seed():
-    stream = numbered(1000)
-    batches = data.ContiguousBatches(stream, 4, 10, seed=0)
-    k = batches.steps_per_epoch
-    starts = [int(batches.at(epoch * k)["tokens"][0, 0]) for epoch in range(20)]
-    assert len(set(starts)) == 20 and max(starts) > 700 and min(starts) < 300
-    assert starts[:2] == [259, 638]  # The draw doesn't change between versions.
-    other = data.ContiguousBatches(stream, 4, 10, seed=1)
-    assert int(other.at(0)["tokens"][0, 0]) != starts[0]
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (
-            {"batch_size": 10, "length": 10},
-            "10 rows of 10 tokens and the next one are 101 tokens, and the 'train' stream has 100;"
-            " what fits is 9 rows of this length or this many rows of length 9",
-        ),
-        ({"batch_size": 200, "length": 9}, "has 100; what fits is 11 rows of this length$"),
-        ({"batch_size": 9, "length": 100}, "has 100; what fits is this many rows of length 11$"),
-        ({"batch_size": 100, "length": 100}, "has 100; what fits is 1 row of length 99$"),
-        ({"batch_size": 0}, r"batch_size must be positive, got 0 \(the 'train' stream has 100"),
-        ({"length": -1}, "length must be positive, got -1"),
-        ({"batch_size": 3, "shard": (0, 2)}, "a batch of 3 rows cannot be shared by 2 processes"),
-        ({"shard": (2, 2)}, "0 <= index < count"),
-        ({"seed": -1}, "seed must be None or in"),
-    ],
-)
-def test_batches_errors(arguments, message):
-    good = {"batch_size": 2, "length": 5}
-    data.ContiguousBatches(numbered(100), **good)
-    with pytest.raises(ValueError, match=message):
-        data.ContiguousBatches(numbered(100), **(good | arguments))
-
-
-def test_batches_need_a_step_that_is_not_negative():
-    assert data.ContiguousBatches(numbered(11), 2, 5).steps_per_epoch == 1
-    with pytest.raises(ValueError, match="step must not be negative, got -1"):
-        data.ContiguousBatches(numbered(11), 2, 5).at(-1)
-
-
-@given(st.integers(2, 80), st.integers(1, 12), st.integers(1, 12))
-def test_evaluation_has_every_token_once(n, batch_size, length):
-    stream = numbered(n, "test", documents=3)
-    out = data.evaluation_streams(stream, batch_size, length)
-    m = math.ceil(math.ceil((n - 1) / batch_size) / length)
-    dtypes = {"tokens": np.int32, "targets": np.int32, "documents": np.int32, "weight": np.float32}
-    for name, dtype in dtypes.items():
-        assert out[name].shape == (m, batch_size, length) and out[name].dtype == dtype
-    assert set(out["weight"].ravel()) <= {0.0, 1.0}
-    real = out["weight"] == 1
-    assert sorted(out["targets"][real]) == list(range(1, n))
-    np.testing.assert_array_equal(out["tokens"][real] + 1, out["targets"][real])
-    np.testing.assert_array_equal(out["documents"], stream.documents[out["tokens"]])
-    # What is real of a row goes on from batch to batch, and padding is at its end.
-    for r in range(batch_size):
-        row, weight = out["tokens"][:, r].ravel(), real[:, r].ravel()
-        assert not np.any(weight[1:] & ~weight[:-1])
-        assert np.all(np.diff(row[weight]) == 1)
-    assert out["first"].tolist() == [[i == 0] * batch_size for i in range(m)]
-
-
-def test_perplexity_is_exact_whatever_the_batches(corpus):
-    counts = np.maximum(corpus.vocabulary.counts, 1)
-    nats = -np.log(counts / counts.sum())
-    expected = math.exp(nats[corpus.test.tokens[1:]].mean())
-    for batch_size, length in ((1, 7), (5, 8), (64, 100)):
-        out = data.evaluation_streams(corpus.test, batch_size, length)
-        total = (nats[out["targets"]] * out["weight"]).sum()
-        assert math.exp(total / out["weight"].sum()) == pytest.approx(expected, rel=1e-12)
-
-
-def test_evaluation_errors():
-    with pytest.raises(ValueError, match="the 'test' stream has one token and no next one"):
-        data.evaluation_streams(numbered(1, "test"), 1, 1)
-    with pytest.raises(ValueError, match="batch_size must be positive, got 0"):
-        data.evaluation_streams(numbered(5), 0, 1)
-    with pytest.raises(ValueError, match="length must be positive, got 0"):
-        data.evaluation_streams(numbered(5), 1, 0)
-
-
 # Files and records
 
 
-def test_the_records_are_the_file(folder, root, corpus, wikitext, tmp_path, monkeypatch):
+def test_the_records_are_the_file(text_files, text_root, corpus, wikitext, tmp_path, monkeypatch):
     for split, content in wikitext.items():
-        assert b"".join(records(root, "wikitext2", split)).decode() == content
+        assert b"".join(records(text_root, "wikitext2", split)).decode() == content
     # Many records, each of whole lines where these are not longer.
     monkeypatch.setattr(text_builders, "_RECORD", 100)
-    again = data.load_text("wikitext2", data_dir=tmp_path, source_dir=folder)
+    again = data.load_text("wikitext2", data_dir=tmp_path, source_dir=text_files)
     np.testing.assert_array_equal(again.train.tokens, corpus.train.tokens)
     np.testing.assert_array_equal(again.train.documents, corpus.train.documents)
     cut = records(tmp_path, "wikitext2", "train")
@@ -583,12 +189,12 @@ def test_the_records_are_the_file(folder, root, corpus, wikitext, tmp_path, monk
     assert set(whole) <= inside
 
 
-def test_prepared_once_and_without_tensorflow(folder, tmp_path):
+def test_prepared_once_and_without_tensorflow(text_files, tmp_path):
     code = (
         "import sys; from jaxnas import data\n"
         "assert 'tensorflow_datasets' not in sys.modules\n"
         "assert 'sentencepiece' not in sys.modules\n"
-        f"c = data.load_text('wikitext2', data_dir={str(tmp_path)!r}, source_dir={str(folder)!r})\n"
+        f"c = data.load_text('wikitext2', data_dir={str(tmp_path)!r}, source_dir={str(text_files)!r})\n"
         "assert 'tensorflow' not in sys.modules\n"
         "assert 'sentencepiece' not in sys.modules\n"
         "print(c.vocabulary.decode(c.test.tokens[:3]).encode())\n"
@@ -692,9 +298,9 @@ def test_damaged_files(name, file, content, message, tmp_path):
         ({"tokenizer": "byte:8"}, "unknown tokenizer 'byte:8'"),
     ],
 )
-def test_options_that_cannot_be(corpus, root, arguments, message):
+def test_options_that_cannot_be(corpus, text_root, arguments, message):
     with pytest.raises(ValueError, match=message):
-        data.load_text(**({"name": "wikitext2", "data_dir": root} | arguments))
+        data.load_text(**({"name": "wikitext2", "data_dir": text_root} | arguments))
 
 
 def prepare(tmp_path, texts, feature=None):
@@ -737,14 +343,14 @@ def test_any_other_prepared_text(tmp_path):
     assert words.vocabulary.decode(words.test.tokens) == " one \n <unk> \n"
 
 
-def test_prepared_sets_that_are_not_such_texts(tmp_path, folder, root):
+def test_prepared_sets_that_are_not_such_texts(tmp_path, text_files, text_root):
     import tensorflow_datasets as tfds
 
     with pytest.raises(ValueError, match="digits has no feature 'text', only image, label"):
         data.load_text("digits", data_dir=tmp_path / "images")
-    data.load_text("wikitext2", data_dir=root, source_dir=folder)
+    data.load_text("wikitext2", data_dir=text_root, source_dir=text_files)
     with pytest.raises(ValueError, match="wikitext2 has no feature 'image' and 'label', only text"):
-        data.load("wikitext2", data_dir=root)
+        data.load("wikitext2", data_dir=text_root)
     prepare(tmp_path / "a", {"train": ["one"], "test": ["one"]})
     with pytest.raises(ValueError, match="some_texts has no split 'validation', only test, train"):
         data.load_text("some_texts", data_dir=tmp_path / "a")
@@ -768,8 +374,8 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, folder, root):
         data.load_text("some_texts", data_dir=tmp_path / "d")
 
 
-def test_our_name_prepared_in_another_format(tmp_path, folder):
-    data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=folder)
+def test_our_name_prepared_in_another_format(tmp_path, text_files):
+    data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=text_files)
     info = tmp_path / "tiny_shakespeare" / "1.0.0" / "dataset_info.json"
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
     with pytest.raises(FileNotFoundError, match="is prepared as tfrecord .*array_record is needed"):

@@ -3,10 +3,12 @@
 from jaxnas.data import augment
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
+from jaxnas.data.corpus import STREAM_ROLES, Corpus, Stream
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.splits import ROLES, SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
-from jaxnas.data.text import STREAM_ROLES, Corpus, Stream, Vocabulary, load_text
+from jaxnas.data.text import load_text
+from jaxnas.data.vocabulary import Vocabulary
 
 __all__ = [
     "ROLES",

@@ -5,7 +5,7 @@ import operator
 
 import numpy as np
 
-from jaxnas.data.text import Stream
+from jaxnas.data.corpus import Stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

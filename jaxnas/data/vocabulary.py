@@ -1,0 +1,296 @@
+"""Text as numbers and back: bytes, words, sub-words."""
+
+import abc
+import collections
+import dataclasses
+import functools
+import hashlib
+import io
+import itertools
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+
+_SAMPLE = 2**24  # Bytes that sub-words are learnt from: of a longer text every k-th line.
+# What makes sub-words lossless: white space as it is, and a rare character as its bytes.
+_PIECES = {
+    "model_type": "bpe",
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": False,
+    "byte_fallback": True,
+    # Each is one token. <unk> is a word of WikiText; what the model doesn't know has another name,
+    # but there is nothing that it cannot write in bytes.
+    "user_defined_symbols": ["\n", UNKNOWN],
+    "unk_id": 0,
+    "unk_piece": "<unknown>",
+    "bos_id": -1,
+    "eos_id": -1,
+    "pad_id": -1,
+    "max_sentence_length": 2**30,
+    "num_threads": 1,  # The number is written into the model.
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Vocabulary(abc.ABC):
+    """Text as numbers and back.
+
+    Args:
+        counts: int64 [size], how often each token occurs in the official training text, that is in
+            "train" and "search" together; kept as a read-only view.
+        words: the string of each token, or None where tokens are bytes.
+
+    Raises:
+        ValueError: counts and words don't match.
+    """
+
+    counts: np.ndarray
+    words: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        if self.counts.dtype != np.int64 or self.counts.ndim != 1:
+            raise ValueError(
+                f"counts must be int64 [size], got {self.counts.dtype} {list(self.counts.shape)}"
+            )
+        if self.words is not None and len(self.words) != len(self.counts):
+            raise ValueError(
+                f"expected a count for each of {len(self.words)} words, got {len(self.counts)}"
+            )
+        view = self.counts.view()
+        view.flags.writeable = False
+        object.__setattr__(self, "counts", view)
+
+    @property
+    def size(self) -> int:
+        """Tokens are in [0, size)."""
+        return len(self.counts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size} tokens)"
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text, int32 [n]."""
+
+    def decode(self, tokens: Iterable[int] | np.ndarray) -> str:
+        """Returns the text of tokens, int [n].
+
+        Raises:
+            ValueError: a token is not in [0, size).
+        """
+        tokens = np.asarray(tokens, np.int64)
+        outside = (tokens < 0) | (tokens >= self.size)
+        if outside.any():
+            raise ValueError(
+                f"tokens must be in [0, {self.size}), got {tokens[outside][0]}; were they made"
+                " with another vocabulary?"
+            )
+        return self._decode(tokens)
+
+    @abc.abstractmethod
+    def _decode(self, tokens: np.ndarray) -> str:
+        """Returns the text of tokens that are all in range."""
+
+    def by_frequency(self, counts: np.ndarray) -> tuple["Vocabulary", np.ndarray]:
+        """Returns the vocabulary with its tokens in order of decreasing counts, and that order.
+
+        Args:
+            counts: int64 [size], of each token as it is numbered now.
+
+        Returns:
+            The vocabulary, whose token k was `order[k]`; and the order, int64 [size].
+        """
+        order = np.argsort(-counts, kind="stable")  # Ties keep their order.
+        return dataclasses.replace(self, **self._reordered(order), counts=counts[order]), order
+
+    def _reordered(self, order: np.ndarray) -> dict[str, Any]:
+        return {"words": tuple(self.words[i] for i in order.tolist())}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ByteVocabulary(Vocabulary):
+    """The 256 bytes of UTF-8, each its own number.
+
+    Decoding what begins or ends within a character gives U+FFFD there.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.size != 256 or self.words is not None:
+            raise ValueError(f"bytes need 256 counts and no words, got {self.size} counts")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the bytes of a text, int32 [n]."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        return tokens.astype(np.uint8).tobytes().decode(errors="replace")
+
+    def by_frequency(self, counts: np.ndarray) -> tuple[Vocabulary, np.ndarray]:
+        """Returns the same bytes with these counts, and their order as it is."""
+        return dataclasses.replace(self, counts=counts), np.arange(256)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class WordVocabulary(Vocabulary):
+    """Words between white space, `<eos>` for each end of a line, `<unk>` for all other words.
+
+    The numbers are by decreasing frequency, so that an adaptive softmax can cut them. A text is
+    decoded as WikiText-2 is written: " the end \\n", a space before each word and line end.
+
+    Raises:
+        ValueError: a word occurs twice, or `<unk>` or `<eos>` is missing.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.words is None or not {UNKNOWN, END_OF_LINE} <= self._ids.keys():
+            raise ValueError(f"words must contain {UNKNOWN} and {END_OF_LINE}; add them")
+        if len(self._ids) != self.size:
+            [(word, times)] = collections.Counter(self.words).most_common(1)
+            raise ValueError(f"each word must occur once, got {word!r} {times} times")
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words or ())}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the words of a text, int32 [n]; an unfinished last line has no `<eos>`."""
+        words = split_words(text)
+        find, unknown = self._ids.get, self._ids[UNKNOWN]
+        ids = map(find, words, itertools.repeat(unknown))
+        return np.fromiter(ids, np.int32, count=len(words))
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        words = (self.words[i] for i in tokens.tolist())
+        return "".join(" \n" if word == END_OF_LINE else f" {word}" for word in words)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PieceVocabulary(Vocabulary):
+    """Sub-words of the `sentencepiece` package, numbered by decreasing frequency.
+
+    Decoding gives the text back exactly, but for U+2581, which sub-words use for a space. Decoding
+    what begins or ends within a character gives U+FFFD there.
+
+    Args:
+        model: as sentencepiece writes it to a file.
+        order: int64 [size], the number that the model gives to each of our tokens.
+    """
+
+    model: bytes
+    order: np.ndarray
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        return _sentencepiece().SentencePieceProcessor(model_proto=self.model)
+
+    @functools.cached_property
+    def _rank(self) -> np.ndarray:
+        rank = np.empty(self.size, np.int32)
+        rank[self.order] = np.arange(self.size, dtype=np.int32)
+        return rank
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the sub-words of a text, int32 [n]; none goes over the end of a line."""
+        *lines, rest = text.split("\n")
+        lines = [line + "\n" for line in lines] + [rest]
+        ids = list(itertools.chain.from_iterable(self._processor.encode(lines)))
+        return self._rank[np.array(ids, np.int64)]
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        return self._processor.decode(self.order[tokens].tolist())
+
+    def _reordered(self, order: np.ndarray) -> dict[str, Any]:
+        return super()._reordered(order) | {"order": self.order[order]}
+
+
+def split_words(text: str) -> list[str]:
+    """Returns the words of a text, and `<eos>` for each end of a line."""
+    return text.replace("\n", f" {END_OF_LINE} ").split()
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ImportError(
+            "tokenizer='sentencepiece:...' needs the package sentencepiece: pip install"
+            " 'jaxnas[text]'"
+        ) from error
+    return sentencepiece
+
+
+def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> PieceVocabulary:
+    """Returns the sub-words of a text, from the file in the folder if they were learnt before.
+
+    Args:
+        name: of the text, for messages.
+        content: the text in UTF-8.
+        size: how many sub-words.
+        folder: where the model is kept, if it can be written to.
+
+    Raises:
+        ValueError: the text has not so many sub-words, or the file is not a model.
+        ImportError: the package sentencepiece is missing.
+    """
+    package = _sentencepiece()
+    recipe = repr((sorted(_PIECES.items()), _SAMPLE)).encode()
+    digest = hashlib.sha256(recipe + content).hexdigest()[:16]
+    path = folder / f"sentencepiece-{size}-{digest}.model"
+    if path.is_file():
+        model = path.read_bytes()
+        try:
+            package.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{path}: not a model of sentencepiece ({error}); delete it, and it is made again"
+            ) from error
+    else:
+        logging.info("Learning %d sub-words of %s", size, name)
+        lines = content.decode().split("\n")
+        buffer = io.BytesIO()
+        try:
+            package.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines[:: -(-len(content) // _SAMPLE)]),
+                model_writer=buffer,
+                vocab_size=size,
+                minloglevel=2,
+                **_PIECES,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"tokenizer='sentencepiece:{size}': cannot make {size} sub-words of the"
+                f" {len(content)} bytes of {name}; choose another number ({error})"
+            ) from error
+        model = buffer.getvalue()
+        _write(path, model)
+    processor = package.SentencePieceProcessor(model_proto=model)
+    words = tuple(processor.id_to_piece(i) for i in range(size))
+    counts = np.zeros(size, np.int64)
+    return PieceVocabulary(counts=counts, words=words, model=model, order=np.arange(size))
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file that appears complete or not at all; a folder that is read-only is no error."""
+    try:
+        handle, own = tempfile.mkstemp(prefix=".incomplete-", dir=path.parent)
+    except OSError as error:
+        logging.warning("Sub-words are not kept for the next time: %s", error)
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(own, 0o644)  # mkstemp's are for their owner alone.
+        os.replace(own, path)
+    except BaseException:
+        os.unlink(own)
+        raise

@@ -1,0 +1,77 @@
+"""Small texts of the shape of the real ones, their files, and a corpus of them; fixtures of every test."""
+
+import gzip
+import lzma
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxnas import data
+
+WORDS = (
+    "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
+)
+
+
+def article(rng, title, lines):
+    """An article as WikiText-2 has them; its table has a row that looks like a title."""
+    text = [" ", f" = {title} = ", " "]
+    for i in range(lines):
+        text.append(" " + " ".join(rng.choice(WORDS, rng.integers(3, 40))) + " . ")
+        if i % 3 == 2:
+            text += [" ", " = = Part = = ", " ", " = Wins ; L = ", " 3 ; 4 "]
+    return "".join(line + "\n" for line in text) + " \n"
+
+
+def play():
+    rng = np.random.default_rng(1)
+    return "".join(
+        f"{rng.choice(['ROMEO', 'JULIÉT'])}:\n{' '.join(rng.choice(WORDS, 9))}\n\n"
+        for _ in range(60)
+    )
+
+
+def dump():
+    """1,000 bytes of pages, and what was before the first."""
+    pages = "".join(f"  <page>\n    <title>{i} é</title>\n  </page>\n" for i in range(30))
+    return ("<mediawiki>\n" + pages).encode()[:1000]
+
+
+def numbered(n, role="train", documents=1):
+    """A stream whose tokens say where they are."""
+    tokens = np.arange(n, dtype=np.int32)
+    return data.Stream(role, tokens, tokens * documents // n, n_bytes=n)
+
+
+@pytest.fixture(scope="module")
+def wikitext():
+    rng = np.random.default_rng(0)
+    parts = {}
+    for split, n in (("train", 20), ("validation", 3), ("test", 2)):
+        parts[split] = "".join(article(rng, f"{split} number {i}", 4 + i % 3) for i in range(n))
+    return parts
+
+
+@pytest.fixture(scope="module")
+def text_files(tmp_path_factory, wikitext):
+    """The original files of all sets, small, under several names and compressions."""
+    folder = tmp_path_factory.mktemp("files")
+    contents = {split: part.encode() for split, part in wikitext.items()}
+    (folder / "wikitext-2.train.txt.xz").write_bytes(lzma.compress(contents["train"]))
+    (folder / "wikitext-2.valid.txt").write_bytes(gzip.compress(contents["validation"]))
+    (folder / "wiki.test.tokens").write_bytes(contents["test"])
+    (folder / "input.txt").write_bytes(play().encode())
+    with zipfile.ZipFile(folder / "enwik8.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("enwik8", dump())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_root(tmp_path_factory):
+    return tmp_path_factory.mktemp("tfds")
+
+
+@pytest.fixture(scope="module")
+def corpus(text_files, text_root):
+    return data.load_text("wikitext2", data_dir=text_root, source_dir=text_files)

@@ -1,0 +1,159 @@
+"""Vocabularies: bytes, words and sub-words to numbers and back."""
+
+import dataclasses
+import os
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxnas import data
+from jaxnas.data import vocabulary as vocabulary_lib
+from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
+
+WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
+
+
+@given(st.lists(WORD_LISTS, max_size=6), WORD_LISTS)
+def test_words_round_trip(lines, rest):
+    vocabulary = WordVocabulary(
+        counts=np.zeros(6, np.int64), words=("a", "b", "cc", "é", "<eos>", "<unk>")
+    )
+    whole = "".join("".join(f" {w}" for w in line) + " \n" for line in lines)
+    whole += "".join(f" {w}" for w in rest)
+    tokens = vocabulary.encode(whole)
+    assert tokens.dtype == np.int32
+    assert len(tokens) == len(lines) + len(rest) + sum(map(len, lines))
+    assert vocabulary.decode(tokens) == whole
+    np.testing.assert_array_equal(vocabulary.encode(vocabulary.decode(tokens)), tokens)
+
+
+@given(st.text())
+def test_bytes_round_trip(content):
+    vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
+    tokens = vocabulary.encode(content)
+    assert tokens.dtype == np.int32 and len(tokens) == len(content.encode())
+    assert vocabulary.decode(tokens) == content
+
+
+# Sub-words
+
+
+@pytest.fixture(scope="module")
+def pieces(text_files, text_root):
+    pytest.importorskip("sentencepiece")
+    return data.load_text(
+        "wikitext2", data_dir=text_root, source_dir=text_files, tokenizer="sentencepiece:340"
+    )
+
+
+def test_sub_words_of_wikitext(pieces, corpus, wikitext, text_root, monkeypatch):
+    vocabulary = pieces.vocabulary
+    assert vocabulary.size == 340 == len(vocabulary.words) == len(set(vocabulary.words))
+    assert np.all(np.diff(vocabulary.counts) <= 0)
+    both = np.concatenate([pieces.train.tokens, pieces.search.tokens])
+    np.testing.assert_array_equal(vocabulary.counts, np.bincount(both, minlength=340))
+    np.testing.assert_array_equal(both, vocabulary.encode(wikitext["train"]))
+    for role in ("validation", "test"):
+        stream = getattr(pieces, role)
+        assert stream.tokens.dtype == np.int32
+        assert vocabulary.decode(stream.tokens) == wikitext[role]
+    for role in data.STREAM_ROLES:
+        a, b = getattr(pieces, role), getattr(corpus, role)
+        assert a.n_bytes == b.n_bytes and len(b) < len(a) < a.n_bytes
+        assert a.documents[-1] == b.documents[-1]
+    assert "<unk>" in vocabulary.words and "\n" in vocabulary.words
+    # Learnt once, they are kept; and learnt again they are the same.
+    [kept] = (text_root / "wikitext2").glob("sentencepiece-340-*.model")
+    assert kept.read_bytes() == vocabulary.model
+    trainer = vocabulary_lib._sentencepiece().SentencePieceTrainer
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "train", None)
+        again = data.load_text("wikitext2", data_dir=text_root, tokenizer="sentencepiece:340")
+    np.testing.assert_array_equal(again.test.tokens, pieces.test.tokens)
+    content = wikitext["train"].encode()
+    other = vocabulary_lib.learn_pieces("wikitext2", content, 340, text_root)
+    assert other.model == vocabulary.model
+    (text_root / kept.name).unlink()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")))
+def test_sub_words_round_trip(pieces, content):
+    tokens = pieces.vocabulary.encode(content)
+    assert tokens.dtype == np.int32
+    assert pieces.vocabulary.decode(tokens) == content
+
+
+def test_sub_words_that_cannot_be(pieces, text_root):
+    def load(number):
+        return data.load_text("wikitext2", data_dir=text_root, tokenizer=f"sentencepiece:{number}")
+
+    with pytest.raises(ValueError, match="cannot make 100000 sub-words of the .* of wikitext2"):
+        load(100000)
+    [kept] = (text_root / "wikitext2").glob("sentencepiece-340-*.model")
+    kept.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="340-.*: not a model of sentencepiece.*delete it"):
+        load(340)
+    kept.write_bytes(pieces.vocabulary.model)
+
+
+def test_sub_words_without_their_package(corpus, text_root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(ImportError, match=r"needs the package .* pip install 'jaxnas\[text\]'"):
+        data.load_text("wikitext2", data_dir=text_root, tokenizer="sentencepiece:340")
+
+
+def test_sub_words_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "some.model"
+    vocabulary_lib._write(path, b"model")
+    assert path.read_bytes() == b"model" and path.stat().st_mode & 0o777 == 0o644
+
+    def fail(*args, **kwargs):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            vocabulary_lib._write(path, b"other")
+    with monkeypatch.context() as patch:  # A folder that cannot be written.
+        patch.setattr(vocabulary_lib.tempfile, "mkstemp", fail)
+        vocabulary_lib._write(path, b"other")
+    assert [p.name for p in tmp_path.iterdir()] == ["some.model"]
+    assert path.read_bytes() == b"model"
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda c: ByteVocabulary(counts=c), "bytes need 256 counts and no words, got 3"),
+        (lambda c: ByteVocabulary(counts=c.astype(np.int32)), r"int64 \[size\], got int32"),
+        (lambda c: WordVocabulary(counts=c), "must contain <unk> and <eos>"),
+        (lambda c: WordVocabulary(counts=c, words=("a", "<eos>", "b")), "must contain <unk>"),
+        (lambda c: WordVocabulary(counts=c, words=("a",)), "each of 1 words, got 3"),
+        (
+            lambda c: WordVocabulary(
+                counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")
+            ),
+            "each word must occur once, got 'a' 2 times",
+        ),
+    ],
+)
+def test_vocabulary_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(np.zeros(3, np.int64))
+
+
+def test_tokens_of_another_vocabulary(corpus):
+    size = corpus.vocabulary.size
+    for token in (-1, size):
+        with pytest.raises(ValueError, match=rf"must be in \[0, {size}\), got {token}; were they"):
+            corpus.vocabulary.decode([0, token])
+    assert corpus.vocabulary.decode([]) == ""
+    with pytest.raises(ValueError, match="train stream has the token .* vocabulary has 2; make"):
+        small = WordVocabulary(counts=np.zeros(2, np.int64), words=("<eos>", "<unk>"))
+        dataclasses.replace(corpus, vocabulary=small)
