@@ -322,7 +322,7 @@ def test_expected_multiply_accumulates():
     assert equally_wide.expected_macs(counts) == pytest.approx(head + (0.4 * 20 + 0.1 * 10) * 16)
 
 
-def cost(counts, cutoffs, width, div_value, logit_cost, rows, chunk):
+def cost(counts, cutoffs, width, div_value, logit_cost):
     """Of one target, as documented, by going through the words."""
     bounds = [0, *cutoffs, len(counts)]
     total = (bounds[1] + len(cutoffs)) * (width + logit_cost)
@@ -331,8 +331,6 @@ def cost(counts, cutoffs, width, div_value, logit_cost, rows, chunk):
         d = width // div_value**i
         each = len(words) * (d + logit_cost) + (width * d if div_value > 1 else 0)
         share = sum(counts[word] for word in words) / sum(counts)
-        if rows is not None:
-            share = min(share + 0.5 * chunk / rows, 1)
         total += share * each
     return total
 
@@ -341,11 +339,11 @@ def cost(counts, cutoffs, width, div_value, logit_cost, rows, chunk):
 @hypothesis.given(
     counts=st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any),
     clusters=st.integers(0, 3), div_value=st.sampled_from([1, 2]),
-    logit_cost=st.sampled_from([0, 3.5, 100]), rows=st.sampled_from([None, 4, 30]))
-def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost, rows):
+    logit_cost=st.sampled_from([0, 3.5, 100]))
+def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
     hypothesis.assume(clusters < len(counts))
     counts = sorted(counts, reverse=True)
-    settings = dict(width=8, div_value=div_value, logit_cost=logit_cost, rows=rows, chunk=5)
+    settings = dict(width=8, div_value=div_value, logit_cost=logit_cost)
     cutoffs = choose_cutoffs(np.asarray(counts), clusters, **settings)
     AdaptiveVocabulary(len(counts), 8, cutoffs, div_value)
     every = itertools.combinations(range(1, len(counts)), clusters)
@@ -399,7 +397,7 @@ def test_mistakes_in_the_module(kwargs, message):
     ([3, 2], 2, {}, "2 tail clusters and a head of 2 words are impossible.*0 to 1"),
     ([3, 2], -1, {}, "-1 tail clusters"),
     ([3, 2, 1], 2, dict(div_value=5), r"16 // 5\*\*2"),
-    ([3, 2, 1], 2, dict(rows=0), "rows is 0, expected at least 1"),
+    ([3, 2, 1], 2, dict(width=0), "width is 0, expected at least 1"),
     ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1, expected at least 0"),
 ])
 def test_mistakes_in_the_choice_of_cutoffs(counts, clusters, kwargs, message):

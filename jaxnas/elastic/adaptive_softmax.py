@@ -355,8 +355,6 @@ def choose_cutoffs(
     width: int,
     div_value: int = 1,
     logit_cost: float = 100.0,
-    rows: int | None = None,
-    chunk: int = 128,
 ) -> tuple[int, ...]:
     """Chooses the cutoffs at which a score is expected to cost least, by dynamic programming.
 
@@ -369,9 +367,6 @@ def choose_cutoffs(
     pays to leave all but a few words narrow vectors, which neither the time nor the model's quality
     agrees with. A very large one counts logits alone, whatever the widths.
 
-    With `rows`, the share is larger by half a chunk of them, up to all: the last chunk of a cluster is
-    only partly filled. This makes many small clusters a little dearer.
-
     Up to 512 words every boundary is tried; of more words, 512 on a geometric grid, which are about
     2% apart at 33,278 words.
 
@@ -381,8 +376,6 @@ def choose_cutoffs(
       width: of the model.
       div_value: as of `AdaptiveVocabulary`.
       logit_cost: in multiply-accumulates; the default was measured on CPUs.
-      rows: how many targets `log_probability` is given at a time; None for any number.
-      chunk: as of `AdaptiveVocabulary`; counts with `rows` only.
 
     Returns:
       The cutoffs, increasing, `clusters` of them.
@@ -397,11 +390,9 @@ def choose_cutoffs(
     if not 0 <= clusters < counts.size:
         raise ValueError(f"choose_cutoffs: {clusters} tail clusters and a head of {counts.size} words "
                          f"are impossible: each has a word at least; expected 0 to {counts.size - 1}.")
-    least_values = dict(width=1, div_value=1, logit_cost=0, rows=1, chunk=1)
-    given = dict(width=width, div_value=div_value, logit_cost=logit_cost, rows=rows, chunk=chunk)
-    for name, least in least_values.items():
-        value = given[name]
-        if value is not None and value < least:
+    least_values = dict(width=(width, 1), div_value=(div_value, 1), logit_cost=(logit_cost, 0))
+    for name, (value, least) in least_values.items():
+        if value < least:
             raise ValueError(f"choose_cutoffs: {name} is {value}, expected at least {least}.")
     widths = _cluster_widths(width, div_value, clusters)
 
@@ -410,8 +401,6 @@ def choose_cutoffs(
     seen = cumulative[bounds] / cumulative[-1]  # share of the targets below each
     sizes = (bounds[None, :] - bounds[:, None]).astype(np.float64)  # [from, to]
     shares = seen[None, :] - seen[:, None]
-    if rows is not None:
-        shares = np.minimum(shares + chunk / (2 * rows), 1.0)
     # best[b]: the least cost of the clusters so far, if they hold the words below bounds[b].
     best = np.where(bounds > 0, (bounds + float(clusters)) * (width + logit_cost), np.inf)
     steps = []
