@@ -251,6 +251,14 @@ def test_log_ticks_are_inside():
         assert 2 <= len(marks) <= 6 and low * 0.99 <= min(marks) and max(marks) <= high * 1.01
 
 
+@pytest.mark.parametrize("seconds, text", [
+    (4.4e-5, "0.044 ms"), (0.00434, "4.34 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (4.128, "4.13 s"),
+    (1234.0, "1230 s"),
+])
+def test_durations(seconds, text):
+    assert svg.duration(seconds).replace("\u00a0", " ") == text
+
+
 def test_short_numbers():
     values = (0, 0.0005, 999, 1000, 41226, 999_999, 5.9e9)
     texts = [svg.short(value).replace("\u00a0", " ") for value in values]

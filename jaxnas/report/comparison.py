@@ -194,20 +194,20 @@ def _times(result: dict[str, Any]) -> str:
         body.append(
             f'<rect class="bar{i % 8}" x="260" y="{y}" width="{svg.num(max(width, 1))}" height="24"/>'
         )
-        text = f"{1e3 * s['seconds_per_search']:.3g} ms"
+        text = svg.duration(s["seconds_per_search"])
         body.append(svg.text(268 + width, y + 18, text, "value"))
-    about = "; ".join(f"{s['name']} {1e3 * s['seconds_per_search']:.3g} ms" for s in strategies)
+    about = "; ".join(f"{s['name']} {svg.duration(s['seconds_per_search'])}" for s in strategies)
     return svg.figure("times", 960, height, "Wall time of one search", about, "".join(body))
 
 
 def _table(result: dict[str, Any]) -> str:
     head = ("strategy", "mean", "std over searches", "different networks", "found the best",
-            "networks until then", "ms a search")
+            "networks until then", "time")
     rows = []
     for s in result["strategies"]:
         queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
         cells = (_figure(s["final"]["mean"]), f"{s['final']['std']:.3g}", f"{s['networks']:.0f}",
-                 svg.percent(s["reached_best"], 0), queries, f"{1e3 * s['seconds_per_search']:.3g}")
+                 svg.percent(s["reached_best"], 0), queries, svg.duration(s["seconds_per_search"]))
         rows.append(f"<tr><th>{svg.esc(s['name'])}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
     heads = "".join(f"<th>{h}</th>" for h in head)
     return (f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}'

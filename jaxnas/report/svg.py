@@ -57,6 +57,13 @@ def short(value: float, digits: int = 3) -> str:
     return _significant(value, digits)
 
 
+def duration(seconds: float) -> str:
+    """A time in seconds, or in milliseconds below one: 4.13 s, 0.562 ms."""
+    if seconds < 0.9995:
+        return f"{_significant(1e3 * seconds, 3)}{NBSP}ms"
+    return f"{_significant(seconds, 3)}{NBSP}s"
+
+
 def _significant(value: float, digits: int) -> str:
     text = f"{value:.{digits}g}"
     return f"{float(text):g}" if "e" in text else text
