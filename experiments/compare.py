@@ -150,17 +150,23 @@ class Curves:
 
 
 def curves_of(
-    table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], in_seconds: bool
+    table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], end: float | None
 ) -> Curves:
-    """The curves of one strategy; of one with fidelities those of its full evaluations."""
+    """The curves of one strategy; of one with fidelities those of its full evaluations.
+
+    `end` is the budget in seconds, None where evaluations count: what ends after it was not found.
+    """
     codes, scores, spent = ran["codes"], ran["scores"], None
     if has_fidelities(strategy):
         spent = np.cumsum(ran["spent"], axis=1, dtype=np.float64)
         full = ran["fidelity"] == strategy.fidelities - 1
         codes = np.where(full[..., None], codes, -1)
         scores = np.where(full, scores, np.nan)
-    elif in_seconds:
+    elif end is not None:
         spent = spent_seconds(table, codes)
+    if end is not None:
+        late = spent > end
+        codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
     curves = anytime(table, codes, scores, _METRIC.value, _REPORT.value)
     return Curves(curves.found, curves.reported, spent, curves.queried[:, -1], curves.to_best)
 
@@ -334,11 +340,17 @@ def main(argv: list[str]) -> None:
     evaluator(table, _REPORT.value)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     made = {name: make(table, _EVALUATIONS.value) for name, make in found.items()}
-    in_seconds = any(map(has_fidelities, made.values()))
-    unit, races = None, None
-    if in_seconds:
+    unit, end, races = None, None, None
+    if any(map(has_fidelities, made.values())):
         races = fidelity_evaluator(table, _METRIC.value)
         unit = strategies_lib.full_seconds(table, _METRIC.value)
+        end = _EVALUATIONS.value * unit
+        # Whoever asks for cheap networks has time for more of them.
+        most = min(_EVALUATIONS.value * 3 // 2, table.unique)
+        made = {
+            name: strategy if has_fidelities(strategy) else found[name](table, most)
+            for name, strategy in made.items()
+        }
     settings = dict(
         benchmark=_BENCHMARK.value,
         metric=_METRIC.value,
@@ -350,10 +362,11 @@ def main(argv: list[str]) -> None:
         check_same(workdir, settings)
         every, seconds = {}, {}
         for name, strategy in made.items():
-            folder = workdir / "searches" / name.replace(":", "-")
+            ending = "" if end is None else "-seconds"
+            folder = workdir / "searches" / (name.replace(":", "-") + ending)
             look_up = races if has_fidelities(strategy) else evaluate
             ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name)
-            every[name] = curves_of(table, strategy, ran, in_seconds)
+            every[name] = curves_of(table, strategy, ran, end)
             seconds[name] = ran["seconds"]
         at, marks = points_of(every, unit), marks * (unit or 1)
         summaries = [summarise(name, every[name], seconds[name], at, marks) for name in every]
@@ -365,7 +378,7 @@ def main(argv: list[str]) -> None:
             "report_metric": _REPORT.value,
             "objective": objective,
             "networks": table.unique,
-            **({} if unit is None else {"seconds": _EVALUATIONS.value * unit}),
+            **({} if end is None else {"seconds": end}),
             "best": {
                 "found": found_best,
                 "reported": table.best(_REPORT.value)[1],

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import pathlib
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from absl import app, flags, logging
 from experiments import typed
 from jaxnas.training.checkpoint import CheckpointError
 from jaxnas.training.loop import DivergedError
-from jaxnas.training.workdir import WorkdirError, diff, plain
+from jaxnas.training.workdir import WorkdirError, diff, plain, write_json_atomic
 
 __all__ = [
     "ConfigError", "define_flags", "diff", "from_dict", "from_flags", "override", "pretty",
@@ -86,6 +87,13 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
         changes[name] = value
     # All at once: what the fields have to do with each other is checked when all are there.
     return _replace(config, changes)
+
+
+def store(config: Any, workdir: pathlib.Path, *, ran: bool) -> None:
+    """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
+    path = workdir / "config.json"
+    if ran or not path.exists():
+        write_json_atomic(path, to_dict(config))
 
 
 def to_dict(config: Any) -> dict[str, Any]:

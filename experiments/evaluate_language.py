@@ -40,11 +40,15 @@ def main(argv: list[str]) -> None:
     stream = getattr(setup.corpus, role)
     nats = float(setup.evaluator(net, role)(params))
     arch = net.space.smallest()
+    evaluated, length = setup.as_evaluated(net)
+    costs = jaxnas.cost(evaluated, (1, length))(arch)
     print(
         json.dumps(
             {
                 "architecture": net.space.to_dict(arch),
-                **{k: int(v) for k, v in jaxnas.cost(net, setup.segment)(arch).items()},
+                **{name: int(value) for name, value in costs.items()},
+                "length": length,
+                "memory_length": evaluated.memory_length,
                 "split": role,
                 "tokens": len(stream),
                 **figures(nats, stream),

@@ -62,17 +62,22 @@ class LanguageSetup:
     def evaluator(self, net: TransformerXL, role: str, segments: int | None = None) -> Any:
         """From parameters and architectures to the loss on a stream; as the config's evaluation."""
         settings = self.config.evaluation
+        net, length = self.as_evaluated(net)
+        return make_language_evaluator(
+            net, getattr(self.corpus, role), settings.batch_size, length, self.mesh, role=role,
+            by_document=self.config.data.by_document, segments=segments,
+        )  # fmt: skip
+
+    def as_evaluated(self, net: TransformerXL) -> tuple[TransformerXL, int]:
+        """The network with the memory of the config's evaluation, and the length of its segments."""
+        settings = self.config.evaluation
         length, memory_length = settings.length, settings.memory_length
-        length = self.training.length if length is None else length
         net = net.clone(
             memory_length=net.memory_length if memory_length is None else memory_length,
             same_length=settings.same_length,
             clamp_length=settings.clamp_length,
         )
-        return make_language_evaluator(
-            net, getattr(self.corpus, role), settings.batch_size, length, self.mesh, role=role,
-            by_document=self.config.data.by_document, segments=segments,
-        )  # fmt: skip
+        return net, self.training.length if length is None else length
 
     def cost(self, workdir: pathlib.Path, measure: bool) -> Cost:
         """Parameters and products of an architecture and, where measured, its latency.

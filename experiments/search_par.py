@@ -209,10 +209,11 @@ def main(argv: list[str]) -> None:
     print(config_lib.pretty(config), flush=True)
     with open_workdir(path) as workdir:
         setup = build(config, config.training, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
-        write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
+        config_lib.store(config, workdir, ran=False)
         cost = setup.cost(workdir, measure=config.search.cost == "latency")
         relative = relative_cost(setup, cost)
         state, complete = train(setup, relative, workdir)
+        config_lib.store(config, workdir, ran=True)
         if not complete:
             print("stopped and saved; the same command goes on from here", flush=True)
             return

@@ -19,7 +19,7 @@ from jaxnas.data import Batches
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.loop import LoopSettings, fit, monitored, watch_record
 from jaxnas.training.step import make_train_step
-from jaxnas.training.workdir import open_workdir, write_json_atomic
+from jaxnas.training.workdir import open_workdir
 
 
 def main(argv: list[str]) -> None:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
             f"{setup.mesh.size} device(s)",
             flush=True,
         )
-        write_json_atomic(workdir / "config.json", config_lib.to_dict(config))
+        config_lib.store(config, workdir, ran=False)
         optimizer, schedule = setup.optimizer()
         step = make_train_step(
             setup.net,
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> None:
             watch=lambda state: watch_record(evaluate(state.params, archs)),
             config=config_lib.to_dict(config),
         )
+        config_lib.store(config, workdir, ran=True)
         if complete:
             print(f"trained: {settings.steps} steps, checkpoints in {path}/checkpoints", flush=True)
         else:

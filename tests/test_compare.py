@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from experiments import compare as compare_binary
 from jaxnas import tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
@@ -83,7 +84,7 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
     first = compare(tmp_path / "run", strategies, "--at=10,40")
     assert first.returncode == 0, first.stderr
     result = json.loads((tmp_path / "run" / "comparison.json").read_text())
-    parts = sorted((tmp_path / "run" / "searches" / "hyperband").glob("*.npz"))
+    parts = sorted((tmp_path / "run" / "searches" / "hyperband-seconds").glob("*.npz"))
     assert len(parts) == 2
     before = [path.stat().st_mtime_ns for path in parts]
     second = compare(tmp_path / "run", strategies, "--at=10,40")
@@ -174,3 +175,24 @@ def test_curves_along_seconds_keep_the_last_value_and_start_with_none():
     np.testing.assert_array_equal(spent_seconds(table, codes), [[4, 4, 5, 5]])
     with pytest.raises(ValueError, match="'hours' is not a metric of the table"):
         spent_seconds(table, codes, "hours")
+
+
+def test_what_ends_after_the_budget_of_seconds_was_not_found():
+    space = Space(op=Choice("a", "b", "c"))
+    metrics = {"validation_accuracy": [1.0, 2.0, 3.0], "test_accuracy": [5.0, 6.0, 7.0]}
+    table = tabular.from_arrays(
+        "three",
+        space,
+        {"op": np.arange(3, dtype=np.int32)},
+        metrics | {"training_seconds": [70.0, 60.0, 80.0]},
+        objectives={"validation_accuracy": "max", "test_accuracy": "max"},
+    )
+    ran = {
+        "codes": np.asarray([[[0], [1], [2]]], np.int32),
+        "scores": np.asarray([[1, 2, 3]], np.float32),
+    }
+    whole = compare_binary.curves_of(table, None, ran, end=None)
+    assert whole.networks == [3] and whole.to_best == [3]
+    cut = compare_binary.curves_of(table, None, ran, end=180.0)
+    assert cut.networks == [2] and np.isnan(cut.to_best).all()
+    np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])

@@ -83,6 +83,28 @@ def test_failed_evaluations_do_not_enter_the_predictor():
     assert strategy.best(state)[1] == 6
 
 
+def test_a_history_is_recognised_with_features_made_anew(tmp_path):
+    """As in another process, where a function is at another place."""
+    path, pool = tmp_path / "history.jsonl", np.asarray(SPACE.encode(SPACE.sample(KEYS[0], 100)))
+
+    def searched(pool):
+        strategy = guided(features=predictors.one_hot(SPACE), pool=search.Pool(pool), evaluations=10)
+        return search.run(strategy, evaluate, KEYS[0], history_path=path)
+
+    first = searched(pool)
+    again = searched(pool.copy())
+    assert again.resumed == 10 and again.score == first.score
+    with pytest.raises(ValueError, match="other settings: pool"):
+        searched(pool[:50])
+
+
+def test_a_batch_larger_than_the_space_asks_for_all_of_it():
+    space = Space(op=Choice("a", "b").repeat(3))
+    strategy = guided(space, predictors.one_hot(space), batch=10, initial=2)
+    result = search.run(strategy, lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32), KEYS[0])
+    assert int(result.state.size) == 8 and result.score == 3
+
+
 def test_clear_errors():
     with pytest.raises(ValueError, match="needs a predictor and features"):
         search.PredictorGuided(SPACE)

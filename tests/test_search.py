@@ -324,6 +324,55 @@ def test_nan_scores_are_skipped(tmp_path):
         RANDOM.best(RANDOM.init(jax.random.key(0)))
 
 
+def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
+    strategy = search.LocalSearch(SPACE, evaluations=30)
+
+    def failing(times):
+        def score(archs):
+            calls.append(archs)
+            value = np.asarray(evaluate(archs), np.float32)
+            return np.full_like(value, np.nan) if len(calls) <= times else value
+        calls = []
+        return score
+    told = []
+    result = search.run(strategy, failing(3), jax.random.key(0), history_path=tmp_path / "some",
+                        progress=lambda *line: told.append(line))
+    assert int(result.state.skipped) == 3 and len(result.history) == 30
+    assert np.isnan([best for *_, best in told]).tolist() == [True] * 3 + [False] * 27
+    with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
+        search.run(strategy, failing(30), jax.random.key(0), history_path=tmp_path / "none")
+
+
+def test_an_evaluation_is_read_anew_in_each_run():
+    sign = [1.0]
+
+    def score(archs):
+        return sign[0] * evaluate(archs)
+    first = search.run(RANDOM, score, jax.random.key(0))
+    sign[0] = -1.0
+    second = search.run(RANDOM, score, jax.random.key(0))
+    assert first.score == max(line["score"] for line in first.history)
+    assert second.score == -min(line["score"] for line in first.history)
+
+
+def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
+    def score(archs):
+        values = np.asarray(evaluate(archs), np.float32) if isinstance(
+            archs["op"], jax.core.Tracer) is False else archs["op"][archs["op"] > 1]
+        return values
+    assert search.run(RANDOM, score, jax.random.key(0)).score == run(RANDOM).score
+
+
+def test_what_is_no_strategy_is_refused():
+    class Mine:
+        init = ask = tell = finished = best = space = cost = bounds = evaluations = None
+    with pytest.raises(TypeError, match=r"search: Mine lacks batch. A strategy is a frozen dataclass"):
+        search.run(Mine(), evaluate, jax.random.key(0))
+    Mine.batch = 1
+    with pytest.raises(TypeError, match="Mine is not a dataclass"):
+        search.run(Mine(), evaluate, jax.random.key(0))
+
+
 def test_infinite_scores_are_skipped_and_counted():
     def score(archs):
         scores = np.asarray(evaluate(archs)).copy()

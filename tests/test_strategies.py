@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from jaxnas import search
 from jaxnas.search.bits import random_words
@@ -162,6 +163,38 @@ def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     mutants = np.asarray(jax.vmap(lambda pair: mutate_one(SPACE, pair, code))(words))
     around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code)}
     assert {tuple(row) for row in mutants.tolist()} == around
+
+
+def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by():
+    """Also where an earlier decision makes others inactive."""
+    space = Space(depth=Choice(1, 2), op=Choice("a", "b").repeat(2, active="depth"), last=Choice(0, 1))
+    context = jnp.zeros((3,))
+    params = TRANSFORMER.init(jax.random.key(0), space)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    params = jax.tree.unflatten(tree, [
+        leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)])
+    draw = jax.jit(jax.vmap(lambda key: TRANSFORMER.sample(params, space, key, context)))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(2), 20_000)))
+    codes, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert len(codes) == space.cardinality == 12
+    told = jax.vmap(lambda code: TRANSFORMER.evaluate(params, space, code, context)[0])(codes)
+    expected = np.exp(np.asarray(told, np.float64))
+    assert expected.sum() == pytest.approx(1, abs=1e-5)
+    assert scipy.stats.chisquare(counts, 20_000 * expected / expected.sum()).pvalue > 1e-3
+
+
+def test_a_policy_that_sees_the_budget_goes_on_with_the_same_one_only(tmp_path):
+    def searched(policy, evaluations):
+        strategy = search.Reinforce(SPACE, policy=policy, evaluations=evaluations)
+        path = tmp_path / f"{type(policy).__name__}.jsonl"
+        return search.run(strategy, evaluate, SEEDS[0], history_path=path)
+
+    searched(search.SoftmaxPolicy(), 20)
+    assert searched(search.SoftmaxPolicy(), 30).resumed == 20
+    searched(TRANSFORMER, 20)
+    with pytest.raises(ValueError, match="other settings: evaluations"):
+        searched(TRANSFORMER, 30)
 
 
 def test_clear_errors():

@@ -187,7 +187,10 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
         if (high is not None and high < least) or (low is not None and low > most):
             asked = f"at most {_text(high)}" if high is not None and high < least else (
                 f"at least {_text(low)}")
-            raise ValueError(f"bounds: no architecture has {name} of {asked}; this space reaches "
+            # Of a space that is too large to be listed, the range is what a climb found.
+            none = "no architecture has" if catalogue(space) is not None else (
+                "no architecture was found that has")
+            raise ValueError(f"bounds: {none} {name} of {asked}; this space reaches "
                              f"from {_text(least)} to {_text(most)}. Change the bound or the "
                              "space.")
     codes, tried = catalogue(space), space.cardinality

@@ -37,6 +37,16 @@ def _canonical(space: Space, code: jax.Array) -> jax.Array:
     return space.encode(space.canonical(space.decode(code)))
 
 
+def _decided_in_order(space: Space) -> np.ndarray:
+    """Returns for which decisions all that may make them inactive are decided before, bool [L]."""
+    order, known = list(space.choices), []
+    for place, (_, choice) in enumerate(space.decisions):
+        deciding = [choice.active, choice.condition[0] if choice.condition else None]
+        before = all(order.index(name) < place for name in deciding if name is not None)
+        known += [before] * (choice.length or 1)
+    return np.asarray(known)
+
+
 def _score(space: Space, logits: jax.Array, code: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns log-probability and entropy of the active decisions under logits [L, W]."""
     log_probabilities = jax.nn.log_softmax(jnp.where(_allowed(space), logits, -1e9))
@@ -132,11 +142,15 @@ class TransformerPolicy:
         """Returns a random canonical architecture, int32 [L]."""
         allowed, module = _allowed(space), self._module(space)
 
+        known = jnp.asarray(_decided_in_order(space))
+
         def decide(code: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
             place, key = step
             logits, _ = module.apply({"params": params}, code, context)
             option = _pick(key, jnp.where(allowed[place], logits[place], -jnp.inf))
-            return code.at[place].set(option), None
+            # Later decisions see what `evaluate` will show them: an inactive one is canonical.
+            active = space._active_code(space.decode(code))[place] | ~known[place]
+            return code.at[place].set(jnp.where(active, option, 0)), None
 
         steps = jnp.arange(space.length), jax.random.split(key, space.length)
         code, _ = jax.lax.scan(decide, jnp.zeros((space.length,), jnp.int32), steps)

@@ -101,7 +101,10 @@ class PredictorGuided:
         value = self._value(fitted, inputs, inputs, rows, known & ~jnp.isnan(state.scores), choice_key)
         random = jax.random.uniform(ask_key, value.shape)
         value = jnp.where(state.size < self.initial, random, value)
-        value, chosen = jax.lax.top_k(jnp.where(taken, -jnp.inf, value), self.batch)
+        value = jnp.where(taken, -jnp.inf, value)
+        # A batch may be larger than what there is.
+        value = jnp.pad(value, (0, max(self.batch - len(codes), 0)), constant_values=-jnp.inf)
+        value, chosen = jax.lax.top_k(value, self.batch)
         left = jnp.int32(self.evaluations) - state.size
         valid = (value > -jnp.inf) & (jnp.arange(self.batch) < left)
         # Rows that are not valid repeat the first, or an old one.

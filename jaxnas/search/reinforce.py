@@ -73,6 +73,11 @@ class Reinforce:
             raise ValueError(f"{type(self).__name__}: baseline is {self.baseline!r}, expected "
                              "'average' or 'value'.")
 
+    @property
+    def plans_by_budget(self) -> bool:
+        """Whether the budget decides what is drawn: the context holds how much of it is spent."""
+        return not isinstance(self.policy, SoftmaxPolicy)
+
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
         key, policy_key = jax.random.split(key)

@@ -21,6 +21,7 @@ from jaxnas.search.state import State
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
+_TELLING = 20  # So many failures and no success: there is no use in going on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
     """Returns the last state of a search that runs as one `lax.scan`; for jit, and vmap over keys.
 
     Args:
-      strategy: any of this package, or another with the same methods.
+      strategy: any of this package, or another; see `run`.
       evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable.
         Rows that are not valid are evaluated too, and ignored.
         Of a strategy with fidelities (one with a method `fidelity`, as `Hyperband`): from a batch and
@@ -70,7 +71,20 @@ def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
         return strategy.tell(asked, archs, evaluate(archs)), None
 
     length = -(-strategy.evaluations // state_lib.batch_size(strategy))
-    return jax.lax.scan(step, strategy.init(key), length=getattr(strategy, "steps", length))[0]
+    return jax.lax.scan(step, strategy.init(key), length=length)[0]
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raises TypeError where a strategy lacks what `run` and `scan` read of it; see `run`."""
+    needed = ["space", "cost", "bounds", "evaluations", "init", "ask", "tell", "finished", "best"]
+    missing = [name for name in needed if not hasattr(strategy, name)]
+    if not (hasattr(strategy, "batch") or hasattr(strategy, "population")):
+        missing.append("batch")
+    if missing or not dataclasses.is_dataclass(strategy):
+        lacks = f"lacks {', '.join(missing)}" if missing else "is not a dataclass"
+        raise TypeError(f"search: {type(strategy).__name__} {lacks}. A strategy is a frozen dataclass "
+                        f"with {', '.join(needed)} and batch (or population); its state has the fields "
+                        "of jaxnas.search.state.State.")
 
 
 def _has_fidelities(strategy: Any) -> bool:
@@ -82,11 +96,6 @@ def _has_fidelities(strategy: Any) -> bool:
     return hasattr(strategy, "fidelity")
 
 
-@functools.lru_cache(maxsize=32)
-def _compiled(strategy: Any, evaluate: Callable[..., Any]) -> Callable[[jax.Array], Any]:
-    return jax.jit(functools.partial(scan, strategy, evaluate))
-
-
 def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
     """Returns whether an evaluation can be a part of a compiled program."""
     one = jax.eval_shape(lambda: strategy.space.decode(
@@ -94,8 +103,8 @@ def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
     fidelity = (jax.ShapeDtypeStruct((), jnp.int32),) if _has_fidelities(strategy) else ()
     try:
         told = jax.eval_shape(evaluate, one, *fidelity)
-    except (jax.errors.JAXTypeError, TypeError):
-        return False  # it looks at the values of arrays, on the host
+    except Exception:  # Whatever it says to arrays without values, on the host it is called with arrays.
+        return False
     expected = (state_lib.batch_size(strategy), *state_lib.objectives(strategy))
     parts = told if fidelity and isinstance(told, tuple) and len(told) == 2 else (told,)
     return all(isinstance(x, jax.ShapeDtypeStruct) and (x.shape, x.dtype) == (expected, jnp.float32)
@@ -112,7 +121,9 @@ def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
     is one compiled program (`scan`); otherwise a loop on the host. The course is the same.
 
     Args:
-      strategy: `Evolution`, `RandomSearch`, or another with the same methods.
+      strategy: one of this package, or a frozen dataclass with the same fields (`space`, `cost`,
+        `bounds`, `evaluations`, `batch` or `population`) and methods (`init`, `ask`, `tell`,
+        `finished`, `best`), whose state has the fields of `State`.
       evaluate: from a batch of architectures (leading axis n) to scores, float [n]; higher is
         better. On the host it is called once per generation; n is the population, and less only
         at the end. Of a strategy with fidelities also from a fidelity; see `scan`.
@@ -122,13 +133,16 @@ def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
         If it holds generations of this search, they are not evaluated again: the search goes on as
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names share the file.
-      name: of this search in the file; by default "random" or "evolution".
-      progress: called after each generation with evaluations done, the budget and the best score.
+      name: of this search in the file; by default "random", "evolution", or the strategy's class.
+      progress: called after each generation with evaluations done, the budget and the best score
+        (NaN while there is none).
 
-    Raises ValueError for bounds that no architecture keeps, scores of another shape, only NaN
-    scores, or a history of another search (naming what differs, and leaving the file as it is);
-    OSError, before the first evaluation, if the history can't be written.
+    Raises TypeError for what is no strategy; ValueError for bounds that no architecture keeps, scores
+    of another shape, only NaN scores (after 20, or at the end), or a history of another search (naming
+    what differs, and leaving the file as it is); OSError, before the first evaluation, if the history
+    can't be written.
     """
+    check_strategy(strategy)
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     names = {"RandomSearch": "random", "Evolution": "evolution"}
@@ -141,7 +155,8 @@ def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
     if history_path is not None:
         history_lib.check_writable(history_path)
     elif progress is None and _traceable(strategy, evaluate):
-        state = _compiled(strategy, evaluate)(key)
+        # Compiled anew in each call: what the evaluation closes over may have changed.
+        state = jax.jit(functools.partial(scan, strategy, evaluate))(key)
         _check_scores(state)
         return _result(strategy, state, _lines(strategy, name, settings, state), 0)
 
@@ -184,9 +199,13 @@ def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
         state = strategy.tell(asked, archs, scores, *seconds)
         if history_path is not None and len(old) < len(new):
             history_lib.write(history_path, others + lines)
-        _check_scores(state)
+        if len(lines) >= _TELLING:
+            _check_scores(state)
         if progress is not None:
-            progress(len(lines), strategy.evaluations, float(np.max(strategy.best(state)[1])))
+            none = int(state.skipped) == int(state.size)
+            best = float("nan") if none else float(np.max(strategy.best(state)[1]))
+            progress(len(lines), strategy.evaluations, best)
+    _check_scores(state)
     return _result(strategy, state, lines, resumed)
 
 

@@ -6,6 +6,7 @@ key. Parents are ranked over the whole history, so nothing else has to be kept.
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any, Protocol
 
 import jax
@@ -337,13 +338,35 @@ def _pool(settings: Settings) -> int:
 def as_text(settings: Settings, key: jax.Array) -> dict[str, Any]:
     """Returns all that decides the course of a search, but for costs and scores, as plain values.
 
-    The budget is left out: a search may go on with a larger one.
+    The budget is left out: a search may go on with a larger one, unless its strategy plans by it.
+    Functions count by their names alone.
     """
-    plain = {"strategy": type(settings).__name__,
-             "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist()}
+    plain: dict[str, Any] = {
+        "strategy": type(settings).__name__,
+        "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
+    }
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         if field.name not in ("space", "cost", "bounds", "evaluations", "budget", "canonical"):
-            value = getattr(settings, field.name)
-            plain[field.name] = value if isinstance(value, int | float | str | None) else repr(value)
+            plain[field.name] = _plain(getattr(settings, field.name))
+    if getattr(settings, "plans_by_budget", False):
+        plain["evaluations"] = settings.evaluations
     bounds = {name: [low, high] for name, low, high in settings.bounds}
     return {**plain, "bounds": bounds, "space": settings.space.to_json()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as numbers and text that are the same in every process."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return f"{type(value).__name__}({', '.join(f'{k}={_plain(v)!r}' for k, v in fields.items())})"
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    leaves = jax.tree.leaves(value)
+    if leaves and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves):
+        digest = hashlib.sha256(str(jax.tree.structure(value)).encode())
+        for leaf in map(np.asarray, leaves):
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes())
+        return f"sha256:{digest.hexdigest()[:16]}"
+    return repr(value)
