@@ -57,7 +57,10 @@ def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
 
     The state's `codes`, `scores` [evaluations, ...] and `size` are the history, in order. A thousand
     searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
+
+    Raises TypeError for what is no strategy, and ValueError for bounds that no architecture keeps.
     """
+    check_strategy(strategy)
     if _has_fidelities(strategy):
         # How many batches there are depends on the scores and the seconds.
         def turn(state):
