@@ -105,6 +105,18 @@ def test_a_wrong_override_says_what_was_expected(assignment, message):
     assert message in str(error.value)
 
 
+def test_a_config_that_may_be_refused_replaces_none_that_ran(tmp_path):
+    def stored():
+        return json.loads((tmp_path / "config.json").read_text())["seed"]
+
+    config_lib.store(Config(seed=1), tmp_path, ran=False)
+    assert stored() == 1
+    config_lib.store(Config(seed=2), tmp_path, ran=False)
+    assert stored() == 1
+    config_lib.store(Config(seed=2), tmp_path, ran=True)
+    assert stored() == 2
+
+
 def test_an_unknown_config_name_suggests_the_nearest():
     registry = {"digits": Config(), "fashion_mnist": Config(dataset="fashion_mnist")}
     assert config_lib.select(registry, "digits") == Config()

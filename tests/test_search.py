@@ -142,7 +142,8 @@ def test_reachable():
 
 
 @pytest.mark.parametrize("bounds, message", [
-    ({"params": (None, 6)}, "at most 6; this space reaches from 7 to 264"),
+    # The space is too large to be listed: the range is what was found.
+    ({"params": (None, 6)}, "was found that has params of at most 6; this space reaches from 7 to 264"),
     ({"params": (1e9, None)}, "at least 1,000,000,000; this space reaches from 7 to 264"),
     ({"params": (257, 259)}, r"params from 257 to 259.*None found in .* attempts.*256.*7 to 264"),
     ({"params": (200, None), "macs": (None, 2.0)}, "no architecture with params from 200 to 264 "
@@ -158,6 +159,8 @@ def test_an_impossible_bound_is_refused_before_the_search(bounds, message):
 
 
 def test_bounds_of_a_listed_space_are_decided_exactly():
+    with pytest.raises(ValueError, match="no architecture has params of at most 1; this space reaches"):
+        search.check_bounds(SMALL, SMALL_COST, {"params": (None, 1)})
     with pytest.raises(ValueError, match="The space has none; the nearest have"):
         search.check_bounds(SMALL, SMALL_COST, {"params": (97, 103)})
     with pytest.raises(ValueError, match="no cost function"):
