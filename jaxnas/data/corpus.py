@@ -4,9 +4,14 @@ import dataclasses
 
 import numpy as np
 
+from jaxnas.data.roles import check_role, read_only, require_role
 from jaxnas.data.vocabulary import Vocabulary
 
 STREAM_ROLES = ("train", "search", "validation", "test")
+_USES = (
+    "networks are trained on 'train', compared in a search on 'search', watched on 'validation', and"
+    " only the chosen ones are measured on 'test'"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,10 +39,7 @@ class Stream:
     n_bytes: int
 
     def __post_init__(self):
-        if self.role not in STREAM_ROLES:
-            raise ValueError(
-                f"unknown role {self.role!r}, expected one of {', '.join(STREAM_ROLES)}"
-            )
+        check_role(self.role, STREAM_ROLES)
         if self.tokens.dtype != np.int32 or self.tokens.ndim != 1:
             raise ValueError(
                 f"tokens must be int32 [n], got {self.tokens.dtype} {list(self.tokens.shape)}"
@@ -64,9 +66,7 @@ class Stream:
                 f"n_bytes of the {self.role} stream must be positive, got {self.n_bytes}"
             )
         for name in ("tokens", "documents"):
-            view = getattr(self, name).view()
-            view.flags.writeable = False
-            object.__setattr__(self, name, view)
+            object.__setattr__(self, name, read_only(getattr(self, name)))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -80,13 +80,7 @@ class Stream:
         Raises:
             ValueError: it has another role.
         """
-        if self.role not in roles:
-            wanted = " or ".join(repr(role) for role in roles)
-            raise ValueError(
-                f"this needs the {wanted} stream, and got the {self.role!r} stream: networks are"
-                " trained on 'train', compared in a search on 'search', watched on 'validation',"
-                " and only the chosen ones are measured on 'test'"
-            )
+        require_role("stream", self.role, roles, _USES)
         return self
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.data.roles import check_role, read_only, require_role
+
 ROLES = ("train", "search", "test")
+_USES = (
+    "networks are trained on 'train', compared in a search on 'search', and only the chosen ones are"
+    " measured on 'test'"
+)
 
 
 @functools.lru_cache(maxsize=8)
@@ -125,8 +131,7 @@ class Split:
     labels: np.ndarray
 
     def __post_init__(self):
-        if self.role not in ROLES:
-            raise ValueError(f"unknown role {self.role!r}, expected one of {', '.join(ROLES)}")
+        check_role(self.role, ROLES)
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
             raise ValueError(
                 f"images must be uint8 [n, H, W, C], got {self.images.dtype}"
@@ -145,9 +150,7 @@ class Split:
             )
         for name in ("images", "labels"):
             if isinstance(value := getattr(self, name), np.ndarray):
-                view = value.view()
-                view.flags.writeable = False
-                object.__setattr__(self, name, view)
+                object.__setattr__(self, name, read_only(value))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -161,13 +164,7 @@ class Split:
         Raises:
             ValueError: it has another role.
         """
-        if self.role not in roles:
-            wanted = " or ".join(repr(role) for role in roles)
-            raise ValueError(
-                f"this needs the {wanted} split, and got the {self.role!r} split: networks are"
-                " trained on 'train', compared in a search on 'search', and only the chosen ones"
-                " are measured on 'test'"
-            )
+        require_role("split", self.role, roles, _USES)
         return self
 
     def take(self, rows: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

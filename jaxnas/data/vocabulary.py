@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from jaxnas.data.roles import read_only
+
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 
 _SAMPLE = 2**24  # Bytes that sub-words are learnt from: of a longer text every k-th line.
@@ -64,9 +66,7 @@ class Vocabulary(abc.ABC):
             raise ValueError(
                 f"expected a count for each of {len(self.words)} words, got {len(self.counts)}"
             )
-        view = self.counts.view()
-        view.flags.writeable = False
-        object.__setattr__(self, "counts", view)
+        object.__setattr__(self, "counts", read_only(self.counts))
 
     @property
     def size(self) -> int:
