@@ -80,6 +80,16 @@ def fidelity_evaluator(table: tabular.Table, metric: str) -> Any:
     return evaluate
 
 
+def build(make: strategies_lib.Make, name: str, table: tabular.Table) -> Any:
+    """The strategy of a name; ValueError where a user's function gives none."""
+    strategy = make(table, _EVALUATIONS.value)
+    try:
+        search.check_strategy(strategy)
+    except TypeError as error:
+        raise ValueError(f"--strategies: {name}: {error}") from error
+    return strategy
+
+
 def has_fidelities(strategy: Any) -> bool:
     return hasattr(strategy, "fidelity")
 
@@ -339,7 +349,7 @@ def main(argv: list[str]) -> None:
     evaluate = evaluator(table, _METRIC.value)
     evaluator(table, _REPORT.value)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
-    made = {name: make(table, _EVALUATIONS.value) for name, make in found.items()}
+    made = {name: build(make, name, table) for name, make in found.items()}
     unit, end, races = None, None, None
     if any(map(has_fidelities, made.values())):
         races = fidelity_evaluator(table, _METRIC.value)
@@ -347,10 +357,9 @@ def main(argv: list[str]) -> None:
         end = _EVALUATIONS.value * unit
         # Whoever asks for cheap networks has time for more of them.
         most = min(_EVALUATIONS.value * 3 // 2, table.unique)
-        made = {
-            name: strategy if has_fidelities(strategy) else found[name](table, most)
-            for name, strategy in made.items()
-        }
+        for name, strategy in made.items():
+            if not has_fidelities(strategy):
+                made[name] = dataclasses.replace(strategy, evaluations=most)
     settings = dict(
         benchmark=_BENCHMARK.value,
         metric=_METRIC.value,

@@ -30,7 +30,7 @@ from jaxnas.training.workdir import WorkdirError, diff, plain, write_json_atomic
 
 __all__ = [
     "ConfigError", "define_flags", "diff", "from_dict", "from_flags", "override", "pretty",
-    "select", "to_dict", "to_json",
+    "select", "store", "to_dict", "to_json",
 ]  # fmt: skip
 
 Config = TypeVar("Config")

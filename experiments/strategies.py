@@ -131,7 +131,7 @@ def pool_random(table: Table, evaluations: int) -> Any:
     return search.PredictorGuided(
         predictor=process,
         features=lambda arch: jnp.zeros((1,)),
-        initial=max(evaluations, 2),
+        initial=max(len(table.codes), 2),
         pool=search.Pool(table.codes),
         **common(table, evaluations),
     )

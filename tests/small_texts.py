@@ -38,12 +38,6 @@ def dump():
     return ("<mediawiki>\n" + pages).encode()[:1000]
 
 
-def numbered(n, role="train", documents=1):
-    """A stream whose tokens say where they are."""
-    tokens = np.arange(n, dtype=np.int32)
-    return data.Stream(role, tokens, tokens * documents // n, n_bytes=n)
-
-
 @pytest.fixture(scope="module")
 def wikitext():
     rng = np.random.default_rng(0)

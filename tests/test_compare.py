@@ -196,3 +196,8 @@ def test_what_ends_after_the_budget_of_seconds_was_not_found():
     cut = compare_binary.curves_of(table, None, ran, end=180.0)
     assert cut.networks == [2] and np.isnan(cut.to_best).all()
     np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])
+
+
+def test_what_is_no_strategy_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="--strategies: own:mine: search: object lacks space, cost"):
+        compare_binary.build(lambda table, evaluations: object(), "own:mine", None)

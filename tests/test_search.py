@@ -360,9 +360,8 @@ def test_an_evaluation_is_read_anew_in_each_run():
 
 def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
     def score(archs):
-        values = np.asarray(evaluate(archs), np.float32) if isinstance(
-            archs["op"], jax.core.Tracer) is False else archs["op"][archs["op"] > 1]
-        return values
+        chosen = archs["op"][archs["op"] > 1]  # as many as there are: no array without values can do that
+        return np.asarray(evaluate(archs), np.float32) + 0 * np.float32(len(chosen))
     assert search.run(RANDOM, score, jax.random.key(0)).score == run(RANDOM).score
 
 

@@ -10,7 +10,7 @@ from jaxnas.search.predictor_guided import Pool, PredictorGuided
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
-from jaxnas.search.runner import Result, run, scan
+from jaxnas.search.runner import Result, check_strategy, run, scan
 from jaxnas.search.state import State
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
@@ -32,6 +32,7 @@ __all__ = [
     "SuccessiveHalving",
     "TransformerPolicy",
     "check_bounds",
+    "check_strategy",
     "perturbation",
     "reachable",
     "run",

@@ -205,15 +205,19 @@ def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
         if len(lines) >= _TELLING:
             _check_scores(state)
         if progress is not None:
-            none = int(state.skipped) == int(state.size)
-            best = float("nan") if none else float(np.max(strategy.best(state)[1]))
+            failed = _all_failed(state)
+            best = float("nan") if failed else float(np.max(strategy.best(state)[1]))
             progress(len(lines), strategy.evaluations, best)
     _check_scores(state)
     return _result(strategy, state, lines, resumed)
 
 
+def _all_failed(state: Any) -> bool:
+    return int(state.skipped) == int(state.size)
+
+
 def _check_scores(state: Any) -> None:
-    if int(state.skipped) == int(state.size):
+    if _all_failed(state):
         raise ValueError(f"search: all {int(state.size)} scores so far are NaN or infinite; the "
                          "evaluation fails for every architecture. Look at the evaluation (or at "
                          "diverged weights), then start with a new history.")
