@@ -16,7 +16,9 @@ from test_cost import xla_macs
 
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
+from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
+from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import Memory
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
@@ -188,23 +190,42 @@ def segment_pass(memory_length):
     return jit(lambda p, x, arch, memory: net.apply({"params": p}, x, arch, memory=memory))
 
 
+def kept_sizes(call, *inputs):
+    """Elements of each float32 array that is kept for the backward pass."""
+    _, backward = jax.vjp(call, *inputs)
+    return [leaf.size for leaf in jax.tree.leaves(backward) if leaf.dtype == jnp.float32]
+
+
 @pytest.mark.parametrize("pre_norm", [False, True])
-def test_scores_are_not_kept_for_the_backward_pass(pre_norm):
-    """There are far more of them than of anything else, and the switch of a mixture stores them all."""
-    batch, length, hidden = 2, 64, 32
-    net = NET.clone(pre_norm=pre_norm, hidden=hidden)
+def test_what_is_kept_for_the_backward_pass(pre_norm):
+    """No scores, of which there are more than of anything else; and blocks of a switch share one store."""
+    batch, length, hidden = 2, 64, 4 * WIDTH
+    net = NET.clone(pre_norm=pre_norm, hidden=hidden, num_heads=HEADS, head_dim=WIDTH // HEADS)
     x = jnp.ones((batch, length, WIDTH))
     context = Context(
         x, np.broadcast_to(causal_mask(length, length), (batch, length, 2 * length)),
         jnp.asarray(sinusoids(2 * length, WIDTH)),
     )  # fmt: skip
+    params, alone = {}, {}
     for option in supernets.transformer_xl.OPTIONS:
         block = net.block(option)
-        params = block.init(jax.random.key(0), x, context)
-        _, backward = jax.vjp(lambda p, x, block=block: block.apply(p, x, context), params, x)
-        kept = [leaf for leaf in jax.tree.leaves(backward) if leaf.dtype == jnp.float32]
-        assert sum(leaf.size for leaf in kept) < batch * length * (hidden + 6 * WIDTH + 6 * HEADS * DIM)
-        assert max([leaf.size for leaf in kept], default=0) < batch * HEADS * length * 2 * length
+        variables = block.init(jax.random.key(0), x, context)
+        params[f"blocks_{option}"] = variables.get("params", {})
+        kept = kept_sizes(lambda p, x, block=block: block.apply(p, x, context), variables, x)
+        assert sum(kept) < batch * length * (hidden + 12 * WIDTH)
+        assert max(kept, default=0) < batch * HEADS * length * 2 * length
+        alone[option] = sum(kept)
+    options = supernets.transformer_xl.OPTIONS
+    mixture = Mixture({name: net.block(name) for name in options})
+
+    def switched(params, x, index):
+        choice = Decision(("block", None), options, index)
+        return mixture.apply({"params": params}, choice, x, context)
+
+    index = jnp.int32(1)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    together = sum(kept_sizes(lambda p, x: switched(p, x, index), params, x))
+    assert together < max(alone.values()) + weights + 0.2 * alone["feed_forward"]
 
 
 def test_no_gradient_flows_into_the_memory():

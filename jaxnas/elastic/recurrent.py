@@ -76,13 +76,22 @@ def _lean(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Keeps only what is named for the backward pass, and computes the rest of the block again.
 
     What is named are results of products with kernels. The rest is cheap to compute and large to keep:
-    scores of attention above all. A switch keeps the same of every block, zeros for those that didn't run.
+    scores of attention above all.
     """
     return jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names("kept"))
 
 
-def _kept(x: jax.Array) -> jax.Array:
-    return checkpoint_name(x, "kept")
+def _kept(x: jax.Array, unit: int) -> jax.Array:
+    """Names x to be kept, cut into pieces of `unit` elements, the size of a block's input.
+
+    A switch keeps what any of its blocks keeps, zeros for those that didn't run; but arrays of one shape
+    once for all blocks. So what blocks keep is given one shape.
+    """
+    if not isinstance(unit, int):  # exported for any number of rows: nothing will be differentiated
+        return x
+    flat = x.reshape(-1)
+    pieces = [checkpoint_name(flat[i : i + unit], "kept") for i in range(0, x.size, unit)]
+    return jnp.concatenate(pieces).reshape(x.shape)
 
 
 def _drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
@@ -121,7 +130,7 @@ class _Block(nn.Module):
     def add(self, x: jax.Array, branch: jax.Array, keep: jax.Array | None, norm: Norm) -> jax.Array:
         if self.pre_norm:
             return x + _drop(branch, keep, self.dropout)
-        return _normalise(norm, _kept(x + _drop(branch, keep, self.dropout)))
+        return _normalise(norm, _kept(x + _drop(branch, keep, self.dropout), x.size))
 
 
 class RelativeAttention(_Block):
@@ -170,12 +179,12 @@ class RelativeAttention(_Block):
         past = jnp.concatenate([context.memory.astype(x.dtype), x], axis=1)  # [B, S, D]
         if self.pre_norm:
             past = _normalise(norm, past)
-        query = self._product(past[:, keys - queries :], kernels["query"])
-        key = self._product(past, kernels["key"])
-        value = self._product(past, kernels["value"])
+        query = self._product(past[:, keys - queries :], kernels["query"], x.size)
+        key = self._product(past, kernels["key"], x.size)
+        value = self._product(past, kernels["value"], x.size)
         # A row of zeros in front gives the scores the column that the shift needs.
         encoded = jnp.pad(context.positions, [(1, 0), (0, 0)])
-        distances = self._product(encoded[None], kernels["position"])[:, 0]  # [H, 1 + S, d]
+        distances = self._product(encoded[None], kernels["position"], x.size)[:, 0]  # [H, 1 + S, d]
         # Queries are scaled, not scores, and outputs normalised, not weights: there are fewer of them.
         scale = jnp.asarray(self.head_dim**-0.5, self.dtype)
         bias = [b.reshape(self.num_heads, 1, 1, self.head_dim) for b in biases]
@@ -190,14 +199,15 @@ class RelativeAttention(_Block):
         total = jnp.sum(weights, axis=-1, keepdims=True)
         weights = _drop(weights.astype(self.dtype), keep[0], self.attention_dropout)
         attended = jnp.einsum("hbts,hbsd->hbtd", weights, value) / total.astype(self.dtype)
-        attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch * queries, -1))
+        attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch * queries, -1), x.size)
         out = attended @ kernels["out"].astype(self.dtype)
         return self.add(x, out.reshape(x.shape), keep[1], norm)
 
-    def _product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    def _product(self, x: jax.Array, kernel: jax.Array, unit: int) -> jax.Array:
         """Heads of x [B, S, D]: [H, B, S, d]. Over flattened rows it is one plain matrix product."""
         y = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
-        return _kept(y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3))
+        y = y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3)
+        return _kept(y, unit)
 
 
 class FeedForward(_Block):
@@ -234,7 +244,7 @@ class FeedForward(_Block):
         keep: tuple[jax.Array | None, jax.Array | None],
     ) -> jax.Array:
         rows = (_normalise(norm, x) if self.pre_norm else x).reshape(-1, x.shape[-1])
-        rows = _kept(affine(rows, *layers[0], self.dtype))
+        rows = _kept(affine(rows, *layers[0], self.dtype), x.size)
         rows = affine(_drop(jax.nn.relu(rows), keep[0], self.dropout), *layers[1], self.dtype)
         return self.add(x, rows.reshape(x.shape), keep[1], norm)
 
