@@ -97,6 +97,9 @@ class Search:
       confidence: the search ends when every block has an option of this probability.
       selection: "argmax", "sampling" (the best on the search text of `samples` different draws that
         keep the target, if there is one) or "perturbation".
+      slack: with a target, draws cost at least 1 - `slack` times it: what may be spent is spent.
+      finalists: with "sampling", so many of the draws that the supernet ranks first are each trained
+        alone, from new weights, for `finalist_steps` steps, and the best of these is taken; 0 for none.
       segments: of the search text, that a selection evaluates each candidate on; None for all.
     """
 
@@ -115,6 +118,9 @@ class Search:
     confidence: float = 0.75
     selection: str = "argmax"
     samples: int = 16
+    slack: float = 1.0
+    finalists: int = 0
+    finalist_steps: int = 300
     segments: int | None = 50
 
     def __post_init__(self):
@@ -135,6 +141,18 @@ class Search:
                 f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
                 "least 1"
             )
+        if self.finalists and self.selection != "sampling":
+            raise ValueError(
+                f"search.finalists is {self.finalists}, and search.selection {self.selection!r}: finalists "
+                "are chosen among the draws of search.selection=sampling"
+            )
+        if not 0 <= self.finalists <= self.samples or self.finalist_steps < 1:
+            raise ValueError(
+                f"search.finalists is {self.finalists} of {self.samples} samples, for "
+                f"{self.finalist_steps} steps; expected 0 to all of them, for at least 1"
+            )
+        if not 0 < self.slack <= 1:
+            raise ValueError(f"search.slack is {self.slack}, expected more than 0, at most 1")
         if self.cost_weight and self.cost is None:
             raise ValueError("search.cost_weight needs a search.cost: macs or latency")
         if self.cost_weight and not self.target > 0:

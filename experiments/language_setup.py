@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jaxnas import data, latency, spaces
 from jaxnas.cost import Cost
 from jaxnas.elastic.adaptive_softmax import choose_cutoffs
 from jaxnas.space import Space
-from jaxnas.supernets import TransformerXL
+from jaxnas.supernets import TransformerXL, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.language import make_language_evaluator
 from jaxnas.training.step import data_mesh
@@ -173,6 +173,18 @@ def unused(config: LanguageConfig, *names: str) -> tuple[str, ...]:
         for name in names
         for field in ([f"{name}.{key}" for key in groups[name]] if name in groups else [name])
     )
+
+
+def new_params(setup: LanguageSetup, stream: str) -> Any:
+    """Parameters of the supernet at the start, as it is trained: stacked by block if it is scanned."""
+    params = jaxnas.init(setup.net, setup.key(stream), setup.segment)
+    return stack_layers(params) if setup.net.scan_blocks else params
+
+
+def letters(blocks: Sequence[str]) -> str:
+    """A stack as one letter for each block."""
+    short = {"attention": "A", "feed_forward": "F", "identity": "-"}
+    return "".join(short[block] for block in blocks)
 
 
 def blocks_of(net: Any) -> list[str]:

@@ -22,12 +22,14 @@ from absl import app, flags
 
 import jaxnas
 from experiments import config as config_lib
+from experiments.finalists import train_alone
 from experiments.language_configs import CONFIGS
 from experiments.language_setup import (
     LanguageSetup,
     build,
     describe,
     describe_text,
+    new_params,
     nothing,
     optimizer,
     unused,
@@ -36,7 +38,7 @@ from experiments.setup import define_data_flags, versions
 from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
-from jaxnas.supernets import stack_layers, unstack_layers
+from jaxnas.supernets import unstack_layers
 from jaxnas.training import relaxations
 from jaxnas.training.differentiable import (
     PairedBatches,
@@ -49,15 +51,16 @@ from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.workdir import open_workdir, write_json_atomic
 
 # What only matters when the supernet is trained: a workdir may be selected from in another way.
-SELECTING = ("search.selection", "search.samples", "search.segments")
+SELECTING = tuple(
+    f"search.{name}"
+    for name in ("selection", "samples", "slack", "finalists", "finalist_steps", "segments")
+)
 
 
 def initial_state(setup: LanguageSetup, logits_optimizer: Any) -> SearchState:
     """The state at step 0, on the mesh."""
     rows = setup.config.training.batch_size
-    params = jaxnas.init(setup.net, setup.key("init"), setup.segment)
-    if setup.net.scan_blocks:
-        params = stack_layers(params)
+    params = new_params(setup, "init")
     logits = setup.net.space.logits()
     state = SearchState(
         step=jnp.int32(0),
@@ -160,24 +163,28 @@ def train(
 
 
 def draw(setup: LanguageSetup, cost: Any, logits: Any) -> Any:
-    """Different architectures as the probabilities give them, of no more than the target's cost."""
+    """Different architectures as the probabilities give them, of the target's cost but for the slack."""
     settings, space = setup.config.search, setup.net.space
     keys = jax.random.split(setup.key("selection"), 64 * settings.samples)
     archs = jax.vmap(lambda key: relaxations.categorical(logits, key))(keys)
     within = np.ones(len(keys), bool)
     if cost is not None:
-        within = np.asarray(jax.vmap(cost)(archs)) <= settings.target
+        costs, least = np.asarray(jax.vmap(cost)(archs)), (1 - settings.slack) * settings.target
+        within = (least <= costs) & (costs <= settings.target)
     if not within.any():
         raise ValueError(
-            f"None of {len(keys)} draws costs at most search.target, {settings.target} of the interleaved "
-            "network: train for longer (training.steps), with a larger search.cost_weight, or raise it."
+            f"None of {len(keys)} draws costs {least:.3g} to {settings.target} (search.target) of the "
+            f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Train for longer "
+            "(training.steps), with a larger search.cost_weight, or raise search.target or search.slack."
         )
     codes = np.asarray(space.encode(archs))[within]
     _, first = np.unique(codes, axis=0, return_index=True)
     return space.decode(codes[np.sort(first)[: settings.samples]])
 
 
-def select(setup: LanguageSetup, cost: Any, state: SearchState) -> tuple[Any, dict[str, Any]]:
+def select(
+    setup: LanguageSetup, cost: Any, state: SearchState, workdir: pathlib.Path
+) -> tuple[Any, dict[str, Any]]:
     """The architecture that the config's way of selecting takes, and how it came to it."""
     settings, space = setup.config.search, setup.net.space
     params = state.params
@@ -187,8 +194,16 @@ def select(setup: LanguageSetup, cost: Any, state: SearchState) -> tuple[Any, di
     if settings.selection == "sampling":
         archs = draw(setup, cost, state.logits)
         nats = np.asarray(evaluate(params, archs))
-        arch = jax.tree.map(lambda x: x[int(np.argmin(nats))], archs)
-        return arch, {"method": "sampling", "search_nats": nats.tolist()}
+        how = {"method": "sampling", "search_nats": nats.tolist()}
+        best = [
+            jax.tree.map(lambda x, row=row: x[row], archs)
+            for row in np.argsort(nats)[: max(settings.finalists, 1)].tolist()
+        ]
+        if settings.finalists:
+            losses = train_alone(setup, best, evaluate, workdir / "finalists.json")
+            best = [best[int(np.argmin(losses))]]
+            how["finalist_nats"] = losses
+        return best[0], how
     # What the supernet was trained with on average.
     even = settings.relaxation == "average"
     weights = (relaxations.average if even else relaxations.softmax)(state.logits)
@@ -233,7 +248,7 @@ def finish(
 ) -> dict:
     """Selects, extracts and verifies the network; writes its weights and result.json."""
     config, net = setup.config, setup.net
-    arch, selection = select(setup, relative, state)
+    arch, selection = select(setup, relative, state, workdir)
     params = unstack_layers(jax.device_get(state.params))
     tokens = search_stream(setup).tokens[: 2 * config.training.length]
     tokens = jnp.asarray(tokens.reshape(2, -1))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
@@ -171,6 +172,31 @@ def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_d
     assert ("found before, scratch" in page) == (stacks[0] != now)
 
 
+def test_finalists_are_trained_alone_once(searched, data_dir, tmp_path):
+    smooth, *_ = searched
+    workdir = tmp_path / "run"
+    shutil.copytree(smooth, workdir)
+    more = [f"--set=search.{how}" for how in ("selection=sampling", "samples=4", "finalists=2",
+                                               "finalist_steps=20")]  # fmt: skip
+    finish(start("search_par", workdir, data_dir, *more))
+    selection = read(workdir / "result.json")["selection"]
+    first, second = selection["finalist_nats"]
+    assert first != second and max(first, second) < 5.5 and len(selection["search_nats"]) == 4
+    # The losses of those that are done are read again; the lower one is the choice.
+    path = workdir / "finalists.json"
+    stored = read(path)
+    (best,) = [name for name, nats in stored["nats"].items() if nats == min(first, second)]
+    (other,) = set(stored["nats"]) - {best}
+    chosen = read(workdir / "result.json")["found"]["architecture"]["block"]
+    assert language_setup.letters(chosen) == best
+    stored["nats"][other] = 0.5
+    path.write_text(json.dumps(stored))
+    finish(start("search_par", workdir, data_dir, *more))
+    chosen = read(workdir / "result.json")["found"]["architecture"]["block"]
+    assert language_setup.letters(chosen) == other
+    assert "of 4 that were drawn, the first 2 trained alone" in (workdir / "report.html").read_text()
+
+
 def test_draws_differ_and_keep_the_target():
     config = CONFIGS["tiny_shakespeare"]
     settings = dataclasses.replace(config.search, samples=8, target=0.4)
@@ -188,7 +214,10 @@ def test_draws_differ_and_keep_the_target():
     assert np.mean(archs == 2, axis=1).max() <= 0.4 and np.all(archs[:, 0] == 0)
     free = search_par.draw(setup, None, logits)["block"]
     assert np.mean(free == 2, axis=1).max() > 0.4
-    with pytest.raises(ValueError, match=r"None of 512 draws costs at most search.target, 0.4"):
+    setup.config = dataclasses.replace(config, search=dataclasses.replace(settings, slack=0.2))
+    full = search_par.draw(setup, attention, logits)["block"]
+    assert np.all(np.sum(full == 2, axis=1) == 2)  # 2 of 6 are .33, within .32 and .4
+    with pytest.raises(ValueError, match=r"None of 512 draws costs 0.32 to 0.4 .*they cost 1 to 1.83"):
         search_par.draw(setup, lambda arch: 1.0 + attention(arch), logits)
 
 
@@ -200,6 +229,9 @@ def test_draws_differ_and_keep_the_target():
     ("search.cost_weight=1", "search.cost_weight needs a search.cost"),
     ("search.relaxation=average", "with it search.selection is perturbation"),
     ("search.samples=0", "search.samples is 0"),
+    ("search.finalists=2", "chosen among the draws of search.selection=sampling"),
+    ("search.slack=0", "search.slack is 0.0, expected more than 0"),
+    ("search.finalist_steps=0", "for 0 steps; expected 0 to all of them, for at least 1"),
     ("search.start=800", "search.start is 800, and training.steps 800"),
     ("model.dtype=bf16", "model.dtype is 'bf16', expected float32 or bfloat16"),
     ("model.blocks=5", "model.blocks is 5, expected an even number"),

@@ -1,18 +1,9 @@
-"""What the benchmarks of language models share: a batch that looks like text, and stacks as letters."""
+"""What the benchmarks of language models share: a batch that looks like text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
-
-_LETTERS = {"attention": "A", "feed_forward": "F", "identity": "-"}
-
-
-def letters(blocks: Sequence[str]) -> str:
-    """A stack as one letter for each block."""
-    return "".join(_LETTERS[block] for block in blocks)
 
 
 def random_batch(rows: int, length: int, vocabulary: int) -> dict[str, jax.Array]:

@@ -19,9 +19,9 @@ from absl import app, flags
 
 import jaxnas
 from experiments import config as config_lib
-from experiments.benchmarks.language import letters, random_batch
+from experiments.benchmarks.language import random_batch
 from experiments.language_configs import CONFIGS
-from experiments.language_setup import blocks_of
+from experiments.language_setup import blocks_of, letters
 from jaxnas import spaces
 from jaxnas.latency import median_times
 from jaxnas.training.language import language_loss

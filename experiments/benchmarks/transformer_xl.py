@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import jaxnas
-from experiments.benchmarks.language import letters, random_batch
+from experiments.benchmarks.language import random_batch
+from experiments.language_setup import letters
 from jaxnas import spaces, supernets
 from jaxnas.latency import median_times
 from jaxnas.training.language import language_loss

@@ -34,6 +34,7 @@ class LanguageState:
       opt_state: the optimizer's.
       memory: of the training stream, rows over the mesh.
       key: typed key of the run; the randomness of step n comes from folding n into it.
+      arch: the architecture that is trained; None if the network has only one.
     """
 
     step: jax.Array
@@ -41,6 +42,7 @@ class LanguageState:
     opt_state: Any
     memory: Any
     key: jax.Array
+    arch: Any = None
 
 
 def language_loss(net: nn.Module, *, by_document: bool = False) -> Loss:
@@ -109,7 +111,7 @@ def make_language_step(
     mesh: Mesh,
     state: LanguageState,
 ) -> Callable[[LanguageState, Batch], tuple[LanguageState, dict[str, jax.Array]]]:
-    """The compiled training step of a network with one architecture.
+    """The compiled training step of a network at one architecture: its own, or the state's.
 
     Args:
       loss: see `language_loss`.
@@ -126,14 +128,17 @@ def make_language_step(
     def step(state: LanguageState, batch: Batch) -> tuple[LanguageState, dict[str, jax.Array]]:
         key = jax.random.fold_in(state.key, state.step)
         differentiate = jax.value_and_grad(loss, has_aux=True)
-        (value, memory), grads = differentiate(state.params, None, batch, state.memory, key)
+        (value, memory), grads = differentiate(state.params, state.arch, batch, state.memory, key)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
             "loss": value,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         }
-        return LanguageState(state.step + 1, params, opt_state, memory, state.key), metrics
+        state = state.replace(
+            step=state.step + 1, params=params, opt_state=opt_state, memory=memory
+        )
+        return state, metrics
 
     return compile_step(step, mesh, state)
 
