@@ -171,12 +171,12 @@ def draw(setup: LanguageSetup, cost: Any, logits: Any) -> Any:
     if cost is not None:
         costs, least = np.asarray(jax.vmap(cost)(archs)), (1 - settings.slack) * settings.target
         within = (least <= costs) & (costs <= settings.target)
-    if not within.any():
-        raise ValueError(
-            f"None of {len(keys)} draws costs {least:.3g} to {settings.target} (search.target) of the "
-            f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Train for longer "
-            "(training.steps), with a larger search.cost_weight, or raise search.target or search.slack."
-        )
+        if not within.any():
+            raise ValueError(
+                f"None of {len(keys)} draws costs {least:.3g} to {settings.target} (search.target) of the "
+                f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Train for longer "
+                "(training.steps), with a larger search.cost_weight, or raise search.target or search.slack."
+            )
     codes = np.asarray(space.encode(archs))[within]
     _, first = np.unique(codes, axis=0, return_index=True)
     return space.decode(codes[np.sort(first)[: settings.samples]])

@@ -135,10 +135,8 @@ def make_language_step(
             "loss": value,
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         }
-        state = state.replace(
-            step=state.step + 1, params=params, opt_state=opt_state, memory=memory
-        )
-        return state, metrics
+        new = (params, opt_state, memory, state.key, state.arch)
+        return LanguageState(state.step + 1, *new), metrics
 
     return compile_step(step, mesh, state)
 
