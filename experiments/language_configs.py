@@ -95,11 +95,10 @@ class Search:
         blocks while it is above `target` times that of the interleaved network's, with weight
         `cost_weight`.
       confidence: the search ends when every block has an option of this probability.
-      selection: "argmax", "sampling" (the best on the search text of `samples` different draws that
-        keep the target, if there is one) or "perturbation".
+      selection: "argmax", "perturbation", or the best on the search text of `samples` different draws that
+        keep the target, if there is one: with the supernet's weights ("sampling"), or each trained alone,
+        from new weights, for `trial_steps` steps ("trials").
       slack: with a target, draws cost at least 1 - `slack` times it: what may be spent is spent.
-      finalists: with "sampling", so many of the draws that the supernet ranks first are each trained
-        alone, from new weights, for `finalist_steps` steps, and the best of these is taken; 0 for none.
       segments: of the search text, that a selection evaluates each candidate on; None for all.
     """
 
@@ -119,8 +118,7 @@ class Search:
     selection: str = "argmax"
     samples: int = 16
     slack: float = 1.0
-    finalists: int = 0
-    finalist_steps: int = 300
+    trial_steps: int = 300
     segments: int | None = 50
 
     def __post_init__(self):
@@ -129,7 +127,7 @@ class Search:
             ("relaxation", tuple(RELAXATIONS)),
             ("temperature", get_args(Kind)),
             ("cost", (None, "macs", "latency")),
-            ("selection", ("argmax", "sampling", "perturbation")),
+            ("selection", ("argmax", "sampling", "trials", "perturbation")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
@@ -141,16 +139,8 @@ class Search:
                 f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
                 "least 1"
             )
-        if self.finalists and self.selection != "sampling":
-            raise ValueError(
-                f"search.finalists is {self.finalists}, and search.selection {self.selection!r}: finalists "
-                "are chosen among the draws of search.selection=sampling"
-            )
-        if not 0 <= self.finalists <= self.samples or self.finalist_steps < 1:
-            raise ValueError(
-                f"search.finalists is {self.finalists} of {self.samples} samples, for "
-                f"{self.finalist_steps} steps; expected 0 to all of them, for at least 1"
-            )
+        if self.trial_steps < 1:
+            raise ValueError(f"search.trial_steps is {self.trial_steps}, expected at least 1")
         if not 0 < self.slack <= 1:
             raise ValueError(f"search.slack is {self.slack}, expected more than 0, at most 1")
         if self.cost_weight and self.cost is None:
@@ -211,6 +201,24 @@ _WIKITEXT = Training(
     evaluate_every=1000, checkpoint_every=1000,
 )  # fmt: skip
 
+# One epoch of a small network: a search and a retraining in some minutes each on one core.
+_WIKITEXT_SMALL = LanguageConfig(
+    name="wikitext2_small",
+    data=Text(name="wikitext2"),
+    model=Model(
+        blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=128,
+        clusters=4, dropout=0.0, pre_norm=True, init_std=0.05,
+    ),
+    training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
+    # Attention is worth nothing until the weights are: an early start gives it up everywhere.
+    search=Search(
+        start=500, every=2, learning_rate=0.1, cost="latency", cost_weight=0.5, target=0.55,
+        selection="sampling", samples=32,
+    ),
+    retraining=_WIKITEXT_EPOCH,
+    evaluation=Evaluation(),
+)  # fmt: skip
+
 CONFIGS = {
     config.name: config
     for config in (
@@ -227,22 +235,15 @@ CONFIGS = {
             retraining=_SHAKESPEARE,
             evaluation=Evaluation(),
         ),
-        # One epoch of a small network: a search and a retraining in some minutes each on one core.
-        LanguageConfig(
-            name="wikitext2_small",
-            data=Text(name="wikitext2"),
-            model=Model(
-                blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=128,
-                clusters=4, dropout=0.0, pre_norm=True, init_std=0.05,
-            ),  # fmt: skip
-            training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
-            # Attention is worth nothing until the weights are: an early start gives it up everywhere.
-            search=Search(
-                start=500, every=2, learning_rate=0.1, cost="latency", cost_weight=0.5, target=0.55,
-                selection="sampling", samples=32,
-            ),  # fmt: skip
-            retraining=_WIKITEXT_EPOCH,
-            evaluation=Evaluation(),
+        _WIKITEXT_SMALL,
+        # The same with 16 blocks, and a search that trains what it draws.
+        dataclasses.replace(
+            _WIKITEXT_SMALL,
+            name="wikitext2_deep",
+            model=dataclasses.replace(_WIKITEXT_SMALL.model, blocks=16),
+            search=dataclasses.replace(
+                _WIKITEXT_SMALL.search, target=0.42, selection="trials", samples=12, slack=0.05
+            ),
         ),
         # Hours on two cores, minutes on a GPU.
         LanguageConfig(

@@ -22,7 +22,6 @@ from absl import app, flags
 
 import jaxnas
 from experiments import config as config_lib
-from experiments.finalists import train_alone
 from experiments.language_configs import CONFIGS
 from experiments.language_setup import (
     LanguageSetup,
@@ -35,6 +34,7 @@ from experiments.language_setup import (
     unused,
 )
 from experiments.setup import define_data_flags, versions
+from experiments.trials import train_alone
 from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
@@ -53,7 +53,7 @@ from jaxnas.training.workdir import open_workdir, write_json_atomic
 # What only matters when the supernet is trained: a workdir may be selected from in another way.
 SELECTING = tuple(
     f"search.{name}"
-    for name in ("selection", "samples", "slack", "finalists", "finalist_steps", "segments")
+    for name in ("selection", "samples", "slack", "trial_steps", "segments")
 )
 
 
@@ -191,19 +191,14 @@ def select(
     if settings.selection == "argmax":
         return space.harden(state.logits), {"method": "argmax"}
     evaluate = setup.evaluator(setup.net, "search", settings.segments)
-    if settings.selection == "sampling":
+    if settings.selection in ("sampling", "trials"):
         archs = draw(setup, cost, state.logits)
-        nats = np.asarray(evaluate(params, archs))
-        how = {"method": "sampling", "search_nats": nats.tolist()}
-        best = [
-            jax.tree.map(lambda x, row=row: x[row], archs)
-            for row in np.argsort(nats)[: max(settings.finalists, 1)].tolist()
-        ]
-        if settings.finalists:
-            losses = train_alone(setup, best, evaluate, workdir / "finalists.json")
-            best = [best[int(np.argmin(losses))]]
-            how["finalist_nats"] = losses
-        return best[0], how
+        rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(archs["block"]))]
+        if settings.selection == "trials":
+            nats = train_alone(setup, rows, evaluate, workdir / "trials.json")
+        else:
+            nats = np.asarray(evaluate(params, archs)).tolist()
+        return rows[int(np.argmin(nats))], {"method": settings.selection, "search_nats": nats}
     # What the supernet was trained with on average.
     even = settings.relaxation == "average"
     weights = (relaxations.average if even else relaxations.softmax)(state.logits)

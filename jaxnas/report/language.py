@@ -175,10 +175,9 @@ def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
 
 def _how(selection: dict[str, Any]) -> str:
     """How the found stack came out of the probabilities."""
-    if selection["method"] == "sampling":
-        drawn = f"the best on the search text of {len(selection['search_nats'])} that were drawn"
-        alone = len(selection.get("finalist_nats", ()))
-        return f"{drawn}, the first {alone} trained alone for that" if alone else drawn
+    if selection["method"] in ("sampling", "trials"):
+        alone = ", each trained alone for a while" if selection["method"] == "trials" else ""
+        return f"the best on the search text of {len(selection['search_nats'])} that were drawn{alone}"
     if selection["method"] == "perturbation":
         return "what was left by masking options, one by one, whose loss hurt least"
     return "the most probable option of each block"

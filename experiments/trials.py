@@ -1,8 +1,4 @@
-"""Candidates of a search trained alone for a while: what a supernet cannot tell of them.
-
-Few steps are enough to tell a stack with its attention first from one with its attention last; a supernet
-of as many steps prefers the latter.
-"""
+"""Candidates of a search, each trained alone for a while: what a supernet cannot tell of them."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ def train_alone(
     """Trains architectures one after the other from new weights; their losses on the search text.
 
     Args:
-      setup: of the search; each is trained for `search.finalist_steps` steps, by one compiled program.
+      setup: of the search; each is trained for `search.trial_steps` steps, by one compiled program.
       archs: hard architectures.
       evaluate: from parameters and an architecture to its loss; see `LanguageSetup.evaluator`.
       path: a JSON file of those that are done, which are not trained again.
@@ -41,7 +37,7 @@ def train_alone(
       The loss of each, in nats per token.
     """
     config, net = setup.config, setup.net
-    rows, steps = config.training.batch_size, config.search.finalist_steps
+    rows, steps = config.training.batch_size, config.search.trial_steps
     warmup = min(config.training.warmup_steps, steps // 10)
     training = dataclasses.replace(config.training, steps=steps, warmup_steps=warmup)
     text = setup.corpus.train.require("train")
@@ -68,5 +64,5 @@ def train_alone(
                 state, _ = step(state, shard_batch(batches.at(at), setup.mesh))
             losses[name] = float(evaluate(state.params, arch))
             write_json_atomic(path, {"how": how, "nats": losses})
-        print(f"finalist {number}/{len(archs)}  {name}  search loss {losses[name]:.4f}", flush=True)
+        print(f"trial {number}/{len(archs)}  {name}  search loss {losses[name]:.4f}", flush=True)
     return [losses[name] for name in names]
