@@ -238,4 +238,5 @@ def _curves(run: Run) -> str:
 def _settings(run: Run) -> str:
     name = run.section("config").get("name", "NAME")
     again = f"<h3>Run it again</h3><pre>{svg.esc(_RETRAIN.format(name=name))}</pre>"
-    return section("How this was made", again, *facts(run))
+    more = note("Give fields that differ from the named configuration with <code>--set field=value</code>.")
+    return section("How this was made", again, more, *facts(run))
