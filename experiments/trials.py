@@ -42,7 +42,11 @@ def train_alone(
     training = dataclasses.replace(config.training, steps=steps, warmup_steps=warmup)
     text = setup.corpus.train.require("train")
     batches = ContiguousBatches(text, rows, training.length, seed=config.seed)
-    how = {"steps": steps, "segments": config.search.segments}
+    how = {
+        "steps": steps,
+        "segments": config.search.segments,
+        "evaluation": dataclasses.asdict(config.evaluation),
+    }
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     losses = stored["nats"] if stored.get("how") == how else {}
 

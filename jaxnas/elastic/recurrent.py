@@ -82,16 +82,13 @@ def _lean(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _kept(x: jax.Array, unit: int) -> jax.Array:
-    """Names x to be kept, cut into pieces of `unit` elements, the size of a block's input.
+    """Names x [B, n] to be kept, cut into pieces [B, unit]; `unit` is a row's share of a block's input.
 
     A switch keeps what any of its blocks keeps, zeros for those that didn't run; but arrays of one shape
-    once for all blocks. So what blocks keep is given one shape.
+    once for all blocks. So what blocks keep is given one shape, by rows, which devices share.
     """
-    if not isinstance(unit, int):  # exported for any number of rows: nothing will be differentiated
-        return x
-    flat = x.reshape(-1)
-    pieces = [checkpoint_name(flat[i : i + unit], "kept") for i in range(0, x.size, unit)]
-    return jnp.concatenate(pieces).reshape(x.shape)
+    pieces = [checkpoint_name(x[:, i : i + unit], "kept") for i in range(0, x.shape[1], unit)]
+    return jnp.concatenate(pieces, axis=1)
 
 
 def _drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
@@ -130,7 +127,8 @@ class _Block(nn.Module):
     def add(self, x: jax.Array, branch: jax.Array, keep: jax.Array | None, norm: Norm) -> jax.Array:
         if self.pre_norm:
             return x + _drop(branch, keep, self.dropout)
-        return _normalise(norm, _kept(x + _drop(branch, keep, self.dropout), x.size))
+        rows = (x + _drop(branch, keep, self.dropout)).reshape(x.shape[0], -1)
+        return _normalise(norm, _kept(rows, rows.shape[1]).reshape(x.shape))
 
 
 class RelativeAttention(_Block):
@@ -174,17 +172,17 @@ class RelativeAttention(_Block):
         norm: Norm,
         keep: tuple[jax.Array | None, jax.Array | None],
     ) -> jax.Array:
-        batch, queries, _ = x.shape
-        keys = context.mask.shape[-1]
+        batch, queries, width = x.shape
+        keys, unit = context.mask.shape[-1], queries * width
         past = jnp.concatenate([context.memory.astype(x.dtype), x], axis=1)  # [B, S, D]
         if self.pre_norm:
             past = _normalise(norm, past)
-        query = self._product(past[:, keys - queries :], kernels["query"], x.size)
-        key = self._product(past, kernels["key"], x.size)
-        value = self._product(past, kernels["value"], x.size)
+        query = self._product(past[:, keys - queries :], kernels["query"], unit)
+        key = self._product(past, kernels["key"], unit)
+        value = self._product(past, kernels["value"], unit)
         # A row of zeros in front gives the scores the column that the shift needs.
         encoded = jnp.pad(context.positions, [(1, 0), (0, 0)])
-        distances = self._product(encoded[None], kernels["position"], x.size)[:, 0]  # [H, 1 + S, d]
+        distances = self._product(encoded[None], kernels["position"], unit)[:, 0]  # [H, 1 + S, d]
         # Queries are scaled, not scores, and outputs normalised, not weights: there are fewer of them.
         scale = jnp.asarray(self.head_dim**-0.5, self.dtype)
         bias = [b.reshape(self.num_heads, 1, 1, self.head_dim) for b in biases]
@@ -199,15 +197,16 @@ class RelativeAttention(_Block):
         total = jnp.sum(weights, axis=-1, keepdims=True)
         weights = _drop(weights.astype(self.dtype), keep[0], self.attention_dropout)
         attended = jnp.einsum("hbts,hbsd->hbtd", weights, value) / total.astype(self.dtype)
-        attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch * queries, -1), x.size)
-        out = attended @ kernels["out"].astype(self.dtype)
+        attended = _kept(attended.transpose(1, 2, 0, 3).reshape(batch, -1), unit)
+        kernel = kernels["out"].astype(self.dtype)
+        out = attended.reshape(batch * queries, -1) @ kernel
         return self.add(x, out.reshape(x.shape), keep[1], norm)
 
     def _product(self, x: jax.Array, kernel: jax.Array, unit: int) -> jax.Array:
         """Heads of x [B, S, D]: [H, B, S, d]. Over flattened rows it is one plain matrix product."""
         y = x.reshape(-1, x.shape[-1]).astype(self.dtype) @ kernel.astype(self.dtype)
-        y = y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3)
-        return _kept(y, unit)
+        y = _kept(y.reshape(x.shape[0], -1), unit)
+        return y.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(2, 0, 1, 3)
 
 
 class FeedForward(_Block):
@@ -243,8 +242,10 @@ class FeedForward(_Block):
         norm: Norm,
         keep: tuple[jax.Array | None, jax.Array | None],
     ) -> jax.Array:
-        rows = (_normalise(norm, x) if self.pre_norm else x).reshape(-1, x.shape[-1])
-        rows = _kept(affine(rows, *layers[0], self.dtype), x.size)
+        batch, queries, width = x.shape
+        rows = (_normalise(norm, x) if self.pre_norm else x).reshape(-1, width)
+        rows = affine(rows, *layers[0], self.dtype)
+        rows = _kept(rows.reshape(batch, -1), queries * width).reshape(rows.shape)
         rows = affine(_drop(jax.nn.relu(rows), keep[0], self.dropout), *layers[1], self.dtype)
         return self.add(x, rows.reshape(x.shape), keep[1], norm)
 
