@@ -1,6 +1,7 @@
 """PAR Transformer-XL: against a plain reference, memory against one long pass, and the promises."""
 
 import functools
+import re
 
 import flax.linen as nn
 import flax.traverse_util
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
 from small_nets import difference, jit, take
 from test_cost import xla_macs
 
@@ -20,6 +22,8 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import Memory
+from jaxnas.training.language import language_loss, state_sharding
+from jaxnas.training.step import data_mesh
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
 SPACE = spaces.par(BLOCKS)
@@ -226,6 +230,23 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     together = sum(kept_sizes(lambda p, x: switched(p, x, index), params, x))
     assert together < max(alone.values()) + weights + 0.2 * alone["feed_forward"]
+
+
+def test_rows_on_several_devices_are_not_gathered():
+    """Gradients are summed over the devices, and nothing else goes between them."""
+    net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
+    mesh, memory = data_mesh(2), net.empty_memory(4)
+    params = supernets.stack_layers(jaxnas.init(net, jax.random.key(0), (1, LENGTH)))
+    words = jnp.zeros((4, LENGTH), jnp.int32)
+    batch = {"tokens": words, "targets": words, "first": jnp.zeros(4, bool)}
+    everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    gradient = jax.jit(
+        jax.grad(language_loss(net), has_aux=True),
+        in_shardings=(everywhere, everywhere, rows, state_sharding(mesh, memory), everywhere),
+    )
+    program = gradient.lower(params, SPACE.largest(), batch, memory, jax.random.key(0)).compile().as_text()
+    found = set(re.findall(r"(all-gather|all-reduce|all-to-all|collective-permute)\(", program))
+    assert found == {"all-reduce"}
 
 
 def test_no_gradient_flows_into_the_memory():
