@@ -23,7 +23,7 @@ from jaxnas.elastic.adaptive_softmax import choose_cutoffs
 from jaxnas.space import Space
 from jaxnas.supernets import TransformerXL, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.language import make_language_evaluator
+from jaxnas.training.language import LanguageState, make_language_evaluator, state_sharding
 from jaxnas.training.step import data_mesh
 
 # Each use of randomness has its own number, so that adding one changes none of the others.
@@ -179,6 +179,16 @@ def new_params(setup: LanguageSetup, stream: str) -> Any:
     """Parameters of the supernet at the start, as it is trained: stacked by block if it is scanned."""
     params = jaxnas.init(setup.net, setup.key(stream), setup.segment)
     return stack_layers(params) if setup.net.scan_blocks else params
+
+
+def new_state(
+    setup: LanguageSetup, net: Any, params: Any, training: Training, arch: Any = None
+) -> LanguageState:
+    """The state of a retraining at step 0, on the mesh; `arch` where the network has several."""
+    opt_state = optimizer(training)[0].init(params)
+    memory, key = net.empty_memory(training.batch_size), setup.key("retraining")
+    state = LanguageState(jnp.int32(0), params, opt_state, memory, key, arch)
+    return jax.device_put(state, state_sharding(setup.mesh, state))
 
 
 def letters(blocks: Sequence[str]) -> str:

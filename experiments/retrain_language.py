@@ -33,6 +33,7 @@ from experiments.language_setup import (
     describe,
     describe_text,
     figures,
+    new_state,
     optimizer,
     pick,
     unused,
@@ -41,12 +42,7 @@ from experiments.setup import define_data_flags, versions
 from jaxnas import report
 from jaxnas.data import ContiguousBatches
 from jaxnas.latency import median_times
-from jaxnas.training.language import (
-    LanguageState,
-    language_loss,
-    make_language_step,
-    state_sharding,
-)
+from jaxnas.training.language import LanguageState, language_loss, make_language_step
 from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.step import shard_batch
 from jaxnas.training.workdir import open_workdir, write_json_atomic
@@ -54,7 +50,6 @@ from jaxnas.training.workdir import open_workdir, write_json_atomic
 
 def initial_state(setup: LanguageSetup, net: Any, inherited: pathlib.Path | None) -> LanguageState:
     """The state at step 0, on the mesh; with the weights of a saved network, or new ones."""
-    settings = setup.config.retraining
     if inherited is None:
         params = jaxnas.init(net, setup.key("retraining_init"), setup.segment)
     else:
@@ -64,10 +59,7 @@ def initial_state(setup: LanguageSetup, net: Any, inherited: pathlib.Path | None
                 f"--weights=inherited: {inherited} holds another network, {saved}; only "
                 "--architecture=found, with the model of the search, has weights to inherit."
             )
-    memory = net.empty_memory(settings.batch_size)
-    opt_state = optimizer(settings)[0].init(params)
-    state = LanguageState(jnp.int32(0), params, opt_state, memory, setup.key("retraining"))
-    return jax.device_put(state, state_sharding(setup.mesh, state))
+    return new_state(setup, net, params, setup.config.retraining)
 
 
 def retrain(

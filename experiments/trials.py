@@ -10,14 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.language_setup import LanguageSetup, letters, new_params, optimizer
+from experiments.language_setup import LanguageSetup, letters, new_params, new_state, optimizer
 from jaxnas.data import ContiguousBatches
-from jaxnas.training.language import (
-    LanguageState,
-    language_loss,
-    make_language_step,
-    state_sharding,
-)
+from jaxnas.training.language import language_loss, make_language_step
 from jaxnas.training.step import shard_batch
 from jaxnas.training.workdir import write_json_atomic
 
@@ -50,20 +45,15 @@ def train_alone(
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     losses = stored["nats"] if stored.get("how") == how else {}
 
-    def start(arch: Any) -> LanguageState:
-        params = new_params(setup, "retraining_init")
-        opt_state = optimizer(training)[0].init(params)
-        memory, key = net.empty_memory(rows), setup.key("retraining")
-        arch = jax.tree.map(jnp.copy, arch)  # a step consumes its state
-        state = LanguageState(jnp.int32(0), params, opt_state, memory, key, arch)
-        return jax.device_put(state, state_sharding(setup.mesh, state))
-
+    params = new_params(setup, "retraining_init")
+    start = new_state(setup, net, params, training, archs[0])
     loss = language_loss(net, by_document=config.data.by_document)
-    step = make_language_step(loss, *optimizer(training), setup.mesh, start(archs[0]))
+    step = make_language_step(loss, *optimizer(training), setup.mesh, start)
     names = [letters(net.space.to_dict(arch)["block"]) for arch in archs]
     for number, (name, arch) in enumerate(zip(names, archs, strict=True), 1):
         if name not in losses:
-            state = start(arch)
+            # In a copy, since a step consumes its state.
+            state = jax.tree.map(jnp.copy, dataclasses.replace(start, arch=arch))
             for at in range(steps):
                 state, _ = step(state, shard_batch(batches.at(at), setup.mesh))
             losses[name] = float(evaluate(state.params, arch))
