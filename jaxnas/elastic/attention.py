@@ -25,12 +25,11 @@ from jaxnas.elastic.layers import (
     Initializer,
     Norm,
     affine,
-    pad_to,
     prenorm,
     trunc_normal,
 )
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, run
+from jaxnas.elastic.switch import Arrays, Shapes, Sublayer
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 
@@ -72,75 +71,68 @@ class AttentionOperation:
     [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
     of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One operation and not
     three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
-    weights [H, B, T, T] and their sums by place [H, B, T, P] are kept for the backward pass.
+    weights [B, H, T, T] and their sums by place [B, H, T, P] are kept for the backward pass.
     """
 
     tokens: int
     grid: tuple[int, int]
     dtype: Any
 
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Arrays:
-        attended, *_ = self._attend(self._qkv(sizes, x, *weights[:2]), *weights[4:])
-        return (self._project(sizes, attended, *weights[2:4]),)
+    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Shapes:
+        embed, heads = sizes
+        dim, entries = weights[0].shape[3], (entry.shape for entry in weights[4:])
+        qkv = (embed, 3, heads, dim), (3, heads, dim)
+        return (x.shape[0], embed), *qkv, (heads * dim, embed), (embed,), *entries
 
-    def forward(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Any:
-        qkv = self._qkv(sizes, x, *weights[:2])
+    def compute(self, x: jax.Array, *weights: jax.Array) -> Arrays:
+        attended, *_ = self._attend(self._qkv(x, *weights[:2]), *weights[4:])
+        return (self._project(attended, *weights[2:4]),)
+
+    def forward(self, x: jax.Array, *weights: jax.Array) -> tuple[Arrays, Arrays]:
+        qkv = self._qkv(x, *weights[:2])
         attended, *kept = self._attend(qkv, *weights[4:])
-        kept = (*qkv, attended, *kept)
-        stored = tuple(pad_to(part, (weights[0].shape[2], *part.shape[1:])) for part in kept)
-        return (self._project(sizes, attended, *weights[2:4]),), stored
+        return (self._project(attended, *weights[2:4]),), (*qkv, attended, *kept)
 
-    def backward(
-        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
-    ) -> Arrays:
+    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
         """As autodiff would, with everything before the projection taken from the forward pass."""
         x, *weights = operands
-        *qkv, attended, probabilities = (part[: sizes[1]] for part in kept[:5])
-        places = tuple(part[: sizes[1]] for part in kept[5:])
-        _, project_vjp = jax.vjp(functools.partial(self._project, sizes), attended, *weights[2:4])
+        *qkv, attended, probabilities = kept[:5]
+        _, project_vjp = jax.vjp(self._project, attended, *weights[2:4])
         grad_attended, *grad_projection = project_vjp(cotangents[0])
         grad_qkv, grad_entries = self._attend_backward(
-            jnp.stack(qkv), probabilities, places, grad_attended, *weights[4:]
+            qkv, probabilities, kept[5:], grad_attended, *weights[4:]
         )
-        _, qkv_vjp = jax.vjp(functools.partial(self._qkv, sizes), x, *weights[:2])
+        _, qkv_vjp = jax.vjp(self._qkv, x, *weights[:2])
         return *qkv_vjp(grad_qkv), *grad_projection, *grad_entries
 
     def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
         embed, heads = (mask.astype(self.dtype) for mask in masks)
-        sizes = (weights[0].shape[0], weights[0].shape[2])
-        qkv = self._qkv(sizes, x, *weights[:2]) * heads[None, :, None, None, None]
+        qkv = self._qkv(x, *weights[:2]) * heads[None, None, :, None, None]
         attended, *_ = self._attend(qkv, *weights[4:])
         # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
-        attended *= (heads > 0).astype(self.dtype)[:, None, None, None]
-        return (self._project(sizes, attended, *weights[2:4]) * embed[None, :],)
+        attended *= (heads > 0).astype(self.dtype)[None, :, None, None]
+        return (self._project(attended, *weights[2:4]) * embed[None, :],)
 
-    def _qkv(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        """Queries, keys and values [3, h, B, T, D]."""
-        embed, heads = sizes
-        dim = kernel.shape[3]
-        kernel, bias = kernel[:embed, :, :heads].reshape(embed, -1), bias[:, :heads].reshape(-1)
-        y = affine(x[:, :embed], kernel, bias, self.dtype)
-        return y.reshape(-1, self.tokens, 3, heads, dim).transpose(2, 3, 0, 1, 4)
+    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """Queries, keys and values [3, B, h, T, D]."""
+        y = affine(x, kernel.reshape(x.shape[1], -1), bias.reshape(-1), self.dtype)
+        return y.reshape(-1, self.tokens, *kernel.shape[1:]).transpose(2, 0, 3, 1, 4)
 
-    def _project(
-        self, sizes: tuple[int, ...], attended: jax.Array, kernel: jax.Array, bias: jax.Array
-    ) -> jax.Array:
-        """From the heads' outputs [h, B, T, D] to the residual stream [B * T, E]."""
-        embed, heads = sizes
-        dim = attended.shape[3]
-        merged = attended.transpose(1, 2, 0, 3).reshape(-1, heads * dim)
-        y = affine(merged, kernel[: heads * dim, :embed], bias[:embed], self.dtype)
-        return pad_to(y, (y.shape[0], kernel.shape[1]))
+    def _project(self, attended: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """From the heads' outputs [B, h, T, D] to the residual stream [B * T, E]."""
+        merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
+        return affine(merged, kernel, bias, self.dtype)
 
     def _attend(self, qkv: jax.Array, *entries: jax.Array) -> Arrays:
-        """Outputs [h, B, T, D], attention weights [h, B, T, T], their sums by place [h, B, T, P]."""
+        """Outputs [B, h, T, D], attention weights [B, h, T, T], their sums by place [B, h, T, P]."""
         shape = qkv.shape[1:]
-        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [h * B, T, D] each
+        # Examples in front of heads: where devices share the examples, each has its own rows of these.
+        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
         queries = queries * shape[3] ** -0.5
         logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
         if entries:
             logits += self._relative_logits(queries, entries[0])
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [h * B, T, T]
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [B * h, T, T]
         attended, kept = weights @ values, ()
         if entries:
             places = self._by_place(weights)
@@ -148,11 +140,12 @@ class AttentionOperation:
         return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
 
     def _attend_backward(
-        self, qkv: jax.Array, weights: jax.Array, places: Arrays, grad: jax.Array, *entries: jax.Array
+        self, qkv: Arrays, weights: jax.Array, places: Arrays, grad: jax.Array, *entries: jax.Array
     ) -> tuple[jax.Array, Arrays]:
-        """Gradients of qkv and of the entries from that of the outputs [h, B, T, D]."""
-        queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
-        queries = queries * qkv.shape[4] ** -0.5
+        """Gradients of qkv and of the entries from that of the outputs [B, h, T, D]."""
+        scale, shape = grad.shape[3] ** -0.5, grad.shape
+        queries, keys, values = (part.reshape(-1, *shape[2:]) for part in qkv)
+        queries = queries * scale
         weights, grad = (x.reshape(-1, *x.shape[2:]) for x in (weights, grad))
         grad_entries: Arrays = ()
         grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
@@ -171,8 +164,8 @@ class AttentionOperation:
             _, vjp = jax.vjp(self._relative_logits, queries, entries[0])
             more, *grad_key_entries = vjp(grad_logits.astype(jnp.float32))
             grad_queries, grad_entries = grad_queries + more, (*grad_key_entries, *grad_entries)
-        parts = grad_queries * qkv.shape[4] ** -0.5, grad_keys, weights.mT @ grad
-        return jnp.stack(parts).reshape(qkv.shape), grad_entries
+        parts = grad_queries * scale, grad_keys, weights.mT @ grad
+        return jnp.stack(parts).reshape(3, *shape), grad_entries
 
     def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
         """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""
@@ -250,7 +243,7 @@ def relative_entries(
 
 
 class MultiHeadAttention(nn.Module):
-    """Weight-entangled self-attention; the number of heads is elastic, their width is fixed.
+    """Declares weight-entangled self-attention; the number of heads is elastic, their width is fixed.
 
     Attributes:
       grid: rows and columns of the patch tokens that follow the class token.
@@ -269,21 +262,14 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        embed: Width,
-        heads: Width,
-        *,
-        gate: Width | None = None,
-        norm: Norm | None = None,
-    ) -> jax.Array:
-        """Maps x [B * T, embed maximum] to the same shape; zero beyond the embedding width.
+        self, embed: Width, heads: Width, *, gate: Width | None = None, norm: Norm | None = None
+    ) -> Sublayer:
+        """Returns the sublayer, which maps [B * T, embed maximum] to the same shape.
 
         Args:
-          x: rows with a zero tail.
           embed, heads: active widths.
           gate: 0 where the layer is skipped.
-          norm: layer normalisation to apply to x first.
+          norm: layer normalisation to apply to its input first.
         """
         tokens, dim = 1 + self.grid[0] * self.grid[1], fixed(self.head_dim)
         common = dict(gate=gate, options=(embed, heads) if self.sharing == "classic" else None)
@@ -306,5 +292,5 @@ class MultiHeadAttention(nn.Module):
             attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0
         )
         record_macs(self, combine(lambda e, h, g: g * macs(e, h), embed.table, heads.table, gates))
-        operation, *operands = prenorm(norm, attention, *weights)
-        return run(operation, (embed, heads), x, *operands, gate=gate)[0]
+        operation, *weights = prenorm(norm, attention, *weights)
+        return Sublayer(operation, (embed, heads), tuple(weights), gate)

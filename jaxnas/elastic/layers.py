@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, backward_from, forward_keeping, run
+from jaxnas.elastic.switch import Arrays, Shapes, backward_from, forward_keeping, run
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 Initializer = Callable[..., jax.Array]
 trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
-
-
-def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Pads each axis of `x` with zeros behind, up to `shape`."""
-    if x.shape == shape:
-        return x
-    return jnp.pad(x, [(0, full - size) for size, full in zip(x.shape, shape, strict=True)])
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -79,10 +71,11 @@ class DenseOperation:
 
     dtype: Any
 
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        size_in, size_out = sizes
-        y = affine(x[:, :size_in], kernel[:size_in, :size_out], bias[:size_out], self.dtype)
-        return (pad_to(y, (x.shape[0], kernel.shape[1])),)
+    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
+        return (x.shape[0], sizes[0]), sizes, sizes[1:]
+
+    def compute(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
+        return (affine(x, kernel, bias, self.dtype),)
 
     def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
         # Channels beyond the input width are zero already.
@@ -126,23 +119,22 @@ class MlpOperation:
 
     dtype: Any
 
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Arrays:
-        hidden = self._first(sizes, x, *weights[:2])
-        return (self._second(sizes, hidden, *weights[2:]),)
+    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
+        embed, hidden = sizes
+        return (x.shape[0], embed), (embed, hidden), (hidden,), (hidden, embed), (embed,)
 
-    def forward(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Any:
-        hidden = self._first(sizes, x, *weights[:2])
-        kept = pad_to(hidden, (x.shape[0], weights[0].shape[1]))
-        return (self._second(sizes, hidden, *weights[2:]),), (kept,)
+    def compute(self, *operands: jax.Array) -> Arrays:
+        return (self._second(self._first(*operands[:3]), *operands[3:]),)
 
-    def backward(
-        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
-    ) -> Arrays:
-        hidden = kept[0][:, : sizes[1]]
-        _, second = jax.vjp(functools.partial(self._second, sizes), hidden, *operands[3:])
+    def forward(self, *operands: jax.Array) -> tuple[Arrays, Arrays]:
+        hidden = self._first(*operands[:3])
+        return (self._second(hidden, *operands[3:]),), (hidden,)
+
+    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
+        _, second = jax.vjp(self._second, *kept, *operands[3:])
         grad_hidden, *grad_out = second(cotangents[0])
         # Linear in each operand: what the product below gives is not needed and not computed.
-        _, first = jax.vjp(functools.partial(self._first, sizes), *operands[:3])
+        _, first = jax.vjp(self._first, *operands[:3])
         return *first(grad_hidden), *grad_out
 
     def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
@@ -150,16 +142,11 @@ class MlpOperation:
         y = affine(x, weights[0], weights[1], self.dtype) * hidden
         return (affine(gelu(y), weights[2], weights[3], self.dtype) * embed,)
 
-    def _first(self, sizes: tuple[int, ...], x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        embed, hidden = sizes
-        return affine(x[:, :embed], kernel[:embed, :hidden], bias[:hidden], self.dtype)
+    def _first(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        return affine(x, kernel, bias, self.dtype)
 
-    def _second(
-        self, sizes: tuple[int, ...], hidden: jax.Array, kernel: jax.Array, bias: jax.Array
-    ) -> jax.Array:
-        embed, width = sizes
-        y = affine(gelu(hidden), kernel[:width, :embed], bias[:embed], self.dtype)
-        return pad_to(y, (hidden.shape[0], kernel.shape[1]))
+    def _second(self, hidden: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        return affine(gelu(hidden), kernel, bias, self.dtype)
 
 
 def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
@@ -178,12 +165,15 @@ class LayerNormOperation:
     epsilon: float
     dtype: Any
 
-    def sliced(self, sizes: tuple[int, ...], x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
-        return (pad_to(self.cut(sizes[0], x, scale, bias), x.shape),)
+    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
+        return (x.shape[0], *sizes), sizes, sizes
 
-    def cut(self, size: int, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-        """The active channels alone, [N, size]."""
-        return normalise(x[:, :size], scale[:size], bias[:size], self.epsilon, self.dtype)
+    def compute(self, *operands: jax.Array) -> Arrays:
+        return (self.normalise(*operands),)
+
+    def normalise(self, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        """Normalises rows x [N, D]."""
+        return normalise(x, scale, bias, self.epsilon, self.dtype)
 
     def masked(self, masks: Arrays, x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
         mask = masks[0][None, :]
@@ -209,18 +199,19 @@ class PreNorm:
     inner: Any
     norm: LayerNormOperation
 
-    def sliced(self, sizes: tuple[int, ...], *operands: jax.Array) -> Arrays:
-        return self.inner.sliced(sizes, self.norm.cut(sizes[0], *operands[:3]), *operands[3:])
+    def shapes(self, sizes: tuple[int, ...], *operands: jax.Array) -> Shapes:
+        x, *weights = self.inner.shapes(sizes, operands[0], *operands[3:])
+        return x, sizes[:1], sizes[:1], *weights
 
-    def forward(self, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
-        x = self.norm.cut(sizes[0], *operands[:3])
-        return forward_keeping(self.inner, sizes, x, *operands[3:])
+    def compute(self, *operands: jax.Array) -> Arrays:
+        return self.inner.compute(self.norm.normalise(*operands[:3]), *operands[3:])
 
-    def backward(
-        self, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
-    ) -> Arrays:
-        x, norm_vjp = jax.vjp(functools.partial(self.norm.cut, sizes[0]), *operands[:3])
-        grad_x, *gradients = backward_from(self.inner, sizes, (x, *operands[3:]), kept, cotangents)
+    def forward(self, *operands: jax.Array) -> tuple[Arrays, Arrays]:
+        return forward_keeping(self.inner, self.norm.normalise(*operands[:3]), *operands[3:])
+
+    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
+        x, norm_vjp = jax.vjp(self.norm.normalise, *operands[:3])
+        grad_x, *gradients = backward_from(self.inner, (x, *operands[3:]), kept, cotangents)
         return *norm_vjp(grad_x), *gradients
 
     def masked(self, masks: Arrays, *operands: jax.Array) -> Arrays:
@@ -330,7 +321,7 @@ class Tokens(nn.Module):
         return x * width.mask(self.dtype)[None, None, :]
 
 
-def drop_path(x: jax.Array, rate: jax.Array | float, key: jax.Array) -> jax.Array:
-    """Stochastic depth: zeroes a branch x [B, ...] with probability `rate`, and rescales the rest."""
-    keep = jax.random.bernoulli(key, 1 - rate, (x.shape[0],) + (1,) * (x.ndim - 1))
-    return x * (keep.astype(jnp.float32) / (1 - rate)).astype(x.dtype)
+def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:
+    """Stochastic depth: the factor of each example's branch, float32 [B], 0 with probability `rate`."""
+    keep = jax.random.bernoulli(key, 1 - rate, (batch,))
+    return keep.astype(jnp.float32) / (1 - rate)

@@ -26,8 +26,9 @@ from jaxnas.elastic.layers import (
     drop_path,
     prenorm,
 )
+from jaxnas.elastic.loop import run_layer, run_layers
 from jaxnas.elastic.parameter import MACS, SPECS, Sharing
-from jaxnas.elastic.switch import run
+from jaxnas.elastic.switch import Sublayer
 from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
 from jaxnas.supernets.decisions import Decisions
@@ -45,50 +46,48 @@ class Block(nn.Module):
     sharing: Sharing
     init_std: float = 0.02
 
-    @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        embed: Width,
-        heads: Width,
-        hidden: Width,
-        gate: Width,
-        train: bool,
-        rate: jax.Array | float | None = None,
+        self, x: jax.Array, embed: Width, heads: Width, hidden: Width, gate: Width, train: bool
     ) -> jax.Array:
-        """Maps x [B, T, embed maximum] to the same shape; `rate` may replace `drop_path_rate`."""
-        rate = self.drop_path_rate if rate is None else rate
+        """Maps x [B, T, embed maximum] to the same shape."""
+        sublayers = self.sublayers(embed, heads, hidden, gate)
+        return run_layer(x, sublayers, self.scales(x.shape[0], train))
+
+    @nn.compact
+    def sublayers(
+        self, embed: Width, heads: Width, hidden: Width, gate: Width
+    ) -> tuple[Sublayer, Sublayer]:
+        """Attention and MLP, each behind its normalisation."""
         common = dict(dtype=self.dtype, sharing=self.sharing)
         kernel_init = nn.initializers.normal(self.init_std)
-        products = dict(kernel_init=kernel_init, **common)
-
-        def add(x: jax.Array, branch: jax.Array) -> jax.Array:
-            branch = branch.reshape(x.shape)
-            if not gate.is_fixed:
-                branch = branch * gate.mask(branch.dtype)[None, None, :]
-            if train and self.drop_path_rate > 0:
-                branch = drop_path(branch, rate, self.make_rng("drop_path"))
-            return x + branch
-
         norm = LayerNormParameters(name="attention_norm", **common)(embed, gate=gate)
         attention = MultiHeadAttention(
-            self.grid, self.head_dim, self.max_relative_position, name="attention", **products
-        )
-        x = add(x, attention(self._rows(x), embed, heads, gate=gate, norm=norm))
+            self.grid,
+            self.head_dim,
+            self.max_relative_position,
+            kernel_init=kernel_init,
+            name="attention",
+            **common,
+        )(embed, heads, gate=gate, norm=norm)
         norm = LayerNormParameters(name="mlp_norm", **common)(embed, gate=gate)
         declare = functools.partial(DenseParameters, self.sharing, kernel_init)
+        tokens = 1 + self.grid[0] * self.grid[1]
         weights = (
-            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=x.shape[1]),
-            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=x.shape[1]),
+            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=tokens),
+            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=tokens),
         )
         operation, *weights = prenorm(norm, MlpOperation(self.dtype), *weights)
-        (y,) = run(operation, (embed, hidden), self._rows(x), *weights, gate=gate)
-        return add(x, y)
+        return attention, Sublayer(operation, (embed, hidden), tuple(weights), gate)
 
-    @staticmethod
-    def _rows(x: jax.Array) -> jax.Array:
-        # Dense products over flattened tokens compile to one plain matrix product.
-        return x.reshape(-1, x.shape[2])
+    def scales(
+        self, batch: int, train: bool, rate: jax.Array | float | None = None
+    ) -> tuple[jax.Array | None, jax.Array | None]:
+        """The stochastic depth of each sublayer, factors [B]; `rate` may replace `drop_path_rate`."""
+        if not train or self.drop_path_rate == 0:
+            return None, None
+        rate = self.drop_path_rate if rate is None else rate
+        first, second = (drop_path(self.make_rng("drop_path"), rate, batch) for _ in range(2))
+        return first, second
 
 
 class ViT(nn.Module):
@@ -226,18 +225,20 @@ class ViT(nn.Module):
         if train and self.drop_path_rate > 0:
             per_layer["key"] = jax.random.split(self.make_rng("drop_path"), count)
 
-        def body(x: jax.Array, layer: dict[str, Any]) -> tuple[jax.Array, None]:
+        def prepare(layer: dict[str, Any]) -> Any:
             heads, ratio = (
                 Decision((name, None), self.space.choices[name].options_at(0), layer[key])
                 for name, key in (("num_heads", "heads"), ("mlp_ratio", "ratio"))
             )
             gate = width(lambda on: on, Decision(("gate", None), (0, 1), layer["gate"]))
             block = Block(drop_path_rate=self.drop_path_rate, parent=None, **common)
+            sizes, variables = (embed, *widths(heads, ratio), gate), {"params": layer["params"]}
+            sublayers = block.apply(variables, *sizes, method="sublayers")
             rngs = {"drop_path": layer["key"]} if "key" in layer else {}
-            arguments = (x, embed, *widths(heads, ratio), gate, train, layer["rate"])
-            return block.apply({"params": layer["params"]}, *arguments, rngs=rngs), None
+            arguments = (x.shape[0], train, layer["rate"])
+            return sublayers, block.apply({}, *arguments, method="scales", rngs=rngs)
 
-        return jax.lax.scan(body, x, per_layer)[0]
+        return run_layers(x, *jax.vmap(prepare)(per_layer))
 
     def _scans(self) -> bool:
         # A layer is traced once by scan, so annotations (which name the layer) are made unrolled.
