@@ -261,10 +261,14 @@ def test_vmap_over_architectures_is_the_loop(name):
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))
 
 
-@pytest.mark.parametrize("axes", [(None, 0, None), (None, 0, 0)], ids=["data", "both"])
-def test_vmap_over_data_is_the_loop(axes):
-    archs = sample(setting("wide").space, 4, 4 if axes[2] == 0 else None)
-    check_vmapped("wide", axes, normal(4, *SHAPE), archs)
+@pytest.mark.parametrize(
+    "name, axes",
+    [("wide", (None, 0, None)), ("wide", (None, 0, 0)), ("scanned", (None, 0, None))],
+    ids=["data", "both", "scanned"],
+)
+def test_vmap_over_data_is_the_loop(name, axes):
+    archs = sample(setting(name).space, 4, 4 if axes[2] == 0 else None)
+    check_vmapped(name, axes, normal(4, *SHAPE), archs)
 
 
 # ---- Layers in a loop.

@@ -26,6 +26,7 @@ from jax import lax
 
 import jaxnas
 from jaxnas import spaces
+from jaxnas.latency import median_times
 from jaxnas.supernets import ViT, stack_layers
 
 _SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
@@ -55,19 +56,6 @@ def compiled(fn: Callable, *args: Any) -> tuple[Callable, dict[str, float]]:
     # In a cast: the analysis is None only on platforms that have none.
     memory = cast(Any, program.memory_analysis())
     return program, {"seconds": seconds, "megabytes": memory.temp_size_in_bytes / 1e6}
-
-
-def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call, taken in turns after one warm-up."""
-    for call in calls.values():
-        jax.block_until_ready(call())
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def measure() -> dict[str, Any]:
@@ -128,7 +116,7 @@ def measure() -> dict[str, Any]:
             torch_call = _torch_call(space, arch, kind) if _TORCH.value else None
             if torch_call is not None:
                 calls["pytorch"] = torch_call
-            row[kind] = timed(calls, _REPEATS.value)
+            row[kind] = median_times(calls, warmup=1, repeats=_REPEATS.value)
             row[f"{kind}_compile"] = cost
         rows.append(row)
         shown = {k: {n: round(1e3 * t, 1) for n, t in row[k].items()} for k in programs}
@@ -186,7 +174,7 @@ def population(
         return [program(small, images) for program, small in extracted * copies]
 
     calls["extracted"] = one_by_one
-    seconds = timed(calls, 3)
+    seconds = median_times(calls, warmup=1, repeats=3)
     return {"architectures": copies * len(archs), "seconds": seconds}
 
 

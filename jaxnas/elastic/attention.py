@@ -91,16 +91,16 @@ class AttentionOperation:
     def forward(self, x: jax.Array, *weights: jax.Array) -> tuple[Arrays, Arrays]:
         qkv = self._qkv(x, *weights[:2])
         attended, *kept = self._attend(qkv, *weights[4:])
-        return (self._project(attended, *weights[2:4]),), (*qkv, attended, *kept)
+        return (self._project(attended, *weights[2:4]),), (qkv, attended, *kept)
 
     def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
         """As autodiff would, with everything before the projection taken from the forward pass."""
         x, *weights = operands
-        *qkv, attended, probabilities = kept[:5]
+        qkv, attended, probabilities, *places = kept
         _, project_vjp = jax.vjp(self._project, attended, *weights[2:4])
         grad_attended, *grad_projection = project_vjp(cotangents[0])
         grad_qkv, grad_entries = self._attend_backward(
-            qkv, probabilities, kept[5:], grad_attended, *weights[4:]
+            qkv, probabilities, places, grad_attended, *weights[4:]
         )
         _, qkv_vjp = jax.vjp(self._qkv, x, *weights[:2])
         return *qkv_vjp(grad_qkv), *grad_projection, *grad_entries
@@ -140,11 +140,11 @@ class AttentionOperation:
         return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
 
     def _attend_backward(
-        self, qkv: Arrays, weights: jax.Array, places: Arrays, grad: jax.Array, *entries: jax.Array
+        self, qkv: jax.Array, weights: jax.Array, places: Any, grad: jax.Array, *entries: jax.Array
     ) -> tuple[jax.Array, Arrays]:
         """Gradients of qkv and of the entries from that of the outputs [B, h, T, D]."""
-        scale, shape = grad.shape[3] ** -0.5, grad.shape
-        queries, keys, values = (part.reshape(-1, *shape[2:]) for part in qkv)
+        scale = qkv.shape[4] ** -0.5
+        queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
         queries = queries * scale
         weights, grad = (x.reshape(-1, *x.shape[2:]) for x in (weights, grad))
         grad_entries: Arrays = ()
@@ -165,7 +165,7 @@ class AttentionOperation:
             more, *grad_key_entries = vjp(grad_logits.astype(jnp.float32))
             grad_queries, grad_entries = grad_queries + more, (*grad_key_entries, *grad_entries)
         parts = grad_queries * scale, grad_keys, weights.mT @ grad
-        return jnp.stack(parts).reshape(3, *shape), grad_entries
+        return jnp.stack(parts).reshape(qkv.shape), grad_entries
 
     def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
         """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""

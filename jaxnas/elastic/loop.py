@@ -238,13 +238,13 @@ def _scaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:
 
 
 def _at(stacks: Any, layer: jax.Array) -> Any:
-    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, layer, keepdims=False), stacks)
+    return jax.tree.map(lambda stack: _read([stack], layer, [stack.shape[1:]])[0], stacks)
 
 
 def _read(stacks: Any, layer: jax.Array, shapes: Any) -> Arrays:
     """The part of these shapes of each stack at a layer."""
     return tuple(
-        lax.dynamic_slice(stack, (layer,) + (0,) * len(shape), (1, *shape))[0]
+        lax.dynamic_slice(stack, _start(stack, layer), (1, *shape), allow_negative_indices=False)[0]
         for stack, shape in zip(stacks, shapes, strict=True)
     )
 
@@ -252,7 +252,11 @@ def _read(stacks: Any, layer: jax.Array, shapes: Any) -> Arrays:
 def _write(stacks: Arrays, layer: jax.Array, values: Any) -> Arrays:
     """The stacks with values, which may be smaller, at a layer; further stacks as they are."""
     written = tuple(
-        lax.dynamic_update_slice(stack, value[None], (layer,) + (0,) * value.ndim)
+        lax.dynamic_update_slice(stack, value[None], _start(stack, layer), allow_negative_indices=False)
         for stack, value in zip(stacks, values, strict=False)
     )
     return (*written, *stacks[len(written) :])
+
+
+def _start(stack: jax.Array, layer: jax.Array) -> tuple[Any, ...]:
+    return layer, *(0,) * (stack.ndim - 1)

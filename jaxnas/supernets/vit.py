@@ -111,6 +111,7 @@ class ViT(nn.Module):
         widths of some hundreds, narrow networks learn faster from more.
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
         depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
+        A hard architecture's gradient can then not be differentiated again.
 
     Raises:
       ValueError: image size not a multiple of the patch, or a space without the four decisions.
