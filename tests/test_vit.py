@@ -17,7 +17,9 @@ import jaxnas
 from jaxnas.cost import annotations
 from jaxnas.elastic.attention import AttentionOperation, skew, unskew
 from jaxnas.elastic.layers import DenseOperation, LayerNormOperation, MlpOperation, PreNorm
-from jaxnas.elastic.switch import backward_from, forward_keeping
+from jaxnas.elastic.loop import run_layer, run_layers
+from jaxnas.elastic.switch import Sublayer, backward_from, forward_keeping
+from jaxnas.elastic.width import Decision, fixed, width
 from jaxnas.supernets import stack_layers, unstack_layers
 from jaxnas.training.step import data_mesh
 
@@ -300,6 +302,37 @@ def test_stacked_parameters_are_the_same_network():
     assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
     with pytest.raises(ValueError, match="unstack_layers"):
         setting("narrow")(arch, stacked)
+
+
+@pytest.mark.parametrize("options", [(8,), (3, 8)], ids=["fixed", "elastic"])
+def test_layers_in_a_loop_are_one_after_another(options):
+    """Also with factors of examples, and where no size is chosen."""
+    chosen = jnp.asarray([0, len(options) - 1, 0], jnp.int32)
+    shapes = (6, 8), (8,), (8, 6), (6,)
+    weights = [normal(3, *shape) for shape in shapes]
+    x, scales = normal(2, 5, 6), jnp.asarray([[1, 0], [2, 1], [0, 1]], jnp.float32)
+
+    def sublayer(weights, hidden):
+        hidden = width(lambda hidden: hidden, Decision(("hidden", None), options, hidden))
+        return Sublayer(MlpOperation(FLOAT), (fixed(6), hidden), tuple(weights))
+
+    def looped(x, weights):
+        stacked = jax.vmap(sublayer)(weights, chosen)
+        return run_layers(x, (stacked,), (scales,))
+
+    def unrolled(x, weights):
+        for layer in range(3):
+            one = sublayer([w[layer] for w in weights], chosen[layer])
+            x = run_layer(x, (one,), (scales[layer],))
+        return x
+
+    @functools.partial(jit, static_argnums=0)
+    def value_and_gradients(fn, x, weights):
+        value, vjp = jax.vjp(fn, x, weights)
+        return value, vjp(jnp.cos(value))
+
+    looped, unrolled = (value_and_gradients(fn, x, weights) for fn in (looped, unrolled))
+    assert difference(looped, unrolled) <= 1e-6
 
 
 def test_layers_in_a_loop_are_read_and_written_in_place():

@@ -1,4 +1,4 @@
-"""Residual layers in a loop, in place: compiled once for all layers, and no slower than without the loop.
+"""Residual layers in a loop, in place: compiled once for all of them, without the copies of a scan.
 
 `lax.scan` over layers with a switch in each copies much: a layer's weights out of the stack, what it keeps
 for the backward pass and its gradients, padded to their maximal sizes, into another. Here the stacks are
@@ -74,7 +74,7 @@ def run_layers(
     chosen = [branches(sublayer.widths, sublayer.gate) for sublayer in sublayers]
     kinds = tuple((s.operation, rows) for s, (rows, _) in zip(sublayers, chosen, strict=True))
     weights = tuple(sublayer.weights for sublayer in sublayers)
-    indices = tuple(index for _, index in chosen)
+    indices = tuple(jnp.broadcast_to(index, weights[0][0].shape[:1]) for _, index in chosen)
     return _layers(kinds, indices, scales, x, weights)
 
 
