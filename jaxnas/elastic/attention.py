@@ -29,7 +29,7 @@ from jaxnas.elastic.layers import (
     trunc_normal,
 )
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, Shapes, Sublayer
+from jaxnas.elastic.switch import Arrays, Shapes, Sublayer, as_rows
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 
@@ -56,11 +56,6 @@ def unskew(y: jax.Array) -> jax.Array:
     rows = jnp.pad(y, [*none, (0, 0), (0, 0), (0, size - 1)]).reshape(*lead, size, inner * offsets)
     flat = jnp.pad(rows[..., :-1].reshape(*lead, -1), [*none, (size - 1, 1)])
     return flat.reshape(*lead, size, inner, offsets)
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    # Plain matrix products over flattened rows are the fastest.
-    return x.reshape(-1, x.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +149,7 @@ class AttentionOperation:
             _, vjp = jax.vjp(self._relative_values, by_place, entries[1])
             grad_places, grad_value_entries = vjp(grad)
             grad_entries = (grad_value_entries,)
-            by_key = _rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
+            by_key = as_rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
             grad_weights += by_key.reshape(grad_weights.shape).astype(jnp.float32)
         probabilities = weights.astype(jnp.float32)
         inner = jnp.sum(grad_weights * probabilities, axis=-1, keepdims=True)
@@ -170,7 +165,7 @@ class AttentionOperation:
     def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
         """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""
         rows, columns = self.grid
-        by_offset = _rows(queries) @ entries.T
+        by_offset = as_rows(queries) @ entries.T
         grid = by_offset.reshape(-1, self.tokens, by_offset.shape[1])[:, 1:]
         grid = grid.reshape(-1, rows, columns, by_offset.shape[1])
         by_row = skew(grid[..., : 2 * rows - 1])
@@ -180,12 +175,12 @@ class AttentionOperation:
         # The class token's own row gets one constant for every key, which the softmax ignores.
         by_place = jnp.pad(by_place, ((0, 0), (1, 0), (0, 0)))
         places = jnp.asarray(self._places, self.dtype)
-        logits = jnp.matmul(_rows(by_place), places.T, preferred_element_type=jnp.float32)
+        logits = jnp.matmul(as_rows(by_place), places.T, preferred_element_type=jnp.float32)
         return logits.reshape(-1, self.tokens, self.tokens)
 
     def _by_place(self, weights: jax.Array) -> jax.Array:
         """Attention [n, T, T] summed over the keys of each place, [n, T, P]."""
-        by_place = _rows(weights) @ jnp.asarray(self._places, self.dtype)
+        by_place = as_rows(weights) @ jnp.asarray(self._places, self.dtype)
         return by_place.reshape(-1, self.tokens, by_place.shape[1])
 
     def _relative_values(self, by_place: jax.Array, entries: jax.Array) -> jax.Array:
@@ -200,7 +195,7 @@ class AttentionOperation:
         first = jnp.asarray(np.eye(entries.shape[0])[-1], by_place.dtype)
         first = jnp.broadcast_to(first, (by_place.shape[0], 1, entries.shape[0]))
         by_offset = jnp.concatenate([first, by_offset], axis=1)
-        return (_rows(by_offset) @ entries).reshape(*by_place.shape[:2], -1)
+        return (as_rows(by_offset) @ entries).reshape(*by_place.shape[:2], -1)
 
     @functools.cached_property
     def _places(self) -> np.ndarray:

@@ -20,6 +20,7 @@ from jaxnas.elastic.switch import (
     Arrays,
     Rows,
     Sublayer,
+    as_rows,
     backward_from,
     branches,
     forward_keeping,
@@ -48,7 +49,7 @@ def run_layer(
       The stream behind the layer, [B, T, E].
     """
     for sublayer, scale in zip(sublayers, scales, strict=True):
-        y, gate = sublayer(_rows(x)).reshape(x.shape), sublayer.gate
+        y, gate = sublayer(as_rows(x)).reshape(x.shape), sublayer.gate
         if gate is not None and not gate.is_fixed:
             y = y * gate.mask(y.dtype)[None, None, :]
         x = x + _scaled(y, scale)
@@ -107,7 +108,7 @@ def _forward(kinds: Kinds, keep: bool, indices: Any, operands: Any) -> Any:
 
             def branch(sizes: tuple[int, ...] | None, layer: jax.Array, state: Any) -> Any:
                 x, store = state
-                own = _operands(operation, sizes, _rows(x), weights[i], layer)
+                own = _operands(operation, sizes, as_rows(x), weights[i], layer)
                 if sizes is None:
                     y, kept = _masked(operation, rows, indices[i][layer], *own), ()
                 elif keep:
@@ -115,12 +116,10 @@ def _forward(kinds: Kinds, keep: bool, indices: Any, operands: Any) -> Any:
                 else:
                     (y,), kept = operation.compute(*own), ()
                 store = _write(store, layer, (own[0], *kept)) if keep else ()
-                y = pad(y, _rows(x)).reshape(x.shape)
+                y = pad(y, as_rows(x)).reshape(x.shape)
                 return x + _scaled(y, _at(scales[i], layer)), store
 
-            if masked:
-                return branch(None, layer, state)
-            return _one_of(rows, indices[i][layer], branch, layer, state)
+            return _one_of((None,) if masked else rows, indices[i][layer], branch, layer, state)
 
         def layers(layer: jax.Array, state: Any) -> Any:
             x, stores = state
@@ -153,7 +152,7 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
                 gradient, sums = state
                 inputs, *kept = stores[i]
                 own = _operands(operation, sizes, _at(inputs, layer), weights[i], layer)
-                cotangent = _rows(_scaled(gradient, _at(scales[i], layer)))
+                cotangent = as_rows(_scaled(gradient, _at(scales[i], layer)))
                 if sizes is None:
                     forward = functools.partial(_masked, operation, rows, indices[i][layer])
                     to_x, *to_weights = jax.vjp(forward, *own)[1](cotangent)
@@ -161,12 +160,10 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
                     kept = _read(kept, layer, [one.shape for one in kept_like(operation, *own)])
                     cotangent = cotangent[:, : own[0].shape[1]]
                     to_x, *to_weights = backward_from(operation, own, kept, (cotangent,))
-                to_x = pad(to_x, _rows(gradient)).reshape(gradient.shape)
+                to_x = pad(to_x, as_rows(gradient)).reshape(gradient.shape)
                 return gradient + to_x, _write(sums, layer, to_weights)
 
-            if masked:
-                return branch(None, layer, state)
-            return _one_of(rows, indices[i][layer], branch, layer, state)
+            return _one_of((None,) if masked else rows, indices[i][layer], branch, layer, state)
 
         def layers(turn: jax.Array, state: Any) -> Any:
             gradient, sums = state
@@ -186,7 +183,7 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
 def _one_of(
     rows: Rows,
     index: jax.Array,
-    branch: Callable[[tuple[int, ...], jax.Array, Any], Any],
+    branch: Callable[[tuple[int, ...] | None, jax.Array, Any], Any],
     layer: jax.Array,
     state: Any,
 ) -> Any:
@@ -214,7 +211,7 @@ def _masked(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) 
 
 def _store(operation: Any, x: jax.Array, weights: Arrays) -> Arrays:
     """Space for the inputs of a sublayer, and for what it keeps, in all layers."""
-    x = _rows(x)
+    x = as_rows(x)
     kept = kept_like(operation, x, *(stack[0] for stack in weights))
     return tuple(lax.empty((len(weights[0]), *one.shape), one.dtype) for one in (x, *kept))
 
@@ -226,11 +223,6 @@ def _operands(
     like = jax.eval_shape(lambda: (x, *(stack[0] for stack in stacks)))
     shapes = [one.shape for one in like] if sizes is None else operation.shapes(sizes, *like)
     return x[:, : shapes[0][1]], *_read(stacks, layer, shapes[1:])
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    # Products over flattened tokens compile to one plain matrix product.
-    return x.reshape(-1, x.shape[-1])
 
 
 def _scaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:

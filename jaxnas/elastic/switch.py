@@ -273,5 +273,10 @@ def largest(rows: Rows) -> tuple[int, ...]:
     return tuple(max(column) for column in zip(*sizes, strict=True))
 
 
+def as_rows(x: jax.Array) -> jax.Array:
+    """[..., D] as [N, D]: plain matrix products over flattened rows are the fastest."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def _zeros(like: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
