@@ -18,7 +18,7 @@ from jaxnas.cost import annotations
 from jaxnas.elastic.attention import AttentionOperation, skew, unskew
 from jaxnas.elastic.layers import DenseOperation, LayerNormOperation, MlpOperation, PreNorm
 from jaxnas.elastic.loop import run_layer, run_layers
-from jaxnas.elastic.switch import Sublayer, backward_from, forward_keeping
+from jaxnas.elastic.switch import Sublayer, _keeping_branch, backward_from, forward_keeping
 from jaxnas.elastic.width import Decision, fixed, width
 from jaxnas.supernets import stack_layers, unstack_layers
 from jaxnas.training.step import data_mesh
@@ -123,6 +123,22 @@ def test_what_an_operation_keeps_gives_the_gradients_of_its_active_part(name, no
     gradients = backward_from(operation, tuple(active), kept, cotangents)
     assert [x.shape for x in gradients] == list(shapes)
     assert difference(tuple(gradients), vjp(cotangents)) <= 1e-5
+    # As a switch stores them: of the maximal sizes, with a zero tail.
+    stored = _keeping_branch(operation, sizes, *operands)
+    largest = jax.eval_shape(functools.partial(forward_keeping, operation), *operands)
+    for part, one, whole in zip(*map(jax.tree.leaves, (stored, (outputs, kept), largest)), strict=True):
+        assert part.shape == whole.shape
+        inside = np.zeros(part.shape, bool)
+        inside[tuple(map(slice, one.shape))] = True
+        assert np.all(np.asarray(part)[inside] != 0) and not np.any(np.asarray(part)[~inside])
+
+
+def test_attention_weights_that_are_kept_sum_to_one():
+    operation, _, shapes = OPERATIONS["attention"]
+    _, (qkv, attended, weights, places) = operation.forward(*(normal(*shape) for shape in shapes))
+    assert qkv.shape == (3, 2, 5, 7, 4) and attended.shape == (2, 5, 7, 4)
+    assert weights.shape == (2, 5, 7, 7) and places.shape == (2, 5, 7, 2 + 3 + 1)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -10,7 +10,10 @@ from small_nets import CLASSES, NARROW, SHAPE, difference, jit, normal, sample, 
 
 import jaxnas
 from jaxnas import spaces, supernets
-from jaxnas.elastic.layers import drop_path
+from jaxnas.elastic.layers import DenseOperation, drop_path
+from jaxnas.elastic.loop import run_layer
+from jaxnas.elastic.switch import Sublayer
+from jaxnas.elastic.width import fixed
 
 
 def one_hot(space, arch, names=None):
@@ -81,7 +84,13 @@ def test_soft_architectures_differentiate_twice():
 
 def test_drop_path_drops_whole_examples_at_its_rate():
     count, rate = 20_000, 0.3
-    factors = np.asarray(drop_path(jax.random.key(0), rate, count))
+    scale = drop_path(jax.random.key(0), rate, count)
+    operation, x = DenseOperation(np.dtype(np.float32)), jnp.ones((count, 2, 3))
+    identity = Sublayer(operation, (fixed(3), fixed(3)), (jnp.eye(3), jnp.zeros(3)))
+    dropped = np.asarray(run_layer(x, (identity,), (scale,)) - x)
+    assert np.all(dropped == dropped[:, :1, :1])
+    factors = np.asarray(scale)
+    np.testing.assert_allclose(dropped[:, 0, 0], factors, rtol=1e-6)
     assert set(np.unique(factors)) == {0, np.float32(1 / (1 - rate))}
     assert abs(np.mean(factors == 0) - rate) < 4 * (rate * (1 - rate) / count) ** 0.5
 
