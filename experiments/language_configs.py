@@ -96,8 +96,10 @@ class Search:
         `cost_weight`.
       confidence: the search ends when every block has an option of this probability.
       selection: "argmax", "perturbation", or the best on the search text of `samples` different draws that
-        keep the target, if there is one: with the supernet's weights ("sampling"), or each trained alone,
-        from new weights, for `trial_steps` steps ("trials").
+        keep the target, if there is one: with the supernet's weights ("sampling"), or each trained alone
+        ("trials").
+      explore: share of the draws for which all options are equally probable, whatever the search learned.
+      trial_steps: steps of each rung of trials, from new weights; one in `eta` goes on to the next rung.
       slack: with a target, draws cost at least 1 - `slack` times it: what may be spent is spent.
       segments: of the search text, that a selection evaluates each candidate on; None for all.
     """
@@ -118,7 +120,9 @@ class Search:
     selection: str = "argmax"
     samples: int = 16
     slack: float = 1.0
-    trial_steps: int = 300
+    explore: float = 0.0
+    trial_steps: tuple[int, ...] = (300,)
+    eta: int = 4
     segments: int | None = 50
 
     def __post_init__(self):
@@ -139,8 +143,12 @@ class Search:
                 f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
                 "least 1"
             )
-        if self.trial_steps < 1:
-            raise ValueError(f"search.trial_steps is {self.trial_steps}, expected at least 1")
+        if not self.trial_steps or min(self.trial_steps) < 1:
+            raise ValueError(f"search.trial_steps is {self.trial_steps}, expected steps of at least 1")
+        if self.eta < 2:
+            raise ValueError(f"search.eta is {self.eta}, expected at least 2")
+        if not 0 <= self.explore <= 1:
+            raise ValueError(f"search.explore is {self.explore}, expected 0 to 1")
         if not 0 < self.slack <= 1:
             raise ValueError(f"search.slack is {self.slack}, expected more than 0, at most 1")
         if self.cost_weight and self.cost is None:
@@ -242,7 +250,8 @@ CONFIGS = {
             name="wikitext2_deep",
             model=dataclasses.replace(_WIKITEXT_SMALL.model, blocks=16),
             search=dataclasses.replace(
-                _WIKITEXT_SMALL.search, target=0.42, selection="trials", samples=12, slack=0.05
+                _WIKITEXT_SMALL.search, target=0.42, selection="trials", samples=16, slack=0.05,
+                explore=0.5, trial_steps=(300, 900),
             ),
         ),
         # Hours on two cores, minutes on a GPU.

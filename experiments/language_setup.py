@@ -29,6 +29,7 @@ from jaxnas.training.step import data_mesh
 # Each use of randomness has its own number, so that adding one changes none of the others.
 STREAMS = {
     "init": 0, "search": 1, "selection": 2, "retraining": 3, "patterns": 4, "retraining_init": 5,
+    "exploration": 6,
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from experiments.language_setup import (
     unused,
 )
 from experiments.setup import define_data_flags, versions
-from experiments.trials import train_alone
+from experiments.trials import race
 from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
@@ -53,7 +53,7 @@ from jaxnas.training.workdir import open_workdir, write_json_atomic
 # What only matters when the supernet is trained: a workdir may be selected from in another way.
 SELECTING = tuple(
     f"search.{name}"
-    for name in ("selection", "samples", "slack", "trial_steps", "segments")
+    for name in ("selection", "samples", "explore", "slack", "trial_steps", "eta", "segments")
 )
 
 
@@ -162,24 +162,47 @@ def train(
     )
 
 
-def draw(setup: LanguageSetup, cost: Any, logits: Any) -> Any:
-    """Different architectures as the probabilities give them, of the target's cost but for the slack."""
+def draw(setup: LanguageSetup, cost: Any, logits: Any) -> tuple[Any, list[bool]]:
+    """Different architectures of the target's cost but for the slack, and whether each was explored.
+
+    As the probabilities give them, and `search.explore` of them as if all options were equally probable.
+    """
     settings, space = setup.config.search, setup.net.space
-    keys = jax.random.split(setup.key("selection"), 64 * settings.samples)
+    explored = round(settings.explore * settings.samples)
+    searched = _draws(setup, cost, logits, "selection", settings.samples - explored)
+    anywhere = _draws(setup, cost, space.logits(), "exploration", settings.samples if explored else 0)
+    # What both draw counts as the search's.
+    known = {tuple(row) for row in _networks(space, searched)}
+    new = [row not in known for row in map(tuple, _networks(space, anywhere))]
+    anywhere = anywhere[new][:explored]
+    is_explored = [False] * len(searched) + [True] * len(anywhere)
+    return space.decode(np.concatenate([searched, anywhere])), is_explored
+
+
+def _draws(setup: LanguageSetup, cost: Any, logits: Any, stream: str, count: int) -> np.ndarray:
+    """Codes of at most `count` draws that are different networks and keep the target."""
+    settings, space = setup.config.search, setup.net.space
+    keys = jax.random.split(setup.key(stream), 64 * settings.samples)
     archs = jax.vmap(lambda key: relaxations.categorical(logits, key))(keys)
     within = np.ones(len(keys), bool)
     if cost is not None:
         costs, least = np.asarray(jax.vmap(cost)(archs)), (1 - settings.slack) * settings.target
         within = (least <= costs) & (costs <= settings.target)
-        if not within.any():
+        if count and not within.any():
             raise ValueError(
                 f"None of {len(keys)} draws costs {least:.3g} to {settings.target} (search.target) of the "
                 f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Train for longer "
                 "(training.steps), with a larger search.cost_weight, or raise search.target or search.slack."
             )
     codes = np.asarray(space.encode(archs))[within]
-    _, first = np.unique(codes, axis=0, return_index=True)
-    return space.decode(codes[np.sort(first)[: settings.samples]])
+    _, first = np.unique(_networks(space, codes), axis=0, return_index=True)
+    return codes[np.sort(first)[:count]]
+
+
+def _networks(space: jaxnas.Space, codes: np.ndarray) -> np.ndarray:
+    """Codes with identity blocks at the end: the same wherever they stand, since the network is."""
+    identity = codes == space["block"].options.index("identity")
+    return np.take_along_axis(codes, np.argsort(identity, axis=1, kind="stable"), axis=1)
 
 
 def select(
@@ -192,13 +215,18 @@ def select(
         return space.harden(state.logits), {"method": "argmax"}
     evaluate = setup.evaluator(setup.net, "search", settings.segments)
     if settings.selection in ("sampling", "trials"):
-        archs = draw(setup, cost, state.logits)
-        rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(archs["block"]))]
+        archs, explored = draw(setup, cost, state.logits)
+        rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(explored))]
         if settings.selection == "trials":
-            nats = train_alone(setup, rows, evaluate, workdir / "trials.json")
+            best, nats = race(setup, rows, evaluate, workdir / "trials.json")
         else:
-            nats = np.asarray(evaluate(params, archs)).tolist()
-        return rows[int(np.argmin(nats))], {"method": settings.selection, "search_nats": nats}
+            nats = np.asarray(evaluate(params, archs))[:, None].tolist()
+            best = int(np.argmin(nats))
+        candidates = [
+            {"architecture": space.to_dict(arch), "explored": new, "search_nats": losses}
+            for arch, new, losses in zip(rows, explored, nats, strict=True)
+        ]
+        return rows[best], {"method": settings.selection, "candidates": candidates}
     # What the supernet was trained with on average.
     even = settings.relaxation == "average"
     weights = (relaxations.average if even else relaxations.softmax)(state.logits)

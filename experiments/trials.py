@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -17,14 +18,46 @@ from jaxnas.training.step import shard_batch
 from jaxnas.training.workdir import write_json_atomic
 
 
-def train_alone(
+def race(
     setup: LanguageSetup, archs: list[Any], evaluate: Any, path: pathlib.Path
+) -> tuple[int, list[list[float]]]:
+    """Successive halving of architectures, each trained alone; see `search.trial_steps` and `search.eta`.
+
+    Every rung trains from new weights, so that its learning rate has come down when it is judged.
+
+    Args:
+      setup: of the search.
+      archs: hard architectures.
+      evaluate: from parameters and an architecture to its loss; see `LanguageSetup.evaluator`.
+      path: a JSON file of the trials that are done, which are not run again.
+
+    Returns:
+      The number of the best, and for each the losses of the rungs that it ran, in nats per token.
+    """
+    settings = setup.config.search
+    losses: list[list[float]] = [[] for _ in archs]
+    rung = list(range(len(archs)))
+    for steps in settings.trial_steps:
+        trained = train_alone(setup, [archs[row] for row in rung], steps, evaluate, path)
+        for row, loss in zip(rung, trained, strict=True):
+            losses[row].append(loss)
+        # Of losses that are no numbers no order is known.
+        rung.sort(key=lambda row: losses[row][-1] if math.isfinite(losses[row][-1]) else math.inf)
+        rung = rung[: max(len(rung) // settings.eta, 1)]
+        if len(rung) == 1:
+            break
+    return rung[0], losses
+
+
+def train_alone(
+    setup: LanguageSetup, archs: list[Any], steps: int, evaluate: Any, path: pathlib.Path
 ) -> list[float]:
     """Trains architectures one after the other from new weights; their losses on the search text.
 
     Args:
-      setup: of the search; each is trained for `search.trial_steps` steps, by one compiled program.
-      archs: hard architectures.
+      setup: of the search.
+      archs: hard architectures, all trained by one compiled program.
+      steps: of each.
       evaluate: from parameters and an architecture to its loss; see `LanguageSetup.evaluator`.
       path: a JSON file of those that are done, which are not trained again.
 
@@ -32,18 +65,18 @@ def train_alone(
       The loss of each, in nats per token.
     """
     config, net = setup.config, setup.net
-    rows, steps = config.training.batch_size, config.search.trial_steps
+    rows = config.training.batch_size
     warmup = min(config.training.warmup_steps, steps // 10)
     training = dataclasses.replace(config.training, steps=steps, warmup_steps=warmup)
     text = setup.corpus.train.require("train")
     batches = ContiguousBatches(text, rows, training.length, seed=config.seed)
     how = {
-        "steps": steps,
         "segments": config.search.segments,
         "evaluation": dataclasses.asdict(config.evaluation),
     }
     stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    losses = stored["nats"] if stored.get("how") == how else {}
+    nats = stored["nats"] if stored.get("how") == how else {}
+    losses = nats.setdefault(str(steps), {})
 
     params = new_params(setup, "retraining_init")
     start = new_state(setup, net, params, training, archs[0])
@@ -57,6 +90,7 @@ def train_alone(
             for at in range(steps):
                 state, _ = step(state, shard_batch(batches.at(at), setup.mesh))
             losses[name] = float(evaluate(state.params, arch))
-            write_json_atomic(path, {"how": how, "nats": losses})
-        print(f"trial {number}/{len(archs)}  {name}  search loss {losses[name]:.4f}", flush=True)
+            write_json_atomic(path, {"how": how, "nats": nats})
+        trial = f"trial {number}/{len(archs)} of {steps} steps"
+        print(f"{trial}  {name}  search loss {losses[name]:.4f}", flush=True)
     return [losses[name] for name in names]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from test_binaries import finish, kill_when
 
-from experiments import config, language_setup, search_par
+from experiments import config, language_setup, search_par, trials
 from experiments.language_configs import CONFIGS
 from jaxnas import latency, spaces
 
@@ -162,7 +163,7 @@ def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_d
     finish(start("search_par", killed, data_dir, "--set=search.selection=sampling",
                  "--set=search.samples=3"))  # fmt: skip
     selection = read(killed / "result.json")["selection"]
-    assert selection["method"] == "sampling" and len(selection["search_nats"]) == 3
+    assert selection["method"] == "sampling" and len(selection["candidates"]) == 3
     assert (killed / "metrics.jsonl").read_bytes() == before
     # The page doesn't take the network that was trained before for the one that is found now.
     page = (killed / "report.html").read_text()
@@ -172,50 +173,94 @@ def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_d
     assert ("found before, scratch" in page) == (stacks[0] != now)
 
 
-def test_trials_train_every_draw_alone_once(searched, data_dir, tmp_path):
+def test_trials_train_candidates_alone_once_and_the_best_for_longer(searched, data_dir, tmp_path):
     smooth, *_ = searched
     workdir = tmp_path / "run"
     shutil.copytree(smooth, workdir)
-    more = [f"--set=search.{how}" for how in ("selection=trials", "samples=2", "trial_steps=20")]
+    settings = ("selection=trials", "samples=4", "explore=0.5", "trial_steps=10,20", "eta=2")
+    more = [f"--set=search.{how}" for how in settings]
     finish(start("search_par", workdir, data_dir, *more))
-    result = read(workdir / "result.json")
-    first, second = result["selection"]["search_nats"]
-    assert first != second and max(first, second) < 5.5  # 256 bytes: 5.55 to begin with
-    stored = read(workdir / "trials.json")
-    best = min(stored["nats"], key=stored["nats"].get)
-    assert language_setup.letters(result["found"]["architecture"]["block"]) == best
+    result, stored = read(workdir / "result.json"), read(workdir / "trials.json")["nats"]
+    candidates = result["selection"]["candidates"]
+    assert [one["explored"] for one in candidates] == [False, False, True, True]
+    short, long = stored["10"], stored["20"]
+    assert len(short) == 4 and set(long) == set(sorted(short, key=short.get)[:2])
+    assert max(long.values()) < 5.5  # 256 bytes: 5.55 to begin with
+
+    def found():
+        blocks = read(workdir / "result.json")["found"]["architecture"]["block"]
+        return language_setup.letters(blocks)
+
+    best = min(long, key=long.get)
+    assert found() == best
     # Trials that are done are read again.
-    (other,) = set(stored["nats"]) - {best}
-    stored["nats"][other] = 0.5
-    (workdir / "trials.json").write_text(json.dumps(stored))
+    (other,) = set(long) - {best}
+    long[other] = 0.5
+    (workdir / "trials.json").write_text(
+        json.dumps({**read(workdir / "trials.json"), "nats": stored})
+    )
     finish(start("search_par", workdir, data_dir, *more))
-    chosen = read(workdir / "result.json")["found"]["architecture"]["block"]
-    assert language_setup.letters(chosen) == other
-    assert "of 2 that were drawn, each trained alone" in (workdir / "report.html").read_text()
+    assert found() == other
+    page = (workdir / "report.html").read_text()
+    assert "of 4 that were drawn, each trained alone" in page
+    assert page.count("<td>anywhere</td>") == 2 and "<th>after 20 steps</th>" in page
+
+
+def drawing(search, blocks=6):
+    """What `search_par.draw` needs of a setup."""
+    config = CONFIGS["tiny_shakespeare"]
+    return types.SimpleNamespace(
+        config=dataclasses.replace(config, search=dataclasses.replace(config.search, **search)),
+        key=lambda stream: jax.random.key(language_setup.STREAMS[stream]),
+        net=types.SimpleNamespace(space=spaces.par(blocks)),
+    )
+
+
+# The first block is attention by any probability.
+_ATTENTION_FIRST = {"block": jnp.zeros((6, 3)).at[0, 2].set(9.0)}
+
+
+def attention(arch):
+    return jnp.mean(arch["block"] == 2)
 
 
 def test_draws_differ_and_keep_the_target():
-    config = CONFIGS["tiny_shakespeare"]
-    settings = dataclasses.replace(config.search, samples=8, target=0.4)
-    setup = types.SimpleNamespace(
-        config=dataclasses.replace(config, search=settings), key=lambda _: jax.random.key(0),
-        net=types.SimpleNamespace(space=spaces.par(6)),
-    )  # fmt: skip
-    logits = {"block": jnp.zeros((6, 3)).at[0, 0].set(9.0)}
+    archs, explored = search_par.draw(drawing({"samples": 8, "target": 0.4}), attention, _ATTENTION_FIRST)
+    archs = np.asarray(archs["block"])
+    assert not any(explored) and np.all(archs[:, 0] == 2)
+    assert np.mean(archs == 2, axis=1).max() <= 0.4
+    # Identity blocks are nothing, wherever they stand.
+    assert len({tuple(row[row != 0]) for row in archs}) == 8
+    free, _ = search_par.draw(drawing({"samples": 8}), None, _ATTENTION_FIRST)
+    assert np.mean(np.asarray(free["block"]) == 2, axis=1).max() > 0.4
+    narrow = drawing({"samples": 8, "target": 0.4, "slack": 0.2})
+    full, _ = search_par.draw(narrow, attention, _ATTENTION_FIRST)
+    assert np.all(np.sum(full["block"] == 2, axis=1) == 2)  # 2 of 6 are .33, within .32 and .4
+    with pytest.raises(ValueError, match=r"None of 512 draws costs 0.32 to 0.4 .*they cost 1.17 to 2"):
+        search_par.draw(narrow, lambda arch: 1.0 + attention(arch), _ATTENTION_FIRST)
 
-    def attention(arch):
-        return jnp.mean(arch["block"] == 2)
 
-    archs = search_par.draw(setup, attention, logits)["block"]
-    assert len({tuple(row) for row in np.asarray(archs).tolist()}) == 8
-    assert np.mean(archs == 2, axis=1).max() <= 0.4 and np.all(archs[:, 0] == 0)
-    free = search_par.draw(setup, None, logits)["block"]
-    assert np.mean(free == 2, axis=1).max() > 0.4
-    setup.config = dataclasses.replace(config, search=dataclasses.replace(settings, slack=0.2))
-    full = search_par.draw(setup, attention, logits)["block"]
-    assert np.all(np.sum(full == 2, axis=1) == 2)  # 2 of 6 are .33, within .32 and .4
-    with pytest.raises(ValueError, match=r"None of 512 draws costs 0.32 to 0.4 .*they cost 1 to 1.83"):
-        search_par.draw(setup, lambda arch: 1.0 + attention(arch), logits)
+def test_exploring_draws_what_the_search_does_not():
+    setup = drawing({"samples": 16, "explore": 0.5, "target": 0.5})
+    archs, explored = search_par.draw(setup, attention, _ATTENTION_FIRST)
+    archs, explored = np.asarray(archs["block"]), np.asarray(explored)
+    assert explored.sum() == 8 and len({tuple(row[row != 0]) for row in archs}) == 16
+    assert np.all(archs[~explored, 0] == 2) and not np.all(archs[explored, 0] == 2)
+    assert np.mean(archs == 2, axis=1).max() <= 0.5
+
+
+def test_a_race_goes_on_with_the_best_and_never_with_what_is_no_number(monkeypatch, tmp_path):
+    trained = []
+
+    def train_alone(setup, archs, steps, evaluate, path):
+        trained.append((steps, list(archs)))
+        return [math.nan if arch == 0 else abs(arch - steps / 10) for arch in archs]
+
+    monkeypatch.setattr(trials, "train_alone", train_alone)
+    setup = drawing({"trial_steps": (30, 50, 900), "eta": 3})
+    best, losses = trials.race(setup, list(range(9)), None, tmp_path)
+    assert trained == [(30, list(range(9))), (50, [3, 2, 4])]  # one is left: it need not be trained
+    assert best == 4 and [len(one) for one in losses] == [1, 1, 2, 2, 2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("assignment, message", [
@@ -227,7 +272,9 @@ def test_draws_differ_and_keep_the_target():
     ("search.relaxation=average", "with it search.selection is perturbation"),
     ("search.samples=0", "search.samples is 0"),
     ("search.slack=0", "search.slack is 0.0, expected more than 0"),
-    ("search.trial_steps=0", "search.trial_steps is 0, expected at least 1"),
+    ("search.trial_steps=100,0", r"search.trial_steps is \(100, 0\), expected steps of at least 1"),
+    ("search.eta=1", "search.eta is 1, expected at least 2"),
+    ("search.explore=2", "search.explore is 2.0, expected 0 to 1"),
     ("search.start=800", "search.start is 800, and training.steps 800"),
     ("model.dtype=bf16", "model.dtype is 'bf16', expected float32 or bfloat16"),
     ("model.blocks=5", "model.blocks is 5, expected an even number"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -99,8 +100,8 @@ def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> s
         f"identity, on {svg.esc(run.section('data').get('name'))}, in "
         f"{svg.count(run.result['steps'])} steps: {against}."
     )
-    body = (_probabilities(run, motion), _stacks(run, retrained), _networks(run, retrained),
-            _curves(run), _settings(run))
+    body = (_probabilities(run, motion), _stacks(run, retrained), _candidates(run),
+            _networks(run, retrained), _curves(run), _settings(run))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -177,10 +178,36 @@ def _how(selection: dict[str, Any]) -> str:
     """How the found stack came out of the probabilities."""
     if selection["method"] in ("sampling", "trials"):
         alone = ", each trained alone for a while" if selection["method"] == "trials" else ""
-        return f"the best on the search text of {len(selection['search_nats'])} that were drawn{alone}"
+        return f"the best on the search text of {len(selection['candidates'])} that were drawn{alone}"
     if selection["method"] == "perturbation":
         return "what was left by masking options, one by one, whose loss hurt least"
     return "the most probable option of each block"
+
+
+def _candidates(run: Run) -> str:
+    """What was drawn, the found stack first; empty if nothing was."""
+    selection, settings = run.result["selection"], run.section("config")["search"]
+    if "candidates" not in selection:
+        return ""
+    trials = selection["method"] == "trials"
+    rungs = [f"after {steps} steps" for steps in settings["trial_steps"]] if trials else ["nats"]
+
+    def order(one: dict[str, Any]) -> tuple[int, float]:
+        losses = one["search_nats"]
+        # JSON has no NaN.
+        return -len(losses), math.inf if losses[-1] is None else losses[-1]
+
+    rows = []
+    for one in sorted(selection["candidates"], key=order):
+        losses = ["–" if loss is None else f"{loss:.3f}" for loss in one["search_nats"]]
+        losses += [""] * (len(rungs) - len(losses))
+        stack = " ".join(_LETTERS[block] for block in one["architecture"]["block"])
+        rows.append((stack, ("anywhere" if one["explored"] else "probabilities", *losses)))
+    how = ("trained alone from new weights; one in "
+           f"{settings['eta']} goes on to the next length" if trials else "with the supernet's weights")
+    return section("Candidates", f'<p class="say">Loss on the search text in nats per token, {how}. Drawn '
+                   "as the probabilities say, or anywhere in the space.</p>",
+                   table(("stack", "drawn from", *rungs), rows))
 
 
 def _name(run: Run, net: dict[str, Any]) -> str:
