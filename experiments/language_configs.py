@@ -143,8 +143,11 @@ class Search:
                 f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
                 "least 1"
             )
-        if not self.trial_steps or min(self.trial_steps) < 1:
-            raise ValueError(f"search.trial_steps is {self.trial_steps}, expected steps of at least 1")
+        steps = self.trial_steps
+        if not steps or min(steps) < 1 or list(steps) != sorted(set(steps)):
+            raise ValueError(
+                f"search.trial_steps is {steps}, expected numbers of steps that increase, such as 300,900"
+            )
         if self.eta < 2:
             raise ValueError(f"search.eta is {self.eta}, expected at least 2")
         if not 0 <= self.explore <= 1:

@@ -165,44 +165,56 @@ def train(
 def draw(setup: LanguageSetup, cost: Any, logits: Any) -> tuple[Any, list[bool]]:
     """Different architectures of the target's cost but for the slack, and whether each was explored.
 
-    As the probabilities give them, and `search.explore` of them as if all options were equally probable.
+    As the probabilities give them, and `search.explore` of them, or more where those give too few, as if
+    all options were equally probable.
+
+    Raises:
+      ValueError: none of the draws costs what was asked for.
     """
     settings, space = setup.config.search, setup.net.space
     explored = round(settings.explore * settings.samples)
-    searched = _draws(setup, cost, logits, "selection", settings.samples - explored)
-    anywhere = _draws(setup, cost, space.logits(), "exploration", settings.samples if explored else 0)
-    # What both draw counts as the search's.
-    known = {tuple(row) for row in _networks(space, searched)}
-    new = [row not in known for row in map(tuple, _networks(space, anywhere))]
-    anywhere = anywhere[new][:explored]
-    is_explored = [False] * len(searched) + [True] * len(anywhere)
-    return space.decode(np.concatenate([searched, anywhere])), is_explored
+    searched, costs = _draws(setup, cost, logits, "selection")
+    searched = searched[: settings.samples - explored]
+    codes = searched
+    if explored:
+        anywhere, more = _draws(setup, cost, space.logits(), "exploration")
+        codes, costs = np.concatenate([searched, anywhere]), np.concatenate([costs, more])
+    if not len(codes):
+        least = (1 - settings.slack) * settings.target
+        raise ValueError(
+            f"None of {len(costs)} draws costs {least:.3g} to {settings.target} (search.target) of the "
+            f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Raise search.target, "
+            "search.slack or search.explore, or train for longer (training.steps) or with a larger "
+            "search.cost_weight."
+        )
+    keep = _first(setup, codes)[: settings.samples]
+    return space.decode(codes[keep]), (keep >= len(searched)).tolist()
 
 
-def _draws(setup: LanguageSetup, cost: Any, logits: Any, stream: str, count: int) -> np.ndarray:
-    """Codes of at most `count` draws that are different networks and keep the target."""
+def _draws(
+    setup: LanguageSetup, cost: Any, logits: Any, stream: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of different draws that keep the target, and the costs of all draws."""
     settings, space = setup.config.search, setup.net.space
     keys = jax.random.split(setup.key(stream), 64 * settings.samples)
     archs = jax.vmap(lambda key: relaxations.categorical(logits, key))(keys)
-    within = np.ones(len(keys), bool)
-    if cost is not None:
-        costs, least = np.asarray(jax.vmap(cost)(archs)), (1 - settings.slack) * settings.target
-        within = (least <= costs) & (costs <= settings.target)
-        if count and not within.any():
-            raise ValueError(
-                f"None of {len(keys)} draws costs {least:.3g} to {settings.target} (search.target) of the "
-                f"interleaved network; they cost {costs.min():.3g} to {costs.max():.3g}. Train for longer "
-                "(training.steps), with a larger search.cost_weight, or raise search.target or search.slack."
-            )
-    codes = np.asarray(space.encode(archs))[within]
-    _, first = np.unique(_networks(space, codes), axis=0, return_index=True)
-    return codes[np.sort(first)[:count]]
+    codes = np.asarray(space.encode(archs))
+    if cost is None:
+        return codes[_first(setup, codes)], np.zeros(len(keys))
+    costs, least = np.asarray(jax.vmap(cost)(archs)), (1 - settings.slack) * settings.target
+    codes = codes[(least <= costs) & (costs <= settings.target)]
+    return codes[_first(setup, codes)], costs
 
 
-def _networks(space: jaxnas.Space, codes: np.ndarray) -> np.ndarray:
-    """Codes with identity blocks at the end: the same wherever they stand, since the network is."""
-    identity = codes == space["block"].options.index("identity")
-    return np.take_along_axis(codes, np.argsort(identity, axis=1, kind="stable"), axis=1)
+def _first(setup: LanguageSetup, codes: np.ndarray) -> np.ndarray:
+    """Where each candidate is for the first time, in order.
+
+    With new weights it does not matter where identity blocks stand, with the supernet's it does.
+    """
+    if setup.config.search.selection == "trials":
+        identity = codes == setup.net.space["block"].options.index("identity")
+        codes = np.take_along_axis(codes, np.argsort(identity, axis=1, kind="stable"), axis=1)
+    return np.sort(np.unique(codes, axis=0, return_index=True)[1])
 
 
 def select(
@@ -221,7 +233,7 @@ def select(
             best, nats = race(setup, rows, evaluate, workdir / "trials.json")
         else:
             nats = np.asarray(evaluate(params, archs))[:, None].tolist()
-            best = int(np.argmin(nats))
+            best = int(np.nanargmin(nats))
         candidates = [
             {"architecture": space.to_dict(arch), "explored": new, "search_nats": losses}
             for arch, new, losses in zip(rows, explored, nats, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import Any
@@ -15,7 +14,7 @@ from experiments.language_setup import LanguageSetup, letters, new_params, new_s
 from jaxnas.data import ContiguousBatches
 from jaxnas.training.language import language_loss, make_language_step
 from jaxnas.training.step import shard_batch
-from jaxnas.training.workdir import write_json_atomic
+from jaxnas.training.workdir import read_json, write_json_atomic
 
 
 def race(
@@ -33,6 +32,9 @@ def race(
 
     Returns:
       The number of the best, and for each the losses of the rungs that it ran, in nats per token.
+
+    Raises:
+      ValueError: all losses of a rung are no numbers.
     """
     settings = setup.config.search
     losses: list[list[float]] = [[] for _ in archs]
@@ -41,9 +43,14 @@ def race(
         trained = train_alone(setup, [archs[row] for row in rung], steps, evaluate, path)
         for row, loss in zip(rung, trained, strict=True):
             losses[row].append(loss)
-        # Of losses that are no numbers no order is known.
-        rung.sort(key=lambda row: losses[row][-1] if math.isfinite(losses[row][-1]) else math.inf)
-        rung = rung[: max(len(rung) // settings.eta, 1)]
+        goes_on = max(len(rung) // settings.eta, 1)
+        rung = [row for row in rung if math.isfinite(losses[row][-1])]
+        if not rung:
+            raise ValueError(
+                f"None of {len(trained)} trials of {steps} steps has a loss that is a number; lower "
+                "training.learning_rate or training.clip."
+            )
+        rung = sorted(rung, key=lambda row: losses[row][-1])[:goes_on]
         if len(rung) == 1:
             break
     return rung[0], losses
@@ -59,7 +66,8 @@ def train_alone(
       archs: hard architectures, all trained by one compiled program.
       steps: of each.
       evaluate: from parameters and an architecture to its loss; see `LanguageSetup.evaluator`.
-      path: a JSON file of those that are done, which are not trained again.
+      path: a JSON file of those that are done, which are not trained again; what was evaluated in another
+        way is forgotten.
 
     Returns:
       The loss of each, in nats per token.
@@ -74,7 +82,7 @@ def train_alone(
         "segments": config.search.segments,
         "evaluation": dataclasses.asdict(config.evaluation),
     }
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    stored = read_json(path) if path.is_file() else {}
     nats = stored["nats"] if stored.get("how") == how else {}
     losses = nats.setdefault(str(steps), {})
 
@@ -92,5 +100,6 @@ def train_alone(
             losses[name] = float(evaluate(state.params, arch))
             write_json_atomic(path, {"how": how, "nats": nats})
         trial = f"trial {number}/{len(archs)} of {steps} steps"
-        print(f"{trial}  {name}  search loss {losses[name]:.4f}", flush=True)
-    return [losses[name] for name in names]
+        print(f"{trial}  {name}  search loss {losses[name]}", flush=True)
+    # JSON has no NaN.
+    return [math.nan if losses[name] is None else losses[name] for name in names]

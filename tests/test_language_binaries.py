@@ -193,14 +193,15 @@ def test_trials_train_candidates_alone_once_and_the_best_for_longer(searched, da
 
     best = min(long, key=long.get)
     assert found() == best
-    # Trials that are done are read again.
+    # Trials that are done, and losses that are no numbers, are read again.
+    stored = read(workdir / "trials.json")
     (other,) = set(long) - {best}
-    long[other] = 0.5
-    (workdir / "trials.json").write_text(
-        json.dumps({**read(workdir / "trials.json"), "nats": stored})
-    )
+    stored["nats"]["20"][other] = 0.5
+    worst = max(short, key=short.get)
+    stored["nats"]["10"][worst] = None
+    (workdir / "trials.json").write_text(json.dumps(stored))
     finish(start("search_par", workdir, data_dir, *more))
-    assert found() == other
+    assert found() == other and read(workdir / "trials.json") == stored
     page = (workdir / "report.html").read_text()
     assert "of 4 that were drawn, each trained alone" in page
     assert page.count("<td>anywhere</td>") == 2 and "<th>after 20 steps</th>" in page
@@ -225,12 +226,16 @@ def attention(arch):
 
 
 def test_draws_differ_and_keep_the_target():
-    archs, explored = search_par.draw(drawing({"samples": 8, "target": 0.4}), attention, _ATTENTION_FIRST)
+    setup = drawing({"samples": 8, "target": 0.4, "selection": "trials"})
+    archs, explored = search_par.draw(setup, attention, _ATTENTION_FIRST)
     archs = np.asarray(archs["block"])
     assert not any(explored) and np.all(archs[:, 0] == 2)
     assert np.mean(archs == 2, axis=1).max() <= 0.4
-    # Identity blocks are nothing, wherever they stand.
+    # Trained alone, identity blocks are nothing, wherever they stand; in the supernet they have a place.
     assert len({tuple(row[row != 0]) for row in archs}) == 8
+    setup = drawing({"samples": 64, "target": 0.4, "selection": "sampling"})
+    placed = np.asarray(search_par.draw(setup, attention, _ATTENTION_FIRST)[0]["block"])
+    assert len({tuple(row) for row in placed}) == 64 > len({tuple(row[row != 0]) for row in placed})
     free, _ = search_par.draw(drawing({"samples": 8}), None, _ATTENTION_FIRST)
     assert np.mean(np.asarray(free["block"]) == 2, axis=1).max() > 0.4
     narrow = drawing({"samples": 8, "target": 0.4, "slack": 0.2})
@@ -240,27 +245,51 @@ def test_draws_differ_and_keep_the_target():
         search_par.draw(narrow, lambda arch: 1.0 + attention(arch), _ATTENTION_FIRST)
 
 
-def test_exploring_draws_what_the_search_does_not():
-    setup = drawing({"samples": 16, "explore": 0.5, "target": 0.5})
-    archs, explored = search_par.draw(setup, attention, _ATTENTION_FIRST)
+@pytest.mark.parametrize("share, searched", [(0.0, 16), (0.5, 8), (1.0, 0)])
+def test_exploring_draws_what_the_search_does_not(share, searched):
+    how = {"samples": 16, "explore": share, "target": 0.5, "selection": "trials"}
+    archs, explored = search_par.draw(drawing(how), attention, _ATTENTION_FIRST)
     archs, explored = np.asarray(archs["block"]), np.asarray(explored)
-    assert explored.sum() == 8 and len({tuple(row[row != 0]) for row in archs}) == 16
-    assert np.all(archs[~explored, 0] == 2) and not np.all(archs[explored, 0] == 2)
+    assert np.sum(~explored) == searched and len({tuple(row[row != 0]) for row in archs}) == 16
+    assert np.all(archs[~explored, 0] == 2)
+    assert not explored.any() or not np.all(archs[explored, 0] == 2)
     assert np.mean(archs == 2, axis=1).max() <= 0.5
 
 
-def test_a_race_goes_on_with_the_best_and_never_with_what_is_no_number(monkeypatch, tmp_path):
+def test_exploring_makes_up_for_a_search_that_keeps_no_target():
+    setup = drawing({"samples": 8, "explore": 0.5, "target": 0.5, "selection": "trials"})
+    everywhere = {"block": jnp.zeros((6, 3)).at[:, 2].set(20.0)}
+    archs, explored = search_par.draw(setup, attention, everywhere)
+    assert all(explored) and archs["block"].shape == (8, 6)
+
+
+def fake_trials(monkeypatch, loss):
+    """Replaces training; returns the list of what would be trained."""
     trained = []
 
     def train_alone(setup, archs, steps, evaluate, path):
         trained.append((steps, list(archs)))
-        return [math.nan if arch == 0 else abs(arch - steps / 10) for arch in archs]
+        return [loss(arch, steps) for arch in archs]
 
     monkeypatch.setattr(trials, "train_alone", train_alone)
+    return trained
+
+
+def test_a_race_goes_on_with_the_best(monkeypatch, tmp_path):
+    trained = fake_trials(monkeypatch, lambda arch, steps: abs(arch - steps / 10))
     setup = drawing({"trial_steps": (30, 50, 900), "eta": 3})
     best, losses = trials.race(setup, list(range(9)), None, tmp_path)
     assert trained == [(30, list(range(9))), (50, [3, 2, 4])]  # one is left: it need not be trained
     assert best == 4 and [len(one) for one in losses] == [1, 1, 2, 2, 2, 1, 1, 1, 1]
+
+
+def test_losses_that_are_no_numbers_never_go_on(monkeypatch, tmp_path):
+    trained = fake_trials(monkeypatch, lambda arch, _: math.nan if arch < 5 else float(arch))
+    setup = drawing({"trial_steps": (30, 50), "eta": 2})
+    assert trials.race(setup, list(range(8)), None, tmp_path)[0] == 5
+    assert trained[1] == (50, [5, 6, 7])
+    with pytest.raises(ValueError, match="None of 4 trials of 30 steps has a loss that is a number"):
+        trials.race(setup, list(range(4)), None, tmp_path)
 
 
 @pytest.mark.parametrize("assignment, message", [
@@ -272,7 +301,8 @@ def test_a_race_goes_on_with_the_best_and_never_with_what_is_no_number(monkeypat
     ("search.relaxation=average", "with it search.selection is perturbation"),
     ("search.samples=0", "search.samples is 0"),
     ("search.slack=0", "search.slack is 0.0, expected more than 0"),
-    ("search.trial_steps=100,0", r"search.trial_steps is \(100, 0\), expected steps of at least 1"),
+    ("search.trial_steps=900,300", r"search.trial_steps is \(900, 300\), expected numbers .* increase"),
+    ("search.trial_steps=0", r"search.trial_steps is \(0,\), expected numbers of steps that increase"),
     ("search.eta=1", "search.eta is 1, expected at least 2"),
     ("search.explore=2", "search.explore is 2.0, expected 0 to 1"),
     ("search.start=800", "search.start is 800, and training.steps 800"),

@@ -189,8 +189,13 @@ def _candidates(run: Run) -> str:
     selection, settings = run.result["selection"], run.section("config")["search"]
     if "candidates" not in selection:
         return ""
-    trials = selection["method"] == "trials"
-    rungs = [f"after {steps} steps" for steps in settings["trial_steps"]] if trials else ["nats"]
+    rungs = ["nats"]
+    how = "with the supernet's weights"
+    if selection["method"] == "trials":
+        ran = max(len(one["search_nats"]) for one in selection["candidates"])
+        rungs = [f"after {steps} steps" for steps in settings["trial_steps"][:ran]]
+        how = "trained alone from new weights"
+        how += f"; one in {settings['eta']} went on" if ran > 1 else ""
 
     def order(one: dict[str, Any]) -> tuple[int, float]:
         losses = one["search_nats"]
@@ -203,8 +208,6 @@ def _candidates(run: Run) -> str:
         losses += [""] * (len(rungs) - len(losses))
         stack = " ".join(_LETTERS[block] for block in one["architecture"]["block"])
         rows.append((stack, ("anywhere" if one["explored"] else "probabilities", *losses)))
-    how = ("trained alone from new weights; one in "
-           f"{settings['eta']} goes on to the next length" if trials else "with the supernet's weights")
     return section("Candidates", f'<p class="say">Loss on the search text in nats per token, {how}. Drawn '
                    "as the probabilities say, or anywhere in the space.</p>",
                    table(("stack", "drawn from", *rungs), rows))
