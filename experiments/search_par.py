@@ -38,6 +38,7 @@ from experiments.trials import race
 from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
+from jaxnas.stats import kendall_tau
 from jaxnas.supernets import unstack_layers
 from jaxnas.training import relaxations
 from jaxnas.training.differentiable import (
@@ -227,18 +228,7 @@ def select(
         return space.harden(state.logits), {"method": "argmax"}
     evaluate = setup.evaluator(setup.net, "search", settings.segments)
     if settings.selection in ("sampling", "trials"):
-        archs, explored = draw(setup, cost, state.logits)
-        rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(explored))]
-        if settings.selection == "trials":
-            best, nats = race(setup, rows, evaluate, workdir / "trials.json")
-        else:
-            nats = np.asarray(evaluate(params, archs))[:, None].tolist()
-            best = int(np.nanargmin(nats))
-        candidates = [
-            {"architecture": space.to_dict(arch), "explored": new, "search_nats": losses}
-            for arch, new, losses in zip(rows, explored, nats, strict=True)
-        ]
-        return rows[best], {"method": settings.selection, "candidates": candidates}
+        return _best_of(setup, draw(setup, cost, state.logits), params, evaluate, workdir)
     # What the supernet was trained with on average.
     even = settings.relaxation == "average"
     weights = (relaxations.average if even else relaxations.softmax)(state.logits)
@@ -250,6 +240,32 @@ def select(
         for one in found
     ]
     return arch, {"method": "perturbation", "decisions": drops}
+
+
+def _best_of(
+    setup: LanguageSetup,
+    drawn: tuple[Any, list[bool]],
+    params: Any,
+    evaluate: Any,
+    workdir: pathlib.Path,
+) -> tuple[Any, dict[str, Any]]:
+    """The best of what was drawn, with the supernet's weights or by trials, and what was seen of each."""
+    method, (archs, explored) = setup.config.search.selection, drawn
+    rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(len(explored))]
+    supernet = np.asarray(evaluate(params, archs)).tolist()
+    candidates = [
+        {"architecture": setup.net.space.to_dict(arch), "explored": new, "supernet_nats": nats}
+        for arch, new, nats in zip(rows, explored, supernet, strict=True)
+    ]
+    if method == "sampling":
+        return rows[int(np.nanargmin(supernet))], {"method": method, "candidates": candidates}
+    best, trials = race(setup, rows, evaluate, workdir / "trials.json")
+    candidates = [
+        candidate | {"trial_nats": nats} for candidate, nats in zip(candidates, trials, strict=True)
+    ]
+    # Whether the supernet could have told.
+    tau = float(kendall_tau(supernet, [nats[0] for nats in trials]))
+    return rows[best], {"method": method, "candidates": candidates, "kendall_tau": tau}
 
 
 def main(argv: list[str]) -> None:

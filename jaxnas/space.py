@@ -105,7 +105,7 @@ class Space:
         for name in arch:
             if name not in self:
                 raise ValueError(f"architecture: {name!r} is not a choice of the space"
-                                 f"{nearest(name, self)} Its choices are {list(self)}.")
+                                 f"{nearest(name, self) or '.'} Its choices are {list(self)}.")
         batch = None
         for name, choice in self.decisions:
             if name not in arch:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.cost import annotations, input_dtype
+from jaxnas.supernets.stacking import unstack_layers
 
 Params = dict[str, Any]
 TOLERANCE = 1e-5
@@ -43,7 +44,7 @@ def extract(
 
     Args:
       net: a supernet with a `space`.
-      params: its maximal parameters.
+      params: its maximal parameters, stacked by layer or not.
       arch: a concrete hard architecture of the space.
       input_shape: of the input, if `verify` isn't given.
       verify: a batch of inputs; if given, both networks are run on it and compared.
@@ -61,11 +62,13 @@ def extract(
     if (input_shape is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or input_shape=(batch, ...).")
     net.space.check(arch)
+    net.space.check_static(arch)
     arch = net.space.canonical(arch)
+    params = unstack_layers(nn.meta.unbox(params))
     on_host = {name: np.asarray(value) for name, value in arch.items()}
     shape = tuple(verify.shape if verify is not None else input_shape)
     recorded = annotations(net, shape)
-    stored = flax.traverse_util.flatten_dict(nn.meta.unbox(params))
+    stored = flax.traverse_util.flatten_dict(params)
     expected = flax.traverse_util.flatten_dict(nn.meta.unbox(recorded.shapes))
     check_tensors(stored, expected, "the supernet's parameters")
     active = {

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from test_binaries import finish, kill_when
 
 from experiments import config, language_setup, search_par, trials
@@ -183,6 +184,9 @@ def test_trials_train_candidates_alone_once_and_the_best_for_longer(searched, da
     result, stored = read(workdir / "result.json"), read(workdir / "trials.json")["nats"]
     candidates = result["selection"]["candidates"]
     assert [one["explored"] for one in candidates] == [False, False, True, True]
+    nats = [[one["supernet_nats"] for one in candidates]]
+    nats += [[one["trial_nats"][0] for one in candidates]]
+    assert result["selection"]["kendall_tau"] == pytest.approx(scipy.stats.kendalltau(*nats).statistic)
     short, long = stored["10"], stored["20"]
     assert len(short) == 4 and set(long) == set(sorted(short, key=short.get)[:2])
     assert max(long.values()) < 5.5  # 256 bytes: 5.55 to begin with
@@ -193,6 +197,7 @@ def test_trials_train_candidates_alone_once_and_the_best_for_longer(searched, da
 
     best = min(long, key=long.get)
     assert found() == best
+    assert "Kendall's tau" in (workdir / "report.html").read_text()
     # Trials that are done, and losses that are no numbers, are read again.
     stored = read(workdir / "trials.json")
     (other,) = set(long) - {best}

@@ -318,6 +318,44 @@ def test_stacked_parameters_are_the_same_network():
     assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
     with pytest.raises(ValueError, match="unstack_layers"):
         setting("narrow")(arch, stacked)
+    small = jaxnas.extract(case.net, stacked, arch, verify=case.images)[1]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        small,
+        jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)[1],
+    )
+    other = case.params | {"block_1": {"bias": jnp.zeros(3)}}
+    with pytest.raises(ValueError, match="block_1 and block_0 differ in size"):
+        stack_layers(other)
+
+
+def test_layers_in_a_loop_with_64_bits():
+    case = setting("scanned")
+    arch = sample(case.space, 0)
+    expected = case(arch)[0]
+    with jax.enable_x64(True):
+        apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
+        assert difference(apply(arch), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["narrow", "scanned"])
+def test_a_population_over_devices_is_the_loop(name):
+    """One architecture after the other on each device: real branches, which `vmap` has not."""
+    case, mesh = setting(name), data_mesh(4)
+    archs, along = sample(case.space, 5, 8), PartitionSpec("data")
+
+    def logits(arch):
+        return case.net.apply({"params": case.params}, case.images, arch)
+
+    population = jax.shard_map(
+        lambda archs: jax.lax.map(logits, archs),
+        mesh=mesh,
+        in_specs=along,
+        out_specs=along,
+        check_vma=False,
+    )
+    for i, one in enumerate(jit(population)(archs)):
+        assert difference(one, case(take(archs, i))[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("options", [(8,), (3, 8)], ids=["fixed", "elastic"])

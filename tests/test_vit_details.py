@@ -45,6 +45,30 @@ def test_one_hot_is_hard(name):
         assert difference(soft(one_hot(case.space, arch)), case(arch)[0]) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["narrow", "wide", "classic"])
+def test_nearly_one_hot_is_nearly_hard(name):
+    """Nothing jumps where a weight becomes zero: what is annealed ends at the network that is hardened."""
+    case = setting(name)
+    apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
+    arch = one_hot(case.space, sample(case.space, 0))
+    expected, even = apply(arch), {name: jnp.full_like(x, 1 / x.shape[-1]) for name, x in arch.items()}
+    for decision in case.space:
+        near = arch | {decision: 0.99999 * arch[decision] + 0.00001 * even[decision]}
+        assert difference(apply(near), expected) <= 1e-3, decision
+
+
+def test_soft_positions_with_fewer_options_are_the_hard_ones():
+    plain = spaces.vit((8,), (2,), (1, 2), (1.0, 2.0, 3.0)).to_json()
+    plain["mlp_ratio"]["per_position"] = [[1.0, 2.0, 3.0], [1.0, 2.0]]
+    space = jaxnas.Space.from_json(plain)
+    net = vit(space=space, head_dim=4)
+    params = jaxnas.init(net, jax.random.key(0), SHAPE)
+    apply = jit(lambda arch: net.apply({"params": params}, normal(*SHAPE), arch))
+    for seed in range(2):
+        arch = sample(space, seed)
+        assert difference(apply(space.soften(arch)), apply(arch)) <= 1e-5
+
+
 def test_some_decisions_soft_and_some_hard():
     case = setting("wide")
     apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
@@ -166,6 +190,20 @@ def test_image_size_not_a_multiple_of_the_patch():
         vit(image_size=10)
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"sharing": "Classic"}, "sharing is 'Classic', expected one of entangled, classic"),
+        ({"drop_path_rate": 1.0}, "drop_path_rate 1.0; expected .* 0 to less than 1"),
+        ({"max_relative_position": -1}, "max_relative_position -1"),
+        ({"patch_size": 0}, "patch_size is 0"),
+    ],
+)
+def test_attributes_out_of_range(change, message):
+    with pytest.raises(ValueError, match=message):
+        vit(**change)
+
+
 def test_space_without_the_decisions():
     with pytest.raises(ValueError, match=r"missing: \['mlp_ratio', 'num_heads'\]"):
         vit(space=jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=jaxnas.Choice(1)))
@@ -179,13 +217,24 @@ def test_space_without_the_decisions():
         (lambda a: {k: x for k, x in a.items() if k != "depth"}, "no value for 'depth'"),
         (lambda a: a | {"num_heads": jnp.zeros(3, jnp.int32)}, r"'num_heads' has shape \(3,\)"),
         (lambda a: a | {"embed_dim": jnp.ones(2)}, r"'embed_dim' has shape \(2,\)"),
+        (lambda a: a | {"embed_dim": 8}, r"'embed_dim' is 8, expected an index .* space.from_dict"),
     ],
-    ids=["none", "unknown key", "missing key", "length", "soft length"],
+    ids=["none", "unknown key", "missing key", "length", "soft length", "value"],
 )
 def test_architectures_of_another_space(change, message):
     case = setting("narrow")
     with pytest.raises(ValueError, match=message):
         case.net.apply({"params": case.params}, case.images, change(case.space.largest()))
+
+
+def test_indices_that_are_traced_are_the_nearest_that_there_are():
+    """As everywhere in JAX: a program cannot refuse them. Layer by layer, or in a loop."""
+    case, scanned = setting("narrow"), setting("scanned")
+    largest, smallest = case.space.largest(), case.space.smallest()
+    for known, shift in ((largest, 5), (smallest, -5)):
+        arch = {name: x + shift for name, x in known.items()}
+        for one in (case, scanned):
+            assert difference(one(arch)[0], one(known)[0]) <= 1e-6
 
 
 def test_images_of_another_size():
@@ -200,6 +249,11 @@ def test_images_of_another_size():
         (lambda a, p: (a, p), {}, "either verify=batch, or input_shape"),
         (lambda a, p: (a | {"depth": jnp.int32(2)}, p), {"input_shape": SHAPE}, "'depth' is 2"),
         (
+            lambda a, p: (jax.tree.map(lambda x: x[None], a), p),
+            {"input_shape": SHAPE},
+            r"shape \(1,\), expected \(\) \(vmap over a batch\)",
+        ),
+        (
             lambda a, p: (a, p | {"head": {}}),
             {"input_shape": SHAPE},
             "missing: head/bias, head/kernel",
@@ -211,7 +265,7 @@ def test_images_of_another_size():
         ),
         (lambda a, p: (a, p), {"input_shape": (1, 8, 8, 3)}, "misshapen: patch_embed/projection"),
     ],
-    ids=["no shape", "index", "missing", "unexpected", "misshapen"],
+    ids=["no shape", "index", "batch", "missing", "unexpected", "misshapen"],
 )
 def test_extract_refuses(change, options, message):
     case = setting("narrow")

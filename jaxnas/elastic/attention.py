@@ -102,10 +102,8 @@ class AttentionOperation:
 
     def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
         embed, heads = (mask.astype(self.dtype) for mask in masks)
-        qkv = self._qkv(x, *weights[:2]) * heads[None, None, :, None, None]
-        attended, *_ = self._attend(qkv, *weights[4:])
-        # Inactive heads attend uniformly to zeros, but their relative positions in V are not zero.
-        attended *= (heads > 0).astype(self.dtype)[None, :, None, None]
+        attended, *_ = self._attend(self._qkv(x, *weights[:2]), *weights[4:])
+        attended *= heads[None, :, None, None]
         return (self._project(attended, *weights[2:4]) * embed[None, :],)
 
     def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -59,9 +59,7 @@ def run_layer(
 def run_layers(
     x: jax.Array, sublayers: tuple[Sublayer, ...], scales: tuple[jax.Array | None, ...]
 ) -> jax.Array:
-    """`run_layer` for each layer of a stack in a loop.
-
-    For a hard architecture its gradient, with respect to x and the weights, is not differentiable again.
+    """`run_layer` for each layer of a stack in a loop, differentiable as `switch.run` is.
 
     Args:
       x: the residual stream [B, T, E], with a zero tail.
@@ -200,7 +198,7 @@ def _one_of(
 
 
 def _turn(branch: Callable[[jax.Array, Any], Any], state: Any) -> Any:
-    return jnp.int32(-1), branch(*state)
+    return jnp.full_like(state[0], -1), branch(*state)
 
 
 def _masked(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) -> jax.Array:
@@ -251,4 +249,4 @@ def _write(stacks: Arrays, layer: jax.Array, values: Any) -> Arrays:
 
 
 def _start(stack: jax.Array, layer: jax.Array) -> tuple[Any, ...]:
-    return layer, *(0,) * (stack.ndim - 1)
+    return layer, *(jnp.zeros_like(layer),) * (stack.ndim - 1)

@@ -9,6 +9,8 @@ An operation is written once for plain arrays (`compute`) and once for masks (`m
 * hard decisions under `vmap` over architectures: the masked form, since a batched switch would run
   every branch;
 * soft decisions: the masked form with expected masks, plain operations that differentiate to any order.
+
+The masked form computes what is inactive too, and multiplies it by 0: all weights must be finite.
 """
 
 from __future__ import annotations
@@ -74,6 +76,9 @@ def run(
     operation: Operation, widths: tuple[Width, ...], *operands: jax.Array, gate: Width | None = None
 ) -> Arrays:
     """Runs an operation at the active widths.
+
+    A choice that is hard can be differentiated in reverse mode, and that gradient in forward mode but not in
+    reverse again: `Space.soften` makes an architecture of the same function that can.
 
     Args:
       operation: what to compute.

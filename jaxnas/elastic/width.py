@@ -175,7 +175,7 @@ class Joint:
             value = self.values[name]
             if not jnp.issubdtype(value.dtype, jnp.floating):
                 value = jax.nn.one_hot(value, count, dtype=dtype)
-            joint_weights = (joint_weights[:, None] * value.astype(dtype)[None, :]).reshape(-1)
+            joint_weights = (joint_weights[:, None] * value[:count].astype(dtype)[None, :]).reshape(-1)
         to_row = np.zeros((len(self.lookup), len(self.rows)))
         to_row[np.arange(len(self.lookup)), self.lookup] = 1
         return joint_weights @ jnp.asarray(to_row, dtype)

@@ -189,28 +189,31 @@ def _candidates(run: Run) -> str:
     selection, settings = run.result["selection"], run.section("config")["search"]
     if "candidates" not in selection:
         return ""
-    rungs = ["nats"]
-    how = "with the supernet's weights"
-    if selection["method"] == "trials":
-        ran = max(len(one["search_nats"]) for one in selection["candidates"])
-        rungs = [f"after {steps} steps" for steps in settings["trial_steps"][:ran]]
-        how = "trained alone from new weights"
-        how += f"; one in {settings['eta']} went on" if ran > 1 else ""
 
-    def order(one: dict[str, Any]) -> tuple[int, float]:
-        losses = one["search_nats"]
+    def losses(one: dict[str, Any]) -> list[float]:
         # JSON has no NaN.
-        return -len(losses), math.inf if losses[-1] is None else losses[-1]
+        every = [one["supernet_nats"], *one.get("trial_nats", ())]
+        return [math.inf if nats is None else nats for nats in every]
 
+    candidates = sorted(selection["candidates"], key=lambda one: (-len(losses(one)), losses(one)[-1]))
+    ran = len(losses(candidates[0])) - 1
+    rungs = [f"after {steps} steps" for steps in settings["trial_steps"][:ran]]
     rows = []
-    for one in sorted(selection["candidates"], key=order):
-        losses = ["–" if loss is None else f"{loss:.3f}" for loss in one["search_nats"]]
-        losses += [""] * (len(rungs) - len(losses))
+    for one in candidates:
+        cells = [f"{nats:.3f}" if math.isfinite(nats) else "–" for nats in losses(one)]
+        cells += [""] * (1 + ran - len(cells))
         stack = " ".join(_LETTERS[block] for block in one["architecture"]["block"])
-        rows.append((stack, ("anywhere" if one["explored"] else "probabilities", *losses)))
-    return section("Candidates", f'<p class="say">Loss on the search text in nats per token, {how}. Drawn '
-                   "as the probabilities say, or anywhere in the space.</p>",
-                   table(("stack", "drawn from", *rungs), rows))
+        rows.append((stack, ("anywhere" if one["explored"] else "probabilities", *cells)))
+    say = ("Loss on the search text in nats per token, with the supernet's weights"
+           + (", and trained alone from new ones" if ran else "")
+           + (f", of which one in {settings['eta']} went on to the longer trial" if ran > 1 else "")
+           + ". Drawn as the probabilities say, or anywhere in the space.")
+    tau = selection.get("kendall_tau")
+    if tau is not None:
+        say += (f" Kendall's tau of the supernet's losses and the first trials': {tau:.2f} "
+                f"over {len(candidates)} stacks.")
+    return section("Candidates", f'<p class="say">{say}</p>',
+                   table(("stack", "drawn from", "supernet", *rungs), rows))
 
 
 def _name(run: Run, net: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +28,16 @@ class Decisions:
             with jax.ensure_compile_time_eval():
                 self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
         else:
+            space.check_static(arch)
             self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
+            if any(isinstance(value, jax.core.Tracer) for value in self._arch.values()):
+                self._arch = {
+                    name: _within(value, space.choices[name].sizes)
+                    for name, value in self._arch.items()
+                }
+            else:
+                space.check(self._arch)
         self._space = space
-        space.check_static(self._arch)
 
     def __getitem__(self, key: str | tuple[str, int]) -> Decision:
         name, position = (key, None) if isinstance(key, str) else key
@@ -40,3 +49,10 @@ class Decisions:
     def stacked(self, name: str, count: int) -> jax.Array:
         """The values of a repeated decision at its first `count` positions."""
         return self._arch[name][:count]
+
+
+def _within(value: jax.Array, sizes: Any) -> jax.Array:
+    """Indices, which cannot be refused while they are traced, as the nearest ones that there are."""
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        return value
+    return jnp.clip(value, jnp.zeros_like(value), jnp.asarray(sizes - 1, value.dtype))

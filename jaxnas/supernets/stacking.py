@@ -18,10 +18,20 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
       The tree with "blocks", leaves [layers, ...], in place of "block_0", "block_1", ...
+
+    Raises:
+      ValueError: layers of different sizes.
     """
     if STACKED in params:
         return params
-    layers = [params[name] for name in _layer_names(params)]
+    names = _layer_names(params)
+    layers = [params[name] for name in names]
+    for name, layer in zip(names, layers, strict=True):
+        if jax.tree.map(jnp.shape, layer) != jax.tree.map(jnp.shape, layers[0]):
+            raise ValueError(
+                f"{name} and {names[0]} differ in size, so they cannot be stacked: a network with "
+                "scan_layers needs layers with the same options."
+            )
     rest = {name: tree for name, tree in params.items() if not name.startswith("block_")}
     return rest | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 

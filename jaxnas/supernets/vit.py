@@ -7,7 +7,7 @@ of maximal weights; an architecture is a dict of arrays passed at call time.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -111,10 +111,11 @@ class ViT(nn.Module):
         widths of some hundreds, narrow networks learn faster from more.
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
         depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
-        A hard architecture's gradient can then not be differentiated again.
+        Layers whose options differ run one after the other all the same.
 
     Raises:
-      ValueError: image size not a multiple of the patch, or a space without the four decisions.
+      ValueError: image size not a multiple of the patch, a space without the four decisions, or an
+        attribute that is none of its values.
     """
 
     space: Space
@@ -132,6 +133,16 @@ class ViT(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.patch_size < 1 or self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
+            raise ValueError(
+                f"patch_size is {self.patch_size}, max_relative_position {self.max_relative_position} and "
+                f"drop_path_rate {self.drop_path_rate}; expected at least 1, at least 0, and 0 to less "
+                "than 1."
+            )
+        if self.sharing not in get_args(Sharing):
+            raise ValueError(
+                f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}."
+            )
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
@@ -152,7 +163,8 @@ class ViT(nn.Module):
 
         Args:
           images: float [B, image_size, image_size, channels].
-          arch: architecture of the space, hard or soft; not needed if the space has only one.
+          arch: architecture of the space, hard or soft (weights that sum to 1); not needed if the space has
+            only one.
           train: whether drop path is on (needs the "drop_path" random stream).
 
         Returns:
@@ -168,8 +180,9 @@ class ViT(nn.Module):
             )
         if STACKED in self.variables.get("params", {}) and not self._scans():
             raise ValueError(
-                "These parameters are stacked by layer, which only a ViT with scan_layers=True and more "
-                "than one architecture reads; use supernets.unstack_layers(params)."
+                "These parameters are stacked by layer. That is read by a ViT with scan_layers=True, more "
+                "than one architecture and equal options in all layers, when nothing else is recorded; use "
+                "supernets.unstack_layers(params)."
             )
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
