@@ -91,6 +91,7 @@ def train_alone(
     loss = language_loss(net, by_document=config.data.by_document)
     step = make_language_step(loss, *optimizer(training), setup.mesh, start)
     names = [letters(net.space.to_dict(arch)["block"]) for arch in archs]
+    found = []
     for number, (name, arch) in enumerate(zip(names, archs, strict=True), 1):
         if name not in losses:
             # In a copy, since a step consumes its state.
@@ -100,6 +101,7 @@ def train_alone(
             losses[name] = float(evaluate(state.params, arch))
             write_json_atomic(path, {"how": how, "nats": nats})
         trial = f"trial {number}/{len(archs)} of {steps} steps"
-        print(f"{trial}  {name}  search loss {losses[name]}", flush=True)
-    # JSON has no NaN.
-    return [math.nan if losses[name] is None else losses[name] for name in names]
+        # JSON has no NaN.
+        found.append(math.nan if losses[name] is None else losses[name])
+        print(f"{trial}  {name}  search loss {found[-1]:.4f}", flush=True)
+    return found
