@@ -25,7 +25,6 @@ from experiments.configs import CONFIGS, Config
 from experiments.setup import Setup, build, define_data_flags, describe_data, versions
 from jaxnas import report
 from jaxnas.search import Evolution, RandomSearch, Result, check_bounds, reachable, run
-from jaxnas.supernets import unstack_layers
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.progress import Progress
@@ -53,7 +52,7 @@ def trained_params(setup: Setup, workdir: pathlib.Path) -> Any:
             f"{workdir} has {at}. First run experiments.train_supernet to its end, with the same "
             "--config, --set and --workdir."
         )
-    return unstack_layers(found[1].params)
+    return found[1].params
 
 
 def search_bounds(config: Config, cost: Any, space: Any) -> dict[str, tuple[int | None, int | None]]:

@@ -39,7 +39,6 @@ from jaxnas import report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
 from jaxnas.stats import kendall_tau
-from jaxnas.supernets import unstack_layers
 from jaxnas.training import relaxations
 from jaxnas.training.differentiable import (
     PairedBatches,
@@ -300,7 +299,7 @@ def finish(
     """Selects, extracts and verifies the network; writes its weights and result.json."""
     config, net = setup.config, setup.net
     arch, selection = select(setup, relative, state, workdir)
-    params = unstack_layers(jax.device_get(state.params))
+    params = jax.device_get(state.params)
     tokens = search_stream(setup).tokens[: 2 * config.training.length]
     tokens = jnp.asarray(tokens.reshape(2, -1))
     small, small_params, error = jaxnas.extract(net, params, arch, verify=tokens)

@@ -22,7 +22,8 @@ def race(
 ) -> tuple[int, list[list[float]]]:
     """Successive halving of architectures, each trained alone; see `search.trial_steps` and `search.eta`.
 
-    Every rung trains from new weights, so that its learning rate has come down when it is judged.
+    As `search.SuccessiveHalving`, but of architectures that are given, which that strategy would draw. Every
+    rung trains from new weights, so that its learning rate has come down when it is judged.
 
     Args:
       setup: of the search.

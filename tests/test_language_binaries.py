@@ -212,13 +212,13 @@ def test_trials_train_candidates_alone_once_and_the_best_for_longer(searched, da
     assert page.count("<td>anywhere</td>") == 2 and "<th>after 20 steps</th>" in page
 
 
-def drawing(search, blocks=6):
+def drawing(search):
     """What `search_par.draw` needs of a setup."""
     config = CONFIGS["tiny_shakespeare"]
     return types.SimpleNamespace(
         config=dataclasses.replace(config, search=dataclasses.replace(config.search, **search)),
         key=lambda stream: jax.random.key(language_setup.STREAMS[stream]),
-        net=types.SimpleNamespace(space=spaces.par(blocks)),
+        net=types.SimpleNamespace(space=spaces.par(6)),
     )
 
 

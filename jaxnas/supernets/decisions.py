@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,8 +49,8 @@ class Decisions:
         return self._arch[name][:count]
 
 
-def _within(value: jax.Array, sizes: Any) -> jax.Array:
+def _within(value: jax.Array, sizes: np.ndarray) -> jax.Array:
     """Indices, which cannot be refused while they are traced, as the nearest ones that there are."""
     if not jnp.issubdtype(value.dtype, jnp.integer):
         return value
-    return jnp.clip(value, jnp.zeros_like(value), jnp.asarray(sizes - 1, value.dtype))
+    return jnp.clip(value, 0, jnp.asarray(sizes - 1, value.dtype))
