@@ -22,7 +22,9 @@ trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hund
 
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, in float32 and back; zero stays zero."""
-    return jax.nn.gelu(x.astype(jnp.float32), approximate=False).astype(x.dtype)
+    y = x.astype(jnp.float32)
+    # `jax.nn.gelu` takes erfc, which costs twice as much: exact far below zero, where nothing is left.
+    return (0.5 * y * (1 + jax.lax.erf(y * 0.5**0.5))).astype(x.dtype)
 
 
 def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: Any) -> jax.Array:
