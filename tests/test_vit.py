@@ -135,8 +135,8 @@ def test_what_an_operation_keeps_gives_the_gradients_of_its_active_part(name, no
 
 def test_attention_weights_that_are_kept_sum_to_one():
     operation, _, shapes = OPERATIONS["attention"]
-    _, (*others, weights, places) = operation.forward(*(normal(*shape) for shape in shapes))
-    assert [x.shape for x in others] == [(2, 5, 7, 4)] * 4  # queries, keys, values, outputs
+    _, (qkv, attended, weights, places) = operation.forward(*(normal(*shape) for shape in shapes))
+    assert qkv.shape == (3, 2, 5, 7, 4) and attended.shape == (2, 5, 7, 4)
     assert weights.shape == (2, 5, 7, 7) and places.shape == (2, 5, 7, 2 + 3 + 1)
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
 

@@ -58,11 +58,6 @@ def unskew(y: jax.Array) -> jax.Array:
     return flat.reshape(*lead, size, inner, offsets)
 
 
-def _by_head(*arrays: jax.Array) -> Arrays:
-    """From [B, h, ...] to [B * h, ...]: with examples in front, devices that share them keep their rows."""
-    return tuple(x.reshape(-1, *x.shape[2:]) for x in arrays)
-
-
 @dataclasses.dataclass(frozen=True)
 class AttentionOperation:
     """Self-attention from residual stream to residual stream; widths (embed, heads).
@@ -91,12 +86,12 @@ class AttentionOperation:
     def forward(self, x: jax.Array, *weights: jax.Array) -> tuple[Arrays, Arrays]:
         qkv = self._qkv(x, *weights[:2])
         attended, *kept = self._attend(qkv, *weights[4:])
-        return (self._project(attended, *weights[2:4]),), (*qkv, attended, *kept)
+        return (self._project(attended, *weights[2:4]),), (qkv, attended, *kept)
 
     def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
         """As autodiff would, with everything before the projection taken from the forward pass."""
         x, *weights = operands
-        _, project_vjp = jax.vjp(self._project, kept[3], *weights[2:4])
+        _, project_vjp = jax.vjp(self._project, kept[1], *weights[2:4])
         grad_attended, *grad_projection = project_vjp(cotangents[0])
         grad_qkv, grad_entries = self._attend_backward(kept, grad_attended, *weights[4:])
         _, qkv_vjp = jax.vjp(self._qkv, x, *weights[:2])
@@ -108,21 +103,21 @@ class AttentionOperation:
         attended *= heads[None, :, None, None]
         return (self._project(attended, *weights[2:4]) * embed[None, :],)
 
-    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        """Queries, keys and values, [B, h, T, D] each; apart, since parts of one array are copied."""
+    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """Queries, keys and values [3, B, h, T, D]."""
         y = affine(x, kernel.reshape(x.shape[1], -1), bias.reshape(-1), self.dtype)
-        y = y.reshape(-1, self.tokens, *kernel.shape[1:])
-        return tuple(y[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+        return y.reshape(-1, self.tokens, *kernel.shape[1:]).transpose(2, 0, 3, 1, 4)
 
     def _project(self, attended: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
         """From the heads' outputs [B, h, T, D] to the residual stream [B * T, E]."""
         merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
         return affine(merged, kernel, bias, self.dtype)
 
-    def _attend(self, qkv: Arrays, *entries: jax.Array) -> Arrays:
+    def _attend(self, qkv: jax.Array, *entries: jax.Array) -> Arrays:
         """Outputs [B, h, T, D], attention weights [B, h, T, T], their sums by place [B, h, T, P]."""
-        shape = qkv[0].shape
-        queries, keys, values = _by_head(*qkv)
+        shape = qkv.shape[1:]
+        # Examples in front of heads: where devices share the examples, each has its own rows of these.
+        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
         queries = queries * shape[3] ** -0.5
         logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
         if entries:
@@ -136,12 +131,13 @@ class AttentionOperation:
 
     def _attend_backward(
         self, kept: Arrays, grad: jax.Array, *entries: jax.Array
-    ) -> tuple[Arrays, Arrays]:
-        """Gradients of queries, keys, values and entries from that of the outputs [B, h, T, D]."""
-        shape = grad.shape
-        queries, keys, values, attended, weights, *places = _by_head(*kept)
-        (grad,) = _by_head(grad)
-        queries = queries * shape[3] ** -0.5
+    ) -> tuple[jax.Array, Arrays]:
+        """Gradients of qkv and of the entries from that of the outputs [B, h, T, D]."""
+        qkv, *others = kept
+        scale = qkv.shape[4] ** -0.5
+        queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
+        queries = queries * scale
+        attended, weights, *places, grad = (x.reshape(-1, *x.shape[2:]) for x in (*others, grad))
         grad_entries: Arrays = ()
         grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
         if entries:
@@ -150,17 +146,16 @@ class AttentionOperation:
             grad_entries = (grad_value_entries,)
             by_key = as_rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
             grad_weights += by_key.reshape(grad_weights.shape).astype(jnp.float32)
-        # The mean of grad_weights under the weights, from the outputs: no sum over keys.
-        inner = jnp.einsum("ntd,ntd->nt", grad, attended, preferred_element_type=jnp.float32)
-        grad_logits = weights.astype(jnp.float32) * (grad_weights - inner[..., None])
-        grad_logits = grad_logits.astype(self.dtype)
+        # The mean of grad_weights under the weights, taken from the outputs: channels are fewer than keys.
+        mean = jnp.sum(grad.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
+        grad_logits = (weights.astype(jnp.float32) * (grad_weights - mean)).astype(self.dtype)
         grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
         if entries:
             _, vjp = jax.vjp(self._relative_logits, queries, entries[0])
             more, *grad_key_entries = vjp(grad_logits.astype(jnp.float32))
             grad_queries, grad_entries = grad_queries + more, (*grad_key_entries, *grad_entries)
-        parts = grad_queries * shape[3] ** -0.5, grad_keys, weights.mT @ grad
-        return tuple(part.reshape(shape) for part in parts), grad_entries
+        parts = grad_queries * scale, grad_keys, weights.mT @ grad
+        return jnp.stack(parts).reshape(qkv.shape), grad_entries
 
     def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
         """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""
