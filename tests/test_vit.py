@@ -141,6 +141,17 @@ def test_attention_weights_that_are_kept_sum_to_one():
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
 
 
+def test_offsets_and_places_are_transposes():
+    operation, n = AttentionOperation(7, (2, 3), FLOAT), 2
+    by_offset, by_place = normal(n * 7, 3 + 5 + 1), normal(n * 7, 2 + 3 + 1)
+    there, back = operation._to_places(by_offset), operation._to_offsets(by_place)
+    assert there.shape == by_place.shape and back.shape == by_offset.shape
+    np.testing.assert_allclose(np.vdot(there, by_place), np.vdot(by_offset, back), rtol=1e-5)
+    # Every key is at one offset of each query, in rows and in columns, or the class token.
+    keys = operation._by_key(operation._to_places(jnp.ones((n * 7, 9)).at[:, 3:8].set(0)))
+    np.testing.assert_array_equal(keys, np.ones((n, 7, 7)))
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_skew_moves_offsets_to_places_and_unskew_is_its_transpose(size):
     x = normal(2, size, 3, 2 * size - 1)

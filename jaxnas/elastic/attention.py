@@ -121,12 +121,14 @@ class AttentionOperation:
         queries = queries * shape[3] ** -0.5
         logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
         if entries:
-            logits += self._relative_logits(queries, entries[0])
+            by_offset = as_rows(queries) @ entries[0].T
+            logits += self._by_key(self._to_places(by_offset))
         weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [B * h, T, T]
         attended, kept = weights @ values, ()
         if entries:
-            places = self._by_place(weights)
-            attended, kept = attended + self._relative_values(places, entries[1]), (places,)
+            by_place = as_rows(weights) @ jnp.asarray(self._places, self.dtype)
+            more = self._to_offsets(by_place) @ entries[1]
+            attended, kept = attended + more.reshape(attended.shape), (by_place,)
         return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
 
     def _attend_backward(
@@ -138,61 +140,55 @@ class AttentionOperation:
         queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
         queries = queries * scale
         attended, weights, *places, grad = (x.reshape(-1, *x.shape[2:]) for x in (*others, grad))
-        grad_entries: Arrays = ()
         grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
         if entries:
-            _, vjp = jax.vjp(self._relative_values, *places, entries[1])
-            grad_places, grad_value_entries = vjp(grad)
-            grad_entries = (grad_value_entries,)
-            by_key = as_rows(grad_places) @ jnp.asarray(self._places, self.dtype).T
-            grad_weights += by_key.reshape(grad_weights.shape).astype(jnp.float32)
+            grad_weights += self._by_key(self._to_places(as_rows(grad) @ entries[1].T))
         # The mean of grad_weights under the weights, taken from the outputs: channels are fewer than keys.
         mean = jnp.sum(grad.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
         grad_logits = (weights.astype(jnp.float32) * (grad_weights - mean)).astype(self.dtype)
         grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
+        grad_entries: Arrays = ()
         if entries:
-            _, vjp = jax.vjp(self._relative_logits, queries, entries[0])
-            more, *grad_key_entries = vjp(grad_logits.astype(jnp.float32))
-            grad_queries, grad_entries = grad_queries + more, (*grad_key_entries, *grad_entries)
+            by_offset = self._to_offsets(as_rows(grad_logits) @ jnp.asarray(self._places, self.dtype))
+            grad_queries += (by_offset @ entries[0]).reshape(grad_queries.shape)
+            seen = self._to_offsets(as_rows(*places))
+            grad_entries = by_offset.T @ as_rows(queries), seen.T @ as_rows(grad)
         parts = grad_queries * scale, grad_keys, weights.mT @ grad
         return jnp.stack(parts).reshape(qkv.shape), grad_entries
 
-    def _relative_logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
-        """What the keys' tables add to the logits [n, T, T]: one product by offset, one by place."""
+    def _by_key(self, by_place: jax.Array) -> jax.Array:
+        """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
+        places = jnp.asarray(self._places, self.dtype)
+        logits = jnp.matmul(by_place, places.T, preferred_element_type=jnp.float32)
+        return logits.reshape(-1, self.tokens, self.tokens)
+
+    def _to_places(self, by_offset: jax.Array) -> jax.Array:
+        """From what queries have for each offset [n * T, O] to each place [n * T, P]."""
         rows, columns = self.grid
-        by_offset = as_rows(queries) @ entries.T
-        grid = by_offset.reshape(-1, self.tokens, by_offset.shape[1])[:, 1:]
-        grid = grid.reshape(-1, rows, columns, by_offset.shape[1])
+        by_offset = by_offset.reshape(-1, self.tokens, by_offset.shape[1])
+        grid = by_offset[:, 1:].reshape(-1, rows, columns, by_offset.shape[2])
         by_row = skew(grid[..., : 2 * rows - 1])
         by_column = skew(grid[..., None, 2 * rows - 1 : -1])[..., 0, :]
         by_place = jnp.concatenate([by_row, by_column, grid[..., -1:]], axis=3)
-        by_place = by_place.reshape(queries.shape[0], rows * columns, -1)
-        # The class token's own row gets one constant for every key, which the softmax ignores.
-        by_place = jnp.pad(by_place, ((0, 0), (1, 0), (0, 0)))
-        places = jnp.asarray(self._places, self.dtype)
-        logits = jnp.matmul(as_rows(by_place), places.T, preferred_element_type=jnp.float32)
-        return logits.reshape(-1, self.tokens, self.tokens)
+        by_place = by_place.reshape(-1, rows * columns, by_place.shape[3])
+        # The class token has every key at its own offset, the last: each key at one place of these.
+        once = np.zeros((1, 1, by_place.shape[2]), np.float32)
+        once[..., :rows] = once[..., -1] = 1
+        first = by_offset[:, :1, -1:] * jnp.asarray(once, by_offset.dtype)
+        return as_rows(jnp.concatenate([first, by_place], axis=1))
 
-    def _by_place(self, weights: jax.Array) -> jax.Array:
-        """Attention [n, T, T] summed over the keys of each place, [n, T, P]."""
-        by_place = as_rows(weights) @ jnp.asarray(self._places, self.dtype)
-        return by_place.reshape(-1, self.tokens, by_place.shape[1])
-
-    def _relative_values(self, by_place: jax.Array, entries: jax.Array) -> jax.Array:
-        """What the values' tables add to the outputs [n, T, D], from attention by place [n, T, P]."""
+    def _to_offsets(self, by_place: jax.Array) -> jax.Array:
+        """The transpose of `_to_places`, [n * T, P] -> [n * T, O]."""
         rows, columns = self.grid
+        by_place = by_place.reshape(-1, self.tokens, by_place.shape[1])
         grid = by_place[:, 1:].reshape(-1, rows, columns, by_place.shape[2])
         by_row = unskew(grid[..., :rows])
         by_column = unskew(grid[..., None, rows : rows + columns])[..., 0, :]
         by_offset = jnp.concatenate([by_row, by_column, grid[..., -1:]], axis=3)
-        by_offset = by_offset.reshape(by_place.shape[0], rows * columns, -1)
-        # The class token sees every key at the class token's own entry.
-        seen = jnp.sum(by_place[:, 0, :rows], axis=1) + by_place[:, 0, -1]
-        special = np.zeros((1, 1, entries.shape[0]), np.float32)
-        special[..., -1] = 1
-        first = seen[:, None, None] * jnp.asarray(special, by_place.dtype)
-        by_offset = jnp.concatenate([first, by_offset], axis=1)
-        return (as_rows(by_offset) @ entries).reshape(*by_place.shape[:2], -1)
+        by_offset = by_offset.reshape(-1, rows * columns, by_offset.shape[3])
+        first = jnp.sum(by_place[:, :1, :rows], axis=2, keepdims=True) + by_place[:, :1, -1:]
+        first = jnp.pad(first, ((0, 0), (0, 0), (by_offset.shape[2] - 1, 0)))
+        return as_rows(jnp.concatenate([first, by_offset], axis=1))
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
