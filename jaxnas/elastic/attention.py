@@ -4,9 +4,9 @@ A relative position adds `q . (v[row offset] + h[column offset])` to the logits 
 table entries, weighted by the attention, to the output (AutoFormer, following Shaw et al. 2018).
 Written as it stands this takes a [T, T, D] tensor. Here the tables enter as extra features:
 the product of q with the table entry of every possible offset is one plain matrix product, `skew` turns
-offsets into key rows and columns, and keys get matching one-hot features, so that one ordinary attention
-product of width D + rows + columns + 1 holds everything. Values mirror this: attention over one-hot
-places, turned into offsets again, times the table. It is exact, and any attention kernel can run it.
+offsets into key rows and columns, and keys get matching one-hot features, so that a product of width
+rows + columns + 1 gives what is added to the logits. Values mirror this: attention over one-hot
+places, turned into offsets again, times the table. It is exact, and nothing but matrix products.
 """
 
 from __future__ import annotations
