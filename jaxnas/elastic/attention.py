@@ -126,7 +126,7 @@ class AttentionOperation:
         weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [B * h, T, T]
         attended, kept = weights @ values, ()
         if entries:
-            by_place = as_rows(weights) @ jnp.asarray(self._places, self.dtype)
+            by_place = self._by_place(weights)
             more = self._to_offsets(by_place) @ entries[1]
             attended, kept = attended + more.reshape(attended.shape), (by_place,)
         return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
@@ -149,12 +149,16 @@ class AttentionOperation:
         grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
         grad_entries: Arrays = ()
         if entries:
-            by_offset = self._to_offsets(as_rows(grad_logits) @ jnp.asarray(self._places, self.dtype))
+            by_offset = self._to_offsets(self._by_place(grad_logits))
             grad_queries += (by_offset @ entries[0]).reshape(grad_queries.shape)
             seen = self._to_offsets(as_rows(*places))
             grad_entries = by_offset.T @ as_rows(queries), seen.T @ as_rows(grad)
         parts = grad_queries * scale, grad_keys, weights.mT @ grad
         return jnp.stack(parts).reshape(qkv.shape), grad_entries
+
+    def _by_place(self, by_key: jax.Array) -> jax.Array:
+        """What queries have for each key [n, T, T], summed over the keys of each place, [n * T, P]."""
+        return as_rows(by_key) @ jnp.asarray(self._places, self.dtype)
 
     def _by_key(self, by_place: jax.Array) -> jax.Array:
         """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
