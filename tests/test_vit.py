@@ -15,7 +15,9 @@ from small_nets import CLASSES, SETTINGS, SHAPE, difference, jit, normal, sample
 
 import jaxnas
 from jaxnas.cost import annotations
+from jaxnas.elastic import loop
 from jaxnas.elastic.attention import AttentionOperation, skew, unskew
+from jaxnas.elastic.empty import empty
 from jaxnas.elastic.layers import DenseOperation, LayerNormOperation, MlpOperation, PreNorm
 from jaxnas.elastic.loop import run_layer, run_layers
 from jaxnas.elastic.switch import Sublayer, _keeping_branch, backward_from, forward_keeping
@@ -412,6 +414,47 @@ def test_layers_in_a_loop_are_read_and_written_in_place():
             where = "entry" if computation.startswith("ENTRY") else "loops"
             copies[where] += re.findall(rf"= \w+\[{layers},\d+,[\d,]+\]\S* copy\(", computation)
     assert copies["entry"] and not copies["loops"]  # stores of one shape start as copies of one zero
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["one", "several"])
+def test_what_layers_keep_is_written_before_it_is_read(batched, monkeypatch):
+    """Memory that nobody has written may hold anything: here it holds no numbers."""
+    case = setting("scanned")
+    archs = sample(case.space, 3, 2) if batched else sample(case.space, 3)
+
+    def gradient(params, archs):
+        # A new function for each trace.
+        one = jax.grad(lambda params, arch: jnp.sum(case.net.apply({"params": params}, case.images, arch)))
+        return jax.vmap(one, (None, 0))(params, archs) if batched else one(params, archs)
+
+    expected = jit(gradient)(case.params, archs)
+    made = []
+
+    def no_numbers(shape, dtype):
+        made.append(shape)
+        return jnp.full(shape, jnp.nan, dtype)
+
+    monkeypatch.setattr(loop, "empty", no_numbers)
+    found = jit(functools.partial(gradient))(case.params, archs)
+    assert made
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_an_empty_array_can_be_written():
+    """In a program for one device, for several, and for several architectures."""
+
+    def squares(x):
+        def write(i, store):
+            return jax.lax.dynamic_update_slice(store, jnp.square(x)[None] * i, (i, 0, 0))
+
+        return jax.lax.fori_loop(0, 3, write, empty((3, *x.shape), x.dtype))
+
+    x = normal(4, 5)
+    expected = jnp.stack([i * jnp.square(x) for i in range(3)])
+    each = jit(jax.vmap(squares))(x[:, None])[:, :, 0]  # [4, 3, 5]
+    rows = NamedSharding(data_mesh(4), PartitionSpec("data"))
+    for found in (jit(squares)(x), each.swapaxes(0, 1), jit(squares, in_shardings=rows)(x)):
+        assert difference(found, expected) <= 1e-6
 
 
 # ---- Several devices.

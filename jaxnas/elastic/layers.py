@@ -98,16 +98,19 @@ class Dense(DenseParameters):
         *,
         gate: Width | None = None,
         rows: int = 1,
+        masked: bool = False,
     ) -> jax.Array:
         """Maps x [N, in maximum] to [N, out maximum], zero beyond the active widths.
 
         Args:
           x: rows with a zero tail beyond `width_in`.
           width_in, width_out, gate, rows: see `DenseParameters`; skipped, the layer gives zeros.
+          masked: see `switch.run`.
         """
         kernel, bias = self._declare(width_in, width_out, gate, rows)
         operation = DenseOperation(self.dtype)
-        return run(operation, (width_in, width_out), x, kernel, bias, gate=gate)[0]
+        widths = width_in, width_out
+        return run(operation, widths, x, kernel, bias, gate=gate, masked=masked)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,10 +263,13 @@ class LayerNorm(LayerNormParameters):
     """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, width: Width, *, gate: Width | None = None) -> jax.Array:
-        """Normalises x [N, maximum] over the first `width` channels; zero beyond."""
-        norm = self._declare(width, gate)
-        return run(norm.operation, (width,), x, norm.scale, norm.bias, gate=gate)[0]
+    def __call__(self, x: jax.Array, width: Width, *, masked: bool = False) -> jax.Array:
+        """Normalises x [N, maximum] over the first `width` channels; zero beyond.
+
+        `masked`: see `switch.run`.
+        """
+        norm = self._declare(width, None)
+        return run(norm.operation, (width,), x, norm.scale, norm.bias, masked=masked)[0]
 
 
 def _uniform_fan_in(fan_in: int) -> Initializer:

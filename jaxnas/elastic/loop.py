@@ -9,6 +9,7 @@ turn or none: XLA updates the state of a `while` in place, but copies what a con
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnas.elastic.empty import empty
 from jaxnas.elastic.switch import (
     Arrays,
     Rows,
@@ -147,7 +149,7 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
             operation, rows = kinds[i]
 
             def branch(sizes: tuple[int, ...] | None, layer: jax.Array, state: Any) -> Any:
-                gradient, sums = state
+                gradient = state[0]
                 inputs, *kept = stores[i]
                 own = _operands(operation, sizes, _at(inputs, layer), weights[i], layer)
                 cotangent = as_rows(_scaled(gradient, _at(scales[i], layer)))
@@ -159,9 +161,18 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
                     cotangent = cotangent[:, : own[0].shape[1]]
                     to_x, *to_weights = backward_from(operation, own, kept, (cotangent,))
                 to_x = pad(to_x, as_rows(gradient)).reshape(gradient.shape)
-                return gradient + to_x, _write(sums, layer, to_weights)
+                small, large = _apart(to_weights, sums)
+                small = tuple(pad(new, old) for new, old in zip(small, state[1], strict=True))
+                return gradient + to_x, small, _write(state[2], layer, large)
 
-            return _one_of((None,) if masked else rows, indices[i][layer], branch, layer, state)
+            # Each branch would have its own kernels to write what is small: they return it, padded.
+            gradient, sums = state
+            small, large = _apart(sums, sums)
+            state = gradient, tuple(jnp.zeros_like(stack[0]) for stack in small), large
+            gradient, new, large = _one_of(
+                (None,) if masked else rows, indices[i][layer], branch, layer, state
+            )
+            return gradient, _together(_write(small, layer, new), large, sums)
 
         def layers(turn: jax.Array, state: Any) -> Any:
             gradient, sums = state
@@ -188,17 +199,21 @@ def _one_of(
     """The state after the branch of `rows[index]`, which takes sizes, layer and state."""
     if len(rows) == 1:
         return branch(rows[0], layer, state)
-    for row, sizes in enumerate(rows):
+    # Counting down, and not comparing with each row, is one kernel for all branches.
+    remaining = index
+    for sizes in rows:
         if sizes is not None:
-            # The layer is a part of the state: nothing read at it can be moved out of the branch.
-            start = (jnp.where(index == row, layer, -1), state)
             turn = functools.partial(_turn, functools.partial(branch, sizes))
-            _, state = lax.while_loop(lambda state: state[0] >= 0, turn, start)
+            start = (remaining, layer, state)
+            remaining, _, state = lax.while_loop(lambda state: state[0] == 0, turn, start)
+        remaining = remaining - 1
     return state
 
 
 def _turn(branch: Callable[[jax.Array, Any], Any], state: Any) -> Any:
-    return jnp.full_like(state[0], -1), branch(*state)
+    remaining, layer, state = state
+    # The layer changes, so that nothing that is read at it is moved out of the loop.
+    return remaining - 1, jnp.full_like(layer, -1), branch(layer, state)
 
 
 def _masked(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) -> jax.Array:
@@ -211,7 +226,7 @@ def _store(operation: Any, x: jax.Array, weights: Arrays) -> Arrays:
     """Space for the inputs of a sublayer, and for what it keeps, in all layers."""
     x = as_rows(x)
     kept = kept_like(operation, x, *(stack[0] for stack in weights))
-    return tuple(lax.empty((len(weights[0]), *one.shape), one.dtype) for one in (x, *kept))
+    return tuple(empty((len(weights[0]), *one.shape), one.dtype) for one in (x, *kept))
 
 
 def _operands(
@@ -246,6 +261,23 @@ def _write(stacks: Arrays, layer: jax.Array, values: Any) -> Arrays:
         for stack, value in zip(stacks, values, strict=False)
     )
     return (*written, *stacks[len(written) :])
+
+
+def _apart(values: Any, stacks: Arrays) -> tuple[Arrays, Arrays]:
+    """The values of small stacks, and those of large ones."""
+    small = tuple(value for value, stack in zip(values, stacks, strict=True) if _is_small(stack))
+    large = tuple(value for value, stack in zip(values, stacks, strict=True) if not _is_small(stack))
+    return small, large
+
+
+def _together(small: Arrays, large: Arrays, stacks: Arrays) -> Arrays:
+    """The inverse of `_apart`."""
+    parts = iter(small), iter(large)
+    return tuple(next(parts[0] if _is_small(stack) else parts[1]) for stack in stacks)
+
+
+def _is_small(stack: jax.Array) -> bool:
+    return math.prod(stack.shape[1:]) < 8192
 
 
 def _start(stack: jax.Array, layer: jax.Array) -> tuple[Any, ...]:

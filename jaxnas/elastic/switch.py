@@ -73,7 +73,11 @@ class Sublayer:
 
 
 def run(
-    operation: Operation, widths: tuple[Width, ...], *operands: jax.Array, gate: Width | None = None
+    operation: Operation,
+    widths: tuple[Width, ...],
+    *operands: jax.Array,
+    gate: Width | None = None,
+    masked: bool = False,
 ) -> Arrays:
     """Runs an operation at the active widths.
 
@@ -85,12 +89,14 @@ def run(
       widths: those whose sizes `operation` takes, in its order.
       *operands: arrays at their maximal sizes.
       gate: a width of 0 or 1; where it is 0 a hard architecture skips the operation and gets zeros.
+      masked: for an operation that is small in its network: masks for hard decisions too, since a branch
+        for each tuple of sizes, forward and backward, would cost more to compile than it saves. No gate.
 
     Returns:
       The operation's outputs at their maximal sizes.
     """
     choice = _joint(widths, gate)
-    if choice.is_soft:
+    if choice.is_soft or (masked and len(choice.rows) > 1):
         return operation.masked(choice.masks()[: len(widths)], *operands)
     rows, index = branches(widths, gate)
     if len(rows) == 1:

@@ -193,9 +193,10 @@ class ViT(nn.Module):
         x = Tokens(positions=self.absolute_positions, name="tokens", **common)(patches, embed)
         x = self._layers(x, embed, decisions, train)  # [B, T, E]
         batch, tokens, maximum = x.shape
-        x = LayerNorm(name="norm", **common)(x.reshape(-1, maximum), embed)
+        x = LayerNorm(name="norm", **common)(x.reshape(-1, maximum), embed, masked=True)
         x = x.reshape(batch, tokens, maximum)[:, 1:].mean(axis=1)  # [B, E]
-        head = Dense(name="head", **common)(x, embed, fixed(self.num_classes, "classes"))
+        classes = fixed(self.num_classes, "classes")
+        head = Dense(name="head", **common)(x, embed, classes, masked=True)
         return head.astype(jnp.float32)
 
     def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:
