@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxnas import spaces, supernets
 
-NARROW = spaces.vit((8, 10, 12), (1, 2), (1, 2), (1.0, 2.0))
+NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two, where they are in a loop
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
 PAIR = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
 SETTINGS = {

@@ -211,6 +211,6 @@ def test_annotations_name_the_axes():
     case = setting("narrow")
     recorded = annotations(case.net, SHAPE)
     spec = recorded.specs["block_0", "attention", "qkv_kernel"]
-    assert tuple(table.maximum for table in spec.axes) == (12, 3, 2, 4)
+    assert tuple(table.maximum for table in spec.axes) == (12, 3, 4, 4)
     assert spec.names == ("embed", None, "heads", None)
     assert recorded.shapes["block_0"]["mlp_in"]["kernel"].names == ("embed", "mlp")

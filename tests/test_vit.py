@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_nets import CLASSES, SETTINGS, SHAPE, difference, jit, normal, sample, setting, take
 
 import jaxnas
+from jaxnas import spaces
 from jaxnas.cost import annotations
 from jaxnas.elastic import loop
 from jaxnas.elastic.attention import AttentionOperation, skew, unskew
@@ -371,17 +372,28 @@ def test_a_population_over_devices_is_the_loop(name):
         assert difference(one, case(take(archs, i))[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("options", [(8,), (3, 8)], ids=["fixed", "elastic"])
-def test_layers_in_a_loop_are_one_after_another(options):
-    """Also with factors of examples, and where no size is chosen."""
+MLP = (MlpOperation(FLOAT), [(6, 8), (8,), (8, 6), (6,)])
+ATTENTION = (AttentionOperation(5, (2, 2), FLOAT), [(6, 3, 4, 3), (3, 4, 3), (12, 6), (6,), (7, 3), (7, 3)])
+
+
+@pytest.mark.parametrize("normalised", [False, True], ids=["plain", "normalised"])
+@pytest.mark.parametrize(
+    "kind, options",
+    [(MLP, (8,)), (MLP, (3, 8)), (ATTENTION, (4,)), (ATTENTION, (1, 4)), (ATTENTION, (2, 4))],
+    ids=["mlp", "elastic mlp", "attention", "elastic attention", "pairs of heads"],
+)
+def test_layers_in_a_loop_are_one_after_another(kind, options, normalised):
+    """Also with factors of examples, where no size is chosen, and heads block by block."""
+    operation, shapes = kind
+    if normalised:
+        operation, shapes = PreNorm(operation, LayerNormOperation(1e-5, FLOAT)), [(6,), (6,), *shapes]
     chosen = jnp.asarray([0, len(options) - 1, 0], jnp.int32)
-    shapes = (6, 8), (8,), (8, 6), (6,)
     weights = [normal(3, *shape) for shape in shapes]
     x, scales = normal(2, 5, 6), jnp.asarray([[1, 0], [2, 1], [0, 1]], jnp.float32)
 
-    def sublayer(weights, hidden):
-        hidden = width(lambda hidden: hidden, Decision(("hidden", None), options, hidden))
-        return Sublayer(MlpOperation(FLOAT), (fixed(6), hidden), tuple(weights))
+    def sublayer(weights, size):
+        size = width(lambda size: size, Decision(("size", None), options, size))
+        return Sublayer(operation, (fixed(6), size), tuple(weights))
 
     def looped(x, weights):
         stacked = jax.vmap(sublayer)(weights, chosen)
@@ -399,7 +411,22 @@ def test_layers_in_a_loop_are_one_after_another(options):
         return value, vjp(jnp.cos(value))
 
     looped, unrolled = (value_and_gradients(fn, x, weights) for fn in (looped, unrolled))
-    assert difference(looped, unrolled) <= 1e-6
+    for one, other in zip(*map(jax.tree.leaves, (looped, unrolled)), strict=True):
+        assert difference(one, other) <= 1e-5 * max(1, float(jnp.max(jnp.abs(other))))
+
+
+def test_heads_are_turns_and_not_branches():
+    """The gradient's program does not grow with the options for the number of heads."""
+
+    def products(heads):
+        space = spaces.vit((8, 12), (1, 2), heads, (1.0, 2.0))
+        net = jaxnas.supernets.ViT(space, 8, 4, 3, 4, scan_layers=True)
+        params = stack_layers(jaxnas.init(net, jax.random.key(0), (2, 8, 8, 3)))
+        gradient = jax.grad(lambda params, arch: jnp.sum(net.apply({"params": params}, images, arch)))
+        return str(jax.make_jaxpr(gradient)(params, space.largest())).count("dot_general")
+
+    images = normal(2, 8, 8, 3)
+    assert products((2, 8)) == products((2, 4, 6, 8))
 
 
 def test_layers_in_a_loop_are_read_and_written_in_place():

@@ -29,7 +29,7 @@ from jaxnas.elastic.layers import (
     trunc_normal,
 )
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, Shapes, Sublayer, as_rows
+from jaxnas.elastic.switch import FIRST, Arrays, Shapes, Sublayer, as_rows
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 
@@ -73,6 +73,8 @@ class AttentionOperation:
     grid: tuple[int, int]
     dtype: Any
 
+    block_axes = (2, 1, 0, FIRST, None, None)
+
     def shapes(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Shapes:
         embed, heads = sizes
         dim, entries = weights[0].shape[3], (entry.shape for entry in weights[4:])
@@ -113,6 +115,7 @@ class AttentionOperation:
         merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
         return affine(merged, kernel, bias, self.dtype)
 
+    @functools.partial(jax.jit, static_argnums=0)  # traced once for each number of heads
     def _attend(self, qkv: jax.Array, *entries: jax.Array) -> Arrays:
         """Outputs [B, h, T, D], attention weights [B, h, T, T], their sums by place [B, h, T, P]."""
         shape = qkv.shape[1:]

@@ -240,6 +240,13 @@ def prenorm(norm: Norm | None, operation: Any, *operands: jax.Array) -> tuple[An
     return PreNorm(operation, norm.operation), norm.scale, norm.bias, *operands
 
 
+def without_norm(operation: Any) -> tuple[Callable[..., jax.Array], int, Any]:
+    """What an operation does first, taking how many operands, and the operation on the result."""
+    if isinstance(operation, PreNorm):
+        return operation.norm.normalise, 3, operation.inner
+    return lambda x: x, 1, operation
+
+
 class LayerNormParameters(nn.Module):
     """Declares the parameters of a layer normalisation (epsilon as in PyTorch)."""
 

@@ -4,6 +4,9 @@
 for the backward pass and its gradients, padded to their maximal sizes, into another. Here the stacks are
 the state of the loop, of which a branch reads and writes its active part. A branch is a `while` of one
 turn or none: XLA updates the state of a `while` in place, but copies what a conditional changes.
+
+An operation that is a sum over blocks of its last size, as attention is over heads, has no branch for each
+number of them: it has a loop with as many turns as blocks are active, and one block is compiled.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxnas.elastic.empty import empty
+from jaxnas.elastic.layers import without_norm
+from jaxnas.elastic.stacks import at, read, write
 from jaxnas.elastic.switch import (
+    FIRST,
     Arrays,
     Rows,
     Sublayer,
@@ -29,12 +35,10 @@ from jaxnas.elastic.switch import (
     hard_or_masked,
     is_soft,
     kept_like,
+    largest,
     masks_at,
     pad,
 )
-
-# The parts of a sublayer that decide what is compiled: its operation and its branches.
-Kinds = tuple[tuple[Any, Rows], ...]
 
 
 def run_layer(
@@ -72,54 +76,105 @@ def run_layers(
     """
     if any(is_soft(sublayer.widths, sublayer.gate) for sublayer in sublayers):
         return lax.scan(lambda x, layer: (run_layer(x, *layer), None), x, (sublayers, scales))[0]
-    chosen = [branches(sublayer.widths, sublayer.gate) for sublayer in sublayers]
-    kinds = tuple((s.operation, rows) for s, (rows, _) in zip(sublayers, chosen, strict=True))
     weights = tuple(sublayer.weights for sublayer in sublayers)
-    indices = tuple(jnp.broadcast_to(index, weights[0][0].shape[:1]) for _, index in chosen)
-    return _layers(kinds, indices, scales, x, weights)
+    kinds, choices = zip(*map(_kind, sublayers), strict=True)
+    layers = weights[0][0].shape[:1]
+    choices = jax.tree.map(lambda index: jnp.broadcast_to(index, layers), choices)
+    return _layers(kinds, choices, scales, x, weights)
+
+
+class Kind(NamedTuple):
+    """What decides how a sublayer is compiled.
+
+    Attributes:
+      operation: of the sublayer.
+      rows: its tuples of sizes, None where it is skipped.
+      branches: those that have a branch each; with blocks, the last size is that of one block.
+      axes: for each weight behind the normalisation how a block reads it, see `Operation`.
+      blocks: how many there can be, or None where there is no loop over blocks.
+    """
+
+    operation: Any
+    rows: Rows
+    branches: Rows
+    axes: tuple[Any, ...]
+    blocks: int | None = None
+
+
+class Choice(NamedTuple):
+    """What is active: indices of `Kind.rows` and `Kind.branches` and a number of blocks, int32 [] or [L]."""
+
+    row: jax.Array
+    branch: jax.Array
+    blocks: jax.Array
+
+
+def _kind(sublayer: Sublayer) -> tuple[Kind, Choice]:
+    (*others, last), gate = sublayer.widths, sublayer.gate
+    _, count, operation = without_norm(sublayer.operation)
+    rows, row = branches(sublayer.widths, gate)
+    axes = (None,) * (len(sublayer.weights) - count + 1)
+    kind = Kind(sublayer.operation, rows, rows, axes)
+    block = math.gcd(*last.table.values)
+    # Products for one head at a time are narrow: 6 % of a step in AutoFormer's spaces, which have few sizes.
+    if last.is_fixed or block == 1 or not hasattr(operation, "block_axes"):
+        return kind, Choice(row, row, jnp.ones_like(row))
+    sizes, branch = branches(tuple(others), gate)
+    sizes = tuple(None if one is None else (*one, block) for one in sizes)
+    active, index = branches((last,), None)
+    blocks = jnp.asarray([one[0] // block for one in active if one], jnp.int32)[index]
+    axes = operation.block_axes[: len(axes)]
+    kind = kind._replace(branches=sizes, axes=axes, blocks=last.maximum // block)
+    return kind, Choice(row, branch, blocks)
+
+
+def _whole(kind: Kind, choice: Choice) -> tuple[Kind, Choice]:
+    """The same without blocks: that is faster where nothing is kept, and compiles in reasonable time."""
+    axes = (None,) * len(kind.axes)
+    return Kind(kind.operation, kind.rows, kind.rows, axes), choice._replace(branch=choice.row)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _layers(kinds: Kinds, indices: Any, scales: Any, x: jax.Array, weights: Any) -> jax.Array:
-    return _forward(kinds, False, indices, (scales, x, weights))[0]
+def _layers(kinds: Any, choices: Any, scales: Any, x: jax.Array, weights: Any) -> jax.Array:
+    return _forward(kinds, False, choices, (scales, x, weights))[0]
 
 
-def _layers_forward(kinds: Kinds, indices: Any, scales: Any, x: jax.Array, weights: Any) -> Any:
-    x, stores = _forward(kinds, True, indices, (scales, x, weights))
-    return x, (indices, scales, weights, stores)
+def _layers_forward(kinds: Any, choices: Any, scales: Any, x: jax.Array, weights: Any) -> Any:
+    x, stores = _forward(kinds, True, choices, (scales, x, weights))
+    return x, (choices, scales, weights, stores)
 
 
-def _layers_backward(kinds: Kinds, residuals: Any, gradient: jax.Array) -> Any:
-    indices, *others = residuals
-    return None, None, *_backward(kinds, indices, (*others, gradient))
+def _layers_backward(kinds: Any, residuals: Any, gradient: jax.Array) -> Any:
+    choices, *others = residuals
+    return None, None, *_backward(kinds, choices, (*others, gradient))
 
 
 _layers.defvjp(_layers_forward, _layers_backward)
 
 
-def _forward(kinds: Kinds, keep: bool, indices: Any, operands: Any) -> Any:
+def _forward(kinds: Any, keep: bool, choices: Any, operands: Any) -> Any:
     """The stream behind the last layer and, for each sublayer, its inputs and what it keeps [L, ...]."""
 
-    def loop(indices: Any, operands: Any, masked: bool) -> Any:
+    def loop(choices: Any, operands: Any, masked: bool) -> Any:
         scales, x, weights = operands
 
         def sublayer(i: int, layer: jax.Array, state: Any) -> Any:
-            operation, rows = kinds[i]
+            kind, choice = kinds[i], at(choices[i], layer)
+            if not keep:
+                kind, choice = _whole(kind, choice)
 
             def branch(sizes: tuple[int, ...] | None, layer: jax.Array, state: Any) -> Any:
                 x, store = state
-                own = _operands(operation, sizes, as_rows(x), weights[i], layer)
                 if sizes is None:
-                    y, kept = _masked(operation, rows, indices[i][layer], *own), ()
-                elif keep:
-                    (y,), kept = forward_keeping(operation, *own)
+                    y = _masked(kind, choice.row, as_rows(x), *at(weights[i], layer))
+                    store = store and (write(store[0], (layer,), as_rows(x)), *store[1:])
                 else:
-                    (y,), kept = operation.compute(*own), ()
-                store = _write(store, layer, (own[0], *kept)) if keep else ()
+                    y, store = _compute(kind, sizes, choice, as_rows(x), weights[i], layer, store)
                 y = pad(y, as_rows(x)).reshape(x.shape)
-                return x + _scaled(y, _at(scales[i], layer)), store
+                return x + _scaled(y, at(scales[i], layer)), store
 
-            return _one_of((None,) if masked else rows, indices[i][layer], branch, layer, state)
+            rows = (None,) if masked else kind.branches
+            return _one_of(rows, choice.branch, branch, layer, state)
 
         def layers(layer: jax.Array, state: Any) -> Any:
             x, stores = state
@@ -129,50 +184,48 @@ def _forward(kinds: Kinds, keep: bool, indices: Any, operands: Any) -> Any:
             return x, tuple(stores)
 
         stores = tuple(
-            _store(operation, x, own) if keep else ()
-            for (operation, _), own in zip(kinds, weights, strict=True)
+            _store(kind, as_rows(x), own) if keep else ()
+            for kind, own in zip(kinds, weights, strict=True)
         )
-        return lax.fori_loop(0, len(indices[0]), layers, (x, stores))
+        return lax.fori_loop(0, len(choices[0].row), layers, (x, stores))
 
     return hard_or_masked(
         functools.partial(loop, masked=False), functools.partial(loop, masked=True)
-    )(indices, operands)
+    )(choices, operands)
 
 
-def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any]:
+def _backward(kinds: Any, choices: Any, operands: Any) -> tuple[jax.Array, Any]:
     """The gradients of the stream and of the weights."""
 
-    def loop(indices: Any, operands: Any, masked: bool) -> Any:
+    def loop(choices: Any, operands: Any, masked: bool) -> Any:
         scales, weights, stores, gradient = operands
 
         def sublayer(i: int, layer: jax.Array, state: Any) -> Any:
-            operation, rows = kinds[i]
+            kind, choice = kinds[i], at(choices[i], layer)
 
             def branch(sizes: tuple[int, ...] | None, layer: jax.Array, state: Any) -> Any:
-                gradient = state[0]
-                inputs, *kept = stores[i]
-                own = _operands(operation, sizes, _at(inputs, layer), weights[i], layer)
-                cotangent = as_rows(_scaled(gradient, _at(scales[i], layer)))
+                gradient, slots = state
+                cotangent = as_rows(_scaled(gradient, at(scales[i], layer)))
                 if sizes is None:
-                    forward = functools.partial(_masked, operation, rows, indices[i][layer])
+                    forward = functools.partial(_masked, kind, choice.row)
+                    own = at((stores[i][0], *weights[i]), layer)
                     to_x, *to_weights = jax.vjp(forward, *own)[1](cotangent)
+                    slots = _fill(slots, layer, to_weights)
                 else:
-                    kept = _read(kept, layer, [one.shape for one in kept_like(operation, *own)])
-                    cotangent = cotangent[:, : own[0].shape[1]]
-                    to_x, *to_weights = backward_from(operation, own, kept, (cotangent,))
-                to_x = pad(to_x, as_rows(gradient)).reshape(gradient.shape)
-                small, large = _apart(to_weights, sums)
-                small = tuple(pad(new, old) for new, old in zip(small, state[1], strict=True))
-                return gradient + to_x, small, _write(state[2], layer, large)
+                    to_x, slots = _differentiate(
+                        kind, sizes, choice, stores[i], weights[i], layer, cotangent, slots
+                    )
+                return gradient + pad(to_x, as_rows(gradient)).reshape(gradient.shape), slots
 
-            # Each branch would have its own kernels to write what is small: they return it, padded.
+            # What is small is written once for each layer: in the branches, each would have its own kernels.
             gradient, sums = state
-            small, large = _apart(sums, sums)
-            state = gradient, tuple(jnp.zeros_like(stack[0]) for stack in small), large
-            gradient, new, large = _one_of(
-                (None,) if masked else rows, indices[i][layer], branch, layer, state
+            slots = tuple(jnp.zeros_like(stack[0]) if _is_small(stack) else stack for stack in sums)
+            rows = (None,) if masked else kind.branches
+            gradient, slots = _one_of(rows, choice.branch, branch, layer, (gradient, slots))
+            return gradient, tuple(
+                write(stack, (layer,), slot) if _is_small(stack) else slot
+                for stack, slot in zip(sums, slots, strict=True)
             )
-            return gradient, _together(_write(small, layer, new), large, sums)
 
         def layers(turn: jax.Array, state: Any) -> Any:
             gradient, sums = state
@@ -181,12 +234,137 @@ def _backward(kinds: Kinds, indices: Any, operands: Any) -> tuple[jax.Array, Any
                 gradient, sums[i] = sublayer(i, count - 1 - turn, (gradient, sums[i]))
             return gradient, tuple(sums)
 
-        count = len(indices[0])
+        count = len(choices[0].row)
         return lax.fori_loop(0, count, layers, (gradient, jax.tree.map(jnp.zeros_like, weights)))
 
     return hard_or_masked(
         functools.partial(loop, masked=False), functools.partial(loop, masked=True)
-    )(indices, operands)
+    )(choices, operands)
+
+
+def _compute(
+    kind: Kind,
+    sizes: tuple[int, ...],
+    choice: Choice,
+    x: jax.Array,
+    stacks: Arrays,
+    layer: jax.Array,
+    store: Arrays,
+) -> tuple[jax.Array, Arrays]:
+    """What a sublayer gives at its active sizes, and the store, if there is one, with what it keeps."""
+    normalise, _, operation = without_norm(kind.operation)
+    inputs, weights = _active(kind, sizes, x, stacks, layer)
+    x = normalise(*inputs)
+
+    def block(number: jax.Array | None, state: Any) -> Any:
+        total, kept = state
+        operands = x, *weights(number)
+        if store:
+            (y,), values = forward_keeping(operation, *operands)
+            start = _start(layer, number)
+            kept = tuple(write(one, start, value) for one, value in zip(kept, values, strict=True))
+        else:
+            (y,) = operation.compute(*operands)
+        return _plus(total, y), kept
+
+    y, kept = _all_blocks(kind, choice, block, x, store[1:])
+    return y, store and (write(store[0], (layer,), inputs[0]), *kept)
+
+
+def _differentiate(
+    kind: Kind,
+    sizes: tuple[int, ...],
+    choice: Choice,
+    store: Arrays,
+    stacks: Arrays,
+    layer: jax.Array,
+    cotangent: jax.Array,
+    slots: Arrays,
+) -> tuple[jax.Array, Arrays]:
+    """The gradient of a sublayer's input at its active sizes, and the slots with those of its weights."""
+    normalise, count, operation = without_norm(kind.operation)
+    inputs, weights = _active(kind, sizes, at(store[0], layer), stacks, layer)
+    x, normalise_vjp = jax.vjp(normalise, *inputs)
+    cotangent = cotangent[:, : x.shape[1]]
+
+    def block(number: jax.Array | None, state: Any) -> Any:
+        total, slots = state
+        operands = x, *weights(number)
+        like = kept_like(operation, *operands)
+        kept = tuple(
+            read(one, _start(layer, number), part.shape) for one, part in zip(store[1:], like, strict=True)
+        )
+        to_x, *to_weights = backward_from(operation, operands, kept, (cotangent,))
+        return _plus(total, to_x), _fill(slots, layer, to_weights, kind.axes, number)
+
+    to_x, behind = _all_blocks(kind, choice, block, x, slots[count - 1 :])
+    to_x, *to_norm = normalise_vjp(to_x)
+    return to_x, (*_fill(slots[: count - 1], layer, to_norm), *behind)
+
+
+def _all_blocks(kind: Kind, choice: Choice, block: Callable, x: jax.Array, state: Any) -> Any:
+    """The sum over a sublayer's active blocks, like x, and the state behind them."""
+    if kind.blocks is None:
+        return block(None, (None, state))
+    total = jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+    total, state = lax.fori_loop(0, choice.blocks, block, (total, state))
+    return total.astype(x.dtype), state
+
+
+def _plus(total: jax.Array | None, more: jax.Array) -> jax.Array:
+    return more if total is None else total + more.astype(total.dtype)
+
+
+def _active(
+    kind: Kind, sizes: tuple[int, ...], x: jax.Array, stacks: Arrays, layer: jax.Array
+) -> tuple[Arrays, Callable[[jax.Array | None], Arrays]]:
+    """Operands of a sublayer's normalisation, and the weights behind it as a function of the block."""
+    _, count, _ = without_norm(kind.operation)
+    like = jax.eval_shape(lambda: (x, *(stack[0] for stack in stacks)))
+    shapes = kind.operation.shapes(sizes, *like)
+
+    def weights(number: jax.Array | None) -> Arrays:
+        parts = zip(stacks[count - 1 :], shapes[count:], kind.axes, strict=True)
+        return tuple(
+            _once(read(stack, (layer, *_offset(shape, axis, number)), shape), axis, number)
+            for stack, shape, axis in parts
+        )
+
+    norm = zip(stacks[: count - 1], shapes[1:count], strict=True)
+    inputs = x[:, : shapes[0][1]], *(read(stack, (layer,), shape) for stack, shape in norm)
+    return inputs, weights
+
+
+def _fill(
+    slots: Arrays, layer: jax.Array, values: Any, axes: Any = None, number: jax.Array | None = None
+) -> Arrays:
+    """The slots, stacks or arrays of one layer, with gradients of weights, or of those that a block reads."""
+
+    def one(slot: jax.Array, value: jax.Array, axis: Any) -> jax.Array:
+        start = (layer,) if slot.ndim > value.ndim else ()
+        if isinstance(axis, int):
+            return write(slot, (*start, *_offset(value.shape, axis, number)), value)
+        if number is not None:
+            value = read(slot, start, value.shape) + _once(value, axis, number)
+        return write(slot, start, value) if start else pad(value, slot)
+
+    axes = (None,) * len(slots) if axes is None else axes
+    return tuple(map(one, slots, values, axes))
+
+
+def _once(value: jax.Array, axis: Any, number: jax.Array | None) -> jax.Array:
+    if axis != FIRST or number is None:
+        return value
+    return jnp.where(number == 0, value, 0)
+
+
+def _offset(shape: tuple[int, ...], axis: Any, number: jax.Array | None) -> tuple[Any, ...]:
+    """Where the part of a weight starts that a block reads."""
+    return tuple(number * size if i == axis else 0 for i, size in enumerate(shape))
+
+
+def _start(layer: jax.Array, number: jax.Array | None) -> tuple[jax.Array, ...]:
+    return (layer,) if number is None else (layer, number)
 
 
 def _one_of(
@@ -199,7 +377,6 @@ def _one_of(
     """The state after the branch of `rows[index]`, which takes sizes, layer and state."""
     if len(rows) == 1:
         return branch(rows[0], layer, state)
-    # Counting down, and not comparing with each row, is one kernel for all branches.
     remaining = index
     for sizes in rows:
         if sizes is not None:
@@ -216,69 +393,27 @@ def _turn(branch: Callable[[jax.Array, Any], Any], state: Any) -> Any:
     return remaining - 1, jnp.full_like(layer, -1), branch(layer, state)
 
 
-def _masked(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) -> jax.Array:
-    (y,) = operation.masked(masks_at(rows, index), *operands)
-    runs = jnp.asarray([row is not None for row in rows])[index]
+def _masked(kind: Kind, row: jax.Array, *operands: jax.Array) -> jax.Array:
+    (y,) = kind.operation.masked(masks_at(kind.rows, row), *operands)
+    runs = jnp.asarray([sizes is not None for sizes in kind.rows])[row]
     return jnp.where(runs, y, 0)
 
 
-def _store(operation: Any, x: jax.Array, weights: Arrays) -> Arrays:
-    """Space for the inputs of a sublayer, and for what it keeps, in all layers."""
-    x = as_rows(x)
-    kept = kept_like(operation, x, *(stack[0] for stack in weights))
-    return tuple(empty((len(weights[0]), *one.shape), one.dtype) for one in (x, *kept))
-
-
-def _operands(
-    operation: Any, sizes: tuple[int, ...] | None, x: jax.Array, stacks: Arrays, layer: jax.Array
-) -> Arrays:
-    """The active part of a sublayer's operands at a layer; all of it where sizes is None."""
-    like = jax.eval_shape(lambda: (x, *(stack[0] for stack in stacks)))
-    shapes = [one.shape for one in like] if sizes is None else operation.shapes(sizes, *like)
-    return x[:, : shapes[0][1]], *_read(stacks, layer, shapes[1:])
-
-
-def _scaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:
-    return y if scale is None else y * scale.astype(y.dtype)[:, None, None]
-
-
-def _at(stacks: Any, layer: jax.Array) -> Any:
-    return jax.tree.map(lambda stack: _read([stack], layer, [stack.shape[1:]])[0], stacks)
-
-
-def _read(stacks: Any, layer: jax.Array, shapes: Any) -> Arrays:
-    """The part of these shapes of each stack at a layer."""
-    return tuple(
-        lax.dynamic_slice(stack, _start(stack, layer), (1, *shape), allow_negative_indices=False)[0]
-        for stack, shape in zip(stacks, shapes, strict=True)
-    )
-
-
-def _write(stacks: Arrays, layer: jax.Array, values: Any) -> Arrays:
-    """The stacks with values, which may be smaller, at a layer; further stacks as they are."""
-    written = tuple(
-        lax.dynamic_update_slice(stack, value[None], _start(stack, layer), allow_negative_indices=False)
-        for stack, value in zip(stacks, values, strict=False)
-    )
-    return (*written, *stacks[len(written) :])
-
-
-def _apart(values: Any, stacks: Arrays) -> tuple[Arrays, Arrays]:
-    """The values of small stacks, and those of large ones."""
-    small = tuple(value for value, stack in zip(values, stacks, strict=True) if _is_small(stack))
-    large = tuple(value for value, stack in zip(values, stacks, strict=True) if not _is_small(stack))
-    return small, large
-
-
-def _together(small: Arrays, large: Arrays, stacks: Arrays) -> Arrays:
-    """The inverse of `_apart`."""
-    parts = iter(small), iter(large)
-    return tuple(next(parts[0] if _is_small(stack) else parts[1]) for stack in stacks)
+def _store(kind: Kind, x: jax.Array, weights: Arrays) -> Arrays:
+    """Space for the inputs of a sublayer, and for what it or its blocks keep, in all layers."""
+    _, count, operation = without_norm(kind.operation)
+    operands = x, *(jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype) for stack in weights)
+    shapes = kind.operation.shapes(largest(kind.branches), *operands)
+    own = [jax.ShapeDtypeStruct(shape, one.dtype) for shape, one in zip(shapes, operands, strict=True)]
+    kept = kept_like(operation, own[0], *own[count:])
+    layers, blocks = len(weights[0]), () if kind.blocks is None else (kind.blocks,)
+    stores = (empty((layers, *blocks, *one.shape), one.dtype) for one in kept)
+    return empty((layers, *x.shape), x.dtype), *stores
 
 
 def _is_small(stack: jax.Array) -> bool:
     return math.prod(stack.shape[1:]) < 8192
 
 
-def _start(stack: jax.Array, layer: jax.Array) -> tuple[Any, ...]:
-    return layer, *(jnp.zeros_like(layer),) * (stack.ndim - 1)
+def _scaled(y: jax.Array, scale: jax.Array | None) -> jax.Array:
+    return y if scale is None else y * scale.astype(y.dtype)[:, None, None]

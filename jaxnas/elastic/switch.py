@@ -30,6 +30,7 @@ from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
 Arrays = tuple[jax.Array, ...]
 Shapes = tuple[tuple[int, ...], ...]
 Rows = tuple[tuple[int, ...] | None, ...]
+FIRST = "first"  # in `Operation.block_axes`
 
 
 class Operation(Protocol):
@@ -42,6 +43,11 @@ class Operation(Protocol):
     The backward pass is the vector-Jacobian product of `compute`, which computes what it needs again. Where
     that is too much, an operation has `forward(*operands) -> (outputs, kept)` with arrays to keep, and
     `backward(operands, kept, cotangents) -> gradients`.
+
+    An operation whose output is a sum over blocks of its last size, as attention's is over heads, may have
+    `block_axes`. They say for each operand behind the first how a block reads it: its part along an axis
+    (an int), all of it (None), or all of it in the first block and zeros in the others (`FIRST`). Layers in
+    a loop then run it block by block.
     """
 
     def shapes(self, sizes: tuple[int, ...], *operands: jax.Array) -> Shapes: ...
