@@ -50,6 +50,7 @@ def make_space(name: str) -> jaxnas.Space:
 
 def compiled(fn: Callable, *args: Any) -> tuple[Callable, dict[str, float]]:
     """Compiles ahead of time; returns the program, its compile seconds and megabytes of buffers."""
+    jax.clear_caches()  # what was traced for one network is not there for the next: each is the first
     start = time.perf_counter()
     program = jax.jit(fn).lower(*args).compile()
     seconds = time.perf_counter() - start

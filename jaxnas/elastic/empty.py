@@ -9,6 +9,8 @@ nothing has to be compiled when jaxnas is installed.
 from __future__ import annotations
 
 import ctypes
+import pathlib
+import re
 from typing import Any
 
 import jax
@@ -17,49 +19,69 @@ from jax import lax
 _TARGET = "jaxnas_empty"
 
 
+def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """An array whose contents are whatever its memory held: write before reading."""
+
+    def default() -> jax.Array:
+        return lax.empty(shape, dtype)
+
+    if not _REGISTERED:
+        return default()
+    foreign = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(shape, dtype))
+    return lax.platform_dependent(cpu=foreign, default=default)
+
+
+# The beginnings of three structures of XLA's interface for foreign functions (xla/ffi/api/c_api.h).
+
+
+class _Metadata(ctypes.Structure):
+    """XLA_FFI_Metadata; the version is for the function to fill."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("version_struct_size", ctypes.c_size_t),
+        ("version_extension", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+    )
+
+
 class _Extension(ctypes.Structure):
-    """The start of XLA_FFI_Metadata_Extension, in XLA's `ffi/api/c_api.h`."""
+    """XLA_FFI_Metadata_Extension."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("type", ctypes.c_int),
         ("next", ctypes.c_void_p),
-        ("metadata", ctypes.c_void_p),
-    )
-
-
-class _Metadata(ctypes.Structure):
-    """The start of XLA_FFI_Metadata: XLA_FFI_Api_Version within, for the handler to fill."""
-
-    _fields_ = (
-        ("struct_size", ctypes.c_size_t),
-        ("version_struct_size", ctypes.c_size_t),
-        ("version_extension_start", ctypes.c_void_p),
-        ("major_version", ctypes.c_int),
-        ("minor_version", ctypes.c_int),
+        ("metadata", ctypes.POINTER(_Metadata)),
     )
 
 
 class _CallFrame(ctypes.Structure):
-    """The start of XLA_FFI_CallFrame."""
+    """XLA_FFI_CallFrame; it has an extension only where XLA asks for the version."""
 
     _fields_ = (("struct_size", ctypes.c_size_t), ("extension", ctypes.POINTER(_Extension)))
 
 
+def _version() -> tuple[int, int]:
+    """Of the interface that the installed JAX has."""
+    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    major, minor = (
+        int(re.findall(rf"^#define XLA_FFI_API_{part} (\d+)", header, re.MULTILINE)[0])
+        for part in ("MAJOR", "MINOR")
+    )
+    return major, minor
+
+
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_CallFrame))
 def _do_nothing(frame: Any) -> None:
-    # XLA calls once with an extension, to ask for which version of the interface this is written.
     if extension := frame.contents.extension:
-        metadata = _Metadata.from_address(extension.contents.metadata)
-        metadata.major_version, metadata.minor_version = 0, 1
+        metadata = extension.contents.metadata.contents
+        metadata.major, metadata.minor = _VERSION
 
 
-jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_do_nothing), platform="cpu")
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """An array whose contents are whatever its memory held: write before reading."""
-    return lax.platform_dependent(
-        cpu=jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(shape, dtype)),
-        default=lambda: lax.empty(shape, dtype),
-    )
+_VERSION = _version()
+# Another major version may have other structures: then the array is filled, as XLA does it.
+_REGISTERED = _VERSION[0] == 0
+if _REGISTERED:
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_do_nothing), platform="cpu")

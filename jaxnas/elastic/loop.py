@@ -320,8 +320,7 @@ def _active(
 ) -> tuple[Arrays, Callable[[jax.Array | None], Arrays]]:
     """Operands of a sublayer's normalisation, and the weights behind it as a function of the block."""
     _, count, _ = without_norm(kind.operation)
-    like = jax.eval_shape(lambda: (x, *(stack[0] for stack in stacks)))
-    shapes = kind.operation.shapes(sizes, *like)
+    shapes = kind.operation.shapes(sizes, x, *map(_of_layer, stacks))
 
     def weights(number: jax.Array | None) -> Arrays:
         parts = zip(stacks[count - 1 :], shapes[count:], kind.axes, strict=True)
@@ -402,13 +401,17 @@ def _masked(kind: Kind, row: jax.Array, *operands: jax.Array) -> jax.Array:
 def _store(kind: Kind, x: jax.Array, weights: Arrays) -> Arrays:
     """Space for the inputs of a sublayer, and for what it or its blocks keep, in all layers."""
     _, count, operation = without_norm(kind.operation)
-    operands = x, *(jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype) for stack in weights)
+    operands = x, *map(_of_layer, weights)
     shapes = kind.operation.shapes(largest(kind.branches), *operands)
     own = [jax.ShapeDtypeStruct(shape, one.dtype) for shape, one in zip(shapes, operands, strict=True)]
     kept = kept_like(operation, own[0], *own[count:])
     layers, blocks = len(weights[0]), () if kind.blocks is None else (kind.blocks,)
     stores = (empty((layers, *blocks, *one.shape), one.dtype) for one in kept)
     return empty((layers, *x.shape), x.dtype), *stores
+
+
+def _of_layer(stack: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)
 
 
 def _is_small(stack: jax.Array) -> bool:
