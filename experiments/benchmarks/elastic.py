@@ -92,6 +92,14 @@ def measure() -> dict[str, Any]:
         batch = jax.tree.map(lambda x: x[None], arch)
         return jax.vmap(forward_of(nets["unrolled"]), (None, None, 0))(params, images, batch)[0]
 
+    # First: compiling takes longer in a process that has compiled, or run, large programs.
+    networks = []
+    for arch in archs:
+        small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
+        forward = forward_of(small)
+        both = {"forward": forward, "gradient": gradient_of(forward)}
+        networks.append((small_params, {k: compiled(fn, small_params, images) for k, fn in both.items()}))
+
     forms = {name: forward_of(net) for name, net in nets.items()} | {"masked": masked}
     programs: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
     compiling: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
@@ -100,14 +108,6 @@ def measure() -> dict[str, Any]:
             program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
             programs[kind][name], compiling[kind][name] = program, cost
             print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
-
-    # Before anything runs: compiling takes longer in a process that has run large programs.
-    networks = []
-    for arch in archs:
-        small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
-        forward = forward_of(small)
-        both = {"forward": forward, "gradient": gradient_of(forward)}
-        networks.append((small_params, {k: compiled(fn, small_params, images) for k, fn in both.items()}))
 
     rows = []
     for number, (arch, (small_params, extracted)) in enumerate(zip(archs, networks, strict=True)):
