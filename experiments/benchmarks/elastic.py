@@ -68,8 +68,8 @@ def measure() -> dict[str, Any]:
     common["max_relative_position"] = 14 if _RELATIVE.value else 0
     common["dtype"] = jnp.dtype(_DTYPE.value)
     nets = {
-        "unrolled": ViT(space, **common),
         "scan": ViT(space, scan_layers=True, **common),
+        "unrolled": ViT(space, **common),
     }
     shape = (_BATCH.value, 224, 224, 3)
     params = jaxnas.init(nets["unrolled"], keys[0], shape)
@@ -92,7 +92,8 @@ def measure() -> dict[str, Any]:
         batch = jax.tree.map(lambda x: x[None], arch)
         return jax.vmap(forward_of(nets["unrolled"]), (None, None, 0))(params, images, batch)[0]
 
-    # First: compiling takes longer in a process that has compiled, or run, large programs.
+    # First: compiling takes longer in a process that has compiled, or run, large programs. So the
+    # unrolled supernet, the largest, comes behind the scanned one.
     networks = []
     for arch in archs:
         small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
