@@ -376,14 +376,16 @@ MLP = (MlpOperation(FLOAT), [(6, 8), (8,), (8, 6), (6,)])
 ATTENTION = (AttentionOperation(5, (2, 2), FLOAT), [(6, 3, 4, 3), (3, 4, 3), (12, 6), (6,), (7, 3), (7, 3)])
 
 
+@pytest.mark.parametrize("small", [0, 8192], ids=["large", "small"])
 @pytest.mark.parametrize("normalised", [False, True], ids=["plain", "normalised"])
 @pytest.mark.parametrize(
     "kind, options",
     [(MLP, (8,)), (MLP, (3, 8)), (ATTENTION, (4,)), (ATTENTION, (1, 4)), (ATTENTION, (2, 4))],
     ids=["mlp", "elastic mlp", "attention", "elastic attention", "pairs of heads"],
 )
-def test_layers_in_a_loop_are_one_after_another(kind, options, normalised):
+def test_layers_in_a_loop_are_one_after_another(kind, options, normalised, small, monkeypatch):
     """Also with factors of examples, where no size is chosen, and heads block by block."""
+    monkeypatch.setattr(loop, "SMALL", small)
     operation, shapes = kind
     if normalised:
         operation, shapes = PreNorm(operation, LayerNormOperation(1e-5, FLOAT)), [(6,), (6,), *shapes]
@@ -429,8 +431,9 @@ def test_heads_are_turns_and_not_branches():
     assert products((2, 8)) == products((2, 4, 6, 8))
 
 
-def test_layers_in_a_loop_are_read_and_written_in_place():
+def test_layers_in_a_loop_are_read_and_written_in_place(monkeypatch):
     """Neither weights, nor gradients, nor what layers keep is copied as a whole in each turn."""
+    monkeypatch.setattr(loop, "SMALL", 0)
     case = setting("scanned")
     gradient = jax.grad(lambda params, arch: jnp.sum(case.net.apply({"params": params}, case.images, arch)))
     program = jax.jit(gradient).lower(stack_layers(case.params), case.space.largest()).compile().as_text()
