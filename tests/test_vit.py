@@ -390,7 +390,7 @@ def test_layers_in_a_loop_are_one_after_another(kind, options, normalised, small
     if normalised:
         operation, shapes = PreNorm(operation, LayerNormOperation(1e-5, FLOAT)), [(6,), (6,), *shapes]
     chosen = jnp.asarray([0, len(options) - 1, 0], jnp.int32)
-    weights = [normal(3, *shape) for shape in shapes]
+    weights = [0.3 * normal(3, *shape) for shape in shapes]  # sharper attention magnifies rounding
     x, scales = normal(2, 5, 6), jnp.asarray([[1, 0], [2, 1], [0, 1]], jnp.float32)
 
     def sublayer(weights, size):
@@ -413,8 +413,7 @@ def test_layers_in_a_loop_are_one_after_another(kind, options, normalised, small
         return value, vjp(jnp.cos(value))
 
     looped, unrolled = (value_and_gradients(fn, x, weights) for fn in (looped, unrolled))
-    for one, other in zip(*map(jax.tree.leaves, (looped, unrolled)), strict=True):
-        assert difference(one, other) <= 1e-5 * max(1, float(jnp.max(jnp.abs(other))))
+    assert difference(looped, unrolled) <= 1e-6
 
 
 def test_heads_are_turns_and_not_branches():
