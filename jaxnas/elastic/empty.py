@@ -64,10 +64,11 @@ class _CallFrame(ctypes.Structure):
 
 
 def _version() -> tuple[int, int]:
-    """Of the interface that the installed JAX has."""
-    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    """Of the interface that the installed JAX has; -1 where it came without its headers."""
+    path = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    header = path.read_text(encoding="utf-8") if path.exists() else ""
     major, minor = (
-        int(re.findall(rf"^#define XLA_FFI_API_{part} (\d+)", header, re.MULTILINE)[0])
+        int([*re.findall(rf"^#define XLA_FFI_API_{part} (\d+)", header, re.MULTILINE), "-1"][0])
         for part in ("MAJOR", "MINOR")
     )
     return major, minor
@@ -81,7 +82,7 @@ def _do_nothing(frame: Any) -> None:
 
 
 _VERSION = _version()
-# Another major version may have other structures: then the array is filled, as XLA does it.
+# Another major version may have other structures: then, or if none is known, XLA fills the array.
 _REGISTERED = _VERSION[0] == 0
 if _REGISTERED:
     jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_do_nothing), platform="cpu")
