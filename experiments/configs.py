@@ -57,6 +57,7 @@ class Training:
     log_every: int = 50
     evaluate_every: int = 500
     checkpoint_every: int = 500
+    steps_per_call: int = 1
     devices: int | None = None
 
 

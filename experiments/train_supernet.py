@@ -66,6 +66,7 @@ def main(argv: list[str]) -> None:
                 settings.log_every,
                 settings.evaluate_every,
                 settings.checkpoint_every,
+                settings.steps_per_call,
             ),
             mesh=setup.mesh,
             watch=lambda state: watch_record(evaluate(state.params, archs)),

@@ -18,7 +18,7 @@ SMALL = (
     "--config=digits",
     "--set", "training.steps=60",
     "--set", "training.warmup_steps=5",
-    "--set", "training.log_every=5",
+    "--set", "training.log_every=5", "--set", "training.steps_per_call=5",
     "--set", "training.evaluate_every=20",
     "--set", "training.checkpoint_every=10",
     "--set", "search.evaluations=24",

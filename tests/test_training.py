@@ -12,6 +12,7 @@ from jaxnas.supernets import ViT, stack_layers, unstack_layers
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training import step as step_lib
 from jaxnas.training.evaluate import make_evaluator
+from jaxnas.training.loop import LoopSettings, several, steps_of_call
 
 SPACE = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
 NET = ViT(
@@ -133,6 +134,37 @@ def test_eight_devices_give_what_one_gives():
         np.testing.assert_allclose(metrics["loss"], one_metrics["loss"], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(state.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_several_steps_in_one_call_are_one_after_another(devices):
+    mesh, step, state = make(devices, optax.sgd(0.1))
+    together = jax.tree.map(jnp.copy, state)
+    batches = tuple(step_lib.shard_batch(batch(number), mesh) for number in range(3))
+    for one in batches:
+        state, metrics = step(state, one)
+    together, last = several(step)(together, batches)
+    assert int(together.step) == 3
+    assert metrics.keys() == last.keys()
+    for name, value in metrics.items():
+        np.testing.assert_allclose(last[name], value, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(together.params), strict=True):
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("steps_per_call", "start", "expected"),
+    [(1, 0, [1] * 12), (4, 0, [4, 1, 3, 2, 2]), (5, 0, [5, 5, 2]), (5, 3, [2, 5, 2]), (100, 0, [5, 5, 2])],
+)
+def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected):
+    """And where it would without an interruption, so that a resumed training is the same."""
+    settings = LoopSettings(12, 5, 10, 5, steps_per_call)
+    number, calls = start, []
+    while number < settings.steps:
+        calls.append(steps_of_call(number, settings))
+        number += calls[-1]
+    assert calls == expected and number == 12
 
 
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused():

@@ -5,7 +5,9 @@
 
 For sampled architectures: the supernet at that architecture (layers unrolled, and scanned), the same
 with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
-plain PyTorch network of the same sizes. Forms are timed in turns in one process, the masked one after
+plain PyTorch network of the same sizes. Timed are the forward pass, the gradient, and a step of gradient
+descent where a call has four: on CPUs XLA asks the system for its memory in each call anew, PyTorch does
+not (its column has the gradient there). Forms are timed in turns in one process, the masked one after
 the others; the table shows medians over repeats, and ratios to the extracted network, averaged over
 architectures. Compile times are those of a process that has compiled nothing before.
 """
@@ -40,6 +42,10 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and image
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 _TORCH = flags.DEFINE_boolean("torch", True, "Time PyTorch too, if it is installed.")
+
+
+_KINDS = "forward", "gradient", "steps"
+_STEPS = 4  # in one call, for the kind "steps"
 
 
 def make_space(name: str) -> jaxnas.Space:
@@ -88,6 +94,18 @@ def measure() -> dict[str, Any]:
 
         return jax.grad(loss)
 
+    def steps_of(apply: Callable) -> Callable:
+        gradient = gradient_of(apply)
+
+        def steps(params: Any, images: Any, *arch: Any) -> Any:
+            def one(_: jax.Array, params: Any) -> Any:
+                gradients = gradient(params, images, *arch)
+                return jax.tree.map(lambda x, slope: x - 1e-6 * slope, params, gradients)
+
+            return lax.fori_loop(0, _STEPS, one, params)
+
+        return steps
+
     def masked(params: Any, images: Any, arch: Any) -> jax.Array:
         batch = jax.tree.map(lambda x: x[None], arch)
         return jax.vmap(forward_of(nets["unrolled"]), (None, None, 0))(params, images, batch)[0]
@@ -99,19 +117,24 @@ def measure() -> dict[str, Any]:
         small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
         forward = forward_of(small)
         both = {"forward": forward, "gradient": gradient_of(forward)}
-        networks.append((small_params, {k: compiled(fn, small_params, images) for k, fn in both.items()}))
+        programs_of = {kind: compiled(fn, small_params, images) for kind, fn in both.items()}
+        networks.append((forward, small_params, programs_of))
 
     forms = {name: forward_of(net) for name, net in nets.items()} | {"masked": masked}
-    programs: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
-    compiling: dict[str, dict[str, Any]] = {"forward": {}, "gradient": {}}
-    for name, form in forms.items():
-        for kind, fn in (("forward", form), ("gradient", gradient_of(form))):
-            program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
-            programs[kind][name], compiling[kind][name] = program, cost
-            print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
+    programs: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
+    compiling: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
+    wanted = [(name, kind) for name in forms for kind in ("forward", "gradient")]
+    made = {"forward": lambda form: form, "gradient": gradient_of, "steps": steps_of}
+    for name, kind in (*wanted, ("scan", "steps"), ("unrolled", "steps")):
+        fn = made[kind](forms[name])
+        program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
+        programs[kind][name], compiling[kind][name] = program, cost
+        print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
+    for forward, small_params, extracted in networks:
+        extracted["steps"] = compiled(steps_of(forward), small_params, images)
 
     rows = []
-    for number, (arch, (small_params, extracted)) in enumerate(zip(archs, networks, strict=True)):
+    for number, (arch, (_, small_params, extracted)) in enumerate(zip(archs, networks, strict=True)):
         row: dict[str, Any] = {"architecture": space.to_dict(arch)}
         for kind, (program, cost) in extracted.items():
             calls = {
@@ -119,13 +142,16 @@ def measure() -> dict[str, Any]:
                 for name, supernet in programs[kind].items()
             }
             calls["extracted"] = functools.partial(program, small_params, images)
-            torch_call = _torch_call(space, arch, kind) if _TORCH.value else None
+            torch_kind = "gradient" if kind == "steps" else kind
+            torch_call = _torch_call(space, arch, torch_kind) if _TORCH.value else None
             if torch_call is not None:
                 calls["pytorch"] = torch_call
             # Apart: its memory, several times that of the others, slows what runs next.
-            alone = {"masked": calls.pop("masked")}
+            alone = {name: calls.pop(name) for name in ("masked",) if name in calls}
             row[kind] = median_times(calls, warmup=1, repeats=_REPEATS.value)
             row[kind] |= median_times(alone, warmup=1, repeats=_REPEATS.value)
+            if kind == "steps":
+                row[kind] = {n: t if n == "pytorch" else t / _STEPS for n, t in row[kind].items()}
             row[f"{kind}_compile"] = cost
         rows.append(row)
         shown = {k: {n: round(1e3 * t, 1) for n, t in row[k].items()} for k in programs}
@@ -145,7 +171,7 @@ def measure() -> dict[str, Any]:
     write(result)  # the population takes long; what there is so far is safe
     if _POPULATION.value:
         print(show(result), flush=True)
-        forwards = [(extracted["forward"][0], small_params) for small_params, extracted in networks]
+        forwards = [(extracted["forward"][0], small_params) for _, small_params, extracted in networks]
         result["population"] = population(forward_of(nets["unrolled"]), params, images, archs, forwards)
         write(result)
     return result
@@ -189,16 +215,15 @@ def population(
 def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean over architectures of each form's time over the extracted network's."""
     means: dict[str, dict[str, float]] = {}
-    for kind in ("forward", "gradient"):
+    for kind in _KINDS:
         names = [name for name in rows[0][kind] if name != "extracted"]
         means[kind] = {
             name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows]))
             for name in names
         }
-        if "pytorch" in names:
-            means[kind]["unrolled over pytorch"] = float(
-                np.mean([row[kind]["unrolled"] / row[kind]["pytorch"] for row in rows])
-            )
+        for name in ("scan", "unrolled") if "pytorch" in names else ():
+            quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
+            means[kind][f"{name} over pytorch"] = float(np.mean(quotients))
     return means
 
 
@@ -215,7 +240,7 @@ def _torch_call(space: Any, arch: Any, kind: str) -> Callable[[], Any] | None:
 def show(result: dict[str, Any]) -> str:
     """The table that is printed."""
     lines = [f"{result['space']} space, batch {result['batch']}, {result['device']}, ratios to extracted"]
-    extracted = {k: [row[f"{k}_compile"] for row in result["rows"]] for k in ("forward", "gradient")}
+    extracted = {k: [row[f"{k}_compile"] for row in result["rows"]] for k in _KINDS}
     for kind, means in result["ratios"].items():
         base = statistics.mean(row[kind]["extracted"] for row in result["rows"])
         compile_base = statistics.mean(cost["seconds"] for cost in extracted[kind])

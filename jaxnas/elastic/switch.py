@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jaxnas.elastic.empty import empty
 from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
 
 Arrays = tuple[jax.Array, ...]
@@ -225,12 +226,14 @@ def _forward_switch(
     like = jax.eval_shape(functools.partial(compute, largest(rows)), *operands)
 
     def branch(sizes: tuple[int, ...] | None, operands: Any) -> Any:
-        return _zeros(like) if sizes is None else compute(sizes, *operands)
+        if sizes is not None:
+            return compute(sizes, *operands)
+        return (_zeros(like[0]), _unwritten(like[1])) if keep else _zeros(like)
 
     def masked(index: jax.Array, operands: Any) -> Any:
         outputs = operation.masked(masks_at(rows, index), *operands)
         # The masked backward pass computes again; what another would keep is unused.
-        return (outputs, _zeros(like[1])) if keep else outputs
+        return (outputs, _unwritten(like[1])) if keep else outputs
 
     return hard_or_masked(_switch(rows, branch), masked)(index, operands)
 
@@ -293,6 +296,11 @@ def largest(rows: Rows) -> tuple[int, ...]:
 def as_rows(x: jax.Array) -> jax.Array:
     """[..., D] as [N, D]: plain matrix products over flattened rows are the fastest."""
     return x.reshape(-1, x.shape[-1])
+
+
+def _unwritten(like: Any) -> Any:
+    """What the backward pass of a layer that did not run does not read."""
+    return jax.tree.map(lambda leaf: empty(leaf.shape, leaf.dtype), like)
 
 
 def _zeros(like: Any) -> Any:

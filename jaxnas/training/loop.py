@@ -41,12 +41,42 @@ class LoopSettings:
       log_every: steps between two records of the training loss.
       evaluate_every: steps between two calls of `watch`.
       checkpoint_every: steps between two checkpoints.
+      steps_per_call: steps in one compiled call, see `several`; fewer where one of the above comes first,
+        and each number of steps is compiled: best is one that divides them all.
     """
 
     steps: int
     log_every: int
     evaluate_every: int
     checkpoint_every: int
+    steps_per_call: int = 1
+
+
+def several(step: Step) -> Step:
+    """A step for each of a tuple of batches, one after another in one compiled call.
+
+    On CPUs each call asks the system for the memory of its buffers anew, a tenth of a step or more; here
+    all steps but the first find it there.
+
+    Args:
+      step: from (state, batch) to (state, metrics).
+
+    Returns:
+      From (state, tuple of batches) to the state and the metrics of the last step. The state is donated.
+    """
+
+    def steps(state: Any, batches: tuple[Any, ...]) -> tuple[Any, dict[str, jax.Array]]:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+        state, metrics = jax.lax.scan(step, state, stacked)
+        return state, jax.tree.map(lambda each: each[-1], metrics)
+
+    return jax.jit(steps, donate_argnums=0)
+
+
+def steps_of_call(number: int, settings: LoopSettings) -> int:
+    """How many steps the call that begins with step `number` has: up to where something is recorded."""
+    every = settings.log_every, settings.evaluate_every, settings.checkpoint_every, settings.steps_per_call
+    return min(settings.steps - number, *(n - number % n for n in every))
 
 
 def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
@@ -118,9 +148,12 @@ def fit(
         writer = JsonlWriter(workdir / "metrics.jsonl", resume=start if restored else None)
         progress = Progress(settings.steps, start)
         with writer, progress, stop_on_signals() as stop:
-            for number in range(start, settings.steps):
-                state, metrics = step(state, shard_batch(batches.at(number), mesh))
-                done = number + 1
+            done, calls = start, several(step)
+            while done < settings.steps:
+                numbers = range(done, done + steps_of_call(done, settings))
+                rows = tuple(shard_batch(batches.at(number), mesh) for number in numbers)
+                state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
+                done = numbers.stop
                 last = done == settings.steps
                 if done % settings.log_every == 0 or last:
                     record = _train_record(done, metrics)
