@@ -167,6 +167,12 @@ def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected
     assert calls == expected and number == 12
 
 
+@pytest.mark.parametrize("value", [0, -5])
+def test_intervals_below_one_step_are_refused(value):
+    with pytest.raises(ValueError, match=f"steps_per_call is {value}; .* at least 1"):
+        LoopSettings(12, 5, 10, 5, value)
+
+
 def test_a_batch_that_does_not_divide_by_the_devices_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by the mesh's 8"):
         step_lib.shard_batch(batch(0, 12), step_lib.data_mesh(8))

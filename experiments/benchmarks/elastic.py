@@ -147,9 +147,10 @@ def measure() -> dict[str, Any]:
             if torch_call is not None:
                 calls["pytorch"] = torch_call
             # Apart: its memory, several times that of the others, slows what runs next.
-            alone = {name: calls.pop(name) for name in ("masked",) if name in calls}
+            alone = calls.pop("masked", None)
             row[kind] = median_times(calls, warmup=1, repeats=_REPEATS.value)
-            row[kind] |= median_times(alone, warmup=1, repeats=_REPEATS.value)
+            if alone is not None:
+                row[kind] |= median_times({"masked": alone}, warmup=1, repeats=_REPEATS.value)
             if kind == "steps":
                 row[kind] = {n: t if n == "pytorch" else t / _STEPS for n, t in row[kind].items()}
             row[f"{kind}_compile"] = cost

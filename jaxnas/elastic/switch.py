@@ -299,7 +299,7 @@ def as_rows(x: jax.Array) -> jax.Array:
 
 
 def _unwritten(like: Any) -> Any:
-    """What the backward pass of a layer that did not run does not read."""
+    """In place of what an operation keeps, where its backward pass does not read it."""
     return jax.tree.map(lambda leaf: empty(leaf.shape, leaf.dtype), like)
 
 

@@ -43,6 +43,9 @@ class LoopSettings:
       checkpoint_every: steps between two checkpoints.
       steps_per_call: steps in one compiled call, see `several`; fewer where one of the above comes first,
         and each number of steps is compiled: best is one that divides them all.
+
+    Raises:
+      ValueError: a number below 1.
     """
 
     steps: int
@@ -50,6 +53,11 @@ class LoopSettings:
     evaluate_every: int
     checkpoint_every: int
     steps_per_call: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it is a number of steps, at least 1.")
 
 
 def several(step: Step) -> Step:
