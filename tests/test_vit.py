@@ -461,7 +461,7 @@ def test_what_layers_keep_is_written_before_it_is_read(name, module, batched, mo
     jax.clear_caches()  # what was traced has the memory as it is
     made = []
 
-    def no_numbers(shape, dtype):
+    def no_numbers(shape, dtype, after):
         made.append(shape)
         return jnp.full(shape, jnp.nan, dtype)
 
@@ -479,7 +479,7 @@ def test_an_empty_array_can_be_written():
         def write(i, store):
             return jax.lax.dynamic_update_slice(store, jnp.square(x)[None] * i, (i, 0, 0))
 
-        return jax.lax.fori_loop(0, 3, write, empty((3, *x.shape), x.dtype))
+        return jax.lax.fori_loop(0, 3, write, empty((3, *x.shape), x.dtype, x))
 
     x = normal(4, 5)
     expected = jnp.stack([i * jnp.square(x) for i in range(3)])

@@ -19,16 +19,29 @@ from jax import lax
 _TARGET = "jaxnas_empty"
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """An array whose contents are whatever its memory held: write before reading."""
+def empty(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
+    """An array whose contents are whatever its memory held: write before reading.
 
-    def default() -> jax.Array:
+    Args:
+      shape, dtype: of the array.
+      after: an array that is computed in the same turn of whatever loop this is in. XLA moves what
+        depends on nothing out of the loop, and copies it in each turn.
+
+    Returns:
+      The array.
+    """
+
+    def default(_: jax.Array) -> jax.Array:
         return lax.empty(shape, dtype)
 
     if not _REGISTERED:
-        return default()
-    foreign = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(shape, dtype))
-    return lax.platform_dependent(cpu=foreign, default=default)
+        return default(after)
+    foreign = jax.ffi.ffi_call(
+        _TARGET, jax.ShapeDtypeStruct(shape, dtype), vmap_method="broadcast_all"
+    )
+    # One number of it: several devices would have to gather the whole of an argument.
+    one = lax.stop_gradient(after[(0,) * after.ndim])
+    return lax.platform_dependent(one, cpu=foreign, default=default)
 
 
 # The beginnings of three structures of XLA's interface for foreign functions (xla/ffi/api/c_api.h).

@@ -408,8 +408,8 @@ def _store(kind: Kind, x: jax.Array, weights: Arrays) -> Arrays:
     own = [jax.ShapeDtypeStruct(shape, one.dtype) for shape, one in zip(shapes, operands, strict=True)]
     kept = kept_like(operation, own[0], *own[count:])
     layers, blocks = len(weights[0]), () if kind.blocks is None else (kind.blocks,)
-    stores = (empty((layers, *blocks, *one.shape), one.dtype) for one in kept)
-    return empty((layers, *x.shape), x.dtype), *stores
+    stores = (empty((layers, *blocks, *one.shape), one.dtype, x) for one in kept)
+    return empty((layers, *x.shape), x.dtype, x), *stores
 
 
 def _of_layer(stack: jax.Array) -> jax.ShapeDtypeStruct:
