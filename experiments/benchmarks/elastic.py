@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -165,6 +166,7 @@ def measure() -> dict[str, Any]:
         "dtype": _DTYPE.value,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        "preloaded": os.environ.get("LD_PRELOAD", ""),
         "compile": compiling,
         "rows": rows,
         "ratios": ratios(rows),

@@ -14,34 +14,41 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 _TARGET = "jaxnas_empty"
 
 
-def empty(shape: tuple[int, ...], dtype: Any, after: jax.Array) -> jax.Array:
-    """An array whose contents are whatever its memory held: write before reading.
+def empty(like: Any, after: jax.Array) -> Any:
+    """Arrays whose contents are whatever their memory held: write before reading.
 
     Args:
-      shape, dtype: of the array.
+      like: a tree with shapes and dtypes.
       after: an array that is computed in the same turn of whatever loop this is in. XLA moves what
         depends on nothing out of the loop, and copies it in each turn.
 
     Returns:
-      The array.
+      The arrays, in a tree as `like`.
     """
-
-    def default(_: jax.Array) -> jax.Array:
-        return lax.empty(shape, dtype)
-
     if not _REGISTERED:
-        return default(after)
+        return jax.tree.map(lambda one: lax.empty(one.shape, one.dtype), like)
+    # A number of it: several devices would have to gather the whole of an argument.
+    number = lax.stop_gradient(after[(0,) * after.ndim])
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, [_one(*pair, number) for pair in enumerate(leaves)])
+
+
+def _one(index: int, like: Any, number: jax.Array) -> jax.Array:
+    """The index tells it from others: XLA would make one array of equal calls, and then copies of it."""
     foreign = jax.ffi.ffi_call(
-        _TARGET, jax.ShapeDtypeStruct(shape, dtype), vmap_method="broadcast_all"
+        _TARGET, jax.ShapeDtypeStruct(like.shape, like.dtype), vmap_method="broadcast_all"
     )
-    # One number of it: several devices would have to gather the whole of an argument.
-    one = lax.stop_gradient(after[(0,) * after.ndim])
-    return lax.platform_dependent(one, cpu=foreign, default=default)
+    return lax.platform_dependent(
+        number,
+        cpu=lambda number: foreign(number, index=np.int32(index)),
+        default=lambda _: lax.empty(like.shape, like.dtype),
+    )
 
 
 # The beginnings of three structures of XLA's interface for foreign functions (xla/ffi/api/c_api.h).

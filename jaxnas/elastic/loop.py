@@ -186,10 +186,10 @@ def _forward(kinds: Any, keep: bool, choices: Any, operands: Any) -> Any:
             return x, tuple(stores)
 
         stores = tuple(
-            _store(kind, as_rows(x), own) if keep else ()
+            _store_like(kind, as_rows(x), own) if keep else ()
             for kind, own in zip(kinds, weights, strict=True)
         )
-        return lax.fori_loop(0, len(choices[0].row), layers, (x, stores))
+        return lax.fori_loop(0, len(choices[0].row), layers, (x, empty(stores, x)))
 
     return hard_or_masked(
         functools.partial(loop, masked=False), functools.partial(loop, masked=True)
@@ -400,16 +400,16 @@ def _masked(kind: Kind, row: jax.Array, *operands: jax.Array) -> jax.Array:
     return jnp.where(runs, y, 0)
 
 
-def _store(kind: Kind, x: jax.Array, weights: Arrays) -> Arrays:
-    """Space for the inputs of a sublayer, and for what it or its blocks keep, in all layers."""
+def _store_like(kind: Kind, x: jax.Array, weights: Arrays) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of the inputs of a sublayer, and of what it or its blocks keep, in all layers."""
     _, count, operation = without_norm(kind.operation)
     operands = x, *map(_of_layer, weights)
     shapes = kind.operation.shapes(largest(kind.branches), *operands)
     own = [jax.ShapeDtypeStruct(shape, one.dtype) for shape, one in zip(shapes, operands, strict=True)]
     kept = kept_like(operation, own[0], *own[count:])
     layers, blocks = len(weights[0]), () if kind.blocks is None else (kind.blocks,)
-    stores = (empty((layers, *blocks, *one.shape), one.dtype, x) for one in kept)
-    return empty((layers, *x.shape), x.dtype, x), *stores
+    shapes = (layers, *x.shape), *((layers, *blocks, *one.shape) for one in kept)
+    return tuple(map(jax.ShapeDtypeStruct, shapes, (x.dtype, *(one.dtype for one in kept))))
 
 
 def _of_layer(stack: jax.Array) -> jax.ShapeDtypeStruct:

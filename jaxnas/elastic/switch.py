@@ -228,12 +228,12 @@ def _forward_switch(
     def branch(sizes: tuple[int, ...] | None, operands: Any) -> Any:
         if sizes is not None:
             return compute(sizes, *operands)
-        return (_zeros(like[0]), _unwritten(like[1], operands[0])) if keep else _zeros(like)
+        return (_zeros(like[0]), empty(like[1], operands[0])) if keep else _zeros(like)
 
     def masked(index: jax.Array, operands: Any) -> Any:
         outputs = operation.masked(masks_at(rows, index), *operands)
         # The masked backward pass computes again; what another would keep is unused.
-        return (outputs, _unwritten(like[1], operands[0])) if keep else outputs
+        return (outputs, empty(like[1], operands[0])) if keep else outputs
 
     return hard_or_masked(_switch(rows, branch), masked)(index, operands)
 
@@ -296,11 +296,6 @@ def largest(rows: Rows) -> tuple[int, ...]:
 def as_rows(x: jax.Array) -> jax.Array:
     """[..., D] as [N, D]: plain matrix products over flattened rows are the fastest."""
     return x.reshape(-1, x.shape[-1])
-
-
-def _unwritten(like: Any, after: jax.Array) -> Any:
-    """In place of what an operation keeps, where its backward pass does not read it."""
-    return jax.tree.map(lambda leaf: empty(leaf.shape, leaf.dtype, after), like)
 
 
 def _zeros(like: Any) -> Any:
