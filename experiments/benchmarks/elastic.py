@@ -7,9 +7,10 @@ For sampled architectures: the supernet at that architecture (layers unrolled, a
 with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
 plain PyTorch network of the same sizes. Timed are the forward pass, the gradient, and a step of gradient
 descent where a call has four: on CPUs XLA asks the system for its memory in each call anew, PyTorch does
-not (its column has the gradient there). Forms are timed in turns in one process, the masked one after
-the others; the table shows medians over repeats, and ratios to the extracted network, averaged over
-architectures. Compile times are those of a process that has compiled nothing before.
+not (its column has the gradient there). An allocator that keeps memory, preloaded for all forms, does the
+same for single calls: `LD_PRELOAD=libtcmalloc_minimal.so.4`. Forms are timed in turns in one process, the
+masked one after the others; the table shows medians over repeats, and ratios to the extracted network,
+averaged over architectures. Compile times are those of a process that has compiled nothing before.
 """
 
 from __future__ import annotations
