@@ -197,6 +197,9 @@ def test_image_size_not_a_multiple_of_the_patch():
         ({"drop_path_rate": 1.0}, "drop_path_rate 1.0; expected .* 0 to less than 1"),
         ({"max_relative_position": -1}, "max_relative_position -1"),
         ({"patch_size": 0}, "patch_size is 0"),
+        ({"image_size": 0}, "image_size is 0, expected at least 1"),
+        ({"num_classes": 0}, "num_classes is 0"),
+        ({"head_dim": -1}, "head_dim is -1"),
     ],
 )
 def test_attributes_out_of_range(change, message):
@@ -207,6 +210,31 @@ def test_attributes_out_of_range(change, message):
 def test_space_without_the_decisions():
     with pytest.raises(ValueError, match=r"missing: \['mlp_ratio', 'num_heads'\]"):
         vit(space=jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=jaxnas.Choice(1)))
+
+
+@pytest.mark.parametrize(("repeat", "given"), [(2, "2"), (0, "one for all")])
+def test_space_with_too_few_decisions(repeat, given):
+    heads, depth = jaxnas.Choice(1, 2), jaxnas.Choice(1, 3)
+    heads, ratio = heads.repeat(repeat) if repeat else heads, jaxnas.Choice(1.0).repeat(3)
+    space = jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=depth, num_heads=heads, mlp_ratio=ratio)
+    with pytest.raises(ValueError, match=f"'num_heads' once for each of 3 layers, .* got {given}"):
+        vit(space=space)
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        (((8,), (1,), (0, 2), (1.0,)), r"'num_heads' has the options \(0, 2\); .* at least 1, not \[0\]"),
+        (((0, 8), (1,), (2,), (1.0,)), r"'embed_dim' .*, not \[0\]"),
+        (((8.5,), (1,), (2,), (1.0,)), r"'embed_dim' .* whole numbers of at least 1, not \[8.5\]"),
+        (((8,), (1,), ("two",), (1.0,)), r"'num_heads' .*, not \['two'\]"),
+        (((8,), (1,), (2,), (-1.0, 2.0)), r"'mlp_ratio' .* numbers above 0, not \[-1.0\]"),
+        (((8, 16), (1,), (2,), (0.1, 1.0)), "ratio 0.1 has no hidden channel in a network of width 8"),
+    ],
+)
+def test_options_that_are_no_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        vit(space=spaces.vit(*sizes))
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ class ViT(nn.Module):
         Layers whose options differ run one after the other all the same.
 
     Raises:
-      ValueError: image size not a multiple of the patch, a space without the four decisions, or an
-        attribute that is none of its values.
+      ValueError: image size not a multiple of the patch, a space without the four decisions or with
+        options that are no sizes, or an attribute that is none of its values.
     """
 
     space: Space
@@ -139,6 +139,9 @@ class ViT(nn.Module):
                 f"drop_path_rate {self.drop_path_rate}; expected at least 1, at least 0, and 0 to less "
                 "than 1."
             )
+        for name in ("image_size", "num_classes", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ViT: {name} is {getattr(self, name)}, expected at least 1.")
         if self.sharing not in get_args(Sharing):
             raise ValueError(
                 f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}."
@@ -153,6 +156,21 @@ class ViT(nn.Module):
         if missing := needed - set(self.space.choices):
             raise ValueError(
                 f"A ViT space needs the decisions {sorted(needed)}; missing: {sorted(missing)}."
+            )
+        for name in sorted(needed):
+            _check_sizes(name, self.space.choices[name].options, whole=name != "mlp_ratio")
+        layers = max(self.space.choices["depth"].options)
+        for name in ("num_heads", "mlp_ratio"):
+            if (length := self.space.choices[name].length) is None or length < layers:
+                raise ValueError(
+                    f"A ViT space needs '{name}' once for each of {layers} layers, as Choice(...).repeat("
+                    f"{layers}, active='depth'); got {'one for all' if length is None else length}."
+                )
+        narrowest, least = (min(self.space.choices[name].options) for name in ("embed_dim", "mlp_ratio"))
+        if narrowest * least < 1:
+            raise ValueError(
+                f"An MLP of ratio {least} has no hidden channel in a network of width {narrowest}; raise "
+                "'mlp_ratio' or 'embed_dim'."
             )
 
     @nn.compact
@@ -281,3 +299,14 @@ def _gates(depth: Width, layers: jax.Array) -> jax.Array:
     runs = np.array([[layer < row[0] for row in choice.rows] for layer in range(len(layers))])
     run = jnp.asarray(runs, jnp.float32) @ choice.weights()
     return jnp.stack([1 - run, run], axis=1)
+
+
+def _check_sizes(name: str, options: tuple[Any, ...], *, whole: bool) -> None:
+    """Refuses options that are no sizes; heads have a width of their own, so any number fits any width."""
+    kind = int if whole else (int, float)
+    wrong = [x for x in options if isinstance(x, bool) or not isinstance(x, kind) or x <= 0]
+    if wrong:
+        expected = "whole numbers of at least 1" if whole else "numbers above 0"
+        raise ValueError(
+            f"A ViT space: '{name}' has the options {options}; expected {expected}, not {wrong}."
+        )
