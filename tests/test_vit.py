@@ -443,9 +443,8 @@ def test_layers_in_a_loop_are_read_and_written_in_place(monkeypatch):
 
         return jax.lax.fori_loop(0, 2, step, params)
 
-    def made(fn, name):
+    def made(program, name):
         """Shapes that instructions of this name have, in the loops of a program and outside."""
-        program = jax.jit(fn).lower(params, arch).compile().as_text()
         shapes = {"loops": set(), "entry": set()}
         for computation in re.split(r"\n(?=%|ENTRY)", program):
             if not computation.startswith(("%fused", "%wrapped")):
@@ -454,11 +453,12 @@ def test_layers_in_a_loop_are_read_and_written_in_place(monkeypatch):
         return shapes
 
     layers = max(case.space.choices["depth"].options)
-    stores, copies = made(gradient, "custom-call"), made(gradient, "copy")
+    program, of_steps = (jax.jit(fn).lower(params, arch).compile().as_text() for fn in (gradient, steps))
+    stores, copies = made(program, "custom-call"), made(program, "copy")
     assert stores["entry"] and not stores["loops"] and not copies["loops"]
     assert not copies["entry"] & stores["entry"]  # one array for two stores of one shape
     # A store that XLA moved out of the loop over steps would be copied in each.
-    in_steps, copies = made(steps, "custom-call"), made(steps, "copy")
+    in_steps, copies = made(of_steps, "custom-call"), made(of_steps, "copy")
     assert in_steps == {"loops": stores["entry"], "entry": set()}
     assert not (copies["loops"] | copies["entry"]) & stores["entry"]
 

@@ -133,15 +133,14 @@ class ViT(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.patch_size < 1 or self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
-            raise ValueError(
-                f"patch_size is {self.patch_size}, max_relative_position {self.max_relative_position} and "
-                f"drop_path_rate {self.drop_path_rate}; expected at least 1, at least 0, and 0 to less "
-                "than 1."
-            )
-        for name in ("image_size", "num_classes", "head_dim"):
+        for name in ("image_size", "patch_size", "num_classes", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ViT: {name} is {getattr(self, name)}, expected at least 1.")
+        if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
+            raise ValueError(
+                f"ViT: max_relative_position {self.max_relative_position} and drop_path_rate "
+                f"{self.drop_path_rate}; expected at least 0, and 0 to less than 1."
+            )
         if self.sharing not in get_args(Sharing):
             raise ValueError(
                 f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}."
