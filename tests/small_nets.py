@@ -5,11 +5,13 @@ import functools
 from typing import Any
 
 import flax.linen as nn
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import spaces, supernets
+from jaxnas.cost import annotations
 
 NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two, where they are in a loop
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
@@ -116,3 +118,20 @@ def sample(space, seed, n=None):
 
 def take(batch, index):
     return jax.tree.map(lambda x: x[index], batch)
+
+
+@functools.cache
+def specs_of(name):
+    """The annotations of each parameter."""
+    return annotations(setting(name).net, SHAPE).specs
+
+
+@functools.cache
+def masks_of(name):
+    """A function from an architecture to which elements of each parameter are active."""
+    return jit(lambda arch: {path: spec.mask(arch) for path, spec in specs_of(name).items()})
+
+
+def flatten(tree):
+    """Leaves on the host by their paths."""
+    return flax.traverse_util.flatten_dict(jax.tree.map(np.asarray, tree))
