@@ -21,7 +21,7 @@ from experiments.language_configs import CONFIGS
 from jaxnas import latency, spaces
 
 pytestmark = pytest.mark.xdist_group("language")
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SMALL = [
     f"--set={assignment}"
     for assignment in (

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxnas.training import checkpoint, sealing
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = {"seed": 3, "training": {"steps": 300, "widths": (64, 96)}}
 
 

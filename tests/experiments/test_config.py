@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from experiments import config as config_lib
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 
 # One worker for all of them: they share two trained workdirs.
 pytestmark = pytest.mark.xdist_group("binaries")
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
     "--config=digits",
     "--set", "training.steps=60",

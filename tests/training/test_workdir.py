@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jaxnas.training import metrics, preemption, progress, workdir
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 HOLD = """
 import sys, time

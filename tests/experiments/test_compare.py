@@ -14,7 +14,7 @@ from jaxnas import tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 TABLES = pathlib.Path(os.environ.get("JAXNAS_DATA", ROOT.parent / "shared" / "tabular"))
 needs_tables = pytest.mark.skipif(
     not (TABLES / "nb201").is_dir(), reason=f"no tables in {TABLES}; set JAXNAS_DATA"

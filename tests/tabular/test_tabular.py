@@ -15,7 +15,7 @@ from jaxnas.choice import Choice
 from jaxnas.space import Space
 from jaxnas.tabular import convert, files, index, nasbench201, nasbench_graph, transformers
 
-SHARED = pathlib.Path(__file__).parents[2] / "shared" / "tabular"
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
 DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
 FILES = (nasbench201.FILE, nasbench_graph.FILE, transformers.HWGPT_FILE,
          *transformers.LTS_FILES.values())
