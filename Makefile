@@ -34,6 +34,7 @@ test: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/pyrefly check --python-interpreter-path=$(VENV)/bin/python
 

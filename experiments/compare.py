@@ -159,9 +159,7 @@ class Curves:
         return at_seconds(values, self.spent, points)
 
 
-def curves_of(
-    table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], end: float | None
-) -> Curves:
+def curves_of(table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], end: float | None) -> Curves:
     """The curves of one strategy; of one with fidelities those of its full evaluations.
 
     `end` is the budget in seconds, None where evaluations count: what ends after it was not found.
@@ -191,8 +189,11 @@ def first_point(every: dict[str, Curves], end: float) -> float:
     for name, curves in every.items():
         assert curves.spent is not None
         known = np.isfinite(curves.reported)
-        first = np.where(known.any(axis=1), np.take_along_axis(
-            curves.spent, np.argmax(known, axis=1)[:, None], axis=1)[:, 0], np.inf).max()
+        first = np.where(
+            known.any(axis=1),
+            np.take_along_axis(curves.spent, np.argmax(known, axis=1)[:, None], axis=1)[:, 0],
+            np.inf,
+        ).max()
         if first > end:
             raise ValueError(
                 f"{name}: some search had no full evaluation within the {end:.0f} seconds of "
@@ -213,9 +214,7 @@ def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
     except ValueError:
         marks = np.zeros(1)
     if np.any((marks < 1) | (marks > evaluations)):
-        raise ValueError(
-            f"--at={','.join(texts)}: expected numbers from 1 to the {evaluations} evaluations."
-        )
+        raise ValueError(f"--at={','.join(texts)}: expected numbers from 1 to the {evaluations} evaluations.")
     return marks
 
 
@@ -241,9 +240,7 @@ def summarise(
 
     def band(values: np.ndarray) -> dict[str, list[float]]:
         low, high = jax.vmap(
-            lambda column: jnp.stack(
-                stats.bootstrap_interval(jax.random.key(0), column, samples=400)
-            ),
+            lambda column: jnp.stack(stats.bootstrap_interval(jax.random.key(0), column, samples=400)),
             in_axes=1,
             out_axes=1,
         )(jnp.asarray(values))
@@ -268,8 +265,9 @@ def summarise(
         },
         "at": {
             # None before some search has an incumbent.
-            text: None if np.isnan(column).any() else
-            {"mean": float(np.mean(column)), "std": float(np.std(column))}
+            text: None
+            if np.isnan(column).any()
+            else {"mean": float(np.mean(column)), "std": float(np.std(column))}
             for text, column in zip(_AT.value, marked.T, strict=True)
         },
         "networks": float(np.mean(curves.networks)),
@@ -313,10 +311,7 @@ def show(result: dict[str, Any]) -> str:
         lines.append(f"mean +- std after {what}:")
         lines.append(" " * 32 + "".join(f" {at:>17s}" for at in _AT.value))
         for s in result["strategies"]:
-            cells = (
-                f"{x['mean']:9.4f} +-{x['std']:6.4f}" if x else f"{'-':>17s}"
-                for x in s["at"].values()
-            )
+            cells = (f"{x['mean']:9.4f} +-{x['std']:6.4f}" if x else f"{'-':>17s}" for x in s["at"].values())
             lines.append(f"{s['name']:32s} " + " ".join(cells))
     return "\n".join(lines)
 

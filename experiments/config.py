@@ -29,9 +29,18 @@ from jaxnas.training.loop import DivergedError
 from jaxnas.training.workdir import WorkdirError, diff, plain, write_json_atomic
 
 __all__ = [
-    "ConfigError", "define_flags", "diff", "from_dict", "from_flags", "override", "pretty",
-    "select", "store", "to_dict", "to_json",
-]  # fmt: skip
+    "ConfigError",
+    "define_flags",
+    "diff",
+    "from_dict",
+    "from_flags",
+    "override",
+    "pretty",
+    "select",
+    "store",
+    "to_dict",
+    "to_json",
+]
 
 Config = TypeVar("Config")
 # The flags below belong, in --help, to the binary that defines them.
@@ -81,9 +90,7 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
             value = typed.parse(text, types_of[name])
         except typed.WrongType:
             expected = typed.name(types_of[name])
-            raise ConfigError(
-                f"--set {assignment}: {name} takes {expected}, not {text.strip()!r}"
-            ) from None
+            raise ConfigError(f"--set {assignment}: {name} takes {expected}, not {text.strip()!r}") from None
         changes[name] = value
     # All at once: what the fields have to do with each other is checked when all are there.
     return _replace(config, changes)
@@ -130,9 +137,7 @@ def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "") -> 
         try:
             arguments[name] = typed.check(value, hint)
         except typed.WrongType:
-            raise ConfigError(
-                f"the field {where + name!r} takes {typed.name(hint)}, not {value!r}"
-            ) from None
+            raise ConfigError(f"the field {where + name!r} takes {typed.name(hint)}, not {value!r}") from None
     return cls(**arguments)
 
 
@@ -148,9 +153,7 @@ def define_flags(registry: Mapping[str, Any], default: str | None = None) -> Non
     names = ", ".join(registry)
     flags.DEFINE_string("config", default, f"Name of the config: {names}.")
     define_run_flags()
-    flags.DEFINE_multi_string(
-        "set", [], "Replaces a field of the config, as in --set training.steps=300"
-    )
+    flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
 
 
 def define_run_flags() -> None:

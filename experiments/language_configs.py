@@ -135,13 +135,11 @@ class Search:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"search.{name} is {getattr(self, name)!r}, expected one of "
-                    f"{', '.join(map(str, known))}"
+                    f"search.{name} is {getattr(self, name)!r}, expected one of {', '.join(map(str, known))}"
                 )
         if self.samples < 1 or (self.segments is not None and self.segments < 1):
             raise ValueError(
-                f"search.samples is {self.samples} and search.segments {self.segments}, expected at "
-                "least 1"
+                f"search.samples is {self.samples} and search.segments {self.segments}, expected at least 1"
             )
         steps = self.trial_steps
         if not steps or min(steps) < 1 or list(steps) != sorted(set(steps)):
@@ -200,35 +198,66 @@ class LanguageConfig:
 
 
 _SHAKESPEARE = Training(
-    steps=800, batch_size=16, length=64, learning_rate=3e-3, warmup_steps=50, clip=1.0,
-    evaluate_every=100, checkpoint_every=400,
-)  # fmt: skip
+    steps=800,
+    batch_size=16,
+    length=64,
+    learning_rate=3e-3,
+    warmup_steps=50,
+    clip=1.0,
+    evaluate_every=100,
+    checkpoint_every=400,
+)
 _WIKITEXT_EPOCH = Training(
-    steps=1000, batch_size=16, length=128, learning_rate=1e-2, warmup_steps=100, clip=1.0,
-    evaluate_every=1000, checkpoint_every=250,
-)  # fmt: skip
+    steps=1000,
+    batch_size=16,
+    length=128,
+    learning_rate=1e-2,
+    warmup_steps=100,
+    clip=1.0,
+    evaluate_every=1000,
+    checkpoint_every=250,
+)
 _WIKITEXT = Training(
-    steps=8000, batch_size=32, length=64, learning_rate=2e-3, warmup_steps=400,
-    evaluate_every=1000, checkpoint_every=1000,
-)  # fmt: skip
+    steps=8000,
+    batch_size=32,
+    length=64,
+    learning_rate=2e-3,
+    warmup_steps=400,
+    evaluate_every=1000,
+    checkpoint_every=1000,
+)
 
 # One epoch of a small network: a search and a retraining in some minutes each on one core.
 _WIKITEXT_SMALL = LanguageConfig(
     name="wikitext2_small",
     data=Text(name="wikitext2"),
     model=Model(
-        blocks=10, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=128,
-        clusters=4, dropout=0.0, pre_norm=True, init_std=0.05,
+        blocks=10,
+        width=64,
+        num_heads=4,
+        head_dim=16,
+        hidden=256,
+        memory_length=128,
+        clusters=4,
+        dropout=0.0,
+        pre_norm=True,
+        init_std=0.05,
     ),
     training=dataclasses.replace(_WIKITEXT_EPOCH, evaluate_every=25),
     # Attention is worth nothing until the weights are: an early start gives it up everywhere.
     search=Search(
-        start=500, every=2, learning_rate=0.1, cost="latency", cost_weight=0.5, target=0.55,
-        selection="sampling", samples=32,
+        start=500,
+        every=2,
+        learning_rate=0.1,
+        cost="latency",
+        cost_weight=0.5,
+        target=0.55,
+        selection="sampling",
+        samples=32,
     ),
     retraining=_WIKITEXT_EPOCH,
     evaluation=Evaluation(),
-)  # fmt: skip
+)
 
 CONFIGS = {
     config.name: config
@@ -238,9 +267,15 @@ CONFIGS = {
             name="tiny_shakespeare",
             data=Text(name="tiny_shakespeare"),
             model=Model(
-                blocks=8, width=64, num_heads=4, head_dim=16, hidden=256, memory_length=64,
-                dropout=0.0, init_std=0.1,
-            ),  # fmt: skip
+                blocks=8,
+                width=64,
+                num_heads=4,
+                head_dim=16,
+                hidden=256,
+                memory_length=64,
+                dropout=0.0,
+                init_std=0.1,
+            ),
             training=_SHAKESPEARE,
             search=Search(start=200, every=2, learning_rate=3e-2, end_temperature=0.5),
             retraining=_SHAKESPEARE,
@@ -253,8 +288,13 @@ CONFIGS = {
             name="wikitext2_deep",
             model=dataclasses.replace(_WIKITEXT_SMALL.model, blocks=16),
             search=dataclasses.replace(
-                _WIKITEXT_SMALL.search, target=0.42, selection="trials", samples=16, slack=0.05,
-                explore=0.5, trial_steps=(300, 900),
+                _WIKITEXT_SMALL.search,
+                target=0.42,
+                selection="trials",
+                samples=16,
+                slack=0.05,
+                explore=0.5,
+                trial_steps=(300, 900),
             ),
         ),
         # Hours on two cores, minutes on a GPU.
@@ -262,9 +302,18 @@ CONFIGS = {
             name="wikitext2",
             data=Text(name="wikitext2"),
             model=Model(
-                blocks=12, width=128, num_heads=4, head_dim=32, hidden=512, memory_length=64,
-                clusters=2, div_value=2, tie_projections=True, dropout=0.1, init_std=0.05,
-            ),  # fmt: skip
+                blocks=12,
+                width=128,
+                num_heads=4,
+                head_dim=32,
+                hidden=512,
+                memory_length=64,
+                clusters=2,
+                div_value=2,
+                tie_projections=True,
+                dropout=0.1,
+                init_std=0.05,
+            ),
             training=_WIKITEXT,
             search=Search(start=2000, cost="latency", cost_weight=0.5),
             retraining=_WIKITEXT,
@@ -275,9 +324,14 @@ CONFIGS = {
             name="enwik8",
             data=Text(name="enwik8"),
             model=Model(
-                blocks=24, width=512, num_heads=8, head_dim=64, hidden=2048, memory_length=512,
+                blocks=24,
+                width=512,
+                num_heads=8,
+                head_dim=64,
+                hidden=2048,
+                memory_length=512,
                 dtype="bfloat16",
-            ),  # fmt: skip
+            ),
             training=Training(
                 steps=40_000, batch_size=24, length=512, learning_rate=2.5e-4, warmup_steps=1000
             ),

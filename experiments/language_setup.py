@@ -28,9 +28,14 @@ from jaxnas.training.step import data_mesh
 
 # Each use of randomness has its own number, so that adding one changes none of the others.
 STREAMS = {
-    "init": 0, "search": 1, "selection": 2, "retraining": 3, "patterns": 4, "retraining_init": 5,
+    "init": 0,
+    "search": 1,
+    "selection": 2,
+    "retraining": 3,
+    "patterns": 4,
+    "retraining_init": 5,
     "exploration": 6,
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +70,15 @@ class LanguageSetup:
         settings = self.config.evaluation
         net, length = self.as_evaluated(net)
         return make_language_evaluator(
-            net, getattr(self.corpus, role), settings.batch_size, length, self.mesh, role=role,
-            by_document=self.config.data.by_document, segments=segments,
-        )  # fmt: skip
+            net,
+            getattr(self.corpus, role),
+            settings.batch_size,
+            length,
+            self.mesh,
+            role=role,
+            by_document=self.config.data.by_document,
+            segments=segments,
+        )
 
     def as_evaluated(self, net: TransformerXL) -> tuple[TransformerXL, int]:
         """The network with the memory of the config's evaluation, and the length of its segments."""
@@ -159,9 +170,7 @@ def build(
 
 def optimizer(settings: Training) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """Adam with clipped gradients, and its learning-rate schedule."""
-    schedule = optimizer_lib.warmup_cosine(
-        settings.learning_rate, settings.steps, settings.warmup_steps
-    )
+    schedule = optimizer_lib.warmup_cosine(settings.learning_rate, settings.steps, settings.warmup_steps)
     adam = optimizer_lib.adamw(schedule, weight_decay=settings.weight_decay)
     return optax.chain(optax.clip_by_global_norm(settings.clip), adam), schedule
 

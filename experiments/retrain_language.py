@@ -82,9 +82,7 @@ def retrain(
         step,
         batches,
         workdir,
-        LoopSettings(
-            settings.steps, settings.log_every, settings.evaluate_every, settings.checkpoint_every
-        ),
+        LoopSettings(settings.steps, settings.log_every, settings.evaluate_every, settings.checkpoint_every),
         mesh=setup.mesh,
         watch=watch,
         config={**config_lib.to_dict(config), "architecture": blocks_of(net)},
@@ -109,9 +107,7 @@ def measure(setup: LanguageSetup, net: Any, step: Any, state: Any, batches: Any)
             {"params": params}, batch["tokens"], targets=batch["targets"], memory=memory
         )
     )
-    seconds = median_times(
-        {"train": train, "infer": lambda: score(state.params, batch, memory)}, repeats=20
-    )
+    seconds = median_times({"train": train, "infer": lambda: score(state.params, batch, memory)}, repeats=20)
     return {
         "training_step_ms": 1e3 * seconds["train"],
         "inference_tokens_per_second": batch["tokens"].size / seconds["infer"],
@@ -135,9 +131,11 @@ def main(argv: list[str]) -> None:
         # Nothing is held out any more.
         whole = dataclasses.replace(config.data, search_fraction=0.0)
         setup = build(
-            dataclasses.replace(config, data=whole), config.retraining, flags.FLAGS.data_dir,
+            dataclasses.replace(config, data=whole),
+            config.retraining,
+            flags.FLAGS.data_dir,
             flags.FLAGS.source_dir,
-        )  # fmt: skip
+        )
         cost = setup.cost(root, measure=False)
         arch = pick(setup, text, root, cost)
         net = setup.net.clone(space=setup.net.space.fix(arch))
@@ -167,9 +165,7 @@ def main(argv: list[str]) -> None:
         jaxnas.save_subnet(workdir / "subnet", net, params)
         write_json_atomic(workdir / "result.json", result)
         # Apart from the result, which a run that was killed and resumed gives bit for bit.
-        write_json_atomic(
-            workdir / "times.json", {**times, "seconds": time.monotonic() - started}
-        )
+        write_json_atomic(workdir / "times.json", {**times, "seconds": time.monotonic() - started})
     if (root / "result.json").is_file():
         report.write_language(root)
     for role in ("validation", "test"):

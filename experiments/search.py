@@ -71,9 +71,7 @@ def evaluator(setup: Setup, net: Any, role: str) -> Any:
     return make_evaluator(net, split, size, setup.standardize, setup.mesh, role=role)
 
 
-def searches(
-    setup: Setup, params: Any, cost: Any, accuracy: Any, workdir: pathlib.Path
-) -> dict[str, Result]:
+def searches(setup: Setup, params: Any, cost: Any, accuracy: Any, workdir: pathlib.Path) -> dict[str, Result]:
     """Runs both searches, scored by the accuracy on the search split."""
     config, space = setup.config, setup.net.space
     settings = config.search
@@ -151,10 +149,7 @@ def finish(
         return {
             "architecture": space.to_dict(arch),
             **{name: int(value) for name, value in cost(arch).items()},
-            **{
-                f"{role}_accuracy": float(evaluate(params, arch))
-                for role, evaluate in evaluators.items()
-            },
+            **{f"{role}_accuracy": float(evaluate(params, arch)) for role, evaluate in evaluators.items()},
         }
 
     best = results["evolution"].arch

@@ -98,9 +98,7 @@ def relative_cost(setup: LanguageSetup, cost: Any) -> Any:
     return lambda arch: (cost(arch)[name] - fixed) / interleaved
 
 
-def train(
-    setup: LanguageSetup, cost: Any, workdir: pathlib.Path
-) -> tuple[SearchState, bool]:
+def train(setup: LanguageSetup, cost: Any, workdir: pathlib.Path) -> tuple[SearchState, bool]:
     """The differentiable search, from the last checkpoint on; and whether it is complete.
 
     `cost` is that of `relative_cost`.
@@ -151,9 +149,7 @@ def train(
         step,
         batches,
         workdir,
-        LoopSettings(
-            training.steps, training.log_every, training.evaluate_every, training.checkpoint_every
-        ),
+        LoopSettings(training.steps, training.log_every, training.evaluate_every, training.checkpoint_every),
         mesh=setup.mesh,
         watch=watch,
         config=config_lib.to_dict(config),
@@ -191,9 +187,7 @@ def draw(setup: LanguageSetup, cost: Any, logits: Any) -> tuple[Any, list[bool]]
     return space.decode(codes[keep]), (keep >= len(searched)).tolist()
 
 
-def _draws(
-    setup: LanguageSetup, cost: Any, logits: Any, stream: str
-) -> tuple[np.ndarray, np.ndarray]:
+def _draws(setup: LanguageSetup, cost: Any, logits: Any, stream: str) -> tuple[np.ndarray, np.ndarray]:
     """Codes of different draws that keep the target, and the costs of all draws."""
     settings, space = setup.config.search, setup.net.space
     keys = jax.random.split(setup.key(stream), 64 * settings.samples)
@@ -293,9 +287,7 @@ def main(argv: list[str]) -> None:
     )
 
 
-def finish(
-    setup: LanguageSetup, cost: Any, relative: Any, state: SearchState, workdir: pathlib.Path
-) -> dict:
+def finish(setup: LanguageSetup, cost: Any, relative: Any, state: SearchState, workdir: pathlib.Path) -> dict:
     """Selects, extracts and verifies the network; writes its weights and result.json."""
     config, net = setup.config, setup.net
     arch, selection = select(setup, relative, state, workdir)

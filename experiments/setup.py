@@ -31,12 +31,8 @@ STREAMS = {"init": 0, "training": 1, "monitor": 2, "evolution": 3, "random_searc
 
 def define_data_flags() -> None:
     """Defines where data sets are; paths are flags and not config, since they change no result."""
-    flags.DEFINE_string(
-        "data_dir", None, "Where prepared data sets are; by default TFDS's own folder."
-    )
-    flags.DEFINE_string(
-        "source_dir", None, "Where the original files are, for a data set not yet prepared."
-    )
+    flags.DEFINE_string("data_dir", None, "Where prepared data sets are; by default TFDS's own folder.")
+    flags.DEFINE_string("source_dir", None, "Where the original files are, for a data set not yet prepared.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +79,7 @@ class Setup:
     def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
         """AdamW and its learning-rate schedule."""
         settings = self.config.training
-        schedule = optimizer_lib.warmup_cosine(
-            settings.learning_rate, settings.steps, settings.warmup_steps
-        )
+        schedule = optimizer_lib.warmup_cosine(settings.learning_rate, settings.steps, settings.warmup_steps)
         return optimizer_lib.adamw(schedule, weight_decay=settings.weight_decay), schedule
 
     def initial_state(self) -> TrainState:

@@ -30,8 +30,10 @@ def plain_options(options) -> tuple[Option, ...]:
         if isinstance(option, np.generic):
             option = option.item()
         if isinstance(option, bool) or not isinstance(option, int | float | str):
-            raise TypeError(f"Choice: options are int, float or str, got {option!r} of type "
-                            f"{type(option).__name__}. Give each option as an argument of its own.")
+            raise TypeError(
+                f"Choice: options are int, float or str, got {option!r} of type "
+                f"{type(option).__name__}. Give each option as an argument of its own."
+            )
         if isinstance(option, float) and not math.isfinite(option):
             raise ValueError(f"Choice: option {option!r} is not finite.")
         if option in plain:
@@ -53,6 +55,7 @@ class Choice:
       condition: (name, options): active iff that choice has one of these options.
       per_position: the options of each position where they differ (`fix` makes these), else None.
     """
+
     options: tuple[Option, ...]
     length: int | None
     active: str | None
@@ -60,8 +63,13 @@ class Choice:
     per_position: tuple[tuple[Option, ...], ...] | None
 
     def __init__(self, *options: Option):
-        for name, value in (("options", plain_options(options)), ("length", None), ("active", None),
-                            ("condition", None), ("per_position", None)):
+        for name, value in (
+            ("options", plain_options(options)),
+            ("length", None),
+            ("active", None),
+            ("condition", None),
+            ("per_position", None),
+        ):
             object.__setattr__(self, name, value)
 
     def _with(self, **changes) -> "Choice":
@@ -87,8 +95,10 @@ class Choice:
         Where both are repeated, position l looks at position l.
         """
         if self.condition is not None:
-            raise ValueError(f"when: this choice already depends on {self.condition[0]!r}; "
-                             "let one of the two depend on the other instead.")
+            raise ValueError(
+                f"when: this choice already depends on {self.condition[0]!r}; "
+                "let one of the two depend on the other instead."
+            )
         return self._with(condition=(name, plain_options(options)))
 
     def options_at(self, position: int = 0) -> tuple[Option, ...]:
@@ -131,8 +141,7 @@ class Choice:
         """Returns the index of an option at a position; ValueError names the nearest option."""
         options = self.options_at(position)
         if isinstance(option, bool) or option not in options:
-            raise ValueError(f"{option!r} is not one of the options {options}"
-                             f"{nearest(option, options)}")
+            raise ValueError(f"{option!r} is not one of the options {options}{nearest(option, options)}")
         return options.index(option)
 
     def _keep(self, rows: list[tuple[Option, ...]]) -> "Choice":
@@ -141,8 +150,7 @@ class Choice:
         if self.length is None:
             return self._with(options=kept)
         same = all(row == kept for row in rows)
-        return self._with(options=kept, length=len(rows),
-                          per_position=None if same else tuple(rows))
+        return self._with(options=kept, length=len(rows), per_position=None if same else tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
         """Returns a plain dict of this choice; `from_json` reads it."""
@@ -165,9 +173,11 @@ class Choice:
             raise ValueError(f"Choice.from_json: unknown keys {sorted(unknown)}, or no 'options'.")
         when, rows = values.get("when"), values.get("per_position")
         return Choice(*values["options"])._with(
-            length=values.get("length"), active=values.get("active"),
+            length=values.get("length"),
+            active=values.get("active"),
             condition=None if when is None else (when[0], tuple(when[1])),
-            per_position=None if rows is None else tuple(plain_options(row) for row in rows))
+            per_position=None if rows is None else tuple(plain_options(row) for row in rows),
+        )
 
     def __repr__(self) -> str:
         text = f"Choice({', '.join(map(repr, self.options))})"
@@ -191,31 +201,45 @@ def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> N
     """Raises ValueError if a choice can't depend on what it says it depends on."""
     for parent in parents(choice):
         if parent not in choices:
-            raise ValueError(f"Space: {name!r} depends on {parent!r}, which is not a choice of the "
-                             f"space{nearest(parent, choices)}")
+            raise ValueError(
+                f"Space: {name!r} depends on {parent!r}, which is not a choice of the "
+                f"space{nearest(parent, choices)}"
+            )
     if choice.active is not None:
         depth = choices[choice.active]
         if choice.length is None or depth.length is not None:
-            raise ValueError(f"Space: {name!r} is active up to {choice.active!r}: the first must "
-                             "be repeated, the second must not.")
+            raise ValueError(
+                f"Space: {name!r} is active up to {choice.active!r}: the first must "
+                "be repeated, the second must not."
+            )
         if not all(isinstance(o, int) and o >= 0 for o in depth.options):
-            raise ValueError(f"Space: {name!r} is active up to {choice.active!r}, whose options "
-                             f"{depth.options} must all be ints of at least 0.")
+            raise ValueError(
+                f"Space: {name!r} is active up to {choice.active!r}, whose options "
+                f"{depth.options} must all be ints of at least 0."
+            )
         if choice.length < max(depth.options):
-            raise ValueError(f"Space: {name!r} is repeated {choice.length} times, but "
-                             f"{choice.active!r} goes up to {max(depth.options)}: repeat it "
-                             f"{max(depth.options)} times.")
+            raise ValueError(
+                f"Space: {name!r} is repeated {choice.length} times, but "
+                f"{choice.active!r} goes up to {max(depth.options)}: repeat it "
+                f"{max(depth.options)} times."
+            )
     if choice.condition is not None:
         kind, wanted = choices[choice.condition[0]], choice.condition[1]
         for option in wanted:
             if option not in kind.options:
-                raise ValueError(f"Space: {name!r} is active when {choice.condition[0]!r} is "
-                                 f"{option!r}, which is not one of its options {kind.options}"
-                                 f"{nearest(option, kind.options)}")
+                raise ValueError(
+                    f"Space: {name!r} is active when {choice.condition[0]!r} is "
+                    f"{option!r}, which is not one of its options {kind.options}"
+                    f"{nearest(option, kind.options)}"
+                )
         if kind.length is not None and kind.length != choice.length:
-            raise ValueError(f"Space: {name!r} (length {choice.length}) depends on "
-                             f"{choice.condition[0]!r} (length {kind.length}): the lengths must be "
-                             "equal.")
+            raise ValueError(
+                f"Space: {name!r} (length {choice.length}) depends on "
+                f"{choice.condition[0]!r} (length {kind.length}): the lengths must be "
+                "equal."
+            )
     if choice.per_position is not None and len(choice.per_position) != choice.length:
-        raise ValueError(f"Space: {name!r} has options for {len(choice.per_position)} positions, "
-                         f"but is repeated {choice.length} times.")
+        raise ValueError(
+            f"Space: {name!r} has options for {len(choice.per_position)} positions, "
+            f"but is repeated {choice.length} times."
+        )

@@ -23,14 +23,22 @@ def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
             needs = []
             if choice.active is not None:
                 options = choices[choice.active].options
-                needs.append(((choice.active, 0), frozenset(
-                    k for k, value in enumerate(options) if position < value)))
+                needs.append(
+                    ((choice.active, 0), frozenset(k for k, value in enumerate(options) if position < value))
+                )
             if choice.condition is not None:
                 parent_name, wanted = choice.condition
                 place = 0 if choices[parent_name].length is None else position
-                needs.append(((parent_name, place), frozenset(
-                    k for k, value in enumerate(choices[parent_name].options_at(place))
-                    if value in wanted)))
+                needs.append(
+                    (
+                        (parent_name, place),
+                        frozenset(
+                            k
+                            for k, value in enumerate(choices[parent_name].options_at(place))
+                            if value in wanted
+                        ),
+                    )
+                )
             elements[name, position] = needs
     return elements
 
@@ -90,7 +98,7 @@ def enumerate_all(choices: Mapping[str, Choice], order: Iterable[str]) -> dict[s
         rows = np.repeat(np.arange(count), times)
         columns = {e: column[rows] for e, column in columns.items()}
         active = {e: column[rows] for e, column in active.items()}
-        columns[element] = (np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times))
+        columns[element] = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
         active[element] = mask[rows]
         count = len(rows)
     arrays = {}

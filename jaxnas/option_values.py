@@ -9,8 +9,9 @@ import numpy as np
 from jaxnas.choice import Choice, nearest
 
 
-def to_dict(choices: Mapping[str, Choice], arch: Mapping[str, Any],
-            active: Mapping[str, Any]) -> dict[str, Any]:
+def to_dict(
+    choices: Mapping[str, Choice], arch: Mapping[str, Any], active: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the option values of an architecture; see `Space.to_dict`."""
     values: dict[str, Any] = {}
     for name, choice in choices.items():
@@ -18,18 +19,23 @@ def to_dict(choices: Mapping[str, Choice], arch: Mapping[str, Any],
         if choice.length is None and mask:
             values[name] = choice.options[int(index)]
         elif mask.any():
-            values[name] = [choice.options_at(p)[int(index[p])] if mask[p] else None
-                            for p in range(int(np.flatnonzero(mask)[-1]) + 1)]
+            values[name] = [
+                choice.options_at(p)[int(index[p])] if mask[p] else None
+                for p in range(int(np.flatnonzero(mask)[-1]) + 1)
+            ]
     return values
 
 
-def indices(choices: Mapping[str, Choice], values: Mapping[str, Any]
-            ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def indices(
+    choices: Mapping[str, Choice], values: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the index of each element, 0 where no value is given, and where one is given."""
     for name in values:
         if name not in choices:
-            raise ValueError(f"architecture: {name!r} is not a choice of the space"
-                             f"{nearest(name, choices)} Its choices are {list(choices)}.")
+            raise ValueError(
+                f"architecture: {name!r} is not a choice of the space"
+                f"{nearest(name, choices)} Its choices are {list(choices)}."
+            )
     index, given = {}, {}
     for name, choice in choices.items():
         row = _row(name, choice, values)
@@ -52,28 +58,36 @@ def _row(name: str, choice: Choice, values: Mapping[str, Any]) -> list:
         return [values.get(name)]
     row = values.get(name, ())
     if isinstance(row, str) or not hasattr(row, "__len__"):
-        raise ValueError(f"architecture: {name!r} is {row!r}, expected a list with a value for "
-                         "each position.")
+        raise ValueError(
+            f"architecture: {name!r} is {row!r}, expected a list with a value for each position."
+        )
     if len(row) > choice.length:
-        raise ValueError(f"architecture: {name!r} has {len(row)} values, expected at most "
-                         f"{choice.length}.")
+        raise ValueError(f"architecture: {name!r} has {len(row)} values, expected at most {choice.length}.")
     return list(row)
 
 
-def check_complete(choices: Mapping[str, Choice], values: Mapping[str, Any],
-                   given: Mapping[str, np.ndarray], active: Mapping[str, Any]) -> None:
+def check_complete(
+    choices: Mapping[str, Choice],
+    values: Mapping[str, Any],
+    given: Mapping[str, np.ndarray],
+    active: Mapping[str, Any],
+) -> None:
     """Raises ValueError if an active element has no value, or a list has an odd length."""
     for name, choice in choices.items():
         mask = np.asarray(active[name])
         missing = np.argwhere(mask & ~given[name])
         if len(missing):
             at = "" if choice.length is None else f" at position {missing[0][0]}"
-            raise ValueError(f"architecture: no value for {name!r}{at}, which is active there; it "
-                             f"needs {int(mask.sum())} value(s).")
+            raise ValueError(
+                f"architecture: no value for {name!r}{at}, which is active there; it "
+                f"needs {int(mask.sum())} value(s)."
+            )
         if choice.active is not None:
             length, depth = len(values.get(name, ())), values.get(choice.active, 0)
             # Longer than the depth is a mistake, unless padded to the full length.
             if depth < length < math.prod(choice.shape):
-                raise ValueError(f"architecture: {name!r} has {length} values, but "
-                                 f"{choice.active!r} is {depth}: give {depth}, or all "
-                                 f"{choice.length}.")
+                raise ValueError(
+                    f"architecture: {name!r} has {length} values, but "
+                    f"{choice.active!r} is {depth}: give {depth}, or all "
+                    f"{choice.length}."
+                )

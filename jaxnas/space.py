@@ -33,6 +33,7 @@ class Space:
     Raises ValueError if a choice refers to one that is not there, that is repeated differently, or
     in a cycle, or if there are fewer repetitions than its `active` choice may ask for.
     """
+
     decisions: tuple[tuple[str, Choice], ...]
 
     def __init__(self, /, **choices: Choice):
@@ -77,8 +78,9 @@ class Space:
             graph = {name: parents(choice) for name, choice in self.decisions}
             return tuple(graphlib.TopologicalSorter(graph).static_order())
         except graphlib.CycleError as error:
-            raise ValueError(f"Space: choices depend on each other in a cycle: "
-                             f"{' -> '.join(error.args[1])}.") from None
+            raise ValueError(
+                f"Space: choices depend on each other in a cycle: {' -> '.join(error.args[1])}."
+            ) from None
 
     @functools.cached_property
     def length(self) -> int:
@@ -100,36 +102,47 @@ class Space:
     def _check_shapes(self, arch: Arch, batched: bool, hard: bool = False) -> tuple[int, ...]:
         """Checks names, shapes and dtypes; returns the leading axes."""
         if not isinstance(arch, Mapping):
-            raise TypeError(f"architecture: expected a dict of arrays with the names {list(self)}, "
-                            f"got {type(arch).__name__}.")
+            raise TypeError(
+                f"architecture: expected a dict of arrays with the names {list(self)}, "
+                f"got {type(arch).__name__}."
+            )
         for name in arch:
             if name not in self:
-                raise ValueError(f"architecture: {name!r} is not a choice of the space"
-                                 f"{nearest(name, self) or '.'} Its choices are {list(self)}.")
+                raise ValueError(
+                    f"architecture: {name!r} is not a choice of the space"
+                    f"{nearest(name, self) or '.'} Its choices are {list(self)}."
+                )
         batch = None
         for name, choice in self.decisions:
             if name not in arch:
-                raise ValueError(f"architecture: no value for {name!r}; it needs {list(self)}, and "
-                                 f"has {list(arch)}.")
+                raise ValueError(
+                    f"architecture: no value for {name!r}; it needs {list(self)}, and has {list(arch)}."
+                )
             x = arch[name] if hasattr(arch[name], "dtype") else np.asarray(arch[name])
             soft = jnp.issubdtype(x.dtype, jnp.floating)
             if not soft and not jnp.issubdtype(x.dtype, jnp.integer):
-                raise TypeError(f"architecture: {name!r} has dtype {x.dtype}; expected int32 "
-                                "indices of options, or float weights over the options. Option "
-                                "values go through space.from_dict.")
+                raise TypeError(
+                    f"architecture: {name!r} has dtype {x.dtype}; expected int32 "
+                    "indices of options, or float weights over the options. Option "
+                    "values go through space.from_dict."
+                )
             if soft and hard:
-                raise TypeError(f"architecture: {name!r} is soft, dtype {x.dtype}; only hard "
-                                "(int32) architectures are encoded or have inactive elements.")
+                raise TypeError(
+                    f"architecture: {name!r} is soft, dtype {x.dtype}; only hard "
+                    "(int32) architectures are encoded or have inactive elements."
+                )
             shape = choice.shape + ((choice.width,) if soft else ())
-            lead, tail = x.shape[:x.ndim - len(shape)], x.shape[x.ndim - len(shape):]
+            lead, tail = x.shape[: x.ndim - len(shape)], x.shape[x.ndim - len(shape) :]
             if x.ndim < len(shape) or tail != shape or (lead and not batched):
                 raise ValueError(
                     f"architecture: {name!r} has shape {tuple(x.shape)}, expected {shape}"
                     f"{' after any batch axes' if batched else ' (vmap over a batch)'}. Inactive "
-                    "positions are there too: space.from_dict fills them.")
+                    "positions are there too: space.from_dict fills them."
+                )
             if batch is not None and lead != batch:
-                raise ValueError(f"architecture: {name!r} has batch axes {lead}, but "
-                                 f"{next(iter(self))!r} has {batch}.")
+                raise ValueError(
+                    f"architecture: {name!r} has batch axes {lead}, but {next(iter(self))!r} has {batch}."
+                )
             batch = lead
         return batch or ()
 
@@ -148,8 +161,7 @@ class Space:
         self._check_shapes(arch, batched=True)
         for name, choice in self.decisions:
             if isinstance(arch[name], jax.core.Tracer):
-                raise TypeError("check: needs concrete arrays; use check_static inside jit or "
-                                "vmap.")
+                raise TypeError("check: needs concrete arrays; use check_static inside jit or vmap.")
             x, sizes = np.asarray(arch[name]), choice.sizes
             if jnp.issubdtype(x.dtype, jnp.floating):
                 bad = ~np.isfinite(x) | ((np.arange(choice.width) >= sizes[..., None]) & (x != 0))
@@ -159,11 +171,13 @@ class Space:
                 expected = "an index from 0 to the number of options less 1"
             if bad.any():
                 at = tuple(int(i) for i in np.argwhere(bad)[0])
-                place = at[x.ndim - len(choice.shape):] if x.dtype.kind != "f" else at[-2:-1]
+                place = at[x.ndim - len(choice.shape) :] if x.dtype.kind != "f" else at[-2:-1]
                 options = choice.options_at(*(place if choice.length is not None else ()))
-                raise ValueError(f"architecture: {name!r}{list(at) if at else ''} is {x[at]}, "
-                                 f"expected {expected}; the {len(options)} options are {options}. "
-                                 "Option values (not indices) go through space.from_dict.")
+                raise ValueError(
+                    f"architecture: {name!r}{list(at) if at else ''} is {x[at]}, "
+                    f"expected {expected}; the {len(options)} options are {options}. "
+                    "Option values (not indices) go through space.from_dict."
+                )
 
     def contains(self, arch: Arch) -> bool:
         """Returns whether an architecture (or all of a batch) belongs to the space; on the host."""
@@ -190,12 +204,15 @@ class Space:
             if choice.condition is not None:
                 parent, options = self.choices[choice.condition[0]], choice.condition[1]
                 index = jnp.asarray(arch[choice.condition[0]], jnp.int32)
-                rows = [[k < len(row) and row[k] in options for k in range(parent.width)]
-                        for row in map(parent.options_at, range(max(parent.length or 1, 1)))]
-                table = np.asarray(rows[:parent.length] if parent.shape else rows[0], bool)
+                rows = [
+                    [k < len(row) and row[k] in options for k in range(parent.width)]
+                    for row in map(parent.options_at, range(max(parent.length or 1, 1)))
+                ]
+                table = np.asarray(rows[: parent.length] if parent.shape else rows[0], bool)
                 table = table.reshape(parent.shape + (parent.width,))
                 chosen = index[..., None] == jax.lax.broadcasted_iota(
-                    jnp.int32, batch + table.shape, len(batch) + table.ndim - 1)
+                    jnp.int32, batch + table.shape, len(batch) + table.ndim - 1
+                )
                 holds = jnp.any(chosen & jnp.broadcast_to(table, chosen.shape), axis=-1)
                 holds = holds & masks[choice.condition[0]]
                 if choice.shape and not parent.shape:
@@ -210,15 +227,20 @@ class Space:
         Then equal networks are equal arrays.
         """
         masks = self.active(arch)
-        return {name: jnp.where(masks[name], jnp.asarray(arch[name], jnp.int32), 0)
-                for name in self}
+        return {name: jnp.where(masks[name], jnp.asarray(arch[name], jnp.int32), 0) for name in self}
 
     def encode(self, arch: Arch) -> jax.Array:
         """Returns a hard architecture as one int32 array [..., space.length]."""
         batch = self._check_shapes(arch, batched=True, hard=True)
-        return jnp.concatenate([jnp.asarray(arch[name], jnp.int32).reshape(batch + (-1,))
-                                if choice.length != 0 else jnp.zeros(batch + (0,), jnp.int32)
-                                for name, choice in self.decisions], axis=-1)
+        return jnp.concatenate(
+            [
+                jnp.asarray(arch[name], jnp.int32).reshape(batch + (-1,))
+                if choice.length != 0
+                else jnp.zeros(batch + (0,), jnp.int32)
+                for name, choice in self.decisions
+            ],
+            axis=-1,
+        )
 
     def decode(self, code) -> Arch:
         """Returns the architecture of a code, int [..., space.length]; the reverse of `encode`."""
@@ -271,14 +293,20 @@ class Space:
         for name in (*probability, *self):
             if name not in self or name not in probability:
                 wrong = "missing." if name in self else f"unknown{nearest(name, self)}"
-                raise ValueError(f"mutate: probabilities are needed for {list(self)}, given for "
-                                 f"{list(probability)}; {name!r} is {wrong}")
+                raise ValueError(
+                    f"mutate: probabilities are needed for {list(self)}, given for "
+                    f"{list(probability)}; {name!r} is {wrong}"
+                )
             if isinstance(probability[name], numbers.Real) and not 0 <= probability[name] <= 1:
-                raise ValueError(f"mutate: the probability of {name!r} is {probability[name]}, "
-                                 "expected one from 0 to 1.")
-        rates = jnp.concatenate([
-            jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
-            for name, choice in self.decisions])
+                raise ValueError(
+                    f"mutate: the probability of {name!r} is {probability[name]}, expected one from 0 to 1."
+                )
+        rates = jnp.concatenate(
+            [
+                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
+                for name, choice in self.decisions
+            ]
+        )
         fresh_key, change_key = jax.random.split(key)
         inactive = ~self._active_code(arch)
         change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
@@ -305,23 +333,27 @@ class Space:
 
         Zeros; beyond the options of a position so negative that no weight is left for them.
         """
-        return {name: jnp.asarray(np.where(
-                    np.arange(choice.width) < choice.sizes[..., None], 0, _NO_OPTION), jnp.float32)
-                for name, choice in self.decisions}
+        return {
+            name: jnp.asarray(
+                np.where(np.arange(choice.width) < choice.sizes[..., None], 0, _NO_OPTION), jnp.float32
+            )
+            for name, choice in self.decisions
+        }
 
     def harden(self, weights: Arch) -> Arch:
         """Returns the canonical hard architecture of the largest weights, or logits.
 
         Of equal ones the first. Pure; leading batch axes are allowed.
         """
-        return self.canonical({name: jnp.argmax(weights[name], axis=-1).astype(jnp.int32)
-                               for name in self})
+        return self.canonical({name: jnp.argmax(weights[name], axis=-1).astype(jnp.int32) for name in self})
 
     def soften(self, arch: Arch) -> Arch:
         """Returns a hard architecture as one-hot weights, float32 [..., width]."""
         self._check_shapes(arch, batched=True, hard=True)
-        return {name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
-                for name, choice in self.decisions}
+        return {
+            name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
+            for name, choice in self.decisions
+        }
 
     # ---- Particular architectures; on the host.
 
@@ -330,10 +362,18 @@ class Space:
             if any(isinstance(o, str) for o in options):
                 return range(len(options))[position]
             return options.index(pick(options))
-        return self.canonical({name: jnp.asarray(
-            index(choice.options) if choice.length is None else
-            [index(choice.options_at(p)) for p in range(choice.length)], jnp.int32)
-            for name, choice in self.decisions})
+
+        return self.canonical(
+            {
+                name: jnp.asarray(
+                    index(choice.options)
+                    if choice.length is None
+                    else [index(choice.options_at(p)) for p in range(choice.length)],
+                    jnp.int32,
+                )
+                for name, choice in self.decisions
+            }
+        )
 
     def smallest(self) -> Arch:
         """Returns the architecture of least values; of str options, the first."""
@@ -349,8 +389,10 @@ class Space:
         Raises ValueError if there are more than `limit`.
         """
         if self.cardinality > limit:
-            raise ValueError(f"enumerate: the space has {self.cardinality:,} architectures, the "
-                             f"limit is {limit:,}. Raise it, sample, or restrict the space.")
+            raise ValueError(
+                f"enumerate: the space has {self.cardinality:,} architectures, the "
+                f"limit is {limit:,}. Raise it, sample, or restrict the space."
+            )
         arrays = counting.enumerate_all(self.choices, self._order)
         return {name: jnp.asarray(arrays[name]) for name in self}
 
@@ -396,8 +438,10 @@ class Space:
         return Space(**{name: new[name] for name in self})
 
     def _rows(self) -> dict[str, list[tuple[Option, ...]]]:
-        return {name: [choice.options_at(p) for p in range(math.prod(choice.shape))]
-                for name, choice in self.decisions}
+        return {
+            name: [choice.options_at(p) for p in range(math.prod(choice.shape))]
+            for name, choice in self.decisions
+        }
 
     def fix(self, arch: Arch) -> "Space":
         """Returns the space of this one hard architecture: one option for every element.
@@ -408,9 +452,14 @@ class Space:
         self.check(arch)
         self.check_static(arch)
         arch = self.canonical(arch)
-        return self._narrow({name: [(row[int(k)],) for row, k in
-                                    zip(rows, np.asarray(arch[name]).reshape(-1), strict=True)]
-                             for name, rows in self._rows().items()})
+        return self._narrow(
+            {
+                name: [
+                    (row[int(k)],) for row, k in zip(rows, np.asarray(arch[name]).reshape(-1), strict=True)
+                ]
+                for name, rows in self._rows().items()
+            }
+        )
 
     def restrict(self, **options) -> "Space":
         """Returns the space with fewer options for some names, in their original order.
@@ -422,19 +471,22 @@ class Space:
         rows = self._rows()
         for name, keep in options.items():
             if name not in self:
-                raise ValueError(f"restrict: {name!r} is not a choice of the space"
-                                 f"{nearest(name, self)}")
+                raise ValueError(f"restrict: {name!r} is not a choice of the space{nearest(name, self)}")
             keep = plain_options(keep if isinstance(keep, tuple | list) else (keep,))
             for option in keep:
                 if option not in self.choices[name].options:
-                    raise ValueError(f"restrict: {option!r} is not one of the options of {name!r}, "
-                                     f"{self.choices[name].options}"
-                                     f"{nearest(option, self.choices[name].options)}")
+                    raise ValueError(
+                        f"restrict: {option!r} is not one of the options of {name!r}, "
+                        f"{self.choices[name].options}"
+                        f"{nearest(option, self.choices[name].options)}"
+                    )
             rows[name] = [tuple(o for o in row if o in keep) for row in rows[name]]
             if not all(rows[name]):
-                raise ValueError(f"restrict: {name!r} would have no option at position "
-                                 f"{rows[name].index(())}, where it has "
-                                 f"{self.choices[name].options_at(rows[name].index(()))}.")
+                raise ValueError(
+                    f"restrict: {name!r} would have no option at position "
+                    f"{rows[name].index(())}, where it has "
+                    f"{self.choices[name].options_at(rows[name].index(()))}."
+                )
         return self._narrow(rows)
 
     def to_json(self) -> dict[str, Any]:

@@ -14,17 +14,23 @@ _AUTOFORMER = {
 
 _PUBLISHED = {
     "tiny": {
-        "embed_dim": 192, "depth": 13,
+        "embed_dim": 192,
+        "depth": 13,
         "num_heads": [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, 3, 3],
-        "mlp_ratio": [3.5, 3.5, 3.0, 3.5, 3.0, 3.0, 4.0, 4.0, 3.5, 4.0, 3.5, 4.0, 3.5]},
+        "mlp_ratio": [3.5, 3.5, 3.0, 3.5, 3.0, 3.0, 4.0, 4.0, 3.5, 4.0, 3.5, 4.0, 3.5],
+    },
     "small": {
-        "embed_dim": 384, "depth": 13,
+        "embed_dim": 384,
+        "depth": 13,
         "num_heads": [6, 6, 5, 7, 5, 5, 5, 6, 6, 7, 7, 6, 7],
-        "mlp_ratio": [3.0, 3.5, 3.0, 3.5, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.5, 4.0]},
+        "mlp_ratio": [3.0, 3.5, 3.0, 3.5, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.5, 4.0],
+    },
     "base": {
-        "embed_dim": 576, "depth": 14,
+        "embed_dim": 576,
+        "depth": 14,
         "num_heads": [9, 9, 9, 9, 9, 10, 9, 9, 10, 9, 10, 9, 9, 10],
-        "mlp_ratio": [3.5, 3.5, 4.0, 3.5, 4.0, 3.5, 3.5, 3.0, 4.0, 4.0, 3.0, 4.0, 3.0, 3.5]},
+        "mlp_ratio": [3.5, 3.5, 4.0, 3.5, 4.0, 3.5, 3.5, 3.0, 4.0, 4.0, 3.0, 4.0, 3.0, 3.5],
+    },
 }
 
 
@@ -42,7 +48,8 @@ def vit(embed_dim, depth, num_heads, mlp_ratio) -> Space:
         embed_dim=Choice(*embed_dim),
         depth=Choice(*depth),
         num_heads=Choice(*num_heads).repeat(layers, active="depth"),
-        mlp_ratio=Choice(*mlp_ratio).repeat(layers, active="depth"))
+        mlp_ratio=Choice(*mlp_ratio).repeat(layers, active="depth"),
+    )
 
 
 def _size(size: str, table: dict):
@@ -75,8 +82,7 @@ def digits() -> Space:
 
     Wide enough that a budget of 60 % of the largest network's parameters leaves most of the space.
     """
-    return vit(embed_dim=(32, 48, 64), depth=(2, 3, 4), num_heads=(2, 3, 4),
-               mlp_ratio=(1.0, 2.0, 3.0))
+    return vit(embed_dim=(32, 48, 64), depth=(2, 3, 4), num_heads=(2, 3, 4), mlp_ratio=(1.0, 2.0, 3.0))
 
 
 def fashion_mnist() -> Space:
@@ -85,8 +91,7 @@ def fashion_mnist() -> Space:
     Sized so that its supernet trains on 60,000 images for 15 epochs on two CPU cores in well under
     an hour: the largest network needs about 28 million multiply-accumulates for an image.
     """
-    return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6),
-               mlp_ratio=(1.0, 2.0, 3.0))
+    return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6), mlp_ratio=(1.0, 2.0, 3.0))
 
 
 # ---- PAR Transformer, arXiv 2009.04534.

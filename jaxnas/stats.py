@@ -18,8 +18,10 @@ _PAIRED = 46_340  # Beyond it the number of pairs leaves int32.
 def _pair(name: str, x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
     x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     if x.ndim != 1 or x.shape != y.shape or not len(x):
-        raise ValueError(f"{name}: got shapes {list(x.shape)} and {list(y.shape)}, expected twice "
-                         "[n] (vmap over more axes).")
+        raise ValueError(
+            f"{name}: got shapes {list(x.shape)} and {list(y.shape)}, expected twice "
+            "[n] (vmap over more axes)."
+        )
     return x, y
 
 
@@ -50,8 +52,7 @@ def spearman(x: Any, y: Any) -> jax.Array:
     a, b = a - jnp.mean(a), b - jnp.mean(b)
     spread = jnp.sqrt(jnp.sum(a * a)) * jnp.sqrt(jnp.sum(b * b))
     varied = (jnp.max(x) > jnp.min(x)) & (jnp.max(y) > jnp.min(y))
-    return jnp.where(varied, jnp.clip(jnp.sum(a * b) / jnp.where(varied, spread, 1), -1, 1),
-                     jnp.nan)
+    return jnp.where(varied, jnp.clip(jnp.sum(a * b) / jnp.where(varied, spread, 1), -1, 1), jnp.nan)
 
 
 @jax.jit
@@ -64,8 +65,10 @@ def kendall_tau(x: Any, y: Any) -> jax.Array:
     """
     x, y = _pair("kendall_tau", x, y)
     if len(x) > _PAIRED:
-        raise ValueError(f"kendall_tau: got {len(x):,} values, expected at most {_PAIRED:,}: more "
-                         "pairs than int32 counts. Take a sample.")
+        raise ValueError(
+            f"kendall_tau: got {len(x):,} values, expected at most {_PAIRED:,}: more "
+            "pairs than int32 counts. Take a sample."
+        )
 
     def sign(a, b):  # by comparison: inf - inf would be NaN
         return (a > b).astype(jnp.int32) - (a < b).astype(jnp.int32)
@@ -73,8 +76,10 @@ def kendall_tau(x: Any, y: Any) -> jax.Array:
     def count(row):
         a, b = sign(x, row[0]), sign(y, row[1])
         return tuple(jnp.sum(v) for v in (a * b, a * a, b * b))
-    agree, in_x, in_y = (jnp.sum(part).astype(jnp.float32)
-                         for part in lax.map(count, (x, y), batch_size=_BLOCK))
+
+    agree, in_x, in_y = (
+        jnp.sum(part).astype(jnp.float32) for part in lax.map(count, (x, y), batch_size=_BLOCK)
+    )
     varied = (in_x > 0) & (in_y > 0) & ~jnp.any(jnp.isnan(x) | jnp.isnan(y))
     scale = jnp.sqrt(jnp.where(varied, in_x, 1)) * jnp.sqrt(jnp.where(varied, in_y, 1))
     return jnp.where(varied, jnp.clip(agree / scale, -1, 1), jnp.nan)
@@ -113,15 +118,22 @@ def simple_regret(values: Any, best: Any) -> jax.Array:
     """
     values, best = jnp.asarray(values, jnp.float32), jnp.asarray(best, jnp.float32)
     if best.shape not in ((), values.shape[:-1]):
-        raise ValueError(f"simple_regret: best has shape {list(best.shape)}, expected [] or "
-                         f"{list(values.shape[:-1])}, the leading axes of the values.")
+        raise ValueError(
+            f"simple_regret: best has shape {list(best.shape)}, expected [] or "
+            f"{list(values.shape[:-1])}, the leading axes of the values."
+        )
     so_far = lax.cummax(jnp.where(jnp.isnan(values), -jnp.inf, values), axis=values.ndim - 1)
     return jnp.broadcast_to(best, values.shape[:-1])[..., None] - so_far
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def bootstrap_interval(key: jax.Array, x: Any, statistic: Callable[[jax.Array], Any] = jnp.mean,
-                       level: float = 0.95, samples: int = 1000) -> tuple[jax.Array, jax.Array]:
+def bootstrap_interval(
+    key: jax.Array,
+    x: Any,
+    statistic: Callable[[jax.Array], Any] = jnp.mean,
+    level: float = 0.95,
+    samples: int = 1000,
+) -> tuple[jax.Array, jax.Array]:
     """Returns the percentile bootstrap interval of a statistic, its two ends float32.
 
     Args:
@@ -137,14 +149,19 @@ def bootstrap_interval(key: jax.Array, x: Any, statistic: Callable[[jax.Array], 
     """
     x = jnp.asarray(x, jnp.float32)
     if x.ndim < 1 or not len(x):
-        raise ValueError(f"bootstrap_interval: the sample has shape {list(x.shape)}, expected "
-                         "[n, ...] with n of at least 1.")
+        raise ValueError(
+            f"bootstrap_interval: the sample has shape {list(x.shape)}, expected "
+            "[n, ...] with n of at least 1."
+        )
     if not 0 < level < 1 or samples < 1:
-        raise ValueError(f"bootstrap_interval: level is {level} and samples is {samples}, expected "
-                         "between 0 and 1, and at least 1.")
+        raise ValueError(
+            f"bootstrap_interval: level is {level} and samples is {samples}, expected "
+            "between 0 and 1, and at least 1."
+        )
 
     def resample(key):
         return jnp.asarray(statistic(x[jax.random.randint(key, (len(x),), 0, len(x))]), jnp.float32)
+
     values = lax.map(resample, jax.random.split(key, samples), batch_size=_BLOCK)
     values = jnp.where(jnp.any(jnp.isnan(x)), jnp.nan, values)
     ends = jnp.quantile(values, jnp.asarray([(1 - level) / 2, (1 + level) / 2]), axis=0)

@@ -39,11 +39,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # The same examples in every run, as slow as the first compilation makes them; a failure prints
 # how to repeat it.
 hypothesis.settings.register_profile(
-    "jaxnas", deadline=None, derandomize=True, print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    "jaxnas",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 # Other examples in every run: pytest --hypothesis-profile=explore.
-hypothesis.settings.register_profile(
-    "explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
+hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
 hypothesis.settings.load_profile("jaxnas")
 
 

@@ -20,9 +20,7 @@ SETTINGS = {
     "narrow": dict(space=NARROW, max_relative_position=1),
     "wide": dict(space=WIDE, max_relative_position=0, drop_path_rate=0.2),
     "classic": dict(space=PAIR, max_relative_position=0, sharing="classic"),
-    "bfloat16": dict(
-        space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16
-    ),
+    "bfloat16": dict(space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16),
 }
 # As "narrow", with which it is compared.
 SCANNED = dict(SETTINGS["narrow"], scan_layers=True)

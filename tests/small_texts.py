@@ -9,9 +9,7 @@ import pytest
 
 from jaxnas import data
 
-WORDS = (
-    "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
-)
+WORDS = "the of and in to a was The on as for with by is 's @-@ \u2013 Senj\u014d <unk> , ; ( )".split()
 
 
 def article(rng, title, lines):
@@ -27,8 +25,7 @@ def article(rng, title, lines):
 def play():
     rng = np.random.default_rng(1)
     return "".join(
-        f"{rng.choice(['ROMEO', 'JULIÉT'])}:\n{' '.join(rng.choice(WORDS, 9))}\n\n"
-        for _ in range(60)
+        f"{rng.choice(['ROMEO', 'JULIÉT'])}:\n{' '.join(rng.choice(WORDS, 9))}\n\n" for _ in range(60)
     )
 
 

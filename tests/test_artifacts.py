@@ -65,9 +65,7 @@ def test_round_trip_is_exact(name, tmp_path):
         assert jax.tree.structure(loaded_params) == jax.tree.structure(params)
         for a, b in zip(jax.tree.leaves(loaded_params), jax.tree.leaves(params), strict=True):
             assert a.dtype == jnp.float32
-            np.testing.assert_array_equal(
-                np.asarray(a).view(np.int32), np.asarray(b).view(np.int32)
-            )
+            np.testing.assert_array_equal(np.asarray(a).view(np.int32), np.asarray(b).view(np.int32))
     assert os.listdir(tmp_path) == ["subnet"]
 
 
@@ -170,7 +168,8 @@ DAMAGE = {
     "extra": (lambda f: store(f, lambda t: t.update(tail=t["head/bias"])), "unexpected: tail"),
     "misshapen": (
         lambda f: store(f, lambda t: t.update({"head/bias": t["head/bias"][:3]})),
-        r"misshapen: head/bias \(3,\) instead of \(5,\)"),
+        r"misshapen: head/bias \(3,\) instead of \(5,\)",
+    ),
     "type": (of_double, "are float32; given: head/bias float64"),
     "not JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text('{"format": 1'), "not JSON"),
     "not a dict": (lambda f: (f / artifacts.DESCRIPTION).write_text("3"), "'format' is missing"),
@@ -180,13 +179,14 @@ DAMAGE = {
     "no fields": (lambda f: describe(f, lambda d: d.pop("fields")), "'fields' is missing"),
     "field": (
         lambda f: describe(f, lambda d: d["fields"].update(head_dims=4)),
-        "has no field 'head_dims'; did you mean 'head_dim'"),
+        "has no field 'head_dims'; did you mean 'head_dim'",
+    ),
     "dtype": (
         lambda f: describe(f, lambda d: d["fields"].update(dtype="float31")),
-        "unknown dtype 'float31'; did you mean 'float32'"),
-    "size": (
-        lambda f: describe(f, lambda d: d["fields"].update(image_size=9)), "not a multiple"),
-}  # fmt: skip
+        "unknown dtype 'float31'; did you mean 'float32'",
+    ),
+    "size": (lambda f: describe(f, lambda d: d["fields"].update(image_size=9)), "not a multiple"),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -19,13 +19,19 @@ NESTED = Space(
     depth=Choice(0, 1, 3),
     extra=Choice(1, 2).when("mode", "b"),
     mode=Choice("a", "b"),
-    inner=Choice(5, 6, 7).when("extra", 2))
+    inner=Choice(5, 6, 7).when("extra", 2),
+)
 TINY = spaces.autoformer("tiny")
 # One option less at one position: positions with different numbers of options.
-RAGGED = Space(depth=Choice(1, 2), width=Choice(3, 4, 5).repeat(2, active="depth")._with(
-    per_position=((3, 5), (3, 4, 5))))
+RAGGED = Space(
+    depth=Choice(1, 2),
+    width=Choice(3, 4, 5).repeat(2, active="depth")._with(per_position=((3, 5), (3, 4, 5))),
+)
 SPACES = {
-    "tiny": TINY, "digits": spaces.digits(), "nested": NESTED, "ragged": RAGGED,
+    "tiny": TINY,
+    "digits": spaces.digits(),
+    "nested": NESTED,
+    "ragged": RAGGED,
     "restricted": TINY.restrict(depth=(12, 13), num_heads=4),
     "fixed": TINY.fix(spaces.published("tiny")),
 }
@@ -47,11 +53,14 @@ def equal(a, b):
 # ---- Counting.
 
 
-@pytest.mark.parametrize("size, count", [
-    ("tiny", 3 * (6**12 + 6**13 + 6**14)),
-    ("small", 3 * (9**12 + 9**13 + 9**14)),
-    ("base", 3 * (9**14 + 9**15 + 9**16)),
-])
+@pytest.mark.parametrize(
+    "size, count",
+    [
+        ("tiny", 3 * (6**12 + 6**13 + 6**14)),
+        ("small", 3 * (9**12 + 9**13 + 9**14)),
+        ("base", 3 * (9**14 + 9**15 + 9**16)),
+    ],
+)
 def test_cardinality_of_autoformer(size, count):
     """The sizes of autoformer.md, 1.1, exactly."""
     space = spaces.autoformer(size)
@@ -203,26 +212,44 @@ def test_jit_and_vmap_equal_the_loop():
 
 def test_smallest_and_largest():
     assert TINY.to_dict(TINY.smallest()) == {
-        "embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.0] * 12}
+        "embed_dim": 192,
+        "depth": 12,
+        "num_heads": [3] * 12,
+        "mlp_ratio": [3.0] * 12,
+    }
     assert TINY.to_dict(TINY.largest()) == {
-        "embed_dim": 240, "depth": 14, "num_heads": [4] * 14, "mlp_ratio": [4.0] * 14}
+        "embed_dim": 240,
+        "depth": 14,
+        "num_heads": [4] * 14,
+        "mlp_ratio": [4.0] * 14,
+    }
     unordered = Space(width=Choice(5, 9, 2), kind=Choice("z", "a"))
     assert unordered.to_dict(unordered.smallest()) == {"width": 2, "kind": "z"}
     assert unordered.to_dict(unordered.largest()) == {"width": 9, "kind": "a"}
 
 
 def test_inactive_values_are_left_out_of_files():
-    arch = NESTED.from_dict({"depth": 3, "kind": ["attention", "identity", "attention"],
-                             "heads": [2, None, 4], "mode": "a"})
-    assert NESTED.to_dict(arch) == {"depth": 3, "kind": ["attention", "identity", "attention"],
-                                    "heads": [2, None, 4], "mode": "a"}
+    arch = NESTED.from_dict(
+        {"depth": 3, "kind": ["attention", "identity", "attention"], "heads": [2, None, 4], "mode": "a"}
+    )
+    assert NESTED.to_dict(arch) == {
+        "depth": 3,
+        "kind": ["attention", "identity", "attention"],
+        "heads": [2, None, 4],
+        "mode": "a",
+    }
     assert NESTED.to_dict(NESTED.from_dict({"depth": 0, "mode": "b", "extra": 1})) == {
-        "depth": 0, "mode": "b", "extra": 1}
+        "depth": 0,
+        "mode": "b",
+        "extra": 1,
+    }
 
 
 def test_soft_architectures():
-    soft = {name: np.full((*choice.shape, choice.width), 1 / choice.width, np.float32)
-            for name, choice in TINY.choices.items()}
+    soft = {
+        name: np.full((*choice.shape, choice.width), 1 / choice.width, np.float32)
+        for name, choice in TINY.choices.items()
+    }
     assert TINY.contains(soft)
     assert TINY.contains({**soft, "depth": np.int32(1)})
     assert TINY.contains(jax.tree.map(lambda x: np.stack([x, x]), soft))
@@ -293,15 +320,18 @@ def test_a_space_is_static_and_goes_through_json(space):
 # ---- Errors.
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"depht": 0}, "'depht' is not a choice of the space; did you mean 'depth'?"),
-    ({"depth": None}, "no value for 'depth'"),
-    ({"depth": np.int32(3)}, r"'depth' is 3, expected an index .*\(12, 13, 14\)"),
-    ({"num_heads": np.zeros(13, np.int32)}, r"'num_heads' has shape \(13,\), expected \(14,\)"),
-    ({"mlp_ratio": np.int32([0] * 5 + [-1] + [0] * 8)}, r"'mlp_ratio'\[5\] is -1"),
-    ({"mlp_ratio": np.zeros(14, bool)}, "has dtype bool"),
-    ({"depth": np.zeros(2, np.int32)}, "batch axes"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"depht": 0}, "'depht' is not a choice of the space; did you mean 'depth'?"),
+        ({"depth": None}, "no value for 'depth'"),
+        ({"depth": np.int32(3)}, r"'depth' is 3, expected an index .*\(12, 13, 14\)"),
+        ({"num_heads": np.zeros(13, np.int32)}, r"'num_heads' has shape \(13,\), expected \(14,\)"),
+        ({"mlp_ratio": np.int32([0] * 5 + [-1] + [0] * 8)}, r"'mlp_ratio'\[5\] is -1"),
+        ({"mlp_ratio": np.zeros(14, bool)}, "has dtype bool"),
+        ({"depth": np.zeros(2, np.int32)}, "batch axes"),
+    ],
+)
 def test_check(change, message):
     arch = {k: v for k, v in {**TINY.smallest(), **change}.items() if v is not None}
     assert not TINY.contains(arch)
@@ -322,41 +352,47 @@ def test_check_names_the_element_of_a_batch():
     jax.jit(TINY.check_static)(TINY.smallest())
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"embed_dims": 192}, "did you mean 'embed_dim'"),
-    ({"embed_dim": 200}, "200 is not one of the options.*did you mean 192"),
-    ({"num_heads": [3] * 3 + [5] + [3] * 9}, r"'num_heads'\[3\]: 5 is not one of"),
-    ({"num_heads": [3] * 12}, "no value for 'num_heads' at position 12"),
-    ({"depth": 12, "mlp_ratio": [3] * 12}, "'num_heads' has 13 values, but 'depth' is 12"),
-    ({"num_heads": [3] * 15}, "has 15 values, expected at most 14"),
-    ({"num_heads": 3}, "expected a list"),
-    ({"embed_dim": None}, "no value for 'embed_dim'"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"embed_dims": 192}, "did you mean 'embed_dim'"),
+        ({"embed_dim": 200}, "200 is not one of the options.*did you mean 192"),
+        ({"num_heads": [3] * 3 + [5] + [3] * 9}, r"'num_heads'\[3\]: 5 is not one of"),
+        ({"num_heads": [3] * 12}, "no value for 'num_heads' at position 12"),
+        ({"depth": 12, "mlp_ratio": [3] * 12}, "'num_heads' has 13 values, but 'depth' is 12"),
+        ({"num_heads": [3] * 15}, "has 15 values, expected at most 14"),
+        ({"num_heads": 3}, "expected a list"),
+        ({"embed_dim": None}, "no value for 'embed_dim'"),
+    ],
+)
 def test_from_dict(change, message):
     with pytest.raises(ValueError, match=message):
         TINY.from_dict({**TINY.to_dict(spaces.published("tiny")), **change})
 
 
-@pytest.mark.parametrize("build, message", [
-    (lambda: Choice(), "no options"),
-    (lambda: Choice(1, 1.0), "twice"),
-    (lambda: Choice((1, 2)), "int, float or str"),
-    (lambda: Choice(True), "int, float or str"),
-    (lambda: Choice(float("nan")), "not finite"),
-    (lambda: Choice(1).repeat(0), "at least 1"),
-    (lambda: Choice(1).repeat(2).repeat(2), "already repeated"),
-    (lambda: Space(), "no choices"),
-    (lambda: Space(a=3), "must be a Choice"),
-    (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), "did you mean 'depth'"),
-    (lambda: Space(depth=Choice(2, 3), a=Choice(1).repeat(2, active="depth")), "repeat it 3 times"),
-    (lambda: Space(depth=Choice(2.0), a=Choice(1).repeat(2, active="depth")), "must all be ints"),
-    (lambda: Space(d=Choice(1).repeat(2), a=Choice(1).repeat(2, active="d")), "must not"),
-    (lambda: Space(a=Choice("x", "y"), b=Choice(1).when("a", "z")), "not one of its options"),
-    (lambda: Space(a=Choice(1).repeat(2), b=Choice(1).when("a", 1)), "lengths must be equal"),
-    (lambda: Space(a=Choice(1).when("b", 1), b=Choice(1).when("a", 1)), "in a cycle"),
-    (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), {"depth": 0.2}), "is missing"),
-    (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), 1.2), "from 0 to 1"),
-])
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: Choice(), "no options"),
+        (lambda: Choice(1, 1.0), "twice"),
+        (lambda: Choice((1, 2)), "int, float or str"),
+        (lambda: Choice(True), "int, float or str"),
+        (lambda: Choice(float("nan")), "not finite"),
+        (lambda: Choice(1).repeat(0), "at least 1"),
+        (lambda: Choice(1).repeat(2).repeat(2), "already repeated"),
+        (lambda: Space(), "no choices"),
+        (lambda: Space(a=3), "must be a Choice"),
+        (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), "did you mean 'depth'"),
+        (lambda: Space(depth=Choice(2, 3), a=Choice(1).repeat(2, active="depth")), "repeat it 3 times"),
+        (lambda: Space(depth=Choice(2.0), a=Choice(1).repeat(2, active="depth")), "must all be ints"),
+        (lambda: Space(d=Choice(1).repeat(2), a=Choice(1).repeat(2, active="d")), "must not"),
+        (lambda: Space(a=Choice("x", "y"), b=Choice(1).when("a", "z")), "not one of its options"),
+        (lambda: Space(a=Choice(1).repeat(2), b=Choice(1).when("a", 1)), "lengths must be equal"),
+        (lambda: Space(a=Choice(1).when("b", 1), b=Choice(1).when("a", 1)), "in a cycle"),
+        (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), {"depth": 0.2}), "is missing"),
+        (lambda: TINY.mutate(jax.random.key(0), TINY.smallest(), 1.2), "from 0 to 1"),
+    ],
+)
 def test_clear_errors(build, message):
     with pytest.raises((ValueError, TypeError), match=message):
         build()

@@ -55,10 +55,8 @@ def test_properties_of_rank_correlations(seed, values):
 def test_correlations_of_any_length(n):
     """Whole blocks of pairs and not."""
     x, y = pair(1, 200, n) if n > 3 else (np.arange(n) * 1.0, np.arange(n)[::-1] * 1.0)
-    np.testing.assert_allclose(stats.kendall_tau(x, y), scipy.stats.kendalltau(x, y).statistic,
-                               atol=1e-6)
-    np.testing.assert_allclose(stats.spearman(x, y), scipy.stats.spearmanr(x, y).statistic,
-                               atol=2e-6)
+    np.testing.assert_allclose(stats.kendall_tau(x, y), scipy.stats.kendalltau(x, y).statistic, atol=1e-6)
+    np.testing.assert_allclose(stats.spearman(x, y), scipy.stats.spearmanr(x, y).statistic, atol=2e-6)
 
 
 def test_memory_of_kendall_tau_is_linear():
@@ -74,8 +72,7 @@ def test_vmap_equals_a_loop():
     xs, ys = np.stack([pair(seed, 6) for seed in range(7)], axis=1)
     for fn in (stats.kendall_tau, stats.spearman, lambda x, y: stats.top_k_regret(x, y, 3)):
         together = jax.jit(jax.vmap(fn))(xs, ys)
-        np.testing.assert_allclose(together, [fn(x, y) for x, y in zip(xs, ys, strict=True)],
-                                   rtol=1e-6)
+        np.testing.assert_allclose(together, [fn(x, y) for x, y in zip(xs, ys, strict=True)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fn", [stats.kendall_tau, stats.spearman])
@@ -127,8 +124,13 @@ def test_bootstrap_interval_equals_scipys(key, statistic, theirs):
     for level in (0.8, 0.95):
         ours = stats.bootstrap_interval(key, x, statistic, level, 4000)
         expected = scipy.stats.bootstrap(
-            (x,), theirs, n_resamples=4000, confidence_level=level, method="percentile",
-            rng=np.random.default_rng(1)).confidence_interval
+            (x,),
+            theirs,
+            n_resamples=4000,
+            confidence_level=level,
+            method="percentile",
+            rng=np.random.default_rng(1),
+        ).confidence_interval
         np.testing.assert_allclose(ours, expected, atol=0.06 * (expected.high - expected.low))
 
 
@@ -136,11 +138,9 @@ def test_bootstrap_interval_covers_under_vmap():
     """19 of 20 intervals of the mean of 50 normal values hold it; the same key, the same ends."""
     keys = jax.random.split(jax.random.key(1), 400)
     x = jax.random.normal(jax.random.key(2), (400, 50))
-    low, high = jax.jit(jax.vmap(lambda key, x: stats.bootstrap_interval(key, x, samples=300)))(
-        keys, x)
+    low, high = jax.jit(jax.vmap(lambda key, x: stats.bootstrap_interval(key, x, samples=300)))(keys, x)
     assert 0.90 < np.mean((low < 0) & (high > 0)) < 0.98
-    np.testing.assert_allclose(low[7], stats.bootstrap_interval(keys[7], x[7], samples=300)[0],
-                               rtol=1e-5)
+    np.testing.assert_allclose(low[7], stats.bootstrap_interval(keys[7], x[7], samples=300)[0], rtol=1e-5)
 
 
 def column_means(x):
@@ -155,16 +155,19 @@ def test_bootstrap_interval_of_rows(key):
     assert np.isnan(stats.bootstrap_interval(key, np.asarray([1.0, np.nan]), samples=10)).all()
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda key: stats.kendall_tau(np.zeros(3), np.zeros(4)), r"kendall_tau: .*\[3\] and \[4\]"),
-    (lambda key: stats.spearman(np.zeros((3, 2)), np.zeros((3, 2))), "vmap over more axes"),
-    (lambda key: stats.spearman(np.zeros(0), np.zeros(0)), r"expected twice \[n\]"),
-    (lambda key: stats.top_k_regret(np.zeros(3), np.zeros(3), 4), "k is 4, expected 1 to n = 3"),
-    (lambda key: stats.simple_regret(np.zeros((3, 2)), np.zeros(2)), "the leading axes"),
-    (lambda key: stats.bootstrap_interval(key, np.zeros(0)), "n of at least 1"),
-    (lambda key: stats.bootstrap_interval(key, np.zeros(3), level=95), "level is 95"),
-    (lambda key: stats.bootstrap_interval(key, np.zeros(3), samples=0), "samples is 0"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda key: stats.kendall_tau(np.zeros(3), np.zeros(4)), r"kendall_tau: .*\[3\] and \[4\]"),
+        (lambda key: stats.spearman(np.zeros((3, 2)), np.zeros((3, 2))), "vmap over more axes"),
+        (lambda key: stats.spearman(np.zeros(0), np.zeros(0)), r"expected twice \[n\]"),
+        (lambda key: stats.top_k_regret(np.zeros(3), np.zeros(3), 4), "k is 4, expected 1 to n = 3"),
+        (lambda key: stats.simple_regret(np.zeros((3, 2)), np.zeros(2)), "the leading axes"),
+        (lambda key: stats.bootstrap_interval(key, np.zeros(0)), "n of at least 1"),
+        (lambda key: stats.bootstrap_interval(key, np.zeros(3), level=95), "level is 95"),
+        (lambda key: stats.bootstrap_interval(key, np.zeros(3), samples=0), "samples is 0"),
+    ],
+)
 def test_clear_errors(key, call, message):
     with pytest.raises(ValueError, match=message):
         call(key)

@@ -11,8 +11,18 @@ import torch
 
 
 def random_state_dict(
-    seed, *, embed, heads, hidden, depth, head_dim, image_size, patch_size, num_classes,
-    channels=3, max_relative_position=14,
+    seed,
+    *,
+    embed,
+    heads,
+    hidden,
+    depth,
+    head_dim,
+    image_size,
+    patch_size,
+    num_classes,
+    channels=3,
+    max_relative_position=14,
 ):
     """A state dict of the official names and shapes, every entry random, float32.
 

@@ -188,9 +188,7 @@ def write(result: dict[str, Any]) -> None:
             json.dump(result, file, indent=2)
 
 
-def population(
-    apply: Callable, params: Any, images: Any, archs: list, extracted: list
-) -> dict[str, Any]:
+def population(apply: Callable, params: Any, images: Any, archs: list, extracted: list) -> dict[str, Any]:
     """Seconds to evaluate a population: as a map, as a vmap over masks, and one by one extracted."""
     copies = max(_POPULATION.value // len(archs), 1)
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves * copies), *archs)
@@ -222,8 +220,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     for kind in _KINDS:
         names = [name for name in rows[0][kind] if name != "extracted"]
         means[kind] = {
-            name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows]))
-            for name in names
+            name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows])) for name in names
         }
         for name in ("scan", "unrolled") if "pytorch" in names else ():
             quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
@@ -250,14 +247,17 @@ def show(result: dict[str, Any]) -> str:
         compile_base = statistics.mean(cost["seconds"] for cost in extracted[kind])
         memory_base = statistics.mean(cost["megabytes"] for cost in extracted[kind])
         lines.append(
-            f"{kind}: extracted {1e3 * base:.1f} ms, compile {compile_base:.1f} s, "
-            f"{memory_base:.0f} MB"
+            f"{kind}: extracted {1e3 * base:.1f} ms, compile {compile_base:.1f} s, {memory_base:.0f} MB"
         )
         for name, mean in means.items():
             cost = result["compile"][kind].get(name)
-            more = "" if cost is None else (
-                f"  compile {cost['seconds'] / compile_base:5.2f} x"
-                f"  memory {cost['megabytes'] / memory_base:5.2f} x"
+            more = (
+                ""
+                if cost is None
+                else (
+                    f"  compile {cost['seconds'] / compile_base:5.2f} x"
+                    f"  memory {cost['megabytes'] / memory_base:5.2f} x"
+                )
             )
             lines.append(f"  {name:24s} {mean:5.2f} x{more}")
     if "population" in result:

@@ -31,8 +31,12 @@ from jaxnas import Choice, Space, search
 from jaxnas.search import pareto
 from jaxnas.search.nsga2 import NSGA2
 
-_DATA = flags.DEFINE_string("data", None, "The table, .npz, with ops int [15625, 6], validation "
-                            "accuracies and latencies.", required=True)
+_DATA = flags.DEFINE_string(
+    "data",
+    None,
+    "The table, .npz, with ops int [15625, 6], validation accuracies and latencies.",
+    required=True,
+)
 _LATENCY = flags.DEFINE_string("latency", "latency_raspi4", "The table's name of the latency.")
 _SEEDS = flags.DEFINE_integer("seeds", 200, "Searches of each kind.")
 _TOGETHER = flags.DEFINE_integer("together", 20, "How many of them run side by side, under vmap.")
@@ -71,9 +75,11 @@ def run_many(strategy: Any, table: jax.Array, seeds: int) -> jax.Array:
             told = found if isinstance(strategy, NSGA2) else found[:, 0]
             # What random search is told does not matter.
             return strategy.tell(state, archs, told), (found, state.valid)
+
         length = math.ceil(strategy.evaluations / strategy.population)
         scores, valid = lax.scan(step, strategy.init(key), None, length=length)[1]
         return jnp.where(valid[..., None], scores, jnp.nan).reshape(-1, 2)
+
     keys = jax.random.split(jax.random.key(0), seeds)
     return lax.map(one, keys, batch_size=min(_TOGETHER.value, seeds))
 
@@ -110,16 +116,26 @@ def run_pymoo(categorical: bool, table: np.ndarray, seeds: int) -> np.ndarray:
     def operators() -> dict[str, Any]:
         if categorical:
             return {"crossover": UniformCrossover(prob=0.9), "mutation": Anew(prob=1.0)}
-        return {"crossover": SBX(prob=0.9, eta=15, vtype=float, repair=RoundingRepair()),
-                "mutation": PM(eta=20, vtype=float, repair=RoundingRepair())}
+        return {
+            "crossover": SBX(prob=0.9, eta=15, vtype=float, repair=RoundingRepair()),
+            "mutation": PM(eta=20, vtype=float, repair=RoundingRepair()),
+        }
 
     results = []
     for seed in range(seeds):
         problem = Cells()
-        minimize(problem, Theirs(pop_size=_POPULATION.value, sampling=IntegerRandomSampling(),
-                                 eliminate_duplicates=True, **operators()),
-                 ("n_eval", _EVALUATIONS.value), seed=seed)
-        seen = np.concatenate(problem.seen)[:_EVALUATIONS.value]
+        minimize(
+            problem,
+            Theirs(
+                pop_size=_POPULATION.value,
+                sampling=IntegerRandomSampling(),
+                eliminate_duplicates=True,
+                **operators(),
+            ),
+            ("n_eval", _EVALUATIONS.value),
+            seed=seed,
+        )
+        seen = np.concatenate(problem.seen)[: _EVALUATIONS.value]
         rest = np.full((_EVALUATIONS.value - len(seen), 2), np.nan, np.float32)
         results.append(np.concatenate([seen, rest]))
     return np.stack(results)
@@ -131,13 +147,17 @@ def measure() -> dict[str, Any]:
     reference, cells = jnp.asarray(table.min(axis=0)), jnp.asarray(table)
     exact = float(pareto.hypervolume(cells, reference))
     settings = {"evaluations": _EVALUATIONS.value, "population": _POPULATION.value}
-    ours = NSGA2(_SPACE, **settings, crossover_probability=_CROSSOVER.value,
-                 mutation_probability=_MUTATION.value)
+    ours = NSGA2(
+        _SPACE, **settings, crossover_probability=_CROSSOVER.value, mutation_probability=_MUTATION.value
+    )
     methods: dict[str, Callable[[], Any]] = {}
-    for name, strategy in (("jaxnas NSGA2", ours), ("jaxnas random", search.RandomSearch(
-            _SPACE, **settings))):
+    for name, strategy in (
+        ("jaxnas NSGA2", ours),
+        ("jaxnas random", search.RandomSearch(_SPACE, **settings)),
+    ):
         methods[name] = functools.partial(
-            jax.jit(run_many, static_argnums=(0, 2)), strategy, cells, _SEEDS.value)
+            jax.jit(run_many, static_argnums=(0, 2)), strategy, cells, _SEEDS.value
+        )
     if _PYMOO_SEEDS.value:
         try:
             import pymoo  # noqa: F401
@@ -147,9 +167,14 @@ def measure() -> dict[str, Any]:
             for name, categorical in (("pymoo, SBX and PM", False), ("pymoo, uniform", True)):
                 methods[name] = functools.partial(run_pymoo, categorical, table, _PYMOO_SEEDS.value)
     result: dict[str, Any] = {
-        "table": table.shape[0], "latency": _LATENCY.value, **settings,
-        "front": int(pareto.pareto_front(cells).sum()), "hypervolume": exact,
-        "reference": [float(x) for x in reference], "methods": {}}
+        "table": table.shape[0],
+        "latency": _LATENCY.value,
+        **settings,
+        "front": int(pareto.pareto_front(cells).sum()),
+        "hypervolume": exact,
+        "reference": [float(x) for x in reference],
+        "methods": {},
+    }
     volume = jax.jit(jax.vmap(lambda scores: pareto.hypervolume(scores, reference)))
     for name, method in methods.items():
         start = time.perf_counter()
@@ -157,23 +182,30 @@ def measure() -> dict[str, Any]:
         seconds = time.perf_counter() - start
         ratios = (np.asarray(volume(scores), np.float64) / exact).tolist()
         result["methods"][name] = {
-            "mean": statistics.mean(ratios), "min": min(ratios),
+            "mean": statistics.mean(ratios),
+            "min": min(ratios),
             "deviation": statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
-            "seeds": len(ratios), "seconds": seconds}
+            "seeds": len(ratios),
+            "seconds": seconds,
+        }
     return result
 
 
 def show(result: dict[str, Any]) -> str:
     """The table that is printed."""
-    lines = [f"{result['table']:,} cells, error and {result['latency']}, {result['evaluations']} "
-             f"evaluations in generations of {result['population']}; exact front of "
-             f"{result['front']} cells",
-             f"  {'hypervolume / exact':22s} {'mean':>8s} {'+-':>8s} {'std':>8s} {'min':>8s} "
-             f"{'seeds':>6s} {'seconds':>8s}"]
+    lines = [
+        f"{result['table']:,} cells, error and {result['latency']}, {result['evaluations']} "
+        f"evaluations in generations of {result['population']}; exact front of "
+        f"{result['front']} cells",
+        f"  {'hypervolume / exact':22s} {'mean':>8s} {'+-':>8s} {'std':>8s} {'min':>8s} "
+        f"{'seeds':>6s} {'seconds':>8s}",
+    ]
     for name, row in result["methods"].items():
-        lines.append(f"  {name:22s} {row['mean']:8.5f} {row['deviation'] / row['seeds']**0.5:8.5f} "
-                     f"{row['deviation']:8.5f} {row['min']:8.5f} {row['seeds']:6d} "
-                     f"{row['seconds']:8.1f}")
+        lines.append(
+            f"  {name:22s} {row['mean']:8.5f} {row['deviation'] / row['seeds'] ** 0.5:8.5f} "
+            f"{row['deviation']:8.5f} {row['min']:8.5f} {row['seeds']:6d} "
+            f"{row['seconds']:8.1f}"
+        )
     return "\n".join(lines)
 
 

@@ -28,11 +28,15 @@ from jaxnas import predictors, tabular
 
 _DATA = flags.DEFINE_string("data", "tabular", "Folder of nb201/ and nasbench_graph/.")
 TRANSFORMERS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
-_TABLE = flags.DEFINE_enum("table", "nb201", ["nb201", "cora", "citeseer", "pubmed", *TRANSFORMERS],
-                           "Which table.")
-_PREDICTORS = flags.DEFINE_list("predictors", ["gp", "mlp", "transformer", "transformer_tokens"],
-                                "Of gp, mlp, transformer, transformer_tokens (no path counts), "
-                                "transformer_supervised (trained on accuracies, no path counts).")
+_TABLE = flags.DEFINE_enum(
+    "table", "nb201", ["nb201", "cora", "citeseer", "pubmed", *TRANSFORMERS], "Which table."
+)
+_PREDICTORS = flags.DEFINE_list(
+    "predictors",
+    ["gp", "mlp", "transformer", "transformer_tokens"],
+    "Of gp, mlp, transformer, transformer_tokens (no path counts), "
+    "transformer_supervised (trained on accuracies, no path counts).",
+)
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
 _DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
 _SEARCHES = flags.DEFINE_integer("searches", 20, "Sequential searches; 0 for none.")
@@ -60,11 +64,18 @@ def load_transformers(folder: str, name: str) -> Table:
     size = np.log(size[there])
     size = (size - size.mean()) / size.std()
     features = {"decisions": np.asarray(one_hot), "params": size[:, None].astype(np.float32)}
-    print(f"{name}: {len(there)} networks; tau of parameters alone "
-          f"{kendalltau(-test[there], size).statistic:.3f}")
-    return {"inputs": {"tokens": jax.tree.map(np.asarray, tokens), "features": features},
-            "valid": -valid[there], "test": -test[there], "pool": np.arange(len(there)),
-            "kinds": int(max(space.sizes)), "places": space.length}
+    print(
+        f"{name}: {len(there)} networks; tau of parameters alone "
+        f"{kendalltau(-test[there], size).statistic:.3f}"
+    )
+    return {
+        "inputs": {"tokens": jax.tree.map(np.asarray, tokens), "features": features},
+        "valid": -valid[there],
+        "test": -test[there],
+        "pool": np.arange(len(there)),
+        "kinds": int(max(space.sizes)),
+        "places": space.length,
+    }
 
 
 def load(folder: str, name: str) -> Table:
@@ -86,18 +97,26 @@ def load(folder: str, name: str) -> Table:
         kinds, paths = chain_cell.kinds, chain_cell.paths
         archs, length = (data["links"].astype(np.int32), data["ops"].astype(np.int32)), 2
         valid, test = data[f"{name}.valid_perf"], data[f"{name}.perf"]
-        pool = np.random.default_rng(5).permutation(len(valid))[:_POOL.value]
+        pool = np.random.default_rng(5).permutation(len(valid))[: _POOL.value]
 
     @jax.jit
     @jax.vmap
     def inputs(*arch):
         steps, alive, used = paths(*arch)
-        return {"tokens": predictors.path_tokens(steps, alive),
-                "features": predictors.path_features(kinds, steps, alive, used, length=length)}
+        return {
+            "tokens": predictors.path_tokens(steps, alive),
+            "features": predictors.path_features(kinds, steps, alive, used, length=length),
+        }
 
     made = jax.tree.map(np.asarray, inputs(*archs))
-    return {"inputs": made, "valid": valid.astype(np.float32), "test": test, "pool": pool,
-            "kinds": kinds, "places": 4}
+    return {
+        "inputs": made,
+        "valid": valid.astype(np.float32),
+        "test": test,
+        "pool": pool,
+        "kinds": kinds,
+        "places": 4,
+    }
 
 
 def rows(inputs: Any, index: Any) -> Any:
@@ -107,8 +126,10 @@ def rows(inputs: Any, index: Any) -> Any:
 def in_parts(fn: Any, inputs: Any, size: int = 4096) -> Any:
     """A function of all rows, some at a time: a kernel of all of them takes much memory."""
     count = len(jax.tree.leaves(inputs)[0])
-    parts = [jax.tree.map(np.asarray, fn(rows(inputs, slice(start, start + size))))
-             for start in range(0, count, size)]
+    parts = [
+        jax.tree.map(np.asarray, fn(rows(inputs, slice(start, start + size))))
+        for start in range(0, count, size)
+    ]
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
@@ -120,12 +141,15 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         return predictors.MlpEnsemble(), table["inputs"]["features"]
     if name == "transformer_supervised":
         teacher = predictors.TransformerPredictor(
-            table["kinds"], table["places"], steps=_STEPS.value, members=3)
+            table["kinds"], table["places"], steps=_STEPS.value, members=3
+        )
         start = predictors.Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
         return predictors.SupervisedTransformer(
-            table["kinds"], table["places"], start=start, structure=False), table["inputs"]
+            table["kinds"], table["places"], start=start, structure=False
+        ), table["inputs"]
     predictor = predictors.TransformerPredictor(
-        table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer")
+        table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer"
+    )
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), table["inputs"])
     encode = jax.jit(predictor.encode)
     return predictor, in_parts(lambda part: encode(weights, part), table["inputs"])
@@ -137,8 +161,7 @@ def correlations(predictor: Any, inputs: Any, table: Table, size: int) -> list[f
     count, values = len(table["valid"]), []
     for draw in range(_DRAWS.value):
         known = np.random.default_rng([0, size, draw]).permutation(count)[:size]
-        fitted = fit(jax.random.key(draw), rows(inputs, known), table["valid"][known],
-                     np.ones(size, bool))
+        fitted = fit(jax.random.key(draw), rows(inputs, known), table["valid"][known], np.ones(size, bool))
         mean, _ = in_parts(functools.partial(predict, fitted), inputs)
         values.append(float(kendalltau(mean, table["test"]).statistic))
     return values
@@ -148,7 +171,7 @@ def queries(predictor: Any, inputs: Any, table: Table) -> tuple[list[int], float
     """Queries to one of the best, `limit` where not found; and seconds for each choice."""
     limit, pool = _LIMIT.value, table["pool"]
     inputs, valid = jax.tree.map(jnp.asarray, rows(inputs, pool)), jnp.asarray(table["valid"][pool])
-    best = set(np.argsort(-table["valid"][pool])[:_TOP.value].tolist())
+    best = set(np.argsort(-table["valid"][pool])[: _TOP.value].tolist())
 
     @jax.jit
     def choose(key, inputs, known, number):
@@ -164,10 +187,10 @@ def queries(predictor: Any, inputs: Any, table: Table) -> tuple[list[int], float
 
     counts, choices, seconds = [], 0, 0.0
     for seed in range(_SEARCHES.value):
-        found = np.random.default_rng(seed).permutation(len(pool))[:_INITIAL.value].tolist()
+        found = np.random.default_rng(seed).permutation(len(pool))[: _INITIAL.value].tolist()
         while not best & set(found) and len(found) < limit:
             known = np.zeros(limit, np.int32)
-            known[:len(found)] = found
+            known[: len(found)] = found
             start = time.perf_counter()
             key = jax.random.fold_in(jax.random.key(seed), len(found))
             found.append(int(choose(key, inputs, known, len(found))))
@@ -182,27 +205,39 @@ def queries(predictor: Any, inputs: Any, table: Table) -> tuple[list[int], float
 def main(argv: list[str]) -> None:
     del argv
     table = load(_DATA.value, _TABLE.value)
-    record: dict[str, Any] = {"table": _TABLE.value, "draws": _DRAWS.value, "top": _TOP.value,
-                              "ceiling": float(kendalltau(table["valid"], table["test"]).statistic)}
+    record: dict[str, Any] = {
+        "table": _TABLE.value,
+        "draws": _DRAWS.value,
+        "top": _TOP.value,
+        "ceiling": float(kendalltau(table["valid"], table["test"]).statistic),
+    }
     print(f"{_TABLE.value}: tau of validation and test accuracy {record['ceiling']:.3f}")
     for name in _PREDICTORS.value:
         start = time.perf_counter()
         predictor, inputs = make(name, table)
-        one: dict[str, Any] = {"settings": repr(predictor), "tau": {},
-                               "prepare_seconds": time.perf_counter() - start}
+        one: dict[str, Any] = {
+            "settings": repr(predictor),
+            "tau": {},
+            "prepare_seconds": time.perf_counter() - start,
+        }
         record[name] = one
         for size in map(int, filter(None, _SIZES.value)):
             if size > len(table["valid"]):
-                raise ValueError(f"--sizes has {size}, but {_TABLE.value} has {len(table['valid'])} "
-                                 "networks.")
+                raise ValueError(
+                    f"--sizes has {size}, but {_TABLE.value} has {len(table['valid'])} networks."
+                )
             one["tau"][size] = values = correlations(predictor, inputs, table, size)
-            print(f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}",
-                  flush=True)
+            print(
+                f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}", flush=True
+            )
         if _SEARCHES.value:
             counts, seconds = queries(predictor, inputs, table)
             one |= {"queries": counts, "seconds_per_query": seconds}
-            print(f"{name:20} queries: mean {np.mean(counts):.1f}, median {np.median(counts):.1f}, "
-                  f"{min(counts)} to {max(counts)}; {seconds:.2f} s each", flush=True)
+            print(
+                f"{name:20} queries: mean {np.mean(counts):.1f}, median {np.median(counts):.1f}, "
+                f"{min(counts)} to {max(counts)}; {seconds:.2f} s each",
+                flush=True,
+            )
         if _OUT.value:
             with open(_OUT.value, "w") as file:
                 json.dump(record, file, indent=1)

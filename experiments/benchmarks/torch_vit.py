@@ -64,9 +64,7 @@ class RelativePositions(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(
-        self, embed: int, heads: int, head_dim: int, side: int, max_relative_position: int
-    ) -> None:
+    def __init__(self, embed: int, heads: int, head_dim: int, side: int, max_relative_position: int) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
         self.qkv = nn.Linear(embed, 3 * heads * head_dim)

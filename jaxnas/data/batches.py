@@ -43,9 +43,7 @@ class Batches:
                 f" got {self.batch_size}"
             )
         if not 0 <= index < count:
-            raise ValueError(
-                f"shard must be (index, count) with 0 <= index < count, got {self.shard}"
-            )
+            raise ValueError(f"shard must be (index, count) with 0 <= index < count, got {self.shard}")
         sizes = [self.batch_size] if self.drop_remainder else [self.batch_size, n % self.batch_size]
         for size in sizes:
             if size % count:

@@ -56,8 +56,7 @@ def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
             data = gzip.decompress(data)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
-                f"{path}: truncated or corrupt gzip file of {len(data)} bytes ({error}); copy it"
-                " again"
+                f"{path}: truncated or corrupt gzip file of {len(data)} bytes ({error}); copy it again"
             ) from error
     magic = bytes([0, 0, 8, ndim])
     header = 4 + 4 * ndim
@@ -107,9 +106,7 @@ class _Arrays(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return tfds.core.DatasetInfo(
             builder=self,
             description=description,
-            features=tfds.features.FeaturesDict(
-                {"image": image, "label": tfds.features.ClassLabel(**label)}
-            ),
+            features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(**label)}),
             supervised_keys=("image", "label"),
             disable_shuffling=True,  # The stored order is the order of the origin.
         )
@@ -129,9 +126,7 @@ class Digits(_Arrays, skip_registration=True):
     name = "digits"
 
     def _info(self):
-        return self._dataset_info(
-            "scikit-learn's 8x8 handwritten digits", (8, 8, 1), num_classes=10
-        )
+        return self._dataset_info("scikit-learn's 8x8 handwritten digits", (8, 8, 1), num_classes=10)
 
     def _split_generators(self, dl_manager):
         from sklearn.datasets import load_digits
@@ -155,9 +150,7 @@ class FashionMnist(_Arrays, skip_registration=True):
     MANUAL_DOWNLOAD_INSTRUCTIONS = FASHION_WHERE
 
     def _info(self):
-        return self._dataset_info(
-            "Fashion-MNIST, from IDX files", (28, 28, 1), names=list(FASHION_CLASSES)
-        )
+        return self._dataset_info("Fashion-MNIST, from IDX files", (28, 28, 1), names=list(FASHION_CLASSES))
 
     def _split_generators(self, dl_manager):
         folder = dl_manager.manual_dir
@@ -173,17 +166,13 @@ def _read_pair(folder: os.PathLike, prefix: str) -> tuple[np.ndarray, np.ndarray
     if images.shape[1:] != (28, 28):
         raise ValueError(f"{images_path}: expected images of 28 x 28, found {images.shape[1:]}")
     if len(images) != len(labels):
-        raise ValueError(
-            f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels"
-        )
+        raise ValueError(f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels")
     if labels.max(initial=0) > 9:
         raise ValueError(f"{labels_path}: expected labels 0 to 9, found {labels.max()}")
     return images[..., None], labels
 
 
-BUILDERS = {
-    builder.name: builder for builder in (Digits, FashionMnist, WikiText2, Enwik8, TinyShakespeare)
-}
+BUILDERS = {builder.name: builder for builder in (Digits, FashionMnist, WikiText2, Enwik8, TinyShakespeare)}
 
 
 def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path:

@@ -41,9 +41,7 @@ class Stream:
     def __post_init__(self):
         check_role(self.role, STREAM_ROLES)
         if self.tokens.dtype != np.int32 or self.tokens.ndim != 1:
-            raise ValueError(
-                f"tokens must be int32 [n], got {self.tokens.dtype} {list(self.tokens.shape)}"
-            )
+            raise ValueError(f"tokens must be int32 [n], got {self.tokens.dtype} {list(self.tokens.shape)}")
         if self.documents.dtype != np.int32 or self.documents.shape != self.tokens.shape:
             raise ValueError(
                 f"documents must be int32 [{len(self.tokens)}], as the tokens, got"
@@ -53,8 +51,7 @@ class Stream:
             raise ValueError(f"the {self.role} stream has no tokens")
         if self.tokens.min() < 0:
             raise ValueError(
-                f"the {self.role} stream has the token {self.tokens.min()}; tokens are numbered"
-                " from 0"
+                f"the {self.role} stream has the token {self.tokens.min()}; tokens are numbered from 0"
             )
         if self.documents[0] < 0 or np.any(self.documents[1:] < self.documents[:-1]):
             raise ValueError(
@@ -62,9 +59,7 @@ class Stream:
                 " the text; sort them, with the tokens"
             )
         if self.n_bytes < 1:
-            raise ValueError(
-                f"n_bytes of the {self.role} stream must be positive, got {self.n_bytes}"
-            )
+            raise ValueError(f"n_bytes of the {self.role} stream must be positive, got {self.n_bytes}")
         for name in ("tokens", "documents"):
             object.__setattr__(self, name, read_only(getattr(self, name)))
 

@@ -117,9 +117,7 @@ def load(
     return Dataset(name, train, search, test, num_classes, image_shape, mean, std)
 
 
-def open_prepared(
-    name: str, data_dir: str | os.PathLike | None, source_dir: str | os.PathLike | None
-) -> Any:
+def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str | os.PathLike | None) -> Any:
     """Returns TFDS's builder of a dataset that is prepared, preparing it where we can.
 
     Raises:
@@ -172,15 +170,11 @@ def _image_shape(name: str, features: Any) -> tuple[int, int, int]:
         )
     shape, dtype = features["image"].shape, np.dtype(features["image"].np_dtype)
     if len(shape) != 3 or None in shape or dtype != np.uint8:
-        raise ValueError(
-            f"{name}: images must be uint8 [H, W, C] of one shape, got {dtype} {list(shape)}"
-        )
+        raise ValueError(f"{name}: images must be uint8 [H, W, C] of one shape, got {dtype} {list(shape)}")
     return tuple(shape)
 
 
-def _read(
-    source: Any, image_shape, in_memory: bool
-) -> tuple[np.ndarray | SourceImages, np.ndarray]:
+def _read(source: Any, image_shape, in_memory: bool) -> tuple[np.ndarray | SourceImages, np.ndarray]:
     """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a whole source."""
     n = len(source)
     labels = np.empty(n, np.int32)

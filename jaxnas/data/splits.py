@@ -134,8 +134,7 @@ class Split:
         check_role(self.role, ROLES)
         if self.images.ndim != 4 or self.images.dtype != np.uint8:
             raise ValueError(
-                f"images must be uint8 [n, H, W, C], got {self.images.dtype}"
-                f" {list(self.images.shape)}"
+                f"images must be uint8 [n, H, W, C], got {self.images.dtype} {list(self.images.shape)}"
             )
         if self.labels.dtype != np.int32 or self.labels.shape != (len(self.images),):
             raise ValueError(

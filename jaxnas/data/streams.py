@@ -49,9 +49,7 @@ class ContiguousBatches:
                 f" has {n}; what fits is {' or '.join(fits) or f'1 row of length {n - 1}'}"
             )
         if not 0 <= index < count:
-            raise ValueError(
-                f"shard must be (index, count) with 0 <= index < count, got {self.shard}"
-            )
+            raise ValueError(f"shard must be (index, count) with 0 <= index < count, got {self.shard}")
         if self.batch_size % count:
             raise ValueError(
                 f"a batch of {self.batch_size} rows cannot be shared by {count} processes; choose a"
@@ -133,9 +131,7 @@ def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str
     _check_sizes(stream, batch_size, length)
     targets = len(stream) - 1
     if not targets:
-        raise ValueError(
-            f"the {stream.role!r} stream has one token and no next one to predict; it needs two"
-        )
+        raise ValueError(f"the {stream.role!r} stream has one token and no next one to predict; it needs two")
     row = -(-targets // batch_size)
     m = -(-row // length)
     offset = np.arange(m * length).reshape(m, 1, length)
@@ -155,6 +151,5 @@ def _check_sizes(stream: Stream, batch_size: int, length: int) -> None:
     for name, value in (("batch_size", batch_size), ("length", length)):
         if value < 1:
             raise ValueError(
-                f"{name} must be positive, got {value} (the {stream.role!r} stream has"
-                f" {len(stream)} tokens)"
+                f"{name} must be positive, got {value} (the {stream.role!r} stream has {len(stream)} tokens)"
             )

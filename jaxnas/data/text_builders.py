@@ -98,8 +98,7 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
             if path.is_file():
                 return path
     raise FileNotFoundError(
-        f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its"
-        f" name. {where}"
+        f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its name. {where}"
     )
 
 

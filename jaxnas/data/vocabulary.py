@@ -63,9 +63,7 @@ class Vocabulary(abc.ABC):
                 f"counts must be int64 [size], got {self.counts.dtype} {list(self.counts.shape)}"
             )
         if self.words is not None and len(self.words) != len(self.counts):
-            raise ValueError(
-                f"expected a count for each of {len(self.words)} words, got {len(self.counts)}"
-            )
+            raise ValueError(f"expected a count for each of {len(self.words)} words, got {len(self.counts)}")
         object.__setattr__(self, "counts", read_only(self.counts))
 
     @property
@@ -223,8 +221,7 @@ def _sentencepiece() -> Any:
         import sentencepiece
     except ImportError as error:
         raise ImportError(
-            "tokenizer='sentencepiece:...' needs the package sentencepiece: pip install"
-            " 'jaxnas[text]'"
+            "tokenizer='sentencepiece:...' needs the package sentencepiece: pip install 'jaxnas[text]'"
         ) from error
     return sentencepiece
 

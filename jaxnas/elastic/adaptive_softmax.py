@@ -90,18 +90,22 @@ class AdaptiveVocabulary(nn.Module):
         super().__post_init__()
         for name in ("vocabulary", "width", "div_value", "chunk"):
             if getattr(self, name) < 1:
-                raise ValueError(f"AdaptiveVocabulary: {name} is {getattr(self, name)}, expected an "
-                                 "int of at least 1.")
+                raise ValueError(
+                    f"AdaptiveVocabulary: {name} is {getattr(self, name)}, expected an int of at least 1."
+                )
         _check_cutoffs(self.cutoffs, self.vocabulary)
         _cluster_widths(self.width, self.div_value, len(self.cutoffs))
         ties, wanted = self.tie_projections, len(self.cutoffs) + 1
         if not isinstance(ties, bool) and len(ties) != wanted:
-            raise ValueError(f"AdaptiveVocabulary: tie_projections is {tuple(ties)}, expected one bool, "
-                             f"or {wanted}: one for the head and one for each of the cutoffs "
-                             f"{tuple(self.cutoffs)}.")
+            raise ValueError(
+                f"AdaptiveVocabulary: tie_projections is {tuple(ties)}, expected one bool, "
+                f"or {wanted}: one for the head and one for each of the cutoffs "
+                f"{tuple(self.cutoffs)}."
+            )
         if self.bias not in get_args(Bias):
-            raise ValueError(f"AdaptiveVocabulary: bias is {self.bias!r}, expected one of "
-                             f"{list(get_args(Bias))}.")
+            raise ValueError(
+                f"AdaptiveVocabulary: bias is {self.bias!r}, expected one of {list(get_args(Bias))}."
+            )
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
@@ -114,7 +118,9 @@ class AdaptiveVocabulary(nn.Module):
         return tuple(
             Cluster(first, last - first, width, projected and i > 0, tie)
             for i, ((first, last), width, tie) in enumerate(
-                zip(itertools.pairwise(bounds), widths, ties, strict=True)))
+                zip(itertools.pairwise(bounds), widths, ties, strict=True)
+            )
+        )
 
     def setup(self) -> None:
         tables, projections, outputs, output_projections, biases = [], [], [], [], []
@@ -127,8 +133,11 @@ class AdaptiveVocabulary(nn.Module):
             if cluster.projected:
                 shape = (cluster.width, self.width)
                 projection = self._parameter(f"projection_{i}", shape, (None, "embed"))
-                output_projection = projection.T if cluster.tied else self._parameter(
-                    f"output_projection_{i}", shape[::-1], ("embed", None))
+                output_projection = (
+                    projection.T
+                    if cluster.tied
+                    else self._parameter(f"output_projection_{i}", shape[::-1], ("embed", None))
+                )
             bias = None
             if self.bias == "all" or (self.bias == "head" and i == 0):
                 bias = self._parameter(f"bias_{i}", (cluster.size,), ("vocabulary",))
@@ -158,9 +167,7 @@ class AdaptiveVocabulary(nn.Module):
         """
         tokens = tokens.astype(jnp.int32)
         embedded = jnp.zeros((*tokens.shape, self.width), self.dtype)
-        for cluster, table, projection in zip(
-            self.clusters, self.tables, self.projections, strict=True
-        ):
+        for cluster, table, projection in zip(self.clusters, self.tables, self.projections, strict=True):
             # Clipped: a token of another cluster reads some row, which the mask then drops.
             place = tokens - cluster.first
             inside = (place >= 0) & (place < cluster.size)  # [B, T]
@@ -190,8 +197,11 @@ class AdaptiveVocabulary(nn.Module):
 
         # Sorted by cluster, the rows of each one lie side by side.
         order = jnp.argsort(cluster, stable=True)
-        rank = jnp.zeros_like(order).at[order].set(
-            jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+        rank = (
+            jnp.zeros_like(order)
+            .at[order]
+            .set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+        )
         chunk = max(1, min(self.chunk, order.size))
         chunks = max(1, -(-order.size // chunk))
         padding = chunks * chunk  # a cluster's chunks may start at any row and reach beyond the last
@@ -247,12 +257,16 @@ class AdaptiveVocabulary(nn.Module):
         """
         frequencies = np.asarray(frequencies, np.float64)
         if frequencies.shape != (self.vocabulary,):
-            raise ValueError(f"expected_macs: frequencies has shape {frequencies.shape}, expected "
-                             f"({self.vocabulary},), one for each word.")
+            raise ValueError(
+                f"expected_macs: frequencies has shape {frequencies.shape}, expected "
+                f"({self.vocabulary},), one for each word."
+            )
         total = frequencies.sum()
         if not total > 0 or frequencies.min() < 0:
-            raise ValueError("expected_macs: frequencies must be zero or more, and not all zero; got a "
-                             f"sum of {total} and a minimum of {frequencies.min()}.")
+            raise ValueError(
+                "expected_macs: frequencies must be zero or more, and not all zero; got a "
+                f"sum of {total} and a minimum of {frequencies.min()}."
+            )
         head, *tail = self.clusters
         macs = (head.size + len(tail)) * head.width
         for cluster in tail:
@@ -261,9 +275,7 @@ class AdaptiveVocabulary(nn.Module):
             macs += projection + share * (projection + cluster.size * cluster.width)
         return float(macs)
 
-    def _parameter(
-        self, name: str, shape: tuple[int, ...], names: tuple[str | None, ...]
-    ) -> jax.Array:
+    def _parameter(self, name: str, shape: tuple[int, ...], names: tuple[str | None, ...]) -> jax.Array:
         normal = nn.initializers.normal(self.init_std)
         init = normal if len(shape) > 1 else nn.initializers.zeros
         return self.param(name, nn.with_logical_partitioning(init, names), shape)
@@ -388,8 +400,10 @@ def choose_cutoffs(
     counts = np.asarray(counts)
     _check_counts(counts)
     if not 0 <= clusters < counts.size:
-        raise ValueError(f"choose_cutoffs: {clusters} tail clusters and a head of {counts.size} words "
-                         f"are impossible: each has a word at least; expected 0 to {counts.size - 1}.")
+        raise ValueError(
+            f"choose_cutoffs: {clusters} tail clusters and a head of {counts.size} words "
+            f"are impossible: each has a word at least; expected 0 to {counts.size - 1}."
+        )
     least_values = dict(width=(width, 1), div_value=(div_value, 1), logit_cost=(logit_cost, 0))
     for name, (value, least) in least_values.items():
         if value < least:
@@ -428,27 +442,36 @@ def _boundaries(vocabulary: int, clusters: int) -> np.ndarray:
 
 def _check_counts(counts: np.ndarray) -> None:
     if counts.ndim != 1 or not counts.size:
-        raise ValueError(f"choose_cutoffs: counts has shape {counts.shape}, expected [V] with a word at "
-                         "least.")
+        raise ValueError(
+            f"choose_cutoffs: counts has shape {counts.shape}, expected [V] with a word at least."
+        )
     rises = np.flatnonzero(counts[1:] > counts[:-1])
     if rises.size:
         at = int(rises[0])
-        raise ValueError(f"choose_cutoffs: counts must not increase, but word {at} occurs {counts[at]} "
-                         f"times and word {at + 1} {counts[at + 1]} times: number the words by falling "
-                         "frequency.")
+        raise ValueError(
+            f"choose_cutoffs: counts must not increase, but word {at} occurs {counts[at]} "
+            f"times and word {at + 1} {counts[at + 1]} times: number the words by falling "
+            "frequency."
+        )
     if counts[-1] < 0 or not counts[0] > 0:
-        raise ValueError("choose_cutoffs: counts must be zero or more, and not all zero; got "
-                         f"{counts[0]} down to {counts[-1]}.")
+        raise ValueError(
+            "choose_cutoffs: counts must be zero or more, and not all zero; got "
+            f"{counts[0]} down to {counts[-1]}."
+        )
 
 
 def _check_cutoffs(cutoffs: tuple[int, ...], vocabulary: int) -> None:
     for before, cutoff in zip((0, *cutoffs), cutoffs, strict=False):
         if not 0 < cutoff < vocabulary:
-            raise ValueError(f"AdaptiveVocabulary: cutoff {cutoff} of {tuple(cutoffs)} is not within "
-                             f"(0, {vocabulary}); the vocabulary's size itself is left out.")
+            raise ValueError(
+                f"AdaptiveVocabulary: cutoff {cutoff} of {tuple(cutoffs)} is not within "
+                f"(0, {vocabulary}); the vocabulary's size itself is left out."
+            )
         if cutoff <= before:
-            raise ValueError(f"AdaptiveVocabulary: cutoffs {tuple(cutoffs)} must increase, but {before} "
-                             f"is followed by {cutoff}.")
+            raise ValueError(
+                f"AdaptiveVocabulary: cutoffs {tuple(cutoffs)} must increase, but {before} "
+                f"is followed by {cutoff}."
+            )
 
 
 def _cluster_widths(width: int, div_value: int, clusters: int) -> tuple[int, ...]:
@@ -456,6 +479,8 @@ def _cluster_widths(width: int, div_value: int, clusters: int) -> tuple[int, ...
     widths = tuple(width // div_value**i for i in range(clusters + 1))
     if not widths[-1]:
         i = widths.index(0)
-        raise ValueError(f"Vocabulary: cluster {i} would have vectors of width 0: {width} // "
-                         f"{div_value}**{i}. Take fewer clusters, a smaller div_value or a larger width.")
+        raise ValueError(
+            f"Vocabulary: cluster {i} would have vectors of width 0: {width} // "
+            f"{div_value}**{i}. Take fewer clusters, a smaller div_value or a larger width."
+        )
     return widths

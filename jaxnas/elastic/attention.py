@@ -217,9 +217,7 @@ class AttentionOperation:
         return heads * (3 * tokens * embed * dim + 2 * tokens * tokens * extended + by_offset)
 
 
-def relative_entries(
-    by_row: jax.Array, by_column: jax.Array, grid: tuple[int, int], dtype: Any
-) -> jax.Array:
+def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, int], dtype: Any) -> jax.Array:
     """Table entries [offsets, D]: of every row offset, every column offset, and the class token.
 
     Args:
@@ -283,9 +281,7 @@ class MultiHeadAttention(nn.Module):
                 )
                 weights = (*weights, relative_entries(by_row, by_column, self.grid, self.dtype))
         attention = AttentionOperation(tokens, self.grid, self.dtype)
-        macs = functools.partial(
-            attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0
-        )
+        macs = functools.partial(attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0)
         record_macs(self, combine(lambda e, h, g: g * macs(e, h), embed.table, heads.table, gates))
         operation, *weights = prenorm(norm, attention, *weights)
         return Sublayer(operation, (embed, heads), tuple(weights), gate)

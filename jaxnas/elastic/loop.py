@@ -191,9 +191,9 @@ def _forward(kinds: Any, keep: bool, choices: Any, operands: Any) -> Any:
         )
         return lax.fori_loop(0, len(choices[0].row), layers, (x, empty(stores, x)))
 
-    return hard_or_masked(
-        functools.partial(loop, masked=False), functools.partial(loop, masked=True)
-    )(choices, operands)
+    return hard_or_masked(functools.partial(loop, masked=False), functools.partial(loop, masked=True))(
+        choices, operands
+    )
 
 
 def _backward(kinds: Any, choices: Any, operands: Any) -> tuple[jax.Array, Any]:
@@ -239,9 +239,9 @@ def _backward(kinds: Any, choices: Any, operands: Any) -> tuple[jax.Array, Any]:
         count = len(choices[0].row)
         return lax.fori_loop(0, count, layers, (gradient, jax.tree.map(jnp.zeros_like, weights)))
 
-    return hard_or_masked(
-        functools.partial(loop, masked=False), functools.partial(loop, masked=True)
-    )(choices, operands)
+    return hard_or_masked(functools.partial(loop, masked=False), functools.partial(loop, masked=True))(
+        choices, operands
+    )
 
 
 def _compute(

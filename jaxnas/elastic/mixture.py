@@ -64,8 +64,7 @@ class Mixture(nn.Module):
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
             # Linen binds what a branch touches to the branch, so blocks are taken from `module`.
             branches = [
-                lambda module, *args, name=name: module.blocks[name](*args, **kwargs)
-                for name in options
+                lambda module, *args, name=name: module.blocks[name](*args, **kwargs) for name in options
             ]
             return nn.switch(choice.value, branches, self, *args)
         outputs = [self.blocks[name](*args, **kwargs) for name in options]

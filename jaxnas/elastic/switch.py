@@ -219,9 +219,7 @@ _switched.defvjp(_switched_forward, _switched_backward)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward_switch(
-    operation: Any, rows: Rows, keep: bool, index: jax.Array, *operands: jax.Array
-) -> Any:
+def _forward_switch(operation: Any, rows: Rows, keep: bool, index: jax.Array, *operands: jax.Array) -> Any:
     compute = functools.partial(_keeping_branch if keep else _forward_branch, operation)
     like = jax.eval_shape(functools.partial(compute, largest(rows)), *operands)
 

@@ -19,6 +19,16 @@ from jaxnas.predictors.targets import rank_normal
 from jaxnas.predictors.transformer import Start, SupervisedTransformer, TransformerPredictor
 
 __all__ = [
-    "ChainCell", "EdgeCell", "GaussianProcess", "MlpEnsemble", "Start", "SupervisedTransformer",
-    "TransformerPredictor", "one_hot", "path_features", "path_tokens", "rank_normal", "tokens",
+    "ChainCell",
+    "EdgeCell",
+    "GaussianProcess",
+    "MlpEnsemble",
+    "Start",
+    "SupervisedTransformer",
+    "TransformerPredictor",
+    "one_hot",
+    "path_features",
+    "path_tokens",
+    "rank_normal",
+    "tokens",
 ]

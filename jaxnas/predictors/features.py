@@ -46,6 +46,7 @@ class EdgeCell:
       none: the index of the operation that cuts its edge, or None.
       identity: the index of the operation that passes its input on, or None.
     """
+
     edges: tuple[tuple[int, int], ...]
     operations: int
     none: int | None = None
@@ -83,7 +84,7 @@ class EdgeCell:
         length = max(map(len, self._routes))
         table = np.full((len(self._routes), length), -1, np.int32)
         for row, path in zip(table, self._routes, strict=True):
-            row[:len(path)] = path
+            row[: len(path)] = path
         ops = jnp.asarray(ops, jnp.int32)
         dead = jnp.zeros(ops.shape, bool) if self.none is None else ops == self.none
         kind = jnp.asarray(_kinds(self.operations, self.none, self.identity))[ops]
@@ -105,6 +106,7 @@ class ChainCell:
       operations: how many there are to choose from.
       identity: the index of the operation that passes its input on, or None.
     """
+
     nodes: int
     operations: int
     identity: int | None = None
@@ -141,8 +143,9 @@ def _compact(steps: jax.Array) -> jax.Array:
     return jnp.take_along_axis(steps, order, axis=1)
 
 
-def path_features(kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Array, *,
-                  length: int = 3) -> Features:
+def path_features(
+    kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Array, *, length: int = 3
+) -> Features:
     """Returns what a cell computes along its paths, as groups of float32 columns.
 
     From what `paths` of a cell returns. `sequences`: how often each sequence of operations of up to
@@ -157,7 +160,7 @@ def path_features(kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Arra
     number = jnp.sum(steps >= 0, axis=1, dtype=jnp.int32)
     length = min(length, depth)
     # Base `kinds` with the offset of all shorter sequences: every sequence has its own column.
-    starts = np.cumsum([0] + [kinds ** k for k in range(length + 1)]).astype(np.int32)
+    starts = np.cumsum([0] + [kinds**k for k in range(length + 1)]).astype(np.int32)
     kept = jnp.minimum(number, length)
     index = jnp.asarray(starts)[kept]
     power = jnp.ones_like(index)
@@ -174,9 +177,14 @@ def path_features(kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Arra
     lengths = counts.sum(1)
     shortest = jnp.min(jnp.where(alive, lengths, jnp.float32(depth)))
     shape = jnp.stack([weight.sum(), shortest, lengths.max(), lengths.sum()])
-    return {"sequences": sequences, "pairs": pairs,
-            "totals": jax.nn.one_hot(used, kinds, dtype=jnp.float32).sum(0),
-            "most": counts.max(0), "visits": counts.sum(0), "shape": shape}
+    return {
+        "sequences": sequences,
+        "pairs": pairs,
+        "totals": jax.nn.one_hot(used, kinds, dtype=jnp.float32).sum(0),
+        "most": counts.max(0),
+        "visits": counts.sum(0),
+        "shape": shape,
+    }
 
 
 def path_tokens(steps: jax.Array, alive: jax.Array) -> Features:
@@ -201,7 +209,10 @@ def tokens(space: Space) -> Callable[[Arch], Features]:
 
     def features(arch: Arch) -> Features:
         active = jnp.concatenate([mask.reshape(-1) for mask in space.active(arch).values()])
-        return {"kind": jnp.where(active, space.encode(arch), -1), "place": place,
-                "segment": jnp.zeros_like(place)}
+        return {
+            "kind": jnp.where(active, space.encode(arch), -1),
+            "place": place,
+            "segment": jnp.zeros_like(place),
+        }
 
     return features

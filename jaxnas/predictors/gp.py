@@ -30,6 +30,7 @@ class GaussianProcess:
       spread: standard deviations of the priors, in the logarithm.
       relative: divide squared distances by their mean, and products by the mean square.
     """
+
     ranks: bool = True
     linear: bool = True
     steps: int = 40
@@ -60,8 +61,12 @@ class GaussianProcess:
         for group in groups:
             mean = (squared_distances(group, group) * pairs).sum() / jnp.maximum(pairs.sum(), 1.0)
             size.append(jnp.where(mean > 0, mean, 1.0) if self.relative else jnp.float32(1))
-        fitted = {"inputs": groups, "size": jnp.stack(size), "mask": mask,
-                  "hyper": self._initial(len(groups))}
+        fitted = {
+            "inputs": groups,
+            "size": jnp.stack(size),
+            "mask": mask,
+            "hyper": self._initial(len(groups)),
+        }
         squares, products = self.distances(fitted, groups)
 
         def loss(hyper):
@@ -94,16 +99,18 @@ class GaussianProcess:
         cross = cross * fitted["mask"][:, None].astype(jnp.float32)
         total = self.own(hyper, fitted, groups)
         white = jax.scipy.linalg.solve_triangular(fitted["factor"], cross, lower=True)
-        variance = total - (white ** 2).sum(0)
+        variance = total - (white**2).sum(0)
         return fitted["weights"] @ cross, jnp.sqrt(jnp.maximum(variance, 1e-10))
 
     def _initial(self, groups: int) -> dict[str, jax.Array]:
         """The logarithms of the initial hyper-parameters."""
         # Squared distances add up over the groups.
         scale = math.log(self.scale * math.sqrt(groups))
-        hyper = {"scale": jnp.full(groups, scale, jnp.float32),
-                 "signal": jnp.float32(math.log(self.signal)),
-                 "noise": jnp.float32(math.log(self.noise))}
+        hyper = {
+            "scale": jnp.full(groups, scale, jnp.float32),
+            "signal": jnp.float32(math.log(self.signal)),
+            "noise": jnp.float32(math.log(self.noise)),
+        }
         return hyper | ({"slope": jnp.float32(math.log(self.slope))} if self.linear else {})
 
     # ---- The parts, for a kernel that extends this one.
@@ -118,7 +125,7 @@ class GaussianProcess:
         """The prior variance [M] of each of some points."""
         total = jnp.full(groups[0].shape[0], jnp.exp(2 * hyper["signal"]))
         if self.linear:
-            squares = sum((g ** 2).sum(1) / s for g, s in zip(groups, fitted["size"], strict=True))
+            squares = sum((g**2).sum(1) / s for g, s in zip(groups, fitted["size"], strict=True))
             total += jnp.exp(2 * hyper["slope"]) * squares / len(groups)
         return total
 
@@ -126,7 +133,7 @@ class GaussianProcess:
         """Minus the logarithm of the prior of the hyper-parameters, less its constant."""
         first = self._initial(hyper["scale"].size)
         off = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), hyper, first)
-        return sum(jax.tree.leaves(off)) / (2 * self.spread ** 2)
+        return sum(jax.tree.leaves(off)) / (2 * self.spread**2)
 
     def kernel(self, hyper: dict, squares: jax.Array, products: jax.Array) -> jax.Array:
         """The kernel [N, M] without noise, of what `distances` returns."""
@@ -161,8 +168,7 @@ def _cost_forward(matrix, targets):
 def _cost_backward(kept, cotangent):
     # In closed form: through the factorization it takes several times longer.
     factor, weights = kept
-    half = jax.scipy.linalg.solve_triangular(factor, jnp.eye(weights.size, dtype=jnp.float32),
-                                             lower=True)
+    half = jax.scipy.linalg.solve_triangular(factor, jnp.eye(weights.size, dtype=jnp.float32), lower=True)
     slope = half.T @ half - weights[:, None] * weights[None, :]
     return 0.5 * cotangent * slope, cotangent * weights
 
@@ -178,5 +184,5 @@ def matrices(inputs: Any) -> list[jax.Array]:
 
 def squared_distances(a: jax.Array, b: jax.Array) -> jax.Array:
     """Squared distances [N, M] between rows."""
-    squares = (a ** 2).sum(1)[:, None] + (b ** 2).sum(1)[None, :] - 2 * a @ b.T
+    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return jnp.maximum(squares, 0.0)

@@ -39,6 +39,7 @@ class MlpEnsemble:
       ranking: weight of the pairs.
       keep: share of the points that a member sees, in expectation.
     """
+
     ranks: bool = True
     members: int = 5
     width: int = 64
@@ -58,8 +59,10 @@ class MlpEnsemble:
         weight = mask.astype(jnp.float32)
         groups, count = matrices(inputs), jnp.maximum(weight.sum(), 1.0)
         mean = [(g * weight[:, None]).sum(0) / count for g in groups]
-        scale = [jnp.sqrt(jnp.sum(((g - m[None]) ** 2) * weight[:, None]) / count + 1e-6)
-                 for g, m in zip(groups, mean, strict=True)]
+        scale = [
+            jnp.sqrt(jnp.sum(((g - m[None]) ** 2) * weight[:, None]) / count + 1e-6)
+            for g, m in zip(groups, mean, strict=True)
+        ]
         x, model = self._columns(groups, mean, scale), _Mlp(self.width, self.layers)
         optimizer = optax.adamw(self.learning_rate, weight_decay=self.decay)
 

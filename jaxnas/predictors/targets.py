@@ -27,7 +27,7 @@ def standardize(targets: jax.Array, mask: jax.Array) -> jax.Array:
     clean = jnp.where(mask, targets, 0.0).astype(jnp.float32)
     count = jnp.maximum(_count(mask), 1)
     centred = jnp.where(mask, clean - clean.sum() / count, 0.0)
-    return centred / jnp.sqrt((centred ** 2).sum() / count + 1e-12)
+    return centred / jnp.sqrt((centred**2).sum() / count + 1e-12)
 
 
 def prepare(targets, mask, ranks: bool) -> tuple[jax.Array, jax.Array]:
@@ -36,11 +36,14 @@ def prepare(targets, mask, ranks: bool) -> tuple[jax.Array, jax.Array]:
     Raises ValueError if, outside jit, fewer than two rows are in use, or the shapes differ.
     """
     if jnp.ndim(targets) != 1 or jnp.shape(mask) != jnp.shape(targets):
-        raise ValueError(f"fit: targets and mask must both be [N], got {jnp.shape(targets)} and "
-                         f"{jnp.shape(mask)}.")
+        raise ValueError(
+            f"fit: targets and mask must both be [N], got {jnp.shape(targets)} and {jnp.shape(mask)}."
+        )
     targets, mask = jnp.asarray(targets, jnp.float32), jnp.asarray(mask, bool)
     mask = mask & ~jnp.isnan(targets)
     if not isinstance(mask, jax.core.Tracer) and (count := int(np.sum(np.asarray(mask)))) < 2:
-        raise ValueError(f"fit: needs two points or more, got {count} (rows with mask False or a "
-                         "target of NaN do not count).")
+        raise ValueError(
+            f"fit: needs two points or more, got {count} (rows with mask False or a "
+            "target of NaN do not count)."
+        )
     return (rank_normal if ranks else standardize)(targets, mask), mask

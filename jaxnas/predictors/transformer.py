@@ -18,6 +18,7 @@ class Encoder(nn.Module):
     The first layer attends within a segment (a path of a cell), the others everywhere; tokens have no
     index of their segment, so the order of the paths does not matter.
     """
+
     kinds: int
     places: int
     properties: int
@@ -75,6 +76,7 @@ class TransformerPredictor:
       process: the Gaussian process; each member's vector is one of its groups. Another predictor may
         stand here: `MlpEnsemble(ranking=1.0)` trains a ranking loss on the vectors.
     """
+
     kinds: int
     places: int
     width: int = 32
@@ -89,8 +91,7 @@ class TransformerPredictor:
     process: Any = GaussianProcess()
 
     def _encoder(self, properties: int) -> Encoder:
-        return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers,
-                       self.outputs)
+        return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
 
     def pretrain(self, key: jax.Array, inputs: Any) -> Any:
         """Returns the encoders' weights, a pytree with a leading axis of members.
@@ -152,6 +153,7 @@ class TransformerPredictor:
 
 class Scorer(nn.Module):
     """An `Encoder` and a head from its vector, and the features if there are any, to a score."""
+
     encoder: Encoder
 
     @nn.compact
@@ -165,6 +167,7 @@ class Scorer(nn.Module):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
     """Weights that training starts from, as `TransformerPredictor.pretrain` returns them."""
+
     weights: Any
 
 
@@ -191,6 +194,7 @@ class SupervisedTransformer:
       ranks: fit normal quantiles of ranks; else standardised targets.
       start: weights of the encoders to start from, of as many members; None for random ones.
     """
+
     kinds: int
     places: int
     width: int = 32
@@ -210,13 +214,17 @@ class SupervisedTransformer:
 
     def __post_init__(self):
         if min(self.ranking, self.regression) < 0 or self.ranking + self.regression <= 0:
-            raise ValueError(f"SupervisedTransformer: ranking is {self.ranking} and regression "
-                             f"{self.regression}; expected weights of at least 0, not both 0.")
+            raise ValueError(
+                f"SupervisedTransformer: ranking is {self.ranking} and regression "
+                f"{self.regression}; expected weights of at least 0, not both 0."
+            )
         if self.start is not None:
             count = len(jax.tree.leaves(self.start.weights)[0])
             if count != self.members:
-                raise ValueError(f"SupervisedTransformer: start has the weights of {count} members, "
-                                 f"expected {self.members}; pretrain as many.")
+                raise ValueError(
+                    f"SupervisedTransformer: start has the weights of {count} members, "
+                    f"expected {self.members}; pretrain as many."
+                )
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
         """Returns the trained members, a pytree for `predict`.
@@ -234,13 +242,14 @@ class SupervisedTransformer:
         targets, mask = prepare(targets, mask, self.ranks)
         groups, count = self._groups(inputs), jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
         mean = [jnp.where(mask[:, None], g, 0).sum(0) / count for g in groups]
-        scale = [jnp.sqrt(jnp.sum(jnp.where(mask[:, None], g - m[None], 0) ** 2) / count + 1e-6)
-                 for g, m in zip(groups, mean, strict=True)]
+        scale = [
+            jnp.sqrt(jnp.sum(jnp.where(mask[:, None], g - m[None], 0) ** 2) / count + 1e-6)
+            for g, m in zip(groups, mean, strict=True)
+        ]
         tokens, columns = inputs["tokens"], self._columns(inputs, mean, scale)
         model, used = self._scorer(), jnp.argsort(~mask, stable=True)  # rows in use come first
         rate = optax.cosine_decay_schedule(self.learning_rate, self.steps)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0),
-                                optax.adamw(rate, weight_decay=self.decay))
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=self.decay))
 
         def member(key: jax.Array, start: Any) -> Any:
             init_key, key = jax.random.split(key)
@@ -255,10 +264,12 @@ class SupervisedTransformer:
                 aims = targets[rows]
 
                 def loss(params: Any) -> jax.Array:
-                    told = jnp.asarray(model.apply(
-                        params, jax.tree.map(lambda x: x[rows], tokens), columns[rows]))
-                    return (self.regression * jnp.mean((told - aims) ** 2)
-                            + self.ranking * ranking_loss(told, aims))
+                    told = jnp.asarray(
+                        model.apply(params, jax.tree.map(lambda x: x[rows], tokens), columns[rows])
+                    )
+                    return self.regression * jnp.mean((told - aims) ** 2) + self.ranking * ranking_loss(
+                        told, aims
+                    )
 
                 grads = jax.grad(loss)(params)
                 with jax.numpy_dtype_promotion("standard"):  # as in GaussianProcess
@@ -302,16 +313,17 @@ class SupervisedTransformer:
         return {"level": level, "spread": jnp.sqrt(square + 1e-6)}
 
     def _scorer(self) -> Scorer:
-        return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers,
-                              self.outputs))
+        return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers, self.outputs))
 
     def _groups(self, inputs: Any) -> list[jax.Array]:
         needed = ["tokens", *(["features"] if self.structure else [])]
         missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
         if missing:
-            raise ValueError(f"SupervisedTransformer: inputs lack {' and '.join(missing)}; expected a "
-                             f"dict of {' and '.join(needed)}"
-                             f"{' (or structure=False)' if missing == ['features'] else ''}.")
+            raise ValueError(
+                f"SupervisedTransformer: inputs lack {' and '.join(missing)}; expected a "
+                f"dict of {' and '.join(needed)}"
+                f"{' (or structure=False)' if missing == ['features'] else ''}."
+            )
         return matrices(inputs["features"]) if self.structure else []
 
     def _columns(self, inputs: Any, mean: list, scale: list) -> jax.Array:
@@ -320,24 +332,28 @@ class SupervisedTransformer:
         rows = jax.tree.leaves(inputs["tokens"])[0].shape[0]
         parts = [(g - m[None]) / s for g, m, s in zip(groups, mean, scale, strict=True)]
         total = sum(g.shape[1] for g in parts) / max(len(parts), 1)
-        return jnp.concatenate([jnp.zeros((rows, 0), jnp.float32),
-                                *(part * total ** 0.5 for part in parts)], 1)
+        return jnp.concatenate([jnp.zeros((rows, 0), jnp.float32), *(part * total**0.5 for part in parts)], 1)
 
     def _started(self, params: Any, start: Any) -> Any:
         """Returns the weights with the encoder's taken from another, less its head of properties."""
         own, given = params["params"]["encoder"], start["params"]
         if jax.tree.structure(own) != jax.tree.structure(given):
-            raise ValueError("SupervisedTransformer: start holds the weights of another encoder; "
-                             "pretrain one of the same width, heads, layers and outputs.")
+            raise ValueError(
+                "SupervisedTransformer: start holds the weights of another encoder; "
+                "pretrain one of the same width, heads, layers and outputs."
+            )
         head = max(int(name.split("_")[1]) for name in own if name.startswith("Dense_"))
         names = {f"Dense_{head - 1}", f"Dense_{head}"}
         kept = {name: own[name] if name in names else given[name] for name in own}
-        wrong = [name for name in own if jax.tree.map(jnp.shape, kept[name])
-                 != jax.tree.map(jnp.shape, own[name])]
+        wrong = [
+            name for name in own if jax.tree.map(jnp.shape, kept[name]) != jax.tree.map(jnp.shape, own[name])
+        ]
         if wrong:
-            raise ValueError(f"SupervisedTransformer: the start's {', '.join(wrong)} are of other sizes "
-                             "than the encoder's; pretrain one of the same width, heads, layers and "
-                             "outputs.")
+            raise ValueError(
+                f"SupervisedTransformer: the start's {', '.join(wrong)} are of other sizes "
+                "than the encoder's; pretrain one of the same width, heads, layers and "
+                "outputs."
+            )
         return {"params": params["params"] | {"encoder": kept}}
 
 

@@ -135,8 +135,10 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
     def regret(values: Sequence[float]) -> list[float]:
         return [abs(best - sign * v * sign) for v in values]
 
-    lines = [(regret(s[key]["mean"]), regret(s[key]["high"]), regret(s[key]["low"]), s)
-             for s in result["strategies"]]
+    lines = [
+        (regret(s[key]["mean"]), regret(s[key]["high"]), regret(s[key]["low"]), s)
+        for s in result["strategies"]
+    ]
     positive = [v for mean, *_ in lines for v in mean if v > 0]
     floor = max(min(positive, default=1e-3), 1e-3 * max(positive, default=1.0)) * 0.8
     top = max(max(positive, default=1.0), floor * 10)
@@ -145,8 +147,7 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
         return math.log10(max(value, floor))
 
     axis, places, span = _axis(result)
-    frame = svg.Frame(960, 400, span, (height(floor), height(top)),
-                      left=66, top=32, x_log=True)
+    frame = svg.Frame(960, 400, span, (height(floor), height(top)), left=66, top=32, x_log=True)
     body = [svg.axes(frame, axis, "mean regret (logarithmic)", y_texts=_powers)]
     for i, (_, high, low, s) in enumerate(lines):
         at = s[places]
@@ -157,8 +158,9 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
         points = [(frame.x(n), frame.y(height(v))) for n, v in zip(s[places], mean, strict=True)]
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {mean[-1]:.3g}" for mean, _, _, s in lines)
-    return svg.figure(f"{name}-curve", frame.width, frame.height, f"Mean regret by {axis}", about,
-                      "".join(body))
+    return svg.figure(
+        f"{name}-curve", frame.width, frame.height, f"Mean regret by {axis}", about, "".join(body)
+    )
 
 
 def _powers(values: Sequence[float]) -> list[str]:
@@ -168,8 +170,7 @@ def _powers(values: Sequence[float]) -> list[str]:
 def _ranks(result: dict[str, Any]) -> str:
     strategies = result["strategies"]
     axis, places, span = _axis(result)
-    frame = svg.Frame(960, 300, span, (len(strategies) + 0.3, 0.7), left=52,
-                      top=32, x_log=True)
+    frame = svg.Frame(960, 300, span, (len(strategies) + 0.3, 0.7), left=52, top=32, x_log=True)
     body = []
     for rank in range(1, len(strategies) + 1):
         y = svg.num(frame.y(rank))
@@ -180,8 +181,7 @@ def _ranks(result: dict[str, Any]) -> str:
         points = [(frame.x(n), frame.y(r)) for n, r in zip(s[places], s["rank"], strict=True)]
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {s['rank'][-1]:.2f}" for s in strategies)
-    return svg.figure("rank-curve", frame.width, frame.height, f"Mean rank by {axis}", about,
-                      "".join(body))
+    return svg.figure("rank-curve", frame.width, frame.height, f"Mean rank by {axis}", about, "".join(body))
 
 
 def _times(result: dict[str, Any]) -> str:
@@ -201,14 +201,29 @@ def _times(result: dict[str, Any]) -> str:
 
 
 def _table(result: dict[str, Any]) -> str:
-    head = ("strategy", "mean", "std over searches", "different networks", "found the best",
-            "networks until then", "time")
+    head = (
+        "strategy",
+        "mean",
+        "std over searches",
+        "different networks",
+        "found the best",
+        "networks until then",
+        "time",
+    )
     rows = []
     for s in result["strategies"]:
         queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
-        cells = (_figure(s["final"]["mean"]), f"{s['final']['std']:.3g}", f"{s['networks']:.0f}",
-                 svg.percent(s["reached_best"], 0), queries, svg.duration(s["seconds_per_search"]))
+        cells = (
+            _figure(s["final"]["mean"]),
+            f"{s['final']['std']:.3g}",
+            f"{s['networks']:.0f}",
+            svg.percent(s["reached_best"], 0),
+            queries,
+            svg.duration(s["seconds_per_search"]),
+        )
         rows.append(f"<tr><th>{svg.esc(s['name'])}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
     heads = "".join(f"<th>{h}</th>" for h in head)
-    return (f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}'
-            "</tbody></table></div>")
+    return (
+        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}'
+        "</tbody></table></div>"
+    )

@@ -48,8 +48,13 @@ def accuracy_curve(run: Run, narrow: bool = False) -> str:
         return ""
     low, high = min(y for _, y in points), max(y for _, y in points)
     pad = 0.05 * (high - low) or 0.01
-    frame = svg.Frame(*((400, 320) if narrow else (960, 380)), _steps(run),
-                      (max(0, low - pad), min(1, high + pad)), left=46, top=32)
+    frame = svg.Frame(
+        *((400, 320) if narrow else (960, 380)),
+        _steps(run),
+        (max(0, low - pad), min(1, high + pad)),
+        left=46,
+        top=32,
+    )
     body = [svg.axes(frame, "training step", "accuracy", y_texts=svg.percent_labels)]
     upper, lower = (_pixels(frame, band) for band in (high_band, low_band))
     if len(upper) == len(lower) and len(upper) > 1:
@@ -66,9 +71,15 @@ def accuracy_curve(run: Run, narrow: bool = False) -> str:
         chosen = list(by_step)[:: -(-len(by_step) // MOST_POINTS)]
         body.append(strips(frame, chosen, lambda step: _read_out(by_step[step])))
     last = "; ".join(f"{label} {svg.percent(line[-1][1])}" for label, *_, line in watched if line)
-    return svg.figure("accuracy-narrow" if narrow else "accuracy-wide", frame.width, frame.height,
-                      "Accuracy during training", f"At the end: {last or 'no evaluation'}",
-                      "".join(body), "narrow" if narrow else "wide")
+    return svg.figure(
+        "accuracy-narrow" if narrow else "accuracy-wide",
+        frame.width,
+        frame.height,
+        "Accuracy during training",
+        f"At the end: {last or 'no evaluation'}",
+        "".join(body),
+        "narrow" if narrow else "wide",
+    )
 
 
 def small_curve(run: Run, key: str, title: str) -> str:
@@ -78,13 +89,15 @@ def small_curve(run: Run, key: str, title: str) -> str:
         return ""
     low, high = min(y for _, y in points), max(y for _, y in points)
     pad = 0.06 * (high - low) or 0.05 * abs(high) or 1
-    frame = svg.Frame(440, 240, _steps(run), (max(0, low - pad) if low >= 0 else low - pad,
-                                              high + pad), left=50, top=32)
+    frame = svg.Frame(
+        440, 240, _steps(run), (max(0, low - pad) if low >= 0 else low - pad, high + pad), left=50, top=32
+    )
     body = svg.axes(frame, "training step", title, y_texts=lambda ys: [f"{y:g}" for y in ys])
     body += svg.line(_pixels(frame, points), "train strong")
     about = f"From {points[0][1]:.4g} to {points[-1][1]:.4g}; highest {high:.4g}"
-    return svg.figure(f"curve-{key.replace('_', '-')}", frame.width, frame.height,
-                      f"{title} during training", about, body)
+    return svg.figure(
+        f"curve-{key.replace('_', '-')}", frame.width, frame.height, f"{title} during training", about, body
+    )
 
 
 def accuracy_legend(run: Run) -> str:

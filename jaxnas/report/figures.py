@@ -66,8 +66,7 @@ def describe(architecture: dict[str, Any] | None) -> str:
     parts = []
     for name, value in (architecture or {}).items():
         if isinstance(value, list):
-            value = " ".join("·" if v is None else f"{v:g}" if svg.is_number(v) else str(v)
-                             for v in value)
+            value = " ".join("·" if v is None else f"{v:g}" if svg.is_number(v) else str(v) for v in value)
         parts.append(f"{name} {value}")
     return "; ".join(parts)
 
@@ -88,8 +87,10 @@ def ranges(run: Run, room: float = 4.5) -> tuple[tuple[float, float], bool, tupl
     low, high = _stretch([scale(x) for x in sizes], [scale(x) for x in extra])
     pad = 0.04 * (high - low) or 0.05 * abs(high) or 1
     # A network on the edge gets room for its label.
-    below, above = (room * pad if outside else pad for outside in (
-        any(scale(x) < low for x in extra), any(scale(x) > high for x in extra)))
+    below, above = (
+        room * pad if outside else pad
+        for outside in (any(scale(x) < low for x in extra), any(scale(x) > high for x in extra))
+    )
     x_range = (back(low - below), back(high + above))
 
     best = run.result["best"]["search_accuracy"]
@@ -121,13 +122,23 @@ def scatter(run: Run, narrow: bool = False) -> str:
     extremes = [e for e in extremes if all(map(svg.is_number, _point(e[2])))]
     low, high = bounds_of(run)
     x_range, x_log, y_range = ranges(run, 8 if narrow else 4.5)
-    frame = svg.Frame(*((400, 380) if narrow else (960, 470)), x_range, y_range,
-                      left=46 if narrow else 52, top=30, x_log=x_log)
+    frame = svg.Frame(
+        *((400, 380) if narrow else (960, 470)),
+        x_range,
+        y_range,
+        left=46 if narrow else 52,
+        top=30,
+        x_log=x_log,
+    )
     body = [_budget(frame, low, high)]
-    body.append(svg.axes(
-        frame, "parameters" + (" (log scale)" if x_log else ""), "search accuracy",
-        y_texts=svg.percent_labels,
-    ))
+    body.append(
+        svg.axes(
+            frame,
+            "parameters" + (" (log scale)" if x_log else ""),
+            "search accuracy",
+            y_texts=svg.percent_labels,
+        )
+    )
     many = len(run.history) > MOST_TITLES
     for strategy, label, name, kind in STRATEGIES:
         lines = run.strategy(strategy)
@@ -146,8 +157,15 @@ def scatter(run: Run, narrow: bool = False) -> str:
         f"{svg.count(best['params'])} parameters and {svg.percent(best['search_accuracy'])} "
         f"search accuracy. The front has {len(front)} architectures."
     )
-    return svg.figure(name, frame.width, frame.height, "Accuracy against parameters", about,
-                      "".join(body), "narrow" if narrow else "wide")
+    return svg.figure(
+        name,
+        frame.width,
+        frame.height,
+        "Accuracy against parameters",
+        about,
+        "".join(body),
+        "narrow" if narrow else "wide",
+    )
 
 
 def clipped(run: Run) -> int:
@@ -170,12 +188,16 @@ def _budget(frame: svg.Frame, low: float | None, high: float | None) -> str:
     right = frame.x1 if high is None else frame.x(high)
     if right <= left:
         return ""
-    out = [f'<path class="budget" d="M{svg.num(left)} {svg.num(frame.top)}H{svg.num(right)}'
-           f'V{svg.num(frame.y1)}H{svg.num(left)}Z"/>']
+    out = [
+        f'<path class="budget" d="M{svg.num(left)} {svg.num(frame.top)}H{svg.num(right)}'
+        f'V{svg.num(frame.y1)}H{svg.num(left)}Z"/>'
+    ]
     for value in (low, high):
         if value is not None:
-            out.append(f'<path class="bound" d="M{svg.num(frame.x(value))} {svg.num(frame.top)}'
-                       f'V{svg.num(frame.y1)}"/>')
+            out.append(
+                f'<path class="bound" d="M{svg.num(frame.x(value))} {svg.num(frame.top)}'
+                f'V{svg.num(frame.y1)}"/>'
+            )
     if right - left > 60:
         # Few parameters with a high score are rare: this corner is free.
         out.append(svg.text(left + 8, frame.top + 16, "budget", "note"))
@@ -193,16 +215,14 @@ def _marks(
         shade = f"{kind} late{start // third + 1}"
         if merged:
             r = 3 if frame.width < 500 else 4
-            d = "".join(svg.shape(name, frame.x(h["params"]), frame.y(h["score"]), r)
-                        for h in part)
+            d = "".join(svg.shape(name, frame.x(h["params"]), frame.y(h["score"]), r) for h in part)
             out.append(f'<path class="mark {shade}" d="{d}"/>')
             continue
         for h in part:
             title = f"{label}, evaluation {h['index']}"
             if svg.is_number(h.get("generation")):
                 title += f", generation {h['generation']}"
-            title += (f"\n{svg.percent(h['score'], 2)} search accuracy"
-                      f"\n{svg.count(h['params'])} params")
+            title += f"\n{svg.percent(h['score'], 2)} search accuracy\n{svg.count(h['params'])} params"
             if svg.is_number(h.get("macs")):
                 title += f", {svg.count(h['macs'])} MACs"
             if h.get("architecture"):
@@ -212,7 +232,12 @@ def _marks(
 
 
 def _labelled(
-    frame: svg.Frame, network: dict[str, Any], name: str, kind: str, label: str, r: float,
+    frame: svg.Frame,
+    network: dict[str, Any],
+    name: str,
+    kind: str,
+    label: str,
+    r: float,
     below: bool = False,
 ) -> str:
     """A mark with its name; on the edge of the plot, with its size, if it lies outside."""
@@ -230,8 +255,7 @@ def _labelled(
     # A label below a mark on the bottom edge would cover the axis.
     below = below and y + r + 16 * len(lines) < frame.y1
     first = y + r + 15 if below else y - r - 5 - 15 * (len(lines) - 1)
-    texts = (svg.text(x + shift, first + 15 * i, text, "label", anchor)
-             for i, text in enumerate(lines))
+    texts = (svg.text(x + shift, first + 15 * i, text, "label", anchor) for i, text in enumerate(lines))
     return svg.mark(name, x, y, r, kind, title) + "".join(texts)
 
 
@@ -248,10 +272,22 @@ def search_curve(run: Run, narrow: bool = False) -> str:
     low = min(c[min(len(c) - 1, len(c) // 25)] for c in curves.values())
     high = max(values)
     pad = 0.1 * (high - low) or 0.005
-    frame = svg.Frame(*((400, 280) if narrow else (960, 330)), (0, max(most, 2)),
-                      (low - pad, high + pad), left=52 if narrow else 56, top=28)
-    body = [svg.axes(frame, "evaluations", "best search accuracy so far",
-                     lambda values: [svg.count(v) for v in values], svg.percent_labels)]
+    frame = svg.Frame(
+        *((400, 280) if narrow else (960, 330)),
+        (0, max(most, 2)),
+        (low - pad, high + pad),
+        left=52 if narrow else 56,
+        top=28,
+    )
+    body = [
+        svg.axes(
+            frame,
+            "evaluations",
+            "best search accuracy so far",
+            lambda values: [svg.count(v) for v in values],
+            svg.percent_labels,
+        )
+    ]
     for (_, kind), scores in curves.items():
         corners = [(frame.x(i), frame.y(s)) for i, s in enumerate(scores, 1)]
         body.append(svg.line(_corners(corners), kind, steps=True))
@@ -260,35 +296,51 @@ def search_curve(run: Run, narrow: bool = False) -> str:
     if not narrow:
         n = min(most, 120)
         places = [max(1, round(most * (i + 1) / n)) for i in range(n)]
-        body.append(strips(frame, places, lambda i: "\n".join(
-            [f"after {svg.count(i)} evaluations"]
-            + [f"{label}: {svg.percent(c[min(int(i), len(c)) - 1], 2)}"
-               for (label, _), c in curves.items()])))
-    about = "; ".join(f"{label} reaches {svg.percent(c[-1])} after {len(c)} evaluations"
-                      for (label, _), c in curves.items())
+        body.append(
+            strips(
+                frame,
+                places,
+                lambda i: "\n".join(
+                    [f"after {svg.count(i)} evaluations"]
+                    + [
+                        f"{label}: {svg.percent(c[min(int(i), len(c)) - 1], 2)}"
+                        for (label, _), c in curves.items()
+                    ]
+                ),
+            )
+        )
+    about = "; ".join(
+        f"{label} reaches {svg.percent(c[-1])} after {len(c)} evaluations" for (label, _), c in curves.items()
+    )
     name = "search-narrow" if narrow else "search-wide"
-    return svg.figure(name, frame.width, frame.height, "Search against random search", about,
-                      "".join(body), "narrow" if narrow else "wide")
+    return svg.figure(
+        name,
+        frame.width,
+        frame.height,
+        "Search against random search",
+        about,
+        "".join(body),
+        "narrow" if narrow else "wide",
+    )
 
 
 def _corners(points: Sequence[svg.Point]) -> list[svg.Point]:
     """Drops the points inside a flat run: the line looks the same and the page is smaller."""
-    keep = [i for i, p in enumerate(points)
-            if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
+    keep = [i for i, p in enumerate(points) if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
     return [points[i] for i in keep]
 
 
-def strips(
-    frame: svg.Frame, positions: Sequence[float], title: Callable[[float], str]
-) -> str:
+def strips(frame: svg.Frame, positions: Sequence[float], title: Callable[[float], str]) -> str:
     """Invisible columns around x values of a plot; a pointer over one shows ``title(value)``."""
     out, edge = [], frame.left
     for i, value in enumerate(positions):
         last = i + 1 == len(positions)
         right = frame.x1 if last else frame.x((value + positions[i + 1]) / 2)
-        out.append(f'<path class="strip hit" d="M{svg.num(edge)} {svg.num(frame.top)}'
-                   f'H{svg.num(right)}V{svg.num(frame.y1)}H{svg.num(edge)}Z">'
-                   f"<title>{svg.esc(title(value))}</title></path>")
+        out.append(
+            f'<path class="strip hit" d="M{svg.num(edge)} {svg.num(frame.top)}'
+            f'H{svg.num(right)}V{svg.num(frame.y1)}H{svg.num(edge)}Z">'
+            f"<title>{svg.esc(title(value))}</title></path>"
+        )
         edge = right
     return "".join(out)
 
@@ -312,15 +364,28 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         lines = run.strategy(strategy)
         if lines:
             face = "none" if kind == "random" else colors[kind]
-            plot.scatter([h["params"] for h in lines], [100 * h["score"] for h in lines],
-                         s=22, marker=marks[kind], facecolors=face, edgecolors=colors[kind],
-                         linewidths=0.9, alpha=0.65, label=f"{label} ({len(lines)})")
+            plot.scatter(
+                [h["params"] for h in lines],
+                [100 * h["score"] for h in lines],
+                s=22,
+                marker=marks[kind],
+                facecolors=face,
+                edgecolors=colors[kind],
+                linewidths=0.9,
+                alpha=0.65,
+                label=f"{label} ({len(lines)})",
+            )
     front = front_of(run)
     if front:
         widest = max(h["params"] for h in run.history)
-        plot.step([h["params"] for h in front] + [widest],
-                  [100 * h["score"] for h in front] + [100 * front[-1]["score"]],
-                  where="post", color="#1b2330", linewidth=1.6, label="Pareto front")
+        plot.step(
+            [h["params"] for h in front] + [widest],
+            [100 * h["score"] for h in front] + [100 * front[-1]["score"]],
+            where="post",
+            color="#1b2330",
+            linewidth=1.6,
+            label="Pareto front",
+        )
     x_range, x_log, y_range = ranges(run)
     for label, name in (*EXTREMES, ("best", "star")):
         network = run.section(label)
@@ -334,17 +399,39 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         star = name == "star"
         if x != network["params"] or y != 100 * network["search_accuracy"]:
             label += f"\n{svg.short(network['params'])}, {svg.percent(network['search_accuracy'])}"
-        plot.scatter(x, y, s=420 if star else 90, zorder=5, clip_on=False, linewidths=1.2,
-                     marker={"up": "^", "down": "v", "star": "*"}[name],
-                     color="#f2b701" if star else "#8a3f94",
-                     edgecolors="#1b2330" if star else "none")
+        plot.scatter(
+            x,
+            y,
+            s=420 if star else 90,
+            zorder=5,
+            clip_on=False,
+            linewidths=1.2,
+            marker={"up": "^", "down": "v", "star": "*"}[name],
+            color="#f2b701" if star else "#8a3f94",
+            edgecolors="#1b2330" if star else "none",
+        )
         side = "right" if x == edges[1] else "left" if x == edges[0] else "center"
-        plot.annotate(label, (x, y), (0, 13 if star else 8), textcoords="offset points",
-                      ha=side, va="bottom", fontweight="bold", color="#1b2330", zorder=6)
+        plot.annotate(
+            label,
+            (x, y),
+            (0, 13 if star else 8),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+            fontweight="bold",
+            color="#1b2330",
+            zorder=6,
+        )
     low, high = bounds_of(run)
     if low is not None or high is not None:
-        plot.axvspan(max(x_range[0], low or 0), min(x_range[1], high or x_range[1]),
-                     color="#0b68b0", alpha=0.06, linewidth=0, label="budget")
+        plot.axvspan(
+            max(x_range[0], low or 0),
+            min(x_range[1], high or x_range[1]),
+            color="#0b68b0",
+            alpha=0.06,
+            linewidth=0,
+            label="budget",
+        )
     plot.set_xscale("log" if x_log else "linear")
     plot.set(xlim=x_range, ylim=[100 * y for y in y_range])
     plot.spines[["top", "right"]].set_visible(False)
@@ -357,8 +444,20 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
     plot.set_title(
         f"{svg.percent(best['test_accuracy'])} test accuracy with {svg.count(best['params'])} "
         f"parameters{f' on {data}' if data else ''}",
-        loc="left", fontsize=14, fontweight="bold", color="#1b2330", pad=36)
+        loc="left",
+        fontsize=14,
+        fontweight="bold",
+        color="#1b2330",
+        pad=36,
+    )
     if plot.get_legend_handles_labels()[0]:
-        plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False,
-                    fontsize=10.5, borderaxespad=0.4, borderpad=0)
+        plot.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=4,
+            frameon=False,
+            fontsize=10.5,
+            borderaxespad=0.4,
+            borderpad=0,
+        )
     figure.savefig(path, metadata={"Software": None})

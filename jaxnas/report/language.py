@@ -100,8 +100,14 @@ def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> s
         f"identity, on {svg.esc(run.section('data').get('name'))}, in "
         f"{svg.count(run.result['steps'])} steps: {against}."
     )
-    body = (_probabilities(run, motion), _stacks(run, retrained), _candidates(run),
-            _networks(run, retrained), _curves(run), _settings(run))
+    body = (
+        _probabilities(run, motion),
+        _stacks(run, retrained),
+        _candidates(run),
+        _networks(run, retrained),
+        _curves(run),
+        _settings(run),
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -111,7 +117,8 @@ def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> s
         f"<title>{svg.esc(title)}</title>\n<style>{style.CSS}{_RULES}</style>\n</head>\n<body>\n"
         f'<main>\n<header>\n<p class="eyebrow">jaxnas · PAR Transformer-XL</p>\n'
         f'<h1>{svg.esc(title)}</h1>\n<p class="lead">{lead}</p>\n</header>\n'
-        + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -128,8 +135,10 @@ def _probabilities(run: Run, motion: bytes | None) -> str:
             x, value = 130 + cell * block, probabilities[column]
             box = f'x="{svg.num(x)}" y="{y}" width="{svg.num(cell - 3)}" height="41"'
             about = f"block {block + 1}: {option.replace('_', '-')} {svg.percent(value)}"
-            body.append(f'<rect class="b-dark hit" fill-opacity="{value:.3f}" {box}>'
-                        f"<title>{svg.esc(about)}</title></rect>")
+            body.append(
+                f'<rect class="b-dark hit" fill-opacity="{value:.3f}" {box}>'
+                f"<title>{svg.esc(about)}</title></rect>"
+            )
             most = column == max(range(len(options)), key=lambda i: probabilities[i])
             body.append(f'<rect class="{"b-most" if most else "ghost"}" {box}/>')
             if most:
@@ -137,21 +146,34 @@ def _probabilities(run: Run, motion: bytes | None) -> str:
                 body.append(svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", kind, "middle"))
     for block in range(len(values)):
         body.append(svg.text(130 + cell * (block + 0.5), height - 10, block + 1, "tick", "middle"))
-    figure = svg.figure("probabilities", width, height, "Probabilities of the options by block",
-                        "Darker is more probable; the largest has its per cent", "".join(body))
+    figure = svg.figure(
+        "probabilities",
+        width,
+        height,
+        "Probabilities of the options by block",
+        "Darker is more probable; the largest has its per cent",
+        "".join(body),
+    )
     moving = ""
     if motion is not None:
         data = base64.b64encode(motion).decode()
-        moving = (f'<h3>During the search</h3><img class="motion" alt="The same while it was trained" '
-                  f'src="data:image/gif;base64,{data}">')
-    say = (f"Probabilities in per cent after {svg.count(run.result['steps'])} steps; block 1 reads the "
-           "embeddings.")
+        moving = (
+            f'<h3>During the search</h3><img class="motion" alt="The same while it was trained" '
+            f'src="data:image/gif;base64,{data}">'
+        )
+    say = (
+        f"Probabilities in per cent after {svg.count(run.result['steps'])} steps; block 1 reads the "
+        "embeddings."
+    )
     return section("What each block should be", f'<p class="say">{say}</p>', figure, moving)
 
 
 def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
-    stacks = [("found", run.result["found"]), ("interleaved", run.result["interleaved"]),
-              ("PAR rule", run.result["par_rule"])]
+    stacks = [
+        ("found", run.result["found"]),
+        ("interleaved", run.result["interleaved"]),
+        ("PAR rule", run.result["par_rule"]),
+    ]
     for net in retrained:
         if all(net["architecture"] != known["architecture"] for _, known in stacks):
             stacks.append((_name(run, net), net))
@@ -162,16 +184,28 @@ def _stacks(run: Run, retrained: list[dict[str, Any]]) -> str:
         body.append(svg.text(118, y + 22, name, "value", "end"))
         for block, option in enumerate(net["architecture"]["block"]):
             x = 130 + cell * block
-            body.append(f'<rect class="b-{option}" x="{svg.num(x)}" y="{y}" rx="5" '
-                        f'width="{svg.num(cell - 4)}" height="34"/>')
+            body.append(
+                f'<rect class="b-{option}" x="{svg.num(x)}" y="{y}" rx="5" '
+                f'width="{svg.num(cell - 4)}" height="34"/>'
+            )
             kind = "letter on" if option == "attention" else "letter"
             body.append(svg.text(x + cell / 2 - 2, y + 22, _LETTERS[option], kind, "middle"))
     width = 130 + cell * max(len(net["architecture"]["block"]) for _, net in stacks)
-    figure = svg.figure("stacks", width, 40 * len(stacks) + 4, "The stacks",
-                        "; ".join(f"{name}: {' '.join(net['architecture']['block'])}"
-                                  for name, net in stacks), "".join(body))
-    return section("The stacks", '<p class="say">A is attention, F feed-forward, – identity; input at '
-                   f"the left. Found is {_how(run.result['selection'])}.</p>", figure, _where(run))
+    figure = svg.figure(
+        "stacks",
+        width,
+        40 * len(stacks) + 4,
+        "The stacks",
+        "; ".join(f"{name}: {' '.join(net['architecture']['block'])}" for name, net in stacks),
+        "".join(body),
+    )
+    return section(
+        "The stacks",
+        '<p class="say">A is attention, F feed-forward, – identity; input at '
+        f"the left. Found is {_how(run.result['selection'])}.</p>",
+        figure,
+        _where(run),
+    )
 
 
 def _how(selection: dict[str, Any]) -> str:
@@ -204,16 +238,21 @@ def _candidates(run: Run) -> str:
         cells += [""] * (1 + ran - len(cells))
         stack = " ".join(_LETTERS[block] for block in one["architecture"]["block"])
         rows.append((stack, ("anywhere" if one["explored"] else "probabilities", *cells)))
-    say = ("Loss on the search text in nats per token, with the supernet's weights"
-           + (", and trained alone from new ones" if ran else "")
-           + (f", of which one in {settings['eta']} went on to the longer trial" if ran > 1 else "")
-           + ". Drawn as the probabilities say, or anywhere in the space.")
+    say = (
+        "Loss on the search text in nats per token, with the supernet's weights"
+        + (", and trained alone from new ones" if ran else "")
+        + (f", of which one in {settings['eta']} went on to the longer trial" if ran > 1 else "")
+        + ". Drawn as the probabilities say, or anywhere in the space."
+    )
     tau = selection.get("kendall_tau")
     if tau is not None:
-        say += (f" Kendall's tau of the supernet's losses and the first trials': {tau:.2f} "
-                f"over {len(candidates)} stacks.")
-    return section("Candidates", f'<p class="say">{say}</p>',
-                   table(("stack", "drawn from", "supernet", *rungs), rows))
+        say += (
+            f" Kendall's tau of the supernet's losses and the first trials': {tau:.2f} "
+            f"over {len(candidates)} stacks."
+        )
+    return section(
+        "Candidates", f'<p class="say">{say}</p>', table(("stack", "drawn from", "supernet", *rungs), rows)
+    )
 
 
 def _name(run: Run, net: dict[str, Any]) -> str:
@@ -228,44 +267,67 @@ def _where(run: Run) -> str:
     blocks = run.result["found"]["architecture"]["block"]
     ends = [round(i * len(blocks) / 3) for i in range(4)]
     parts = [blocks[a:b].count("attention") for a, b in itertools.pairwise(ends)]
-    return note(f"Attention in the first, second and last third of the depth: {parts[0]}, {parts[1]}, "
-                f"{parts[2]}.")
+    return note(
+        f"Attention in the first, second and last third of the depth: {parts[0]}, {parts[1]}, {parts[2]}."
+    )
 
 
 def _networks(run: Run, retrained: list[dict[str, Any]]) -> str:
     title = "Trained alone"
     if not retrained:
-        return section(title, note("Not trained yet: experiments.retrain_language trains the found "
-                                   "network and others, and enters them here."))
+        return section(
+            title,
+            note(
+                "Not trained yet: experiments.retrain_language trains the found "
+                "network and others, and enters them here."
+            ),
+        )
     rows = []
     for net in sorted(retrained, key=lambda net: net["test"]["nats"]):
         times = net["times"]
         name = f"{_name(run, net)}, {net['weights']}, seed {net['config']['seed']}"
         counts = net["counts"]
-        rows.append((name, (
-            f"{counts['attention']}/{counts['feed_forward']}/{counts['identity']}",
-            svg.short(net["params"]), svg.short(net["macs"]),
-            f"{times.get('training_step_ms', float('nan')):.1f}",
-            svg.short(times.get("inference_tokens_per_second", float("nan"))),
-            f"{net['validation']['perplexity']:.2f}", f"{net['test']['perplexity']:.2f}",
-            f"{net['test']['bits_per_byte']:.3f}",
-        )))
-    head = ("network", "A/F/–", "params", "MACs", "step, ms", "tokens/s", "valid ppl", "test ppl",
-            "test bpb")
-    return section(title, '<p class="say">The same text, steps and settings for all; perplexity by '
-                   "token of this vocabulary, bits per byte comparable across vocabularies. Times are "
-                   "of the device below. By test loss.</p>", table(head, rows))
+        rows.append(
+            (
+                name,
+                (
+                    f"{counts['attention']}/{counts['feed_forward']}/{counts['identity']}",
+                    svg.short(net["params"]),
+                    svg.short(net["macs"]),
+                    f"{times.get('training_step_ms', float('nan')):.1f}",
+                    svg.short(times.get("inference_tokens_per_second", float("nan"))),
+                    f"{net['validation']['perplexity']:.2f}",
+                    f"{net['test']['perplexity']:.2f}",
+                    f"{net['test']['bits_per_byte']:.3f}",
+                ),
+            )
+        )
+    head = ("network", "A/F/–", "params", "MACs", "step, ms", "tokens/s", "valid ppl", "test ppl", "test bpb")
+    return section(
+        title,
+        '<p class="say">The same text, steps and settings for all; perplexity by '
+        "token of this vocabulary, bits per byte comparable across vocabularies. Times are "
+        "of the device below. By test loss.</p>",
+        table(head, rows),
+    )
 
 
 def _curves(run: Run) -> str:
-    names = (("loss", "training loss, nats"), ("search_loss", "search loss, nats"),
-             ("temperature", "temperature"), ("entropy", "entropy, nats"),
-             ("confidence", "confidence"), ("expected_cost", "expected cost"))
+    names = (
+        ("loss", "training loss, nats"),
+        ("search_loss", "search loss, nats"),
+        ("temperature", "temperature"),
+        ("entropy", "entropy, nats"),
+        ("confidence", "confidence"),
+        ("expected_cost", "expected cost"),
+    )
     plots = [curves.small_curve(run, key, name) for key, name in names]
     plots = [plot for plot in plots if plot]
-    pairs = [plots[i:i + 2] for i in range(0, len(plots), 2)]
-    return section("Training the supernet", *(
-        f'<div class="pair">{"".join(f"<div>{p}</div>" for p in pair)}</div>' for pair in pairs))
+    pairs = [plots[i : i + 2] for i in range(0, len(plots), 2)]
+    return section(
+        "Training the supernet",
+        *(f'<div class="pair">{"".join(f"<div>{p}</div>" for p in pair)}</div>' for pair in pairs),
+    )
 
 
 def _settings(run: Run) -> str:

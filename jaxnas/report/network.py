@@ -62,8 +62,9 @@ def transformer(architecture: dict, space: dict, data: dict, narrow: bool = Fals
         y = top + row * layer + row / 2
         active = layer < depth and heads[layer] is not None and ratios[layer] is not None
         kind = "" if active else " off"
-        out.append(svg.text(label_x, y + 4, f"{layer + 1}" if narrow else f"layer {layer + 1}",
-                            f"tick{kind}"))
+        out.append(
+            svg.text(label_x, y + 4, f"{layer + 1}" if narrow else f"layer {layer + 1}", f"tick{kind}")
+        )
         n = int(heads[layer]) if active else 0
         if active:
             start, finish = stream_x + band / 2, mlp_x
@@ -81,8 +82,14 @@ def transformer(architecture: dict, space: dict, data: dict, narrow: bool = Fals
         out.append(_rect(mlp_x, y - 7, mlp_w, 14, f"paper ghost{kind}", 2.5))
         if active:
             out.append(_rect(mlp_x, y - 7, mlp_w * hidden / most_hidden, 14, "mlp", 2.5))
-        out.append(svg.text(mlp_x + mlp_w + 8, y + 4, svg.count(hidden) if active else "skipped",
-                            "value" if active else "tick off"))
+        out.append(
+            svg.text(
+                mlp_x + mlp_w + 8,
+                y + 4,
+                svg.count(hidden) if active else "skipped",
+                "value" if active else "tick off",
+            )
+        )
     shape = " × ".join(map(str, data.get("image_shape") or ()))
     classes = data.get("num_classes")
     first = f"patches of a {shape} image" if shape else "patches of the image"
@@ -94,10 +101,18 @@ def transformer(architecture: dict, space: dict, data: dict, narrow: bool = Fals
         out.append(svg.text(left + box / 2, y + 17, label, "note", "middle"))
     about = f"{depth} of {layers} layers; embedding {svg.count(embed)}. " + "; ".join(
         f"layer {i + 1}: {heads[i]} heads, MLP {round(embed * ratios[i])}"
-        for i in range(depth) if heads[i] is not None and ratios[i] is not None
+        for i in range(depth)
+        if heads[i] is not None and ratios[i] is not None
     )
-    return svg.figure("network-narrow" if narrow else "network-wide", width, height,
-                      "The best architecture", about, "".join(out), "narrow" if narrow else "wide")
+    return svg.figure(
+        "network-narrow" if narrow else "network-wide",
+        width,
+        height,
+        "The best architecture",
+        about,
+        "".join(out),
+        "narrow" if narrow else "wide",
+    )
 
 
 def decisions(architecture: dict[str, Any], space: dict[str, Any]) -> str:
@@ -107,10 +122,11 @@ def decisions(architecture: dict[str, Any], space: dict[str, Any]) -> str:
         if isinstance(value, list):
             value = ", ".join("–" if v is None else str(v) for v in value)
         options = ", ".join(map(str, options_of(space, name))) or "–"
-        rows.append(f"<tr><th>{svg.esc(name)}</th><td>{svg.esc(value)}</td>"
-                    f"<td>{svg.esc(options)}</td></tr>")
-    return ('<div class="scroll"><table class="plain"><thead><tr><th>decision</th><th>value</th>'
-            f"<th>options</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>")
+        rows.append(f"<tr><th>{svg.esc(name)}</th><td>{svg.esc(value)}</td><td>{svg.esc(options)}</td></tr>")
+    return (
+        '<div class="scroll"><table class="plain"><thead><tr><th>decision</th><th>value</th>'
+        f"<th>options</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _most(options: list[Any], values: list[Any]) -> float:
@@ -119,5 +135,7 @@ def _most(options: list[Any], values: list[Any]) -> float:
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, radius: float) -> str:
-    return (f'<rect class="{kind}" x="{svg.num(x)}" y="{svg.num(y)}" width="{svg.num(width)}" '
-            f'height="{svg.num(height)}" rx="{radius:g}"/>')
+    return (
+        f'<rect class="{kind}" x="{svg.num(x)}" y="{svg.num(y)}" width="{svg.num(width)}" '
+        f'height="{svg.num(height)}" rx="{radius:g}"/>'
+    )

@@ -115,9 +115,11 @@ def _lead(run: Run) -> str:
         base, _, power = text.partition("^")
         parts.append(f" of {esc(base)}<sup>{int(power)}</sup>" if power else f" of {esc(base)}")
     parts.append(" distinct networks" if n else " among the networks")
-    budget = [f"{_between(*figures.bounds_of(run, name))} {esc(_unit(name))}"
-              for name in search.get("bounds") or {}
-              if figures.bounds_of(run, name) != (None, None)]
+    budget = [
+        f"{_between(*figures.bounds_of(run, name))} {esc(_unit(name))}"
+        for name in search.get("bounds") or {}
+        if figures.bounds_of(run, name) != (None, None)
+    ]
     if budget:
         parts.append(f", within a budget of {' and '.join(budget)}")
     return "".join(parts) + (
@@ -140,14 +142,21 @@ def _tiles(run: Run) -> str:
     best, largest, share = run.result["best"], run.section("largest"), _share(run)
     error = standard_error(run, best["test_accuracy"])
     images = run.section("data").get("test")
-    tiles = [(
-        "test accuracy", percent(best["test_accuracy"], 2),
-        f"± {100 * error:.2f} (s.e., {count(images)} images)" if error is not None else "",
-    )]
+    tiles = [
+        (
+            "test accuracy",
+            percent(best["test_accuracy"], 2),
+            f"± {100 * error:.2f} (s.e., {count(images)} images)" if error is not None else "",
+        )
+    ]
     tiles.append(("search accuracy", percent(best["search_accuracy"], 2), "what the search saw"))
-    tiles.append(("parameters", count(best["params"]) if best["params"] < 1e6
-                  else short(best["params"]), "" if best["params"] < 1e6 else
-                  count(best["params"])))
+    tiles.append(
+        (
+            "parameters",
+            count(best["params"]) if best["params"] < 1e6 else short(best["params"]),
+            "" if best["params"] < 1e6 else count(best["params"]),
+        )
+    )
     macs = best.get("macs")
     tiles.append(("MACs", short(macs) if is_number(macs) else "–", "for one image"))
     gap = ""
@@ -157,12 +166,20 @@ def _tiles(run: Run) -> str:
     tiles.append(("against the largest", percent(share, 0) if share is not None else "–", gap))
     error = best.get("extraction_error")
     good = is_number(error) and error <= EXACT
-    verdict = f'<span class="{"good" if good else "bad"}">' + (
-        f"✓ within {EXACT:g}" if good else f"✗ above {EXACT:g}") + "</span>, relative"
-    out = [f'<div><dt>{name}</dt><dd><div class="big">{esc(value)}</div>'
-           f'<div class="sub">{esc(sub)}</div></dd></div>' for name, value, sub in tiles]
-    out.append(f'<div><dt>extraction error</dt><dd><div class="big">'
-               f"{f'{error:.1e}' if is_number(error) else '–'}</div>"
-               f'<div class="sub">{verdict if is_number(error) else "not measured"}</div>'
-               "</dd></div>")
+    verdict = (
+        f'<span class="{"good" if good else "bad"}">'
+        + (f"✓ within {EXACT:g}" if good else f"✗ above {EXACT:g}")
+        + "</span>, relative"
+    )
+    out = [
+        f'<div><dt>{name}</dt><dd><div class="big">{esc(value)}</div>'
+        f'<div class="sub">{esc(sub)}</div></dd></div>'
+        for name, value, sub in tiles
+    ]
+    out.append(
+        f'<div><dt>extraction error</dt><dd><div class="big">'
+        f"{f'{error:.1e}' if is_number(error) else '–'}</div>"
+        f'<div class="sub">{verdict if is_number(error) else "not measured"}</div>'
+        "</dd></div>"
+    )
     return f'<dl class="tiles">{"".join(out)}</dl>'

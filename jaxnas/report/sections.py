@@ -69,11 +69,12 @@ def scatter_section(run: Run) -> str:
             entries.append((name, kind, f"{label} ({count(n)})"))
             say.append(sum(h["strategy"] == strategy for h in front))
     entries.append(("line", "front", "Pareto front"))
-    entries.extend((name, "extreme", label) for label, name in figures.EXTREMES
-                   if run.section(label))
+    entries.extend((name, "extreme", label) for label, name in figures.EXTREMES if run.section(label))
     entries.append(("star", "best", "best"))
-    text = (f"Each mark is an evaluated network, scored on the search split with the supernet’s "
-            f"weights. The front holds {count(len(front))} of them")
+    text = (
+        f"Each mark is an evaluated network, scored on the search split with the supernet’s "
+        f"weights. The front holds {count(len(front))} of them"
+    )
     if len(say) == 2:
         text += f": {say[0]} from evolution, {say[1]} from random search"
     lost = figures.clipped(run)
@@ -82,8 +83,14 @@ def scatter_section(run: Run) -> str:
         foot += f" {count(lost)} evaluations below the axis are drawn on it."
     if not run.strategy("random"):
         foot += " This run has no random search to compare with."
-    return section(title, f'<p class="say">{text}.</p>', legend(entries), figures.scatter(run),
-                    figures.scatter(run, narrow=True), note(foot.strip()) if foot else "")
+    return section(
+        title,
+        f'<p class="say">{text}.</p>',
+        legend(entries),
+        figures.scatter(run),
+        figures.scatter(run, narrow=True),
+        note(foot.strip()) if foot else "",
+    )
 
 
 def network_section(run: Run) -> str:
@@ -95,12 +102,17 @@ def network_section(run: Run) -> str:
     table = network.decisions(architecture, space)
     if not network.is_transformer(architecture):
         return section(title, table)
-    say = ("Every layer has attention and an MLP, and adds what they compute to the stream at the "
-           "left. Outlines show what the largest network of the space has.")
-    return section(title, f'<p class="say">{say}</p>',
-                    network.transformer(architecture, space, data),
-                    network.transformer(architecture, space, data, narrow=True),
-                    f"<details><summary>all decisions and their options</summary>{table}</details>")
+    say = (
+        "Every layer has attention and an MLP, and adds what they compute to the stream at the "
+        "left. Outlines show what the largest network of the space has."
+    )
+    return section(
+        title,
+        f'<p class="say">{say}</p>',
+        network.transformer(architecture, space, data),
+        network.transformer(architecture, space, data, narrow=True),
+        f"<details><summary>all decisions and their options</summary>{table}</details>",
+    )
 
 
 def comparison_section(run: Run) -> str:
@@ -117,10 +129,16 @@ def comparison_section(run: Run) -> str:
         parts += [figures.search_curve(run), figures.search_curve(run, narrow=True)]
     if other:
         rows = []
-        for label, net, n in (("evolution", best, run.section("search").get("evaluations")),
-                              ("random search", other, other.get("evaluations"))):
-            cells = (count(n), count(net.get("params")), percent(net.get("search_accuracy"), 2),
-                     percent(net.get("test_accuracy"), 2))
+        for label, net, n in (
+            ("evolution", best, run.section("search").get("evaluations")),
+            ("random search", other, other.get("evaluations")),
+        ):
+            cells = (
+                count(n),
+                count(net.get("params")),
+                percent(net.get("search_accuracy"), 2),
+                percent(net.get("test_accuracy"), 2),
+            )
             rows.append((label, cells))
         parts.append(table(("best of", "tried", "params", "search acc.", "test acc."), rows))
     return section(title, *parts)
@@ -129,8 +147,10 @@ def comparison_section(run: Run) -> str:
 def _verdict(run: Run, best: dict[str, Any], other: dict[str, Any]) -> str:
     gain = 100 * (best["search_accuracy"] - other["search_accuracy"])
     if abs(gain) >= 0.005:
-        text = (f"On the search split evolution’s best is {abs(gain):.2f} points "
-                f"{'above' if gain > 0 else 'below'} random search’s")
+        text = (
+            f"On the search split evolution’s best is {abs(gain):.2f} points "
+            f"{'above' if gain > 0 else 'below'} random search’s"
+        )
     else:
         text = "On the search split evolution’s best and random search’s are equal"
     if not is_number(other.get("test_accuracy")):
@@ -142,9 +162,11 @@ def _verdict(run: Run, best: dict[str, Any], other: dict[str, Any]) -> str:
     if not error:
         return text + "."
     sure = abs(gain) >= 2 * error
-    return text + (f", {abs(gain) / error:.1f} times its standard error ({error:.2f} points)."
-                   if sure else f", which this many test images cannot tell from chance "
-                                f"(standard error {error:.2f} points).")
+    return text + (
+        f", {abs(gain) / error:.1f} times its standard error ({error:.2f} points)."
+        if sure
+        else f", which this many test images cannot tell from chance (standard error {error:.2f} points)."
+    )
 
 
 def training_section(run: Run) -> str:
@@ -153,12 +175,20 @@ def training_section(run: Run) -> str:
         return section(title, note("No training metrics were found."))
     parts = []
     if accuracy := curves.accuracy_curve(run):
-        say = ("One set of weights serves every network of the space. These are the smallest, the "
-               "largest and some random ones, on the search split, while it was trained.")
-        parts += [f'<p class="say">{say}</p>', curves.accuracy_legend(run), accuracy,
-                  curves.accuracy_curve(run, narrow=True)]
-    pair = [curves.small_curve(run, key, name)
-            for key, name in (("loss", "training loss"), ("learning_rate", "learning rate"))]
+        say = (
+            "One set of weights serves every network of the space. These are the smallest, the "
+            "largest and some random ones, on the search split, while it was trained."
+        )
+        parts += [
+            f'<p class="say">{say}</p>',
+            curves.accuracy_legend(run),
+            accuracy,
+            curves.accuracy_curve(run, narrow=True),
+        ]
+    pair = [
+        curves.small_curve(run, key, name)
+        for key, name in (("loss", "training loss"), ("learning_rate", "learning rate"))
+    ]
     parts.append(f'<div class="pair">{"".join(f"<div>{p}</div>" for p in pair if p)}</div>')
     if lost := curves.lost(run):
         parts.append(note(f"{count(lost)} losses were not finite numbers and are not drawn."))
@@ -169,12 +199,15 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, tuple[str, ...]]]) ->
     """An HTML table: a header, and for each row its name and its cells."""
     top = "".join(f"<th>{esc(name)}</th>" for name in head)
     body = "".join(
-        f'<tr{" class=first" if i == 0 else ""}><th>{esc(name)}</th>'
-        + "".join(f"<td>{esc(cell)}</td>" for cell in cells) + "</tr>"
+        f"<tr{' class=first' if i == 0 else ''}><th>{esc(name)}</th>"
+        + "".join(f"<td>{esc(cell)}</td>" for cell in cells)
+        + "</tr>"
         for i, (name, cells) in enumerate(rows)
     )
-    return (f'<div class="scroll"><table class="figures"><thead><tr>{top}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div>")
+    return (
+        f'<div class="scroll"><table class="figures"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def table_section(run: Run) -> str:
@@ -183,32 +216,53 @@ def table_section(run: Run) -> str:
         net = run.section(key)
         if net:
             macs = short(net["macs"]) if is_number(net.get("macs")) else "–"
-            rows.append((name, (count(net.get("params")), macs,
-                                percent(net.get("search_accuracy"), 2),
-                                percent(net.get("test_accuracy"), 2))))
-    return section("The networks side by side",
-                    table(("network", "params", "MACs", "search acc.", "test acc."), rows))
+            rows.append(
+                (
+                    name,
+                    (
+                        count(net.get("params")),
+                        macs,
+                        percent(net.get("search_accuracy"), 2),
+                        percent(net.get("test_accuracy"), 2),
+                    ),
+                )
+            )
+    return section(
+        "The networks side by side", table(("network", "params", "MACs", "search acc.", "test acc."), rows)
+    )
 
 
 def data_section(run: Run) -> str:
     data = run.section("data")
     uses = (
         ("train", "the weights of the supernet are trained on it, and nothing else"),
-        ("search", "held out of training; every score of the search, and the accuracies of subnets "
-                   "during training, are measured on it; the best network is chosen by it"),
-        ("test", "never seen by training or search; the networks of the table above are measured "
-                 "on it when the search has ended"),
+        (
+            "search",
+            "held out of training; every score of the search, and the accuracies of subnets "
+            "during training, are measured on it; the best network is chosen by it",
+        ),
+        (
+            "test",
+            "never seen by training or search; the networks of the table above are measured "
+            "on it when the search has ended",
+        ),
     )
     sizes = [data.get(split) for split, _ in uses]
     bar = ""
     if all(is_number(n) and n > 0 for n in sizes):
-        bar = '<div class="splits" aria-hidden="true">' + "".join(
-            f'<div class="s-{split}" style="flex:{n}"></div>'
-            for (split, _), n in zip(uses, sizes, strict=True)) + "</div>"
+        bar = (
+            '<div class="splits" aria-hidden="true">'
+            + "".join(
+                f'<div class="s-{split}" style="flex:{n}"></div>'
+                for (split, _), n in zip(uses, sizes, strict=True)
+            )
+            + "</div>"
+        )
     rows = "".join(
         f'<tr><th><span class="swatch s-{split}"></span>{split}</th>'
         f'<td class="size">{esc(count(n) if is_number(n) else n or "–")}</td><td>{use}</td></tr>'
-        for (split, use), n in zip(uses, sizes, strict=True))
+        for (split, use), n in zip(uses, sizes, strict=True)
+    )
     facts = []
     if data.get("name"):
         facts.append(esc(data["name"]))
@@ -218,9 +272,11 @@ def data_section(run: Run) -> str:
         facts.append(f"{esc(data['num_classes'])} classes")
     return section(
         "Data, and which split was used for what",
-        f'<p class="say">{", ".join(facts)}</p>' if facts else "", bar,
+        f'<p class="say">{", ".join(facts)}</p>' if facts else "",
+        bar,
         '<div class="scroll"><table class="plain"><thead><tr><th>split</th><th>images</th>'
-        f"<th>use</th></tr></thead><tbody>{rows}</tbody></table></div>")
+        f"<th>use</th></tr></thead><tbody>{rows}</tbody></table></div>",
+    )
 
 
 def loading_section(run: Run) -> str:
@@ -229,15 +285,16 @@ def loading_section(run: Run) -> str:
     return section(
         "Use the network",
         f"<h3>With jaxnas</h3><pre>{esc(LOAD.format(**values))}</pre>",
-        f"<h3>Without jaxnas, as exported StableHLO</h3>"
-        f"<pre>{esc(LOAD_EXPORTED.format(**values))}</pre>")
+        f"<h3>Without jaxnas, as exported StableHLO</h3><pre>{esc(LOAD_EXPORTED.format(**values))}</pre>",
+    )
 
 
 def _flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
     """(dotted name, value) of every leaf of nested dicts."""
     if isinstance(value, dict) and value:
-        return [leaf for key, part in value.items()
-                for leaf in _flat(part, f"{name}.{key}" if name else str(key))]
+        return [
+            leaf for key, part in value.items() for leaf in _flat(part, f"{name}.{key}" if name else str(key))
+        ]
     return [(name, value)]
 
 
@@ -247,9 +304,13 @@ def settings_section(run: Run) -> str:
     name = config.get("name")
     text = REPRODUCE.format(name=name if isinstance(name, str) and name else "NAME")
     parts.append(f"<h3>Run it again</h3><pre>{esc(text)}</pre>")
-    parts.append(note("The same configuration on the same kind of machine gives the same weights, "
-                       "the same search and this page again. Give fields that differ from the "
-                       "named configuration with <code>--set field=value</code>."))
+    parts.append(
+        note(
+            "The same configuration on the same kind of machine gives the same weights, "
+            "the same search and this page again. Give fields that differ from the "
+            "named configuration with <code>--set field=value</code>."
+        )
+    )
     return section("How this was made", *parts, *facts(run))
 
 
@@ -261,13 +322,20 @@ def facts(run: Run) -> list[str]:
         made.append(("device", run.result["device"]))
     for head, lines in (("Configuration", _flat(config) if config else []), ("Made with", made)):
         rows = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in lines)
-        parts.append(f'<h3>{head}</h3><dl class="facts">{rows}</dl>' if rows
-                     else note(f"{head}: not recorded."))
+        parts.append(
+            f'<h3>{head}</h3><dl class="facts">{rows}</dl>' if rows else note(f"{head}: not recorded.")
+        )
     return parts
 
 
 # Top to bottom.
 SECTIONS = (
-    scatter_section, network_section, comparison_section, training_section, table_section,
-    data_section, loading_section, settings_section,
+    scatter_section,
+    network_section,
+    comparison_section,
+    training_section,
+    table_section,
+    data_section,
+    loading_section,
+    settings_section,
 )

@@ -148,12 +148,14 @@ def percent_labels(values: Sequence[float]) -> list[str]:
 
 
 def axes(
-    frame: Frame, x_label: str, y_label: str,
-    x_texts: Labels = short_labels, y_texts: Labels = short_labels,
+    frame: Frame,
+    x_label: str,
+    y_label: str,
+    x_texts: Labels = short_labels,
+    y_texts: Labels = short_labels,
 ) -> str:
     """Grid, tick labels and axis names; ``x_texts`` and ``y_texts`` turn ticks into labels."""
-    xs = (log_ticks if frame.x_log else ticks)(
-        *frame.x_range, max(4, int((frame.x1 - frame.left) / 115)))
+    xs = (log_ticks if frame.x_log else ticks)(*frame.x_range, max(4, int((frame.x1 - frame.left) / 115)))
     ys = ticks(*frame.y_range, max(3, int((frame.y1 - frame.top) / 40)))
     out = []
     for value, label in zip(ys, y_texts(ys), strict=True):
@@ -218,9 +220,7 @@ def mark(name: str, x: float, y: float, r: float, kind: str, title: str = "") ->
     return f'<path class="mark {kind}{hit}" d="{shape(name, x, y, r)}">{inside}</path>'
 
 
-def figure(
-    name: str, width: float, height: float, title: str, about: str, body: str, kind: str = ""
-) -> str:
+def figure(name: str, width: float, height: float, title: str, about: str, body: str, kind: str = "") -> str:
     """The <svg> element: ``name`` must be unique on the page, ``about`` says what is to be seen."""
     return (
         f'<svg class="{kind}" viewBox="0 0 {num(width)} {num(height)}" role="img" '
@@ -241,7 +241,5 @@ def legend(entries: Sequence[tuple[str, str, str]]) -> str:
         else:
             r = 8 if name == "star" else 5
             sign = f'<path class="mark {kind}" d="{shape(name, 13, 8, r)}"/>'
-        keys.append(
-            f'<li><svg viewBox="0 0 26 16" aria-hidden="true">{sign}</svg>{esc(label)}</li>'
-        )
+        keys.append(f'<li><svg viewBox="0 0 26 16" aria-hidden="true">{sign}</svg>{esc(label)}</li>')
     return f'<ul class="legend">{"".join(keys)}</ul>'

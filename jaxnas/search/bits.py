@@ -8,8 +8,9 @@ _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _OWN = np.uint32(1 << 31)  # `jax.random.fold_in` counts below: no block is used twice.
 
 
-def threefry(key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]
-             ) -> tuple[jax.Array, jax.Array]:
+def threefry(
+    key: tuple[jax.Array, jax.Array], counter: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     """Returns the Threefry-2x32 hash of counters under a key, uint32 as JAX's own.
 
     JAX rolls the twenty rounds into a loop on CPUs, so that it compiles quickly; unrolled they are one

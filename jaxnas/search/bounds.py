@@ -24,19 +24,27 @@ def normalise(bounds: Any) -> Bounds:
 
     Raises ValueError if a pair isn't one, holds no numbers, or its minimum is above its maximum.
     """
-    items: list[tuple[Any, ...]] = list(bounds) if isinstance(bounds, tuple) else [
-        (name, *pair) if isinstance(pair, tuple | list) else (name, pair)
-        for name, pair in dict(bounds or {}).items()]
+    items: list[tuple[Any, ...]] = (
+        list(bounds)
+        if isinstance(bounds, tuple)
+        else [
+            (name, *pair) if isinstance(pair, tuple | list) else (name, pair)
+            for name, pair in dict(bounds or {}).items()
+        ]
+    )
     for item in items:
         name, limits = item[0], item[1:]
         ok = len(limits) == 2 and all(
-            x is None or (not isinstance(x, str) and not math.isnan(x)) for x in limits)
+            x is None or (not isinstance(x, str) and not math.isnan(x)) for x in limits
+        )
         if not ok:
-            raise ValueError(f"bounds: {name!r} is {limits}, expected (min, max), each a number or "
-                             "None for no bound.")
+            raise ValueError(
+                f"bounds: {name!r} is {limits}, expected (min, max), each a number or None for no bound."
+            )
         if None not in limits and limits[0] > limits[1]:
-            raise ValueError(f"bounds: {name!r} has its minimum {_text(limits[0])} above its "
-                             f"maximum {_text(limits[1])}.")
+            raise ValueError(
+                f"bounds: {name!r} has its minimum {_text(limits[0])} above its maximum {_text(limits[1])}."
+            )
     return tuple((item[0], item[1], item[2]) for item in items)
 
 
@@ -94,6 +102,7 @@ def _mutants(space: Space, key: jax.Array, codes: jax.Array) -> jax.Array:
         rate_key, key = jax.random.split(key)
         rate = jax.random.uniform(rate_key, minval=1 / space.length, maxval=0.5)
         return space.encode(space.mutate(key, space.decode(code), rate))
+
     rows = jnp.arange(1024) % codes.shape[0]
     return jax.vmap(mutant)(jax.random.split(key, 1024), codes[rows])
 
@@ -124,15 +133,21 @@ def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[st
         ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
         starts = jnp.concatenate([ends, _samples(space, key)])
         costs = _host(costs_of(space, cost, starts))
-        return {name: tuple(
-            _climb(space, cost, name, starts[int(np.argmax(sign * costs[name]))], sign)
-            for sign in (-1, 1)) for name in costs}
+        return {
+            name: tuple(
+                _climb(space, cost, name, starts[int(np.argmax(sign * costs[name]))], sign)
+                for sign in (-1, 1)
+            )
+            for name in costs
+        }
 
 
 def _host(costs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
     # Integers become int64, so that signs and differences can't overflow.
-    return {name: np.asarray(x, np.int64 if np.asarray(x).dtype.kind in "iu" else np.float64)
-            for name, x in costs.items()}
+    return {
+        name: np.asarray(x, np.int64 if np.asarray(x).dtype.kind in "iu" else np.float64)
+        for name, x in costs.items()
+    }
 
 
 def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> int | float:
@@ -151,8 +166,7 @@ def _checked(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
     return _find(space, cost, bounds, jax.random.key(0))
 
 
-def check_bounds(space: Space, cost: Cost | None, bounds: Any,
-                 key: jax.Array | None = None) -> np.ndarray:
+def check_bounds(space: Space, cost: Cost | None, bounds: Any, key: jax.Array | None = None) -> np.ndarray:
     """Returns codes of some architectures within the bounds, int32 [n, length] with n <= 64.
 
     Args:
@@ -176,23 +190,32 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     if not bounds:
         return np.asarray(space.encode(space.smallest()))[None]
     if cost is None:
-        raise ValueError(f"bounds: given for {[name for name, *_ in bounds]}, but no cost "
-                         "function; pass cost=jaxnas.cost(net, input_shape).")
+        raise ValueError(
+            f"bounds: given for {[name for name, *_ in bounds]}, but no cost "
+            "function; pass cost=jaxnas.cost(net, input_shape)."
+        )
     ranges = reachable(space, cost, key)
     for name, low, high in bounds:
         if name not in ranges:
-            raise ValueError(f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are "
-                             f"{list(ranges)}.")
+            raise ValueError(
+                f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are {list(ranges)}."
+            )
         least, most = ranges[name]
         if (high is not None and high < least) or (low is not None and low > most):
-            asked = f"at most {_text(high)}" if high is not None and high < least else (
-                f"at least {_text(low)}")
+            asked = (
+                f"at most {_text(high)}" if high is not None and high < least else (f"at least {_text(low)}")
+            )
             # Of a space that is too large to be listed, the range is what a climb found.
-            none = "no architecture has" if catalogue(space) is not None else (
-                "no architecture was found that has")
-            raise ValueError(f"bounds: {none} {name} of {asked}; this space reaches "
-                             f"from {_text(least)} to {_text(most)}. Change the bound or the "
-                             "space.")
+            none = (
+                "no architecture has"
+                if catalogue(space) is not None
+                else ("no architecture was found that has")
+            )
+            raise ValueError(
+                f"bounds: {none} {name} of {asked}; this space reaches "
+                f"from {_text(least)} to {_text(most)}. Change the bound or the "
+                "space."
+            )
     codes, tried = catalogue(space), space.cardinality
     if codes is not None:
         found = codes[np.asarray(feasible(space, cost, bounds, jnp.asarray(codes)))][:64]
@@ -202,17 +225,23 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     if len(found):
         return found
     order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
-    seen = [", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds)
-            for row in order[:200]]
+    seen = [
+        ", ".join(f"{name} {_text(costs[name][row].item())}" for name, *_ in bounds) for row in order[:200]
+    ]
     close = "; ".join(list(dict.fromkeys(seen))[:3])
-    asked = " and ".join(f"{name} from {_text(ranges[name][0] if low is None else low)} to "
-                         f"{_text(ranges[name][1] if high is None else high)}"
-                         for name, low, high in bounds)
-    spans = ", ".join(f"{name} from {_text(ranges[name][0])} to {_text(ranges[name][1])}"
-                      for name, *_ in bounds)
+    asked = " and ".join(
+        f"{name} from {_text(ranges[name][0] if low is None else low)} to "
+        f"{_text(ranges[name][1] if high is None else high)}"
+        for name, low, high in bounds
+    )
+    spans = ", ".join(
+        f"{name} from {_text(ranges[name][0])} to {_text(ranges[name][1])}" for name, *_ in bounds
+    )
     how = "The space has none" if codes is not None else f"None found in {tried:,} attempts"
-    raise ValueError(f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The "
-                     f"space reaches {spans}. Widen the bounds.")
+    raise ValueError(
+        f"bounds: no architecture with {asked}. {how}; the nearest have: {close}. The "
+        f"space reaches {spans}. Widen the bounds."
+    )
 
 
 def _walk(space: Space, cost: Cost, bounds: Bounds, key: jax.Array, ranges: dict):

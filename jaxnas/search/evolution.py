@@ -37,6 +37,7 @@ class Evolution:
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
       canonical: as for `RandomSearch`.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -52,11 +53,15 @@ class Evolution:
     def __post_init__(self):
         state_lib.check_settings(self)
         if self.parents < 1 or min(self.mutations, self.crossovers) < 0:
-            raise ValueError("Evolution: parents must be at least 1, mutations and crossovers at "
-                             f"least 0; got {self.parents}, {self.mutations}, {self.crossovers}.")
+            raise ValueError(
+                "Evolution: parents must be at least 1, mutations and crossovers at "
+                f"least 0; got {self.parents}, {self.mutations}, {self.crossovers}."
+            )
         if self.mutations + self.crossovers > self.population:
-            raise ValueError(f"Evolution: {self.mutations} mutations and {self.crossovers} "
-                             f"crossovers are more than the population of {self.population}.")
+            raise ValueError(
+                f"Evolution: {self.mutations} mutations and {self.crossovers} "
+                f"crossovers are more than the population of {self.population}."
+            )
         for name in ("network_probability", "layer_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"Evolution: {name} is {getattr(self, name)}, expected 0 to 1.")
@@ -101,12 +106,15 @@ class Evolution:
         return first, (first + step) % count
 
     def _mutants(self, key, state, order, usable) -> jax.Array:
-        probability = {name: self.network_probability if choice.length is None
-                       else self.layer_probability for name, choice in self.space.choices.items()}
+        probability = {
+            name: self.network_probability if choice.length is None else self.layer_probability
+            for name, choice in self.space.choices.items()
+        }
 
         def mutant(key, row):
             arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1: no parents yet
             return self.space.encode(self.space.mutate(key, arch, probability))
+
         pick_key, key = jax.random.split(key)
         n = 10 * self.mutations  # the official limit of attempts
         first, _ = self._pick(pick_key, usable, n)
@@ -116,6 +124,7 @@ class Evolution:
         def child(key, *rows):
             a, b = (self.space.decode(jnp.maximum(state.codes[row], 0)) for row in rows)
             return self.space.encode(self.space.crossover(key, a, b))
+
         pick_key, key = jax.random.split(key)
         n = 10 * self.crossovers
         first, second = self._pick(pick_key, usable, n)

@@ -32,11 +32,15 @@ def read(path: str | os.PathLike) -> list[Line]:
         except (ValueError, TypeError):
             if number == len(text):  # a writer was stopped here
                 break
-            raise ValueError(f"{path}, line {number} is not JSON: {row[:60]!r}. Restore the file, "
-                             "or move it away to start anew.") from None
+            raise ValueError(
+                f"{path}, line {number} is not JSON: {row[:60]!r}. Restore the file, "
+                "or move it away to start anew."
+            ) from None
         if missing:
-            raise ValueError(f"{path}, line {number} has no {sorted(missing)}: this is not a "
-                             "history of a search. Choose another file.")
+            raise ValueError(
+                f"{path}, line {number} has no {sorted(missing)}: this is not a "
+                "history of a search. Choose another file."
+            )
         lines.append(line)
     return lines
 
@@ -88,8 +92,11 @@ def score_from_json(score: Any) -> Any:
 def differences(recorded: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Returns a line for each setting in which a recorded search and the given one differ."""
     given = json.loads(json.dumps(given))
-    return [f"{name} (recorded {_short(recorded.get(name))}, now {_short(given.get(name))})"
-            for name in sorted({*recorded, *given}) if recorded.get(name) != given.get(name)]
+    return [
+        f"{name} (recorded {_short(recorded.get(name))}, now {_short(given.get(name))})"
+        for name in sorted({*recorded, *given})
+        if recorded.get(name) != given.get(name)
+    ]
 
 
 def _short(value: Any) -> str:

@@ -19,6 +19,7 @@ from jaxnas.space import Arch, Space
 @dataclasses.dataclass(frozen=True)
 class Climb:
     """Where a local search stands: the code it is at, int32 [L], and its score, float32 []."""
+
     code: jax.Array
     score: jax.Array
 
@@ -36,6 +37,7 @@ class LocalSearch:
       space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
       batch: how many to ask for at a time.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -58,8 +60,7 @@ class LocalSearch:
         around = state_lib.canonical(self, neighbours(self.space, state.memory.code))
         started = state.memory.score > -jnp.inf
         groups = [(jax.random.permutation(order_key, around), jnp.where(started, self.batch, 0))]
-        archs, state = state_lib.propose(
-            self, dataclasses.replace(state, key=key), ask_key, groups)
+        archs, state = state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
         asked = self.space.encode(archs)
         is_neighbour = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
         # A local optimum: what is asked now is random, and wherever it is, the climb goes on there.

@@ -27,6 +27,7 @@ class Survivors:
       rank: the front of each. int32 [P]
       crowding: the distance of its neighbours in that front. float32 [P]
     """
+
     rows: jax.Array
     rank: jax.Array
     crowding: jax.Array
@@ -57,6 +58,7 @@ class NSGA2:
       mutation_probability: of resampling each element; by default 0.3 / space.length: known children
         are refused, so that those which are left have changed more.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -70,8 +72,10 @@ class NSGA2:
     def __post_init__(self):
         state_lib.check_settings(self)
         if self.objectives < 2:
-            raise ValueError(f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
-                             "score there is Evolution.")
+            raise ValueError(
+                f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
+                "score there is Evolution."
+            )
         for name in ("crossover_probability", "mutation_probability"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -107,9 +111,11 @@ class NSGA2:
         shape = jnp.shape(scores)
         came = 1 if len(shape) == 1 else shape[-1] if len(shape) == 2 else None
         if came is not None and came != self.objectives:
-            raise ValueError(f"tell: NSGA2 was declared with objectives={self.objectives}, but "
-                             f"{came} came: scores are {list(shape)}, expected "
-                             f"{[self.population, self.objectives]}.")
+            raise ValueError(
+                f"tell: NSGA2 was declared with objectives={self.objectives}, but "
+                f"{came} came: scores are {list(shape)}, expected "
+                f"{[self.population, self.objectives]}."
+            )
         new = state_lib.tell(self, state, archs, scores)
         rows = state.size + jnp.arange(self.population, dtype=jnp.int32)
         rows = jnp.concatenate([state.memory.rows, jnp.where(rows < new.size, rows, -1)])  # [2 P]
@@ -117,9 +123,10 @@ class NSGA2:
         usable = (rows >= 0) & ~jnp.any(jnp.isnan(scores), axis=1)
         rank = pareto.non_dominated_rank(scores, usable)
         crowding = pareto.crowding_distance(scores, rank, usable)
-        order = jnp.lexsort((-crowding, rank))[:self.population]
-        return dataclasses.replace(new, memory=Survivors(
-            jnp.where(usable[order], rows[order], -1), rank[order], crowding[order]))
+        order = jnp.lexsort((-crowding, rank))[: self.population]
+        return dataclasses.replace(
+            new, memory=Survivors(jnp.where(usable[order], rows[order], -1), rank[order], crowding[order])
+        )
 
     def finished(self, state: State) -> jax.Array:
         """Returns whether the budget is spent or the feasible space exhausted, bool []."""
@@ -138,8 +145,10 @@ class NSGA2:
         """
         rows = jnp.flatnonzero(self.front(state))
         if not len(rows):
-            raise ValueError(f"best: none of {int(state.size)} evaluations gave numbers"
-                             f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}")
+            raise ValueError(
+                f"best: none of {int(state.size)} evaluations gave numbers"
+                f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}"
+            )
         rows = rows[jnp.argsort(-state.scores[rows, 0])]
         return self.space.decode(state.codes[rows]), state.scores[rows]
 
@@ -150,8 +159,7 @@ class NSGA2:
         rank, crowding = memory.rank, memory.crowding
         equal = rank[one] == rank[two]
         wins = (rank[one] < rank[two]) | (equal & (crowding[one] > crowding[two]))
-        wins |= (equal & (crowding[one] == crowding[two])
-                 & jax.random.bernoulli(tie_key, shape=(n, 2)))
+        wins |= equal & (crowding[one] == crowding[two]) & jax.random.bernoulli(tie_key, shape=(n, 2))
         return jnp.where(wins, one, two)
 
     def _children(self, key: jax.Array, state: State, usable: jax.Array) -> jax.Array:
@@ -166,6 +174,7 @@ class NSGA2:
             mixed = self.space.crossover(cross_key, a, b)
             arch = jax.tree.map(lambda x, y: jnp.where(both, x, y), mixed, a)
             return self.space.encode(self.space.mutate(mutate_key, arch, rate))
+
         parent_key, key = jax.random.split(key)
         n = _ATTEMPTS * self.population
         rows = jnp.maximum(state.memory.rows, 0)[self._parents(parent_key, state.memory, usable, n)]

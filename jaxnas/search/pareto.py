@@ -21,8 +21,9 @@ def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None,
-                       violation: jax.Array | None = None) -> jax.Array:
+def non_dominated_rank(
+    objectives: jax.Array, valid: jax.Array | None = None, violation: jax.Array | None = None
+) -> jax.Array:
     """Returns the front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
 
     Args:
@@ -58,8 +59,7 @@ def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None,
 
 
 @jax.jit
-def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None
-                      ) -> jax.Array:
+def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     """Returns how far the neighbours of each point are in its front: more is less crowded.
 
     Args:
@@ -86,8 +86,9 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
         start = lax.cummax(jnp.where(first, place, 0))
         stop = lax.cummin(jnp.where(last, place, n - 1), reverse=True)
         span = value[stop] - value[start]
-        gap = (jnp.where(first, jnp.inf, value - jnp.roll(value, 1))
-               + jnp.where(last, jnp.inf, jnp.roll(value, -1) - value))
+        gap = jnp.where(first, jnp.inf, value - jnp.roll(value, 1)) + jnp.where(
+            last, jnp.inf, jnp.roll(value, -1) - value
+        )
         counts = (span > 0) & jnp.isfinite(span)
         part = jnp.where(counts, gap / jnp.where(counts, span, 1), 0)
         total = total.at[order].add(part)
@@ -107,12 +108,12 @@ def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.A
 
     def beaten(row):
         return jnp.any(dominates(others, row[None, :]))
+
     return usable & ~lax.map(beaten, scores, batch_size=_BLOCK)
 
 
 @jax.jit
-def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None
-                ) -> jax.Array:
+def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     """Returns the volume that is dominated by the points and above a reference, float32 [].
 
     Args:
@@ -125,12 +126,16 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
     """
     scores, usable = _prepare(objectives, valid)
     if scores.shape[1] not in (2, 3):
-        raise ValueError(f"hypervolume: got {scores.shape[1]} objectives, [N, M] = "
-                         f"{list(scores.shape)}; it is implemented for 2 and 3.")
+        raise ValueError(
+            f"hypervolume: got {scores.shape[1]} objectives, [N, M] = "
+            f"{list(scores.shape)}; it is implemented for 2 and 3."
+        )
     bound = jnp.asarray(reference, jnp.float32)
     if bound.shape != scores.shape[1:]:
-        raise ValueError(f"hypervolume: the reference has shape {list(bound.shape)}, expected "
-                         f"{list(scores.shape[1:])}, a number for each objective.")
+        raise ValueError(
+            f"hypervolume: the reference has shape {list(bound.shape)}, expected "
+            f"{list(scores.shape[1:])}, a number for each objective."
+        )
     gains = jnp.where(usable[:, None], jnp.maximum(scores - bound[None, :], 0), 0)
     gains = gains[jnp.argsort(-gains[:, 0])]
     x, y = gains[:, 0], gains[:, 1]
@@ -141,20 +146,24 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
 
     def area(level):  # of the slice at one height of the third objective
         return jnp.sum(widths * lax.cummax(jnp.where(gains[:, 2] >= level, y, 0)))
-    return jnp.sum((levels - jnp.append(levels[1:], 0))
-                   * lax.map(area, levels, batch_size=_BLOCK))
+
+    return jnp.sum((levels - jnp.append(levels[1:], 0)) * lax.map(area, levels, batch_size=_BLOCK))
 
 
 def _prepare(objectives: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Returns scores as float32 [N, M], and the rows that count; raises ValueError for shapes."""
     scores = jnp.asarray(objectives, jnp.float32)
     if scores.ndim != 2 or 0 in scores.shape:
-        raise ValueError(f"objectives: got shape {list(scores.shape)}, expected [N, M]: a row for "
-                         "each point (vmap over more axes).")
+        raise ValueError(
+            f"objectives: got shape {list(scores.shape)}, expected [N, M]: a row for "
+            "each point (vmap over more axes)."
+        )
     usable = ~jnp.any(jnp.isnan(scores), axis=1)
     if valid is None:
         return scores, usable
     if jnp.shape(valid) != usable.shape:
-        raise ValueError(f"valid: got shape {list(jnp.shape(valid))}, expected "
-                         f"{list(usable.shape)}, one for each row of the objectives.")
+        raise ValueError(
+            f"valid: got shape {list(jnp.shape(valid))}, expected "
+            f"{list(usable.shape)}, one for each row of the objectives."
+        )
     return scores, usable & jnp.asarray(valid, bool)

@@ -63,6 +63,7 @@ class SoftmaxPolicy:
     Attributes:
       scale: standard deviation of the logits at the start.
     """
+
     scale: float = 1e-3
 
     def init(self, key: jax.Array, space: Space) -> Any:
@@ -104,8 +105,7 @@ class _Decoder(nn.Module):
         causal = nn.make_causal_mask(jnp.ones((length,)))
         for layer in range(self.layers):
             y = nn.LayerNorm(name=f"attention_norm_{layer}")(x)
-            x = x + nn.MultiHeadDotProductAttention(self.heads, name=f"attention_{layer}")(
-                y, mask=causal)
+            x = x + nn.MultiHeadDotProductAttention(self.heads, name=f"attention_{layer}")(y, mask=causal)
             y = nn.LayerNorm(name=f"mlp_norm_{layer}")(x)
             y = nn.gelu(nn.Dense(4 * self.width, name=f"mlp_in_{layer}")(y))
             x = x + nn.Dense(self.width, name=f"mlp_out_{layer}")(y)
@@ -126,6 +126,7 @@ class TransformerPolicy:
     Attributes:
       width, layers, heads: of the Transformer.
     """
+
     width: int = 32
     layers: int = 2
     heads: int = 4

@@ -20,6 +20,7 @@ ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pool:
     """The architectures that a search may choose from, canonical codes int32 [n, L]."""
+
     codes: np.ndarray
 
 
@@ -47,6 +48,7 @@ class PredictorGuided:
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -64,15 +66,20 @@ class PredictorGuided:
     def __post_init__(self):
         state_lib.check_settings(self)
         if self.predictor is None or self.features is None:
-            raise ValueError("PredictorGuided needs a predictor and features: for example predictor="
-                             "GaussianProcess(), features=one_hot(space), both of "
-                             "jaxnas.predictors.")
+            raise ValueError(
+                "PredictorGuided needs a predictor and features: for example predictor="
+                "GaussianProcess(), features=one_hot(space), both of "
+                "jaxnas.predictors."
+            )
         if self.acquisition not in ACQUISITIONS:
-            raise ValueError(f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
-                             f"of {', '.join(ACQUISITIONS)}.")
+            raise ValueError(
+                f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
+                f"of {', '.join(ACQUISITIONS)}."
+            )
         if self.initial < 2:
-            raise ValueError(f"PredictorGuided: initial is {self.initial}, but a predictor needs at "
-                             "least two points.")
+            raise ValueError(
+                f"PredictorGuided: initial is {self.initial}, but a predictor needs at least two points."
+            )
 
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
@@ -96,8 +103,7 @@ class PredictorGuided:
             return self._ask_mutants(state, fit_key, choice_key, ask_key)
         codes, inputs, taken, rows = state.memory
         known = jnp.arange(self.evaluations) < state.size
-        fitted = self.predictor.fit(
-            fit_key, jax.tree.map(lambda x: x[rows], inputs), state.scores, known)
+        fitted = self.predictor.fit(fit_key, jax.tree.map(lambda x: x[rows], inputs), state.scores, known)
         value = self._value(fitted, inputs, inputs, rows, known & ~jnp.isnan(state.scores), choice_key)
         random = jax.random.uniform(ask_key, value.shape)
         value = jnp.where(state.size < self.initial, random, value)
@@ -110,10 +116,15 @@ class PredictorGuided:
         # Rows that are not valid repeat the first, or an old one.
         chosen = jnp.where(valid, chosen, chosen[0])
         places = jnp.where(valid, state.size + jnp.arange(self.batch), self.evaluations)
-        memory = (codes, inputs, taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop"),
-                  rows.at[places].set(chosen, mode="drop"))
+        memory = (
+            codes,
+            inputs,
+            taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop"),
+            rows.at[places].set(chosen, mode="drop"),
+        )
         state = dataclasses.replace(
-            state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left)))
+            state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left))
+        )
         return self.space.decode(codes[chosen]), state
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -133,8 +144,9 @@ class PredictorGuided:
         assert self.features is not None  # checked at the start
         return self.features(self.space.decode(code))
 
-    def _value(self, fitted: Any, inputs: Any, seen: Any, rows: jax.Array, known: jax.Array,
-               key: jax.Array) -> jax.Array:
+    def _value(
+        self, fitted: Any, inputs: Any, seen: Any, rows: jax.Array, known: jax.Array, key: jax.Array
+    ) -> jax.Array:
         """Returns the acquisition of candidates; `seen[rows]` where `known` are evaluated already."""
         mean, std = self.predictor.predict(fitted, inputs)
         if self.acquisition == "upper_confidence":
@@ -147,8 +159,9 @@ class PredictorGuided:
         z = (mean - best) / std
         return std * (z * jax.scipy.stats.norm.cdf(z) + jax.scipy.stats.norm.pdf(z))
 
-    def _ask_mutants(self, state: State, fit_key: jax.Array, choice_key: jax.Array,
-                     ask_key: jax.Array) -> tuple[Arch, State]:
+    def _ask_mutants(
+        self, state: State, fit_key: jax.Array, choice_key: jax.Array, ask_key: jax.Array
+    ) -> tuple[Arch, State]:
         space = self.space
         mutant_key, random_key = jax.random.split(choice_key)
         order, usable = state_lib.ranking(state)
@@ -158,14 +171,21 @@ class PredictorGuided:
 
         def mutant(key: jax.Array, code: jax.Array) -> jax.Array:
             return space.encode(space.mutate(key, space.decode(jnp.maximum(code, 0)), rate))
+
         made = jax.vmap(mutant)(jax.random.split(mutant_key, self.mutants), parents[rows])
         fresh = space.encode(space.sample(random_key, self.mutants // 4))
         candidates = state_lib.canonical(self, jnp.concatenate([made, fresh]))
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
         known = jnp.arange(self.evaluations) < state.size
         fitted = self.predictor.fit(fit_key, seen, state.scores, known)
-        value = self._value(fitted, jax.vmap(self._inputs)(candidates), seen,
-                            jnp.arange(self.evaluations), known & ~jnp.isnan(state.scores), fit_key)
+        value = self._value(
+            fitted,
+            jax.vmap(self._inputs)(candidates),
+            seen,
+            jnp.arange(self.evaluations),
+            known & ~jnp.isnan(state.scores),
+            fit_key,
+        )
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size < self.initial, 0, self.batch)
         return state_lib.propose(self, state, ask_key, [(best_first, quota)])

@@ -34,6 +34,7 @@ class RandomSearch:
       canonical: from an architecture to the one that stands for all equal networks, as
         `Table.canonical` of a table of cells; then no evaluation is spent twice on one network.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()

@@ -34,6 +34,7 @@ class RegularizedEvolution:
       unique: never evaluate an architecture twice.
       batch: how many to ask for at a time; more than one evaluates in parallel.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -47,11 +48,14 @@ class RegularizedEvolution:
     def __post_init__(self):
         state_lib.check_settings(self)
         if not 1 <= self.sample <= self.population:
-            raise ValueError(f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
-                             f"population of {self.population}.")
+            raise ValueError(
+                f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
+                f"population of {self.population}."
+            )
         if self.population >= 2**15:  # places are drawn by words of 16 bits
-            raise ValueError(f"RegularizedEvolution: population is {self.population}, expected less "
-                             f"than {2**15}.")
+            raise ValueError(
+                f"RegularizedEvolution: population is {self.population}, expected less than {2**15}."
+            )
 
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
@@ -93,7 +97,7 @@ class RegularizedEvolution:
 
     def _fresh(self, words: jax.Array, state: State) -> jax.Array:
         """Returns random architectures, int32 [attempts, L]."""
-        codes = below(words[:, :self.space.length], self.space.sizes.astype(np.int32)[None, :])
+        codes = below(words[:, : self.space.length], self.space.sizes.astype(np.int32)[None, :])
         return self.space.encode(self.space.canonical(self.space.decode(codes)))
 
     def _mutants(self, words: jax.Array, state: State) -> jax.Array:
@@ -101,11 +105,12 @@ class RegularizedEvolution:
         alive = jnp.minimum(state.size, self.population)
 
         def mutant(words: jax.Array) -> jax.Array:
-            rows = jnp.maximum(state.size - 1 - _distinct(words[:self.sample], alive), 0)
+            rows = jnp.maximum(state.size - 1 - _distinct(words[: self.sample], alive), 0)
             scores = jnp.where(jnp.isnan(state.scores[rows]), -jnp.inf, state.scores[rows])
             winner = state.codes[rows[jnp.argmax(scores)]]
-            changes = words[self.sample:self.sample + 2]
+            changes = words[self.sample : self.sample + 2]
             return mutate_one(self.space, changes, jnp.maximum(winner, 0))
+
         return jax.vmap(mutant)(words)
 
 

@@ -25,6 +25,7 @@ _DRAWS = 8  # Draws of the policy for each architecture asked: most are known on
 @dataclasses.dataclass(frozen=True)
 class Learner:
     """What a policy search keeps: parameters, optimizer state, and the moving average of rewards."""
+
     params: Any
     opt_state: Any
     average: jax.Array  # float32 []
@@ -52,6 +53,7 @@ class Reinforce:
       queue_weight: weight of their log-likelihood.
       steps_per_batch: gradient steps on each batch.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -70,8 +72,9 @@ class Reinforce:
     def __post_init__(self):
         state_lib.check_settings(self)
         if self.baseline not in ("average", "value"):
-            raise ValueError(f"{type(self).__name__}: baseline is {self.baseline!r}, expected "
-                             "'average' or 'value'.")
+            raise ValueError(
+                f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
+            )
 
     @property
     def plans_by_budget(self) -> bool:
@@ -90,9 +93,9 @@ class Reinforce:
         """Returns a batch of architectures and the next state; see `RandomSearch`."""
         key, draw_key, ask_key = jax.random.split(state.key, 3)
         context = self._context(state)
-        codes = jax.vmap(lambda key: self.policy.sample(
-            state.memory.params, self.space, key, context))(
-                jax.random.split(draw_key, _DRAWS * self.batch))
+        codes = jax.vmap(lambda key: self.policy.sample(state.memory.params, self.space, key, context))(
+            jax.random.split(draw_key, _DRAWS * self.batch)
+        )
         state = dataclasses.replace(state, key=key)
         return state_lib.propose(self, state, ask_key, [(codes, self.batch)])
 
@@ -102,8 +105,7 @@ class Reinforce:
         context, used = self._context(state), state.valid & jnp.isfinite(jnp.asarray(scores))
         codes = self.space.encode(archs)
         state = state_lib.tell(self, state, archs, scores)
-        rewards = jax.vmap(lambda score: self._reward(state, score))(
-            jnp.asarray(scores, jnp.float32))
+        rewards = jax.vmap(lambda score: self._reward(state, score))(jnp.asarray(scores, jnp.float32))
         rewards, weights = jnp.where(used, rewards, 0), used.astype(jnp.float32)
         learner = state.memory
         keep = jnp.float32(self.decay) ** jnp.sum(weights)
@@ -112,7 +114,7 @@ class Reinforce:
         weight = keep * learner.weight + (1 - keep)
         baseline = average / jnp.maximum(weight, 1e-6)
         order, usable = state_lib.ranking(state)
-        best = state.codes[order[:max(self.queue, 1)]]
+        best = state.codes[order[: max(self.queue, 1)]]
         chosen = jnp.arange(max(self.queue, 1)) < jnp.minimum(self.queue, usable)
         evaluate = jax.vmap(self.policy.evaluate, (None, None, 0, None))
         before = evaluate(learner.params, self.space, codes, context)[0]
@@ -176,6 +178,7 @@ class PPO(Reinforce):
     Attributes:
       clip: how far the ratio of probabilities counts.
     """
+
     baseline: str = "value"
     steps_per_batch: int = 4
     clip: float = 0.2

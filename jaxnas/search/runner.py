@@ -36,6 +36,7 @@ class Result:
       history: the lines of the history of this search, in order.
       resumed: how many evaluations were taken from the history file.
     """
+
     arch: Arch
     score: Any
     costs: dict[str, int | float]
@@ -67,6 +68,7 @@ def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
             archs, asked = strategy.ask(state)
             told = evaluate(archs, strategy.fidelity(asked))
             return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
+
         return jax.lax.while_loop(lambda s: ~strategy.finished(s), turn, strategy.init(key))
 
     def step(state, _):
@@ -85,9 +87,11 @@ def check_strategy(strategy: Any) -> None:
         missing.append("batch")
     if missing or not dataclasses.is_dataclass(strategy):
         lacks = f"lacks {', '.join(missing)}" if missing else "is not a dataclass"
-        raise TypeError(f"search: {type(strategy).__name__} {lacks}. A strategy is a frozen dataclass "
-                        f"with {', '.join(needed)} and batch (or population); its state has the fields "
-                        "of jaxnas.search.state.State.")
+        raise TypeError(
+            f"search: {type(strategy).__name__} {lacks}. A strategy is a frozen dataclass "
+            f"with {', '.join(needed)} and batch (or population); its state has the fields "
+            "of jaxnas.search.state.State."
+        )
 
 
 def _has_fidelities(strategy: Any) -> bool:
@@ -101,8 +105,11 @@ def _has_fidelities(strategy: Any) -> bool:
 
 def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
     """Returns whether an evaluation can be a part of a compiled program."""
-    one = jax.eval_shape(lambda: strategy.space.decode(
-        jnp.zeros((state_lib.batch_size(strategy), strategy.space.length), jnp.int32)))
+    one = jax.eval_shape(
+        lambda: strategy.space.decode(
+            jnp.zeros((state_lib.batch_size(strategy), strategy.space.length), jnp.int32)
+        )
+    )
     fidelity = (jax.ShapeDtypeStruct((), jnp.int32),) if _has_fidelities(strategy) else ()
     try:
         told = jax.eval_shape(evaluate, one, *fidelity)
@@ -110,14 +117,21 @@ def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
         return False
     expected = (state_lib.batch_size(strategy), *state_lib.objectives(strategy))
     parts = told if fidelity and isinstance(told, tuple) and len(told) == 2 else (told,)
-    return all(isinstance(x, jax.ShapeDtypeStruct) and (x.shape, x.dtype) == (expected, jnp.float32)
-               for x in parts)
+    return all(
+        isinstance(x, jax.ShapeDtypeStruct) and (x.shape, x.dtype) == (expected, jnp.float32) for x in parts
+    )
 
 
-def run(strategy: Any, evaluate: Callable[..., Any], key: jax.Array, *,
-        evaluations: int | None = None, history_path: str | os.PathLike | None = None,
-        name: str | None = None,
-        progress: Callable[[int, int, float], None] | None = None) -> Result:
+def run(
+    strategy: Any,
+    evaluate: Callable[..., Any],
+    key: jax.Array,
+    *,
+    evaluations: int | None = None,
+    history_path: str | os.PathLike | None = None,
+    name: str | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Result:
     """Runs a search to its end, and returns what it found.
 
     Where `evaluate` can be traced, and neither a history file nor progress is asked for, the search
@@ -218,9 +232,11 @@ def _all_failed(state: Any) -> bool:
 
 def _check_scores(state: Any) -> None:
     if _all_failed(state):
-        raise ValueError(f"search: all {int(state.size)} scores so far are NaN or infinite; the "
-                         "evaluation fails for every architecture. Look at the evaluation (or at "
-                         "diverged weights), then start with a new history.")
+        raise ValueError(
+            f"search: all {int(state.size)} scores so far are NaN or infinite; the "
+            "evaluation fails for every architecture. Look at the evaluation (or at "
+            "diverged weights), then start with a new history."
+        )
 
 
 def _lines(strategy: Any, name: str, settings: dict, state: Any) -> list[dict[str, Any]]:
@@ -244,19 +260,24 @@ def _lines(strategy: Any, name: str, settings: dict, state: Any) -> list[dict[st
 
 def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int) -> Result:
     if len(lines) < strategy.evaluations and getattr(state, "exhausted", True):
-        _log.warning("search: stopped after %d of %d evaluations: no other feasible architecture "
-                     "was found.", len(lines), strategy.evaluations)
+        _log.warning(
+            "search: stopped after %d of %d evaluations: no other feasible architecture was found.",
+            len(lines),
+            strategy.evaluations,
+        )
     if int(state.skipped):
-        _log.warning("search: %d of %d scores were NaN or infinite and were skipped.",
-                     int(state.skipped), len(lines))
+        _log.warning(
+            "search: %d of %d scores were NaN or infinite and were skipped.", int(state.skipped), len(lines)
+        )
     arch, score = strategy.best(state)
     if state_lib.objectives(strategy):
         return Result(arch, np.asarray(score), {}, state, lines, resumed)
     return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
 
 
-def _told(evaluate: Callable[..., Any], archs: Arch, rows: np.ndarray, objectives: tuple[int, ...],
-          fidelity: tuple) -> tuple[np.ndarray, np.ndarray | None]:
+def _told(
+    evaluate: Callable[..., Any], archs: Arch, rows: np.ndarray, objectives: tuple[int, ...], fidelity: tuple
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the scores of some rows, float32 [rows, ...], and the seconds, if they are told."""
     told, seconds = evaluate(jax.tree.map(lambda x: x[rows], archs), *fidelity), None
     if fidelity and isinstance(told, tuple):
@@ -269,8 +290,10 @@ def _checked(told: Any, what: str, rows: np.ndarray, objectives: tuple[int, ...]
     """Returns what an evaluation told of some rows, float32 [rows, ...], if it has that shape."""
     told, expected = np.asarray(told), (*rows.shape, *objectives)
     if told.shape != expected or told.dtype.kind not in "fiu" and told.dtype != "bfloat16":
-        raise ValueError(f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
-                         f"{len(rows)} architectures, expected float {list(expected)}.")
+        raise ValueError(
+            f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
+            f"{len(rows)} architectures, expected float {list(expected)}."
+        )
     return told.astype(np.float32)
 
 
@@ -282,15 +305,23 @@ def _costs(strategy: Any, arch: Arch) -> dict[str, Any]:
     return {name: np.asarray(x).item() for name, x in strategy.cost(arch).items()}
 
 
-def _describe(strategy: Any, name: str, archs: Arch, rows: np.ndarray, first: int,
-              generation: int) -> list[dict[str, Any]]:
+def _describe(
+    strategy: Any, name: str, archs: Arch, rows: np.ndarray, first: int, generation: int
+) -> list[dict[str, Any]]:
     """Returns the lines of a generation, still without scores."""
     lines = []
     host = jax.tree.map(np.asarray, archs)
     for i, row in enumerate(rows):
         arch = {key: jnp.asarray(x[row]) for key, x in host.items()}
-        lines.append({"index": first + i, "strategy": name, "generation": generation,
-                      "architecture": strategy.space.to_dict(arch), **_costs(strategy, arch)})
+        lines.append(
+            {
+                "index": first + i,
+                "strategy": name,
+                "generation": generation,
+                "architecture": strategy.space.to_dict(arch),
+                **_costs(strategy, arch),
+            }
+        )
     return lines
 
 
@@ -299,11 +330,15 @@ def _check_recorded(recorded: list[dict], settings: dict, evaluations: int, path
         return
     changed = history_lib.differences(recorded[0].get("settings", {}), settings)
     if changed:
-        raise ValueError(f"{path} holds a search with other settings: {'; '.join(changed)}. "
-                         "Restore the settings, or choose another history file or name.")
+        raise ValueError(
+            f"{path} holds a search with other settings: {'; '.join(changed)}. "
+            "Restore the settings, or choose another history file or name."
+        )
     if len(recorded) > evaluations:
-        raise ValueError(f"{path} holds {len(recorded)} evaluations of this search, more than "
-                         f"evaluations={evaluations}. Give at least {len(recorded)}.")
+        raise ValueError(
+            f"{path} holds {len(recorded)} evaluations of this search, more than "
+            f"evaluations={evaluations}. Give at least {len(recorded)}."
+        )
 
 
 def _check_replay(space: Any, old: list[dict], new: list[dict], path: Any) -> None:
@@ -319,6 +354,8 @@ def _check_replay(space: Any, old: list[dict], new: list[dict], path: Any) -> No
             break
     if fault:
         at = new[min(len(new), len(old)) - 1] if len(old) > len(new) else expected
-        raise ValueError(f"{path} is not the history of this search: in generation "
-                         f"{at['generation']}, near index {at['index']}, it recorded {fault}. Use "
-                         "the supernet, cost function and version that wrote it, or another file.")
+        raise ValueError(
+            f"{path} is not the history of this search: in generation "
+            f"{at['generation']}, near index {at['index']}, it recorded {fault}. Use "
+            "the supernet, cost function and version that wrote it, or another file."
+        )

@@ -27,6 +27,7 @@ class Settings(Protocol):
     function from an architecture to the one that stands for all networks equal to it, as a table of
     cells has, so that no evaluation is spent twice on one network; `objectives`, the number of scores.
     """
+
     space: Space
     cost: bounds_lib.Cost | None
     bounds: bounds_lib.Bounds
@@ -52,6 +53,7 @@ class State:
       seeds: codes of some feasible architectures. int32 [S, L]
       memory: what the strategy itself keeps, a pytree; () if nothing.
     """
+
     key: jax.Array
     codes: jax.Array
     scores: jax.Array
@@ -90,8 +92,9 @@ def check_settings(settings: Settings) -> None:
     object.__setattr__(settings, "bounds", bounds_lib.normalise(settings.bounds))
     for name in ("evaluations", "population", "batch"):
         if getattr(settings, name, 1) < 1:
-            raise ValueError(f"{type(settings).__name__}: {name} is {getattr(settings, name)}, "
-                             "expected at least 1.")
+            raise ValueError(
+                f"{type(settings).__name__}: {name} is {getattr(settings, name)}, expected at least 1."
+            )
 
 
 def init(settings: Settings, key: jax.Array) -> State:
@@ -102,11 +105,17 @@ def init(settings: Settings, key: jax.Array) -> State:
     seeds = bounds_lib.check_bounds(settings.space, settings.cost, settings.bounds)
     rows, zero = settings.evaluations, jnp.zeros((), jnp.int32)
     return State(
-        key=key, codes=jnp.full((rows, settings.space.length), -1, jnp.int32),
+        key=key,
+        codes=jnp.full((rows, settings.space.length), -1, jnp.int32),
         scores=jnp.full((rows, *objectives(settings)), jnp.nan, jnp.float32),
         born=jnp.full((rows,), -1, jnp.int32),
-        size=zero, generation=zero, skipped=zero, seeds=jnp.asarray(seeds, jnp.int32),
-        valid=jnp.zeros((batch_size(settings),), bool), exhausted=jnp.zeros((), bool))
+        size=zero,
+        generation=zero,
+        skipped=zero,
+        seeds=jnp.asarray(seeds, jnp.int32),
+        valid=jnp.zeros((batch_size(settings),), bool),
+        exhausted=jnp.zeros((), bool),
+    )
 
 
 def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
@@ -114,24 +123,31 @@ def tell(settings: Settings, state: State, archs: Arch, scores: Any) -> State:
     scores = jnp.asarray(scores)
     expected = (batch_size(settings), *objectives(settings))
     if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
-        raise ValueError(f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
-                         f"for each row asked, {list(expected)}; rows where state.valid is False "
-                         "may hold anything.")
+        raise ValueError(
+            f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
+            f"for each row asked, {list(expected)}; rows where state.valid is False "
+            "may hold anything."
+        )
     scores, codes = scores.astype(jnp.float32), settings.space.encode(archs)
     if codes.shape[:-1] != expected[:1]:
-        raise ValueError(f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
-                         f"{expected[:1]}: pass the batch that ask returned.")
+        raise ValueError(
+            f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
+            f"{expected[:1]}: pass the batch that ask returned."
+        )
     # Infinite scores are failures as NaN is: neither may be the incumbent.
     failed = jnp.any(~jnp.isfinite(scores.reshape(len(scores), -1)), axis=1)
     scores = jnp.where(failed.reshape(-1, *[1] * (scores.ndim - 1)), jnp.nan, scores)
     rows = _rows(state.size, state.valid, settings.evaluations)
     return dataclasses.replace(
-        state, codes=state.codes.at[rows].set(codes, mode="drop"),
+        state,
+        codes=state.codes.at[rows].set(codes, mode="drop"),
         scores=state.scores.at[rows].set(scores, mode="drop"),
         born=state.born.at[rows].set(state.generation, mode="drop"),
-        size=state.size + jnp.sum(state.valid, dtype=jnp.int32), generation=state.generation + 1,
+        size=state.size + jnp.sum(state.valid, dtype=jnp.int32),
+        generation=state.generation + 1,
         skipped=state.skipped + jnp.sum(state.valid & failed, dtype=jnp.int32),
-        valid=jnp.zeros_like(state.valid))
+        valid=jnp.zeros_like(state.valid),
+    )
 
 
 def finished(settings: Settings, state: State) -> jax.Array:
@@ -150,8 +166,10 @@ def best(settings: Settings, state: State) -> tuple[Arch, jax.Array]:
     """Returns the architecture with the best score, and the score."""
     order, count = ranking(state)
     if not isinstance(count, jax.core.Tracer) and count == 0:
-        raise ValueError(f"best: none of {int(state.size)} evaluations gave a number"
-                         f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}")
+        raise ValueError(
+            f"best: none of {int(state.size)} evaluations gave a number"
+            f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}"
+        )
     return settings.space.decode(state.codes[order[0]]), state.scores[order[0]]
 
 
@@ -164,6 +182,7 @@ Group = tuple[jax.Array, Any]  # Candidates, canonical codes int32 [n, L], and h
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """New architectures being collected: codes int32 [P, L], of which the first `count` are set."""
+
     codes: jax.Array
     count: jax.Array
 
@@ -190,12 +209,15 @@ def admit(settings: Settings, state: State, batch: Batch, groups: list[Group]) -
     old |= _any_equal(packed, packed, place[None, :] < place[:, None])
     new = ~old & bounds_lib.feasible(space, settings.cost, settings.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
-    new = jnp.concatenate([part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
-                           for part, (_, quota) in zip(parts, groups, strict=True)])
+    new = jnp.concatenate(
+        [
+            part & (jnp.cumsum(part, dtype=jnp.int32) <= quota)
+            for part, (_, quota) in zip(parts, groups, strict=True)
+        ]
+    )
     new &= jnp.cumsum(new, dtype=jnp.int32) <= _want(settings, state) - batch.count
     rows = _rows(batch.count, new, batch_size(settings))
-    return Batch(batch.codes.at[rows].set(codes, mode="drop"),
-                 batch.count + jnp.sum(new, dtype=jnp.int32))
+    return Batch(batch.codes.at[rows].set(codes, mode="drop"), batch.count + jnp.sum(new, dtype=jnp.int32))
 
 
 def _rows(start: jax.Array, used: jax.Array, beyond: int) -> jax.Array:
@@ -223,8 +245,7 @@ def _any_equal(a: jax.Array, b: jax.Array, used: jax.Array) -> jax.Array:
     return jnp.any(same, axis=1)
 
 
-def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group]
-            ) -> tuple[Arch, State]:
+def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group]) -> tuple[Arch, State]:
     """Returns a batch of new feasible architectures, and the state that awaits their scores.
 
     Args:
@@ -242,9 +263,15 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
     def attempt(carry):
         key, batch, turn = carry
         key, sample_key, mutant_key = jax.random.split(key, 3)
-        batch = admit(settings, state, batch, [
-            (space.encode(space.sample(sample_key, _pool(settings))), full),
-            (_relatives(settings, state, batch, mutant_key), full)])
+        batch = admit(
+            settings,
+            state,
+            batch,
+            [
+                (space.encode(space.sample(sample_key, _pool(settings))), full),
+                (_relatives(settings, state, batch, mutant_key), full),
+            ],
+        )
         return key, batch, turn + 1
 
     def unfinished(carry):
@@ -265,9 +292,10 @@ def propose(settings: Settings, state: State, key: jax.Array, groups: list[Group
             key, order_key = jax.random.split(key)
             batch = _complete(state, batch, full, order_key, jnp.asarray(codes))
             return batch, jnp.ones((), bool), key
+
         batch, *_ = jax.lax.while_loop(
-            lambda carry: (carry[0].count < full) & ~carry[1], round_,
-            (batch, jnp.zeros((), bool), key))
+            lambda carry: (carry[0].count < full) & ~carry[1], round_, (batch, jnp.zeros((), bool), key)
+        )
     valid = jnp.arange(batch_size(settings)) < batch.count
     first = jnp.where(batch.count > 0, batch.codes[0], state.seeds[0])
     codes = jnp.where(valid[:, None], batch.codes, first[None, :])
@@ -282,14 +310,16 @@ def _complete(state: State, batch: Batch, full: jax.Array, key: jax.Array, codes
     def row(code: jax.Array) -> jax.Array:
         same = jnp.all(codes == code[None, :], axis=1)
         return jnp.where(jnp.any(same), jnp.argmax(same), len(codes))
+
     # One by one: all at once would take memory in every search, for what hardly one of them does.
     taken = jnp.zeros(codes.shape[:1], bool).at[jax.lax.map(row, known)].set(True, mode="drop")
     order = jax.random.permutation(key, len(codes))
     new = ~taken[order]
     new &= jnp.cumsum(new, dtype=jnp.int32) <= full - batch.count
     rows = _rows(batch.count, new, len(batch.codes))
-    return Batch(batch.codes.at[rows].set(codes[order], mode="drop"),
-                 batch.count + jnp.sum(new, dtype=jnp.int32))
+    return Batch(
+        batch.codes.at[rows].set(codes[order], mode="drop"), batch.count + jnp.sum(new, dtype=jnp.int32)
+    )
 
 
 def listed(settings: Settings) -> np.ndarray | None:
@@ -318,9 +348,13 @@ def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -
     space = settings.space
     pick_key, key = jax.random.split(key)
     known = jnp.concatenate([state.seeds, state.codes, batch.codes])
-    used = jnp.concatenate([
-        jnp.ones(state.seeds.shape[:1], bool), jnp.arange(settings.evaluations) < state.size,
-        jnp.arange(batch_size(settings)) < batch.count])
+    used = jnp.concatenate(
+        [
+            jnp.ones(state.seeds.shape[:1], bool),
+            jnp.arange(settings.evaluations) < state.size,
+            jnp.arange(batch_size(settings)) < batch.count,
+        ]
+    )
     # Stable, so that the draw depends on what is known and not on the capacity.
     known = known[jnp.argsort(~used, stable=True)]
     rows = jax.random.randint(pick_key, (_pool(settings),), 0, jnp.sum(used, dtype=jnp.int32))
@@ -328,6 +362,7 @@ def _relatives(settings: Settings, state: State, batch: Batch, key: jax.Array) -
 
     def mutant(key, code):
         return space.encode(space.mutate(key, space.decode(code), rate))
+
     return jax.vmap(mutant)(jax.random.split(key, len(rows)), known[rows])
 
 

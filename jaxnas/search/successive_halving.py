@@ -35,6 +35,7 @@ class Race:
       begun: the first row of the rung. int32 []
       want: how many architectures the rung has. int32 []
     """
+
     fidelity: jax.Array
     seconds: jax.Array
     current: jax.Array
@@ -69,6 +70,7 @@ class Hyperband:
       starts: the fidelities where races start, in turn; by default all.
       batch: how many to ask for at a time; by default `first`.
     """
+
     space: Space
     cost: Cost | None = None
     bounds: Any = ()
@@ -83,14 +85,17 @@ class Hyperband:
 
     def __post_init__(self):
         if self.fidelities < 1 or self.eta < 2 or self.first < 1:
-            raise ValueError("Hyperband: fidelities and first are at least 1 and eta at least 2; got "
-                             f"{self.fidelities}, {self.first}, {self.eta}.")
+            raise ValueError(
+                "Hyperband: fidelities and first are at least 1 and eta at least 2; got "
+                f"{self.fidelities}, {self.first}, {self.eta}."
+            )
         if self.budget is not None and not self.budget > 0:
             raise ValueError(f"Hyperband: the budget is {self.budget} seconds, expected more than 0.")
         starts = tuple(range(self.fidelities) if self.starts is None else self.starts)
         if not starts or any(not 0 <= start < self.fidelities for start in starts):
-            raise ValueError(f"Hyperband: starts is {starts}, expected fidelities from 0 to "
-                             f"{self.fidelities - 1}.")
+            raise ValueError(
+                f"Hyperband: starts is {starts}, expected fidelities from 0 to {self.fidelities - 1}."
+            )
         object.__setattr__(self, "starts", starts)
         if self.batch is None:
             object.__setattr__(self, "batch", self.first)
@@ -98,7 +103,7 @@ class Hyperband:
 
     def rungs(self, start: int) -> list[int]:
         """Returns how many architectures a race has at each fidelity from `start`, if none fails."""
-        counts = [max(-(-self.first // self.eta ** start), 1)]
+        counts = [max(-(-self.first // self.eta**start), 1)]
         while len(counts) < self.fidelities - start:
             counts.append(max(counts[-1] // self.eta, 1))
         return counts
@@ -106,8 +111,9 @@ class Hyperband:
     def init(self, key: jax.Array) -> State:
         """Returns the first state; raises ValueError for bounds that no architecture keeps."""
         rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
-        race = Race(jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero,
-                    zero, zero, zero)
+        race = Race(
+            jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero, zero, zero, zero
+        )
         return dataclasses.replace(state_lib.init(self, key), memory=self._start(race, zero, zero))
 
     def fidelity(self, state: State) -> jax.Array:
@@ -159,20 +165,25 @@ class Hyperband:
         Raises ValueError for other shapes or dtypes, or seconds that a budget needs and lacks.
         """
         if seconds is None and self.budget is not None:
-            raise ValueError(f"Hyperband: the budget is {self.budget} seconds, but the evaluation does "
-                             "not tell any; let it return (scores, seconds).")
+            raise ValueError(
+                f"Hyperband: the budget is {self.budget} seconds, but the evaluation does "
+                "not tell any; let it return (scores, seconds)."
+            )
         shape = state.valid.shape
         seconds = jnp.zeros(shape, jnp.float32) if seconds is None else jnp.asarray(seconds)
         if seconds.shape != shape or not jnp.issubdtype(seconds.dtype, jnp.floating):
-            raise ValueError(f"tell: seconds are {seconds.dtype}{list(seconds.shape)}, expected a "
-                             f"float for each row asked, {list(shape)}.")
+            raise ValueError(
+                f"tell: seconds are {seconds.dtype}{list(seconds.shape)}, expected a "
+                f"float for each row asked, {list(shape)}."
+            )
         race = state.memory
-        rows = jnp.where(state.valid, state.size + jnp.arange(shape[0], dtype=jnp.int32),
-                         self.evaluations)
+        rows = jnp.where(state.valid, state.size + jnp.arange(shape[0], dtype=jnp.int32), self.evaluations)
         told = jnp.where(jnp.isfinite(seconds), seconds, 0).astype(jnp.float32)
         race = dataclasses.replace(
-            race, fidelity=race.fidelity.at[rows].set(race.current, mode="drop"),
-            seconds=race.seconds.at[rows].set(told, mode="drop"))
+            race,
+            fidelity=race.fidelity.at[rows].set(race.current, mode="drop"),
+            seconds=race.seconds.at[rows].set(told, mode="drop"),
+        )
         state = dataclasses.replace(state_lib.tell(self, state, archs, scores), memory=race)
         return dataclasses.replace(state, memory=self._advance(state))
 
@@ -204,8 +215,13 @@ class Hyperband:
         turn = number % len(self.starts)
         counts = jnp.asarray([self.rungs(start)[0] for start in self.starts], jnp.int32)
         return dataclasses.replace(
-            race, number=number, current=jnp.asarray(self.starts, jnp.int32)[turn], previous=row,
-            begun=row, want=counts[turn])
+            race,
+            number=number,
+            current=jnp.asarray(self.starts, jnp.int32)[turn],
+            previous=row,
+            begun=row,
+            want=counts[turn],
+        )
 
     def _advance(self, state: State) -> Race:
         """Returns the memory with the next rung, or the next race, where the rung is complete."""
@@ -215,11 +231,13 @@ class Hyperband:
         row = jnp.arange(self.evaluations, dtype=jnp.int32)
         usable = jnp.sum((row >= race.begun) & ~jnp.isnan(state.scores), dtype=jnp.int32)
         goes_on = jnp.minimum(jnp.maximum(count // self.eta, 1), usable)
-        up = dataclasses.replace(race, current=race.current + 1, previous=race.begun,
-                                 begun=state.size, want=goes_on)
+        up = dataclasses.replace(
+            race, current=race.current + 1, previous=race.begun, begun=state.size, want=goes_on
+        )
         last = (race.current == self.fidelities - 1) | (goes_on == 0)
-        after = jax.tree.map(lambda a, b: jnp.where(last, a, b),
-                             self._start(race, race.number + 1, state.size), up)
+        after = jax.tree.map(
+            lambda a, b: jnp.where(last, a, b), self._start(race, race.number + 1, state.size), up
+        )
         return jax.tree.map(lambda a, b: jnp.where(complete, a, b), after, race)
 
 

@@ -30,8 +30,7 @@ class Decisions:
             self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
             if any(isinstance(value, jax.core.Tracer) for value in self._arch.values()):
                 self._arch = {
-                    name: _within(value, space.choices[name].sizes)
-                    for name, value in self._arch.items()
+                    name: _within(value, space.choices[name].sizes) for name, value in self._arch.items()
                 }
             else:
                 space.check(self._arch)

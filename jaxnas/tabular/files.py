@@ -22,6 +22,7 @@ class File:
       digests: the `digest` of its arrays, for each of its known versions.
       origin: where to get it; the end of a message.
     """
+
     path: str
     digests: tuple[str, ...]
     origin: str
@@ -57,11 +58,17 @@ def read(file: File, data_dir: str | os.PathLike | None = None) -> dict[str, np.
     places = [folder / file.path, folder / pathlib.Path(file.path).name]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        by = ("data_dir" if data_dir else f"the environment variable {VARIABLE}"
-              if os.environ.get(VARIABLE) else
-              f"default; data_dir or the environment variable {VARIABLE} names another")
-        raise FileNotFoundError(f"{file.path} was not found: neither {places[0]} nor {places[1]} "
-                                f"is a file (that directory is given by {by}). {file.origin}")
+        by = (
+            "data_dir"
+            if data_dir
+            else f"the environment variable {VARIABLE}"
+            if os.environ.get(VARIABLE)
+            else f"default; data_dir or the environment variable {VARIABLE} names another"
+        )
+        raise FileNotFoundError(
+            f"{file.path} was not found: neither {places[0]} nor {places[1]} "
+            f"is a file (that directory is given by {by}). {file.origin}"
+        )
     size = path.stat().st_size
     expected = f"arrays with the SHA-256 {' or '.join(file.digests)}"
     try:
@@ -70,12 +77,24 @@ def read(file: File, data_dir: str | os.PathLike | None = None) -> dict[str, np.
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("a single array")
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, KeyError, OSError, EOFError, NotImplementedError, RuntimeError,
-            zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path}: expected an npz file of {expected}; found {size:,} bytes that "
-                         f"are not one ({error}). Copy it again. {file.origin}") from error
+    except (
+        ValueError,
+        KeyError,
+        OSError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise ValueError(
+            f"{path}: expected an npz file of {expected}; found {size:,} bytes that "
+            f"are not one ({error}). Copy it again. {file.origin}"
+        ) from error
     found = digest(arrays)
     if found not in file.digests:
-        raise ValueError(f"{path}: expected {expected}; found {len(arrays)} arrays with {found} in "
-                         f"{size:,} bytes. It is corrupt, or another version. {file.origin}")
+        raise ValueError(
+            f"{path}: expected {expected}; found {len(arrays)} arrays with {found} in "
+            f"{size:,} bytes. It is corrupt, or another version. {file.origin}"
+        )
     return arrays

@@ -18,6 +18,7 @@ class Dense:
       rows: the row of each code, int32 [product of sizes]; -1 for none. The last element of a code
         varies fastest.
     """
+
     sizes: np.ndarray
     rows: np.ndarray
 
@@ -43,6 +44,7 @@ class Hashed:
       probes: how many rows share a hash at most; that many are compared, so that the answer is
         exact.
     """
+
     weights: np.ndarray
     keys: np.ndarray
     rows: np.ndarray

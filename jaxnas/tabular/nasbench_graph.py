@@ -20,7 +20,8 @@ FILE = files.File(
     "nasbench_graph/nasbench_graph.npz",
     ("ffeae9363b476cc2d2d190bc17c136c3c81b9a5df411c885e58d5f2a7b468101",),
     "`pip download --no-deps nas-bench-graph==1.4.0`, then `python -m jaxnas.tabular.convert "
-    "--nasbench_graph WHEEL --out DIRECTORY` makes it.")
+    "--nasbench_graph WHEEL --out DIRECTORY` makes it.",
+)
 
 
 def formula(links: Sequence[int], ops: Sequence[int]) -> str:
@@ -33,6 +34,7 @@ def formula(links: Sequence[int], ops: Sequence[int]) -> str:
     A `skip` that others read is contracted, and so is an only reader that is a `skip`. The input
     itself, passed on to the output by `skip`, is not counted: the benchmark leaves it out.
     """
+
     def readers(node: int) -> list[str]:
         found: list[str] = []
         for k, source in enumerate(links):
@@ -45,6 +47,7 @@ def formula(links: Sequence[int], ops: Sequence[int]) -> str:
         if not node:
             return [x for x in found if x != "skip"]
         return [] if found == ["skip"] else found
+
     return ",".join(sorted(readers(0)))
 
 
@@ -55,10 +58,12 @@ def canonical_rows(links: np.ndarray, ops: np.ndarray) -> np.ndarray:
       links: those of the rows, int [rows, 4].
       ops: indices into OPS, int [rows, 4].
     """
-    rows = {formula(a, b): k
-            for k, (a, b) in enumerate(zip(links.tolist(), ops.tolist(), strict=True))}
-    cells = [rows.get(formula([int(digit) for digit in link], op), -1)
-             for link in LINKS for op in itertools.product(range(len(OPS)), repeat=4)]
+    rows = {formula(a, b): k for k, (a, b) in enumerate(zip(links.tolist(), ops.tolist(), strict=True))}
+    cells = [
+        rows.get(formula([int(digit) for digit in link], op), -1)
+        for link in LINKS
+        for op in itertools.product(range(len(OPS)), repeat=4)
+    ]
     return np.asarray(cells, np.int32).reshape(len(LINKS), -1)
 
 
@@ -76,8 +81,11 @@ def table(name: str, arrays: Mapping[str, np.ndarray]) -> Table:
     found, first = np.unique(rows, return_index=True)
     first = first[found >= 0]
     codes = np.stack(np.unravel_index(first, tuple(SPACE.sizes)), axis=1).astype(np.int32)
-    metrics = {"validation_accuracy": arrays[f"{data}.valid_perf"],
-               "test_accuracy": arrays[f"{data}.perf"],
-               "latency": arrays[f"{data}.latency"], "params": arrays[f"{data}.para"]}
+    metrics = {
+        "validation_accuracy": arrays[f"{data}.valid_perf"],
+        "test_accuracy": arrays[f"{data}.perf"],
+        "latency": arrays[f"{data}.latency"],
+        "params": arrays[f"{data}.para"],
+    }
     objectives = {key: "max" if "accuracy" in key else "min" for key in metrics}
     return make(name, SPACE, codes, metrics, objectives, index=Dense(SPACE.sizes, rows))

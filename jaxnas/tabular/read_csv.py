@@ -14,8 +14,13 @@ from jaxnas.space import Space
 from jaxnas.tabular.table import Table, from_arrays
 
 
-def from_csv(path: str | os.PathLike, space: Space, objectives: Mapping[str, str] | None = None,
-             name: str | None = None, ignore: Sequence[str] = ()) -> Table:
+def from_csv(
+    path: str | os.PathLike,
+    space: Space,
+    objectives: Mapping[str, str] | None = None,
+    name: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Table:
     """Reads a table: a header, then a line for each architecture.
 
         op_0,op_1,accuracy
@@ -40,27 +45,32 @@ def from_csv(path: str | os.PathLike, space: Space, objectives: Mapping[str, str
         reader = csv.reader(file)
         header = [cell.strip() for cell in next(reader, [])]
         lines = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    places = {f"{key}_{p}" if choice.length is not None else key: (key, p)
-              for key, choice in space.decisions
-              for p in range(1 if choice.length is None else choice.length)}
+    places = {
+        f"{key}_{p}" if choice.length is not None else key: (key, p)
+        for key, choice in space.decisions
+        for p in range(1 if choice.length is None else choice.length)
+    }
     _check_header(path, header, places, space, ignore)
     if not lines:
         raise ValueError(f"{path}: no lines after the header.")
     for line, row in lines:
         if len(row) != len(header):
-            raise ValueError(f"{path}, line {line}: {len(row)} cells, but the header has "
-                             f"{len(header)}.")
+            raise ValueError(f"{path}, line {line}: {len(row)} cells, but the header has {len(header)}.")
     columns = {key: [row[k].strip() for _, row in lines] for k, key in enumerate(header)}
     numbers = [line for line, _ in lines]
     archs: dict[str, Any] = {
-        key: np.zeros((len(lines), *choice.shape), np.int32) for key, choice in space.decisions}
+        key: np.zeros((len(lines), *choice.shape), np.int32) for key, choice in space.decisions
+    }
     for column, (key, position) in places.items():
         index = _indices(path, column, columns[column], numbers, space[key], position)
         archs[key][(slice(None), position) if space[key].shape else slice(None)] = index
     _check_empty(path, columns, numbers, places, space, archs)
     _check_twice(path, numbers, space, archs)
-    metrics = {key: _numbers(path, key, column, numbers) for key, column in columns.items()
-               if key not in places and key not in ignore}
+    metrics = {
+        key: _numbers(path, key, column, numbers)
+        for key, column in columns.items()
+        if key not in places and key not in ignore
+    }
     return from_arrays(name or pathlib.Path(path).stem, space, archs, metrics, objectives)
 
 
@@ -69,23 +79,30 @@ def _check_header(path, header: list[str], places: dict, space: Space, ignore) -
         if header.count(column) > 1:
             raise ValueError(f"{path}: column {column!r} is there twice.")
         stem, _, position = column.rpartition("_")
-        if column not in places and column not in ignore and (
-                column in space or (stem in space and position.isdigit())):
-            raise ValueError(f"{path}: unknown column {column!r}: the space's columns are "
-                             f"{list(places)}.")
+        if (
+            column not in places
+            and column not in ignore
+            and (column in space or (stem in space and position.isdigit()))
+        ):
+            raise ValueError(f"{path}: unknown column {column!r}: the space's columns are {list(places)}.")
     for column in places:
         if column not in header:
             others = [x for x in header if x not in places]
-            raise ValueError(f"{path}: no column {column!r}{nearest(column, others)} It is needed "
-                             f"for the space's choices; the header has {header}.")
+            raise ValueError(
+                f"{path}: no column {column!r}{nearest(column, others)} It is needed "
+                f"for the space's choices; the header has {header}."
+            )
     for column in ignore:
         if column not in header or column in places:
-            raise ValueError(f"{path}: ignore has {column!r}, which is no column of metrics"
-                             f"{nearest(column, [x for x in header if x not in places])}")
+            raise ValueError(
+                f"{path}: ignore has {column!r}, which is no column of metrics"
+                f"{nearest(column, [x for x in header if x not in places])}"
+            )
 
 
-def _indices(path, column: str, cells: list[str], lines: list[int], choice: Choice,
-             position: int) -> list[int]:
+def _indices(
+    path, column: str, cells: list[str], lines: list[int], choice: Choice, position: int
+) -> list[int]:
     """Returns the index of the option in each cell; 0 where it is empty."""
     known: dict[str, int] = {"": 0}
     for line, cell in zip(lines, cells, strict=True):
@@ -116,8 +133,10 @@ def _check_empty(path, columns, lines, places, space: Space, archs) -> None:
         needed = active[key][:, position] if space[key].shape else active[key]
         for line, cell, need in zip(lines, columns[column], needed, strict=True):
             if need and not cell:
-                raise ValueError(f"{path}, line {line}: column {column!r} is empty, but the choice "
-                                 f"is active; its options are {space[key].options_at(position)}.")
+                raise ValueError(
+                    f"{path}, line {line}: column {column!r} is empty, but the choice "
+                    f"is active; its options are {space[key].options_at(position)}."
+                )
 
 
 def _check_twice(path, lines, space: Space, archs) -> None:
@@ -127,8 +146,10 @@ def _check_twice(path, lines, space: Space, archs) -> None:
     for line, code in zip(lines, codes, strict=True):
         first = seen.setdefault(code.tobytes(), line)
         if first != line:
-            raise ValueError(f"{path}, lines {first} and {line} are one architecture; keep one of "
-                             "them, or average their metrics.")
+            raise ValueError(
+                f"{path}, lines {first} and {line} are one architecture; keep one of "
+                "them, or average their metrics."
+            )
 
 
 def _numbers(path, column: str, cells: list[str], lines: list[int]) -> np.ndarray:
@@ -137,7 +158,9 @@ def _numbers(path, column: str, cells: list[str], lines: list[int]) -> np.ndarra
         try:
             values[k] = float(cell or "nan")
         except ValueError:
-            raise ValueError(f"{path}, line {line}: metric {column!r} is {cell!r}, not a number. "
-                             f"A column that is neither a metric nor a choice: "
-                             f"ignore=({column!r},).") from None
+            raise ValueError(
+                f"{path}, line {line}: metric {column!r} is {cell!r}, not a number. "
+                f"A column that is neither a metric nor a choice: "
+                f"ignore=({column!r},)."
+            ) from None
     return values

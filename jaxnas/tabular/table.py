@@ -33,6 +33,7 @@ class Table:
       objectives: "max" or "min" by metric: which way is better.
       index: finds the row of a code.
     """
+
     name: str
     space: Space
     metrics: dict[str, np.ndarray]
@@ -46,8 +47,10 @@ class Table:
         return len(self.codes)
 
     def __repr__(self) -> str:
-        return (f"Table({self.name!r}, {len(self):,} rows, {self.unique:,} networks, "
-                f"metrics {list(self.metrics)})")
+        return (
+            f"Table({self.name!r}, {len(self):,} rows, {self.unique:,} networks, "
+            f"metrics {list(self.metrics)})"
+        )
 
     @functools.cached_property
     def representatives(self) -> np.ndarray:
@@ -62,8 +65,10 @@ class Table:
 
     def _check_metric(self, name: str) -> None:
         if name not in self.metrics:
-            raise ValueError(f"{self.name}: {name!r} is not a metric of the table"
-                             f"{nearest(name, self.metrics)} Its metrics are {list(self.metrics)}.")
+            raise ValueError(
+                f"{self.name}: {name!r} is not a metric of the table"
+                f"{nearest(name, self.metrics)} Its metrics are {list(self.metrics)}."
+            )
 
     def row(self, arch: Arch) -> jax.Array:
         """Returns the row of an architecture, int32 []; -1 where it has none."""
@@ -103,8 +108,10 @@ class Table:
         """
         self._check_metric(name)
         if name not in self.objectives:
-            raise ValueError(f"{self.name}: whether {name!r} is better high or low is not known; "
-                             f"make the table with objectives={{{name!r}: 'max'}} or 'min'.")
+            raise ValueError(
+                f"{self.name}: whether {name!r} is better high or low is not known; "
+                f"make the table with objectives={{{name!r}: 'max'}} or 'min'."
+            )
         values = self.metrics[name]
         if np.isnan(values).all():
             raise ValueError(f"{self.name}: {name!r} is NaN in every row.")
@@ -120,6 +127,7 @@ class Metric:
       table: where it is looked up.
       name: of the metric.
     """
+
     table: Table
     name: str
 
@@ -132,8 +140,14 @@ def _gather(values: np.ndarray, row: jax.Array) -> jax.Array:
     return jnp.where(row >= 0, jnp.asarray(values)[jnp.maximum(row, 0)], jnp.float32(jnp.nan))
 
 
-def from_arrays(name: str, space: Space, archs: Arch, metrics: Mapping[str, Any],
-                objectives: Mapping[str, str] | None = None, classes: Any = None) -> Table:
+def from_arrays(
+    name: str,
+    space: Space,
+    archs: Arch,
+    metrics: Mapping[str, Any],
+    objectives: Mapping[str, str] | None = None,
+    classes: Any = None,
+) -> Table:
     """Makes a table of architectures and their metrics.
 
     Args:
@@ -151,22 +165,32 @@ def from_arrays(name: str, space: Space, archs: Arch, metrics: Mapping[str, Any]
     with jax.ensure_compile_time_eval():
         codes = np.asarray(space.encode(space.canonical(archs)))
     if codes.ndim != 2 or not len(codes):
-        raise ValueError(f"{name}: architectures need one leading axis of at least one row; their "
-                         f"codes have shape {codes.shape}.")
+        raise ValueError(
+            f"{name}: architectures need one leading axis of at least one row; their "
+            f"codes have shape {codes.shape}."
+        )
     order = np.lexsort(codes.T[::-1])
     twice = np.flatnonzero((codes[order][1:] == codes[order][:-1]).all(axis=1))
     if len(twice):
-        a, b = sorted(order[twice[0]:twice[0] + 2].tolist())
-        raise ValueError(f"{name}: rows {a} and {b} (from 0) are one architecture, "
-                         f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average "
-                         "their metrics.")
-    return make(name, space, codes, metrics, objectives or {}, classes,
-                pool=len(codes) < space.cardinality)
+        a, b = sorted(order[twice[0] : twice[0] + 2].tolist())
+        raise ValueError(
+            f"{name}: rows {a} and {b} (from 0) are one architecture, "
+            f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average "
+            "their metrics."
+        )
+    return make(name, space, codes, metrics, objectives or {}, classes, pool=len(codes) < space.cardinality)
 
 
-def make(name: str, space: Space, codes: np.ndarray, metrics: Mapping[str, Any],
-         objectives: Mapping[str, str], classes: Any = None, pool: bool = False,
-         index: index_lib.Index | None = None) -> Table:
+def make(
+    name: str,
+    space: Space,
+    codes: np.ndarray,
+    metrics: Mapping[str, Any],
+    objectives: Mapping[str, str],
+    classes: Any = None,
+    pool: bool = False,
+    index: index_lib.Index | None = None,
+) -> Table:
     """Makes a table of codes that are known to be distinct, canonical and in the space.
 
     Raises ValueError as `from_arrays` does for metrics, objectives and classes.
@@ -175,21 +199,30 @@ def make(name: str, space: Space, codes: np.ndarray, metrics: Mapping[str, Any],
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
         if key not in values:
-            raise ValueError(f"{name}: objectives has {key!r}, which is not a metric of the table"
-                             f"{nearest(key, values)} Its metrics are {list(values)}.")
+            raise ValueError(
+                f"{name}: objectives has {key!r}, which is not a metric of the table"
+                f"{nearest(key, values)} Its metrics are {list(values)}."
+            )
         if objective not in ("max", "min"):
-            raise ValueError(f"{name}: the objective of {key!r} is {objective!r}, expected 'max' "
-                             "or 'min'.")
+            raise ValueError(f"{name}: the objective of {key!r} is {objective!r}, expected 'max' or 'min'.")
     classes = np.arange(rows) if classes is None else np.asarray(classes)
     if classes.shape != (rows,) or classes.dtype.kind not in "iu":
-        raise ValueError(f"{name}: classes are {classes.dtype} {list(classes.shape)}, expected "
-                         f"ints [{rows}].")
+        raise ValueError(
+            f"{name}: classes are {classes.dtype} {list(classes.shape)}, expected ints [{rows}]."
+        )
     # Labels of 64 bits would wrap around: only which rows are equal counts then.
     if classes.dtype.itemsize > 4:
         classes = np.unique(classes, return_inverse=True)[1]
-    return Table(name, space, values, _read_only(codes.astype(np.int32)),
-                 _read_only(classes.astype(np.int32)), pool, dict(objectives),
-                 index_lib.make(space.sizes, codes) if index is None else index)
+    return Table(
+        name,
+        space,
+        values,
+        _read_only(codes.astype(np.int32)),
+        _read_only(classes.astype(np.int32)),
+        pool,
+        dict(objectives),
+        index_lib.make(space.sizes, codes) if index is None else index,
+    )
 
 
 def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
@@ -197,8 +230,10 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{name}: metric {metric!r} is not numeric: dtype {values.dtype}.")
     if values.shape != (rows,):
-        raise ValueError(f"{name}: metric {metric!r} has shape {list(values.shape)}, expected one "
-                         f"number for each of the {rows} rows.")
+        raise ValueError(
+            f"{name}: metric {metric!r} has shape {list(values.shape)}, expected one "
+            f"number for each of the {rows} rows."
+        )
     return values.astype(np.float32)
 
 

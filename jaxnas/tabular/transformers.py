@@ -10,11 +10,15 @@ from jaxnas.tabular import files
 from jaxnas.tabular.table import Table, from_arrays
 
 HWGPT_FILE = files.File(
-    "hwgpt/hwgpt_s.npz", ("ebe708eaff82ca18b72c1ac7427e6137ba88f04e57588b1d5bbb63970d82d4ae",),
+    "hwgpt/hwgpt_s.npz",
+    ("ebe708eaff82ca18b72c1ac7427e6137ba88f04e57588b1d5bbb63970d82d4ae",),
     "No package carries its figures (HW-GPT-Bench, github.com/automl/HW-GPT-Bench, as first "
-    "released), so there is no converter: put a copy of the file there.")
-_LTS = ("No package carries its figures (the tabular benchmarks of LiteTransformerSearch, "
-        "github.com/microsoft/archai), so there is no converter: put a copy of the file there.")
+    "released), so there is no converter: put a copy of the file there.",
+)
+_LTS = (
+    "No package carries its figures (the tabular benchmarks of LiteTransformerSearch, "
+    "github.com/microsoft/archai), so there is no converter: put a copy of the file there."
+)
 # fmt: off
 LTS_FILES = {f"lts_{name}": files.File(f"lts_transformer/random_{stem}.npz", (digest,), _LTS)
              for name, stem, digest in (
@@ -31,8 +35,11 @@ LTS_FILES = {f"lts_{name}": files.File(f"lts_transformer/random_{stem}.npz", (di
 # fmt: on
 
 
-def _layers(arrays: Mapping[str, np.ndarray], plain: tuple[str, ...], layered: tuple[str, ...],
-            ) -> tuple[dict[str, Choice], dict[str, np.ndarray]]:
+def _layers(
+    arrays: Mapping[str, np.ndarray],
+    plain: tuple[str, ...],
+    layered: tuple[str, ...],
+) -> tuple[dict[str, Choice], dict[str, np.ndarray]]:
     """Returns choices of the values seen, and the rows as a batch of architectures.
 
     Beyond `n_layer` a row has zeros, which are no options: inactive elements are 0 as an index.
@@ -63,9 +70,13 @@ def hwgpt(name: str, arrays: Mapping[str, np.ndarray]) -> Table:
     choices, archs = _layers(arrays, ("embed_dim", "n_layer"), ("mlp_ratio", "n_head"))
     choices["bias"] = Choice("no", "yes")
     archs["bias"] = arrays["bias"].astype(np.int32)
-    metrics = {"perplexity": arrays["perplexity"], "accuracy": arrays["accuracy"],
-               "perplexity_surrogate": arrays["perplexity_surrogate"],
-               "params": arrays["params"] / 1e6, "flops": arrays["flops_a100cfg"] / 1e6}
+    metrics = {
+        "perplexity": arrays["perplexity"],
+        "accuracy": arrays["accuracy"],
+        "perplexity_surrogate": arrays["perplexity_surrogate"],
+        "params": arrays["params"] / 1e6,
+        "flops": arrays["flops_a100cfg"] / 1e6,
+    }
     for key, values in arrays.items():
         kind, _, device = key.replace("mem_", "mem.").partition(".")
         device, _, what = device.partition(".")
@@ -94,9 +105,17 @@ def lts(name: str, arrays: Mapping[str, np.ndarray]) -> Table:
     if len(np.unique(arrays["div_val"])) > 1:
         plain.append("div_val")
     choices, archs = _layers(arrays, tuple(plain), ("n_head", "d_inner"))
-    parts = (("params", "total"), ("params_embedding", "AdaEmb"), ("params_attention", "Attn"),
-             ("params_ffn", "FFN"), ("params_nonembedding", "nonembedding"))
-    metrics = {"validation_perplexity": arrays["valid_ppl"], "test_perplexity": arrays["test_ppl"],
-               **{key: arrays[f"params.{part}"] / 1e6 for key, part in parts},
-               "training_seconds": arrays["train_elapsed"]}
+    parts = (
+        ("params", "total"),
+        ("params_embedding", "AdaEmb"),
+        ("params_attention", "Attn"),
+        ("params_ffn", "FFN"),
+        ("params_nonembedding", "nonembedding"),
+    )
+    metrics = {
+        "validation_perplexity": arrays["valid_ppl"],
+        "test_perplexity": arrays["test_ppl"],
+        **{key: arrays[f"params.{part}"] / 1e6 for key, part in parts},
+        "training_seconds": arrays["train_elapsed"],
+    }
     return from_arrays(name, Space(**choices), archs, metrics, dict.fromkeys(metrics, "min"))

@@ -143,8 +143,13 @@ class Checkpointer:
                 aside = _set_aside(self.directory / str(bad))
                 _logger.warning(
                     "checkpoint %d in %s is damaged (%s): it is now %s, and the run goes back to "
-                    "checkpoint %d", bad, self.directory, why, aside.name, step,
-                )  # fmt: skip
+                    "checkpoint %d",
+                    bad,
+                    self.directory,
+                    why,
+                    aside.name,
+                    step,
+                )
             state = self._orbax.restore(
                 self.directory / str(step) / _STATE,
                 args=ocp.args.StandardRestore(_without_empty(_without_numpy_scalars(example))),

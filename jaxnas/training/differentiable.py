@@ -77,14 +77,15 @@ class SearchSettings:
 
     def __post_init__(self):
         if self.order not in get_args(Order):
-            raise ValueError(f"SearchSettings: order is {self.order!r}, expected one of "
-                             f"{', '.join(get_args(Order))}.")
+            raise ValueError(
+                f"SearchSettings: order is {self.order!r}, expected one of {', '.join(get_args(Order))}."
+            )
         if self.every < 1 or self.start < 0:
-            raise ValueError(f"SearchSettings: every is {self.every} and start {self.start}, expected "
-                             "at least 1 and 0.")
+            raise ValueError(
+                f"SearchSettings: every is {self.every} and start {self.start}, expected at least 1 and 0."
+            )
         if self.cost_weight and not (self.target or 0) > 0:
-            raise ValueError("SearchSettings: a cost_weight needs a target above 0, got "
-                             f"{self.target}.")
+            raise ValueError(f"SearchSettings: a cost_weight needs a target above 0, got {self.target}.")
 
 
 def make_search_step(
@@ -168,9 +169,7 @@ def make_search_step(
         updates, opt_state = logits_optimizer.update(grads, state.logits_opt_state, state.logits)
         return optax.apply_updates(state.logits, updates), opt_state
 
-    def step(
-        state: SearchState, batches: dict[str, Batch]
-    ) -> tuple[SearchState, dict[str, jax.Array]]:
+    def step(state: SearchState, batches: dict[str, Batch]) -> tuple[SearchState, dict[str, jax.Array]]:
         keys = jax.random.split(jax.random.fold_in(state.key, state.step), 6)
         at = jnp.asarray(temperature(state.step), jnp.float32)
         due = state.step >= settings.start
@@ -211,8 +210,15 @@ def make_search_step(
         if cost is not None:
             metrics["expected_cost"] = cost(probabilities)
         state = SearchState(
-            state.step + 1, params, opt_state, logits, logits_opt_state, memory, search_memory,
-            search_loss, state.key,
+            state.step + 1,
+            params,
+            opt_state,
+            logits,
+            logits_opt_state,
+            memory,
+            search_memory,
+            search_loss,
+            state.key,
         )
         return state, metrics
 

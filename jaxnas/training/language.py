@@ -53,9 +53,7 @@ def language_loss(net: nn.Module, *, by_document: bool = False) -> Loss:
       by_document: whether tokens see only what is before them in their own document.
     """
 
-    def loss(
-        params: Any, arch: Any, batch: Batch, memory: Any, key: jax.Array
-    ) -> tuple[jax.Array, Any]:
+    def loss(params: Any, arch: Any, batch: Batch, memory: Any, key: jax.Array) -> tuple[jax.Array, Any]:
         scores, memory = net.apply(
             {"params": params},
             batch["tokens"],
@@ -99,9 +97,7 @@ def compile_step(step: Callable, mesh: Mesh, state: Any) -> Callable[[Any, Any],
     """
     rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     where = state_sharding(mesh, state)
-    return jax.jit(
-        step, in_shardings=(where, rows), out_shardings=(where, everywhere), donate_argnums=0
-    )
+    return jax.jit(step, in_shardings=(where, rows), out_shardings=(where, everywhere), donate_argnums=0)
 
 
 def make_language_step(

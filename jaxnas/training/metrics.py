@@ -23,9 +23,7 @@ class JsonlWriter:
     nor a rate; those belong on the terminal (`progress.py`).
     """
 
-    def __init__(
-        self, path: str | os.PathLike, resume: int | None = None, counter: str = "step"
-    ) -> None:
+    def __init__(self, path: str | os.PathLike, resume: int | None = None, counter: str = "step") -> None:
         """Opens the file.
 
         Args:

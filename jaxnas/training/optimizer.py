@@ -47,9 +47,7 @@ def adamw(
     epsilon: float = 1e-8,
 ) -> optax.GradientTransformation:
     """AdamW with decay on the kernels only: not on biases, norms, tokens, positions or their tables."""
-    return optax.adamw(
-        learning_rate, b1, b2, epsilon, weight_decay=weight_decay, mask=_is_kernel
-    )
+    return optax.adamw(learning_rate, b1, b2, epsilon, weight_decay=weight_decay, mask=_is_kernel)
 
 
 def _is_kernel(params: Params) -> Params:

@@ -53,9 +53,7 @@ def data_mesh(devices: int | None = None) -> Mesh:
     return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count])
 
 
-def init_state(
-    params: Any, optimizer: optax.GradientTransformation, key: jax.Array
-) -> TrainState:
+def init_state(params: Any, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
     """The state before the first step."""
     return TrainState(jnp.int32(0), params, optimizer.init(params), key)
 
@@ -71,6 +69,7 @@ def shard_batch(batch: Batch, mesh: Mesh, axis: int = 0) -> Batch:
     Raises:
       ValueError: a batch that does not divide by the devices.
     """
+
     def put(x: Any) -> jax.Array:
         size = x.shape[axis] * jax.process_count()
         if size % mesh.shape["data"]:
@@ -139,9 +138,7 @@ def make_train_step(
         active = masks(arch) if freeze_inactive else None
         if active is not None and STACKED in state.params:
             active = stack_layers(active)
-        params, opt_state = optimizer_lib.update(
-            optimizer, grads, state.opt_state, state.params, active
-        )
+        params, opt_state = optimizer_lib.update(optimizer, grads, state.opt_state, state.params, active)
         # Against the likeliest target: mixed images have no label of their own.
         correct = jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)
         metrics = {

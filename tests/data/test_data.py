@@ -248,11 +248,7 @@ def test_evaluation_batches_are_exact(n, batch_size):
 
 
 def idx(array):
-    return (
-        bytes([0, 0, 8, array.ndim])
-        + struct.pack(f">{array.ndim}I", *array.shape)
-        + array.tobytes()
-    )
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 @pytest.fixture
@@ -404,10 +400,7 @@ def test_two_processes_prepare_at_once_and_without_tensorflow(tmp_path, digits):
         f"print(data.load('digits', data_dir={str(tmp_path)!r}).train.images.sum())\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
-    runs = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True)
-        for _ in range(2)
-    ]
+    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) for _ in range(2)]
     for run in runs:
         out, err = run.communicate(timeout=120)
         assert run.returncode == 0, err
@@ -473,10 +466,7 @@ def test_pad_and_crop_is_a_shift(images):
     found = set()
     for image, source in zip(out, padded, strict=True):
         shifts = [
-            (i, j)
-            for i in range(5)
-            for j in range(5)
-            if np.array_equal(source[i : i + 6, j : j + 8], image)
+            (i, j) for i in range(5) for j in range(5) if np.array_equal(source[i : i + 6, j : j + 8], image)
         ]
         assert len(shifts) == 1
         found.add(shifts[0])

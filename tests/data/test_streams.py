@@ -79,10 +79,7 @@ def test_rows_go_on_where_they_stopped(draw):
     assert k == row // length >= 1
     for epoch in (0, 2):
         steps = [batches.at(epoch * k + i) for i in range(k)]
-        rows = {
-            name: np.concatenate([s[name] for s in steps], 1)
-            for name in steps[0].keys() - {"first"}
-        }
+        rows = {name: np.concatenate([s[name] for s in steps], 1) for name in steps[0].keys() - {"first"}}
         start = rows["tokens"][0, 0]
         assert seed is not None or start == 0
         for r in range(batch_size):

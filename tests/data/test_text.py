@@ -18,9 +18,7 @@ from jaxnas import data
 from jaxnas.data import text, text_builders
 
 REAL = os.environ.get("JAXNAS_TEXT")
-real = pytest.mark.skipif(
-    not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts"
-)
+real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
 
 
 @pytest.fixture
@@ -65,9 +63,7 @@ def test_words_of_wikitext(corpus, wikitext):
         assert stream.n_bytes == len(wikitext[role].encode())
     assert corpus.train.n_bytes + corpus.search.n_bytes == len(official.encode())
     assert repr(vocabulary) == f"WordVocabulary({vocabulary.size} tokens)"
-    assert repr(corpus.test) == (
-        f"Stream('test', {len(corpus.test)} tokens, {corpus.test.n_bytes} bytes)"
-    )
+    assert repr(corpus.test) == (f"Stream('test', {len(corpus.test)} tokens, {corpus.test.n_bytes} bytes)")
 
 
 def test_documents_of_wikitext_are_its_articles(corpus):
@@ -333,9 +329,7 @@ def test_any_other_prepared_text(tmp_path):
     assert decode(corpus.train.tokens) == "one two\nthree four\n\u00e9\n\ntwo two"
     assert decode(corpus.test.tokens) == "one\nfive\n"
     assert corpus.train.documents.tolist() == [0] * 8 + [1] * 11 + [2] * 3 + [3] + [4] * 7
-    words = data.load_text(
-        "some_texts:2.0.0", data_dir=tmp_path, tokenizer="word", search_fraction=0.23
-    )
+    words = data.load_text("some_texts:2.0.0", data_dir=tmp_path, tokenizer="word", search_fraction=0.23)
     assert words.vocabulary.words[:2] == ("<eos>", "two")
     assert words.vocabulary.words[-1] == "<unk>" and words.vocabulary.counts[-1] == 0
     assert words.search.documents.tolist() == [0, 0]
@@ -363,9 +357,7 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, text_files, text_root):
     with pytest.raises(ValueError, match=r"'text' must be one string, got int32 \[2\]"):
         data.load_text("some_texts", data_dir=tmp_path / "b")
     prepare(tmp_path / "c", dict.fromkeys(splits, [b"one"]) | {"test": [b"", b"\xff"]})
-    with pytest.raises(
-        ValueError, match="test split of some_texts is not UTF-8 at byte 1 .*'byte'"
-    ):
+    with pytest.raises(ValueError, match="test split of some_texts is not UTF-8 at byte 1 .*'byte'"):
         data.load_text("some_texts", data_dir=tmp_path / "c", tokenizer="word")
     corpus = data.load_text("some_texts", data_dir=tmp_path / "c")
     assert corpus.test.tokens.tolist() == [10, 255]

@@ -18,9 +18,7 @@ WORD_LISTS = st.lists(st.sampled_from("a b cc <unk> é".split()), max_size=5)
 
 @given(st.lists(WORD_LISTS, max_size=6), WORD_LISTS)
 def test_words_round_trip(lines, rest):
-    vocabulary = WordVocabulary(
-        counts=np.zeros(6, np.int64), words=("a", "b", "cc", "é", "<eos>", "<unk>")
-    )
+    vocabulary = WordVocabulary(counts=np.zeros(6, np.int64), words=("a", "b", "cc", "é", "<eos>", "<unk>"))
     whole = "".join("".join(f" {w}" for w in line) + " \n" for line in lines)
     whole += "".join(f" {w}" for w in rest)
     tokens = vocabulary.encode(whole)
@@ -136,9 +134,7 @@ def test_sub_words_are_kept_whole_or_not_at_all(tmp_path, monkeypatch):
         (lambda c: WordVocabulary(counts=c, words=("a", "<eos>", "b")), "must contain <unk>"),
         (lambda c: WordVocabulary(counts=c, words=("a",)), "each of 1 words, got 3"),
         (
-            lambda c: WordVocabulary(
-                counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")
-            ),
+            lambda c: WordVocabulary(counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")),
             "each word must occur once, got 'a' 2 times",
         ),
     ],

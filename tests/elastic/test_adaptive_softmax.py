@@ -18,15 +18,16 @@ MODULES = {
     "plain": AdaptiveVocabulary(VOCABULARY, WIDTH),
     "plain without bias": AdaptiveVocabulary(VOCABULARY, WIDTH, bias="none"),
     "chunks in part": AdaptiveVocabulary(
-        VOCABULARY, WIDTH, (7, 20), 4, tie_projections=(False, True, False), chunk=5),
+        VOCABULARY, WIDTH, (7, 20), 4, tie_projections=(False, True, False), chunk=5
+    ),
 }
 # What PyTorch's module can hold too. Each setting is compiled once, for all tests.
 AS_IN_PYTORCH = {
     "one row at a time": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20, 39), 2, bias="none", chunk=1),
     "head of one word": AdaptiveVocabulary(
-        VOCABULARY, WIDTH, (1, 39), tie_weights=False, bias="head", chunk=4),
-    "one chunk": AdaptiveVocabulary(
-        VOCABULARY, WIDTH, (12,), 4, tie_weights=False, bias="head", chunk=100),
+        VOCABULARY, WIDTH, (1, 39), tie_weights=False, bias="head", chunk=4
+    ),
+    "one chunk": AdaptiveVocabulary(VOCABULARY, WIDTH, (12,), 4, tie_weights=False, bias="head", chunk=100),
 }
 MODULES |= AS_IN_PYTORCH
 
@@ -39,7 +40,8 @@ def parameters(module):
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda like: jnp.asarray(0.3 * random.normal(size=like.shape).astype(np.float32)),
-        nn.meta.unbox(shapes)["params"])
+        nn.meta.unbox(shapes)["params"],
+    )
 
 
 @functools.cache
@@ -65,6 +67,7 @@ def embed(module, params, tokens):
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradients(module, params, hidden, targets, weights):
     """Scores, and the gradients of their weighted sum."""
+
     def weighted(params, hidden):
         values = scores(module, params, hidden, targets)
         return jnp.vdot(weights, values), values
@@ -76,6 +79,7 @@ def with_gradients(module, params, hidden, targets, weights):
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradients_of_all(module, params, hidden, targets, weights):
     """The same from the probabilities of every word, which are returned too."""
+
     def weighted(params, hidden):
         every = all_scores(module, params, hidden)
         return jnp.vdot(weights, every[jnp.arange(ROWS), targets]), every
@@ -86,11 +90,12 @@ def with_gradients_of_all(module, params, hidden, targets, weights):
 
 def assert_close(ours, expected, tolerance=1e-5):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance),
-        ours, expected)
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, expected
+    )
 
 
 # Scores
+
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 @hypothesis.settings(max_examples=15)
@@ -100,8 +105,13 @@ def test_a_target_is_scored_as_among_all_words(module, data):
     edges = sorted({0, VOCABULARY - 1, *module.cutoffs, *(cutoff - 1 for cutoff in module.cutoffs)})
     words = st.integers(0, VOCABULARY - 1) | st.sampled_from(edges)
     targets = data.draw(st.lists(words, min_size=ROWS, max_size=ROWS))
-    arguments = (module, parameters(module), hidden_rows(), jnp.asarray(targets, jnp.int32),
-                 jnp.linspace(-1, 1, ROWS))
+    arguments = (
+        module,
+        parameters(module),
+        hidden_rows(),
+        jnp.asarray(targets, jnp.int32),
+        jnp.linspace(-1, 1, ROWS),
+    )
     values, gradients = with_gradients(*arguments)
     every, expected = with_gradients_of_all(*arguments)
     assert every.shape == (ROWS, VOCABULARY) and values.dtype == every.dtype == jnp.float32
@@ -118,6 +128,7 @@ def test_second_derivatives():
         def change(params, hidden):
             gradients = jax.grad(loss, argnums=(0, 1))(params, hidden)
             return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(gradients))
+
         return jax.jit(jax.grad(change, argnums=(0, 1)))(parameters(module), hidden_rows())
 
     ours = through(lambda p, h: jnp.mean(scores(module, p, h, targets)))
@@ -156,14 +167,15 @@ def test_products_in_bfloat16():
 
 # Against PyTorch
 
+
 @pytest.mark.parametrize("module", AS_IN_PYTORCH.values(), ids=AS_IN_PYTORCH)
 def test_scores_are_those_of_pytorch(module):
     """And all gradients. Tied, the vectors of the output are the ones compared."""
-    torch = pytest.importorskip(
-        "torch", reason="PyTorch, for comparison, comes with the extra `torch`")
+    torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
     params, cutoffs, biased = parameters(module), module.cutoffs, module.bias == "head"
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        WIDTH, VOCABULARY, list(cutoffs), module.div_value, head_bias=biased).double()
+        WIDTH, VOCABULARY, list(cutoffs), module.div_value, head_bias=biased
+    ).double()
 
     def to_torch(value):
         return torch.from_numpy(np.array(value, np.float64))
@@ -185,8 +197,8 @@ def test_scores_are_those_of_pytorch(module):
     (expected * torch.from_numpy(weights)).sum().backward()
 
     values, (ours, grad_hidden) = with_gradients(
-        module, params, hidden_rows(), jnp.asarray(targets, jnp.int32),
-        jnp.asarray(weights, jnp.float32))
+        module, params, hidden_rows(), jnp.asarray(targets, jnp.int32), jnp.asarray(weights, jnp.float32)
+    )
     assert_close(values, expected.detach().numpy())
     assert_close(all_scores(module, params, hidden_rows()), theirs.log_prob(hidden).detach().numpy())
     assert_close(grad_hidden, hidden.grad.numpy())
@@ -204,12 +216,12 @@ def test_scores_are_those_of_pytorch(module):
 
 
 def test_without_cutoffs_it_is_pytorchs_log_softmax():
-    torch = pytest.importorskip(
-        "torch", reason="PyTorch, for comparison, comes with the extra `torch`")
+    torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
     params = parameters(MODULES["plain"])
     hidden, table, bias = (
         torch.from_numpy(np.array(value))
-        for value in (hidden_rows(), params["embedding_0"], params["bias_0"]))
+        for value in (hidden_rows(), params["embedding_0"], params["bias_0"])
+    )
     expected = torch.log_softmax(hidden @ table.T + bias, dim=1).numpy()
     assert_close(all_scores(MODULES["plain"], params, hidden_rows()), expected)
     targets = jnp.arange(ROWS, dtype=jnp.int32) * 3
@@ -218,6 +230,7 @@ def test_without_cutoffs_it_is_pytorchs_log_softmax():
 
 
 # Embedding
+
 
 @pytest.mark.parametrize("name", ["plain", "chunks in part", "head of one word"])
 def test_embedding(name):
@@ -241,24 +254,58 @@ def test_embedding(name):
 
 # Parameters
 
-@pytest.mark.parametrize("kwargs, expected", [
-    (dict(bias="none"), dict(embedding_0=(40, 16))),
-    (dict(cutoffs=(7, 20)), dict(
-        embedding_0=(7, 16), embedding_1=(13, 16), embedding_2=(20, 16), cluster_vectors=(2, 16),
-        bias_0=(7,), bias_1=(13,), bias_2=(20,), cluster_bias=(2,))),
-    (dict(cutoffs=(7, 20), div_value=4, tie_projections=(False, True, False), bias="head"), dict(
-        embedding_0=(7, 16), embedding_1=(13, 4), embedding_2=(20, 1), cluster_vectors=(2, 16),
-        projection_1=(4, 16), projection_2=(1, 16), output_projection_2=(16, 1),
-        bias_0=(7,), cluster_bias=(2,))),
-    (dict(cutoffs=(7,), tie_weights=False, bias="none"), dict(
-        embedding_0=(7, 16), embedding_1=(33, 16), cluster_vectors=(1, 16), projection_1=(16, 16),
-        output_embedding_0=(7, 16), output_embedding_1=(33, 16), output_projection_1=(16, 16))),
-])
+
+@pytest.mark.parametrize(
+    "kwargs, expected",
+    [
+        (dict(bias="none"), dict(embedding_0=(40, 16))),
+        (
+            dict(cutoffs=(7, 20)),
+            dict(
+                embedding_0=(7, 16),
+                embedding_1=(13, 16),
+                embedding_2=(20, 16),
+                cluster_vectors=(2, 16),
+                bias_0=(7,),
+                bias_1=(13,),
+                bias_2=(20,),
+                cluster_bias=(2,),
+            ),
+        ),
+        (
+            dict(cutoffs=(7, 20), div_value=4, tie_projections=(False, True, False), bias="head"),
+            dict(
+                embedding_0=(7, 16),
+                embedding_1=(13, 4),
+                embedding_2=(20, 1),
+                cluster_vectors=(2, 16),
+                projection_1=(4, 16),
+                projection_2=(1, 16),
+                output_projection_2=(16, 1),
+                bias_0=(7,),
+                cluster_bias=(2,),
+            ),
+        ),
+        (
+            dict(cutoffs=(7,), tie_weights=False, bias="none"),
+            dict(
+                embedding_0=(7, 16),
+                embedding_1=(33, 16),
+                cluster_vectors=(1, 16),
+                projection_1=(16, 16),
+                output_embedding_0=(7, 16),
+                output_embedding_1=(33, 16),
+                output_projection_1=(16, 16),
+            ),
+        ),
+    ],
+)
 def test_parameters(kwargs, expected):
     """Names and shapes, all float32, whatever is called first."""
     module = AdaptiveVocabulary(VOCABULARY, WIDTH, **kwargs)
-    for method, argument in dict(embed=jnp.zeros([2, 3], jnp.int32),
-                                 log_probabilities=jnp.zeros([2, WIDTH])).items():
+    for method, argument in dict(
+        embed=jnp.zeros([2, 3], jnp.int32), log_probabilities=jnp.zeros([2, WIDTH])
+    ).items():
         init = functools.partial(module.init, method=method)
         shapes = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), argument))["params"]
         assert {name: leaf.shape for name, leaf in shapes.items()} == expected
@@ -292,6 +339,7 @@ def test_tied_parameters_learn_from_both_uses():
         def loss(params):
             hidden = jnp.tanh(embed(module, params, tokens))
             return jnp.mean(scores(module, params, hidden, tokens[::-1]))
+
         return jax.grad(loss)(params)
 
     params = parameters(tied)
@@ -308,6 +356,7 @@ def test_tied_parameters_learn_from_both_uses():
 
 
 # Expected cost and cutoffs
+
 
 def test_expected_multiply_accumulates():
     counts = np.repeat([5, 2, 1], [10, 20, 10])  # 50 + 40 + 10 occurrences
@@ -338,8 +387,10 @@ def cost(counts, cutoffs, width, div_value, logit_cost):
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(
     counts=st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any),
-    clusters=st.integers(0, 3), div_value=st.sampled_from([1, 2]),
-    logit_cost=st.sampled_from([0, 3.5, 100]))
+    clusters=st.integers(0, 3),
+    div_value=st.sampled_from([1, 2]),
+    logit_cost=st.sampled_from([0, 3.5, 100]),
+)
 def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
     hypothesis.assume(clusters < len(counts))
     counts = sorted(counts, reverse=True)
@@ -349,7 +400,8 @@ def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
     every = itertools.combinations(range(1, len(counts)), clusters)
     assert len(cutoffs) == clusters
     assert cost(counts, cutoffs, **settings) == pytest.approx(
-        min(cost(counts, cutoffs, **settings) for cutoffs in every))
+        min(cost(counts, cutoffs, **settings) for cutoffs in every)
+    )
 
 
 def test_cutoffs_of_a_large_vocabulary():
@@ -362,9 +414,14 @@ def test_cutoffs_of_a_large_vocabulary():
     assert costs[cutoff - 1] < 1.001 * costs.min()
 
     products = choose_cutoffs(counts, 3, width=128, div_value=2, logit_cost=0)
-    macs = {cutoffs: AdaptiveVocabulary(33_278, 128, cutoffs, 2).expected_macs(counts)
-            for cutoffs in (products, choose_cutoffs(counts, 3, width=128, div_value=2),
-                            tuple(2 * cutoff for cutoff in products))}
+    macs = {
+        cutoffs: AdaptiveVocabulary(33_278, 128, cutoffs, 2).expected_macs(counts)
+        for cutoffs in (
+            products,
+            choose_cutoffs(counts, 3, width=128, div_value=2),
+            tuple(2 * cutoff for cutoff in products),
+        )
+    }
     assert min(macs, key=macs.get) == products
     many = choose_cutoffs(counts, 40, width=128)
     assert len(many) == 40 and list(many) == sorted({*many})
@@ -372,44 +429,54 @@ def test_cutoffs_of_a_large_vocabulary():
 
 # Mistakes
 
-@pytest.mark.parametrize("kwargs, message", [
-    (dict(cutoffs=(20, 7)), r"\(20, 7\) must increase, but 20 is followed by 7"),
-    (dict(cutoffs=(7, 7)), r"\(7, 7\) must increase"),
-    (dict(cutoffs=(0, 7)), r"cutoff 0 of \(0, 7\) is not within \(0, 40\)"),
-    (dict(cutoffs=(7, 40)), r"cutoff 40 of \(7, 40\) is not within \(0, 40\)"),
-    (dict(cutoffs=(7, 20), div_value=5), r"cluster 2 .* width 0: 16 // 5\*\*2"),
-    (dict(cutoffs=(7,), tie_projections=(True,)), r"tie_projections is \(True,\).* 2: one for"),
-    (dict(bias="some"), "bias is 'some', expected one of"),
-    (dict(width=0), "width is 0, expected an int of at least 1"),
-    (dict(chunk=0), "chunk is 0"),
-])
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        (dict(cutoffs=(20, 7)), r"\(20, 7\) must increase, but 20 is followed by 7"),
+        (dict(cutoffs=(7, 7)), r"\(7, 7\) must increase"),
+        (dict(cutoffs=(0, 7)), r"cutoff 0 of \(0, 7\) is not within \(0, 40\)"),
+        (dict(cutoffs=(7, 40)), r"cutoff 40 of \(7, 40\) is not within \(0, 40\)"),
+        (dict(cutoffs=(7, 20), div_value=5), r"cluster 2 .* width 0: 16 // 5\*\*2"),
+        (dict(cutoffs=(7,), tie_projections=(True,)), r"tie_projections is \(True,\).* 2: one for"),
+        (dict(bias="some"), "bias is 'some', expected one of"),
+        (dict(width=0), "width is 0, expected an int of at least 1"),
+        (dict(chunk=0), "chunk is 0"),
+    ],
+)
 def test_mistakes_in_the_module(kwargs, message):
     with pytest.raises(ValueError, match=message):
         AdaptiveVocabulary(**dict(vocabulary=40, width=16) | kwargs)
 
 
-@pytest.mark.parametrize("counts, clusters, kwargs, message", [
-    ([3, 1, 2], 1, {}, "word 1 occurs 1 times and word 2 2 times"),
-    ([], 0, {}, r"shape \(0,\), expected \[V\]"),
-    ([[3, 1]], 0, {}, r"shape \(1, 2\)"),
-    ([0, 0], 1, {}, "not all zero; got 0 down to 0"),
-    ([1, -1], 1, {}, "got 1 down to -1"),
-    ([3, 2], 2, {}, "2 tail clusters and a head of 2 words are impossible.*0 to 1"),
-    ([3, 2], -1, {}, "-1 tail clusters"),
-    ([3, 2, 1], 2, dict(div_value=5), r"16 // 5\*\*2"),
-    ([3, 2, 1], 2, dict(width=0), "width is 0, expected at least 1"),
-    ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1, expected at least 0"),
-])
+@pytest.mark.parametrize(
+    "counts, clusters, kwargs, message",
+    [
+        ([3, 1, 2], 1, {}, "word 1 occurs 1 times and word 2 2 times"),
+        ([], 0, {}, r"shape \(0,\), expected \[V\]"),
+        ([[3, 1]], 0, {}, r"shape \(1, 2\)"),
+        ([0, 0], 1, {}, "not all zero; got 0 down to 0"),
+        ([1, -1], 1, {}, "got 1 down to -1"),
+        ([3, 2], 2, {}, "2 tail clusters and a head of 2 words are impossible.*0 to 1"),
+        ([3, 2], -1, {}, "-1 tail clusters"),
+        ([3, 2, 1], 2, dict(div_value=5), r"16 // 5\*\*2"),
+        ([3, 2, 1], 2, dict(width=0), "width is 0, expected at least 1"),
+        ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1, expected at least 0"),
+    ],
+)
 def test_mistakes_in_the_choice_of_cutoffs(counts, clusters, kwargs, message):
     with pytest.raises(ValueError, match=message):
         choose_cutoffs(np.asarray(counts), clusters, **dict(width=16) | kwargs)
 
 
-@pytest.mark.parametrize("frequencies, message", [
-    (np.ones(39), r"shape \(39,\), expected \(40,\)"),
-    (np.zeros(40), "not all zero"),
-    (np.arange(-1, 39), "minimum of -1.0"),
-])
+@pytest.mark.parametrize(
+    "frequencies, message",
+    [
+        (np.ones(39), r"shape \(39,\), expected \(40,\)"),
+        (np.zeros(40), "not all zero"),
+        (np.arange(-1, 39), "minimum of -1.0"),
+    ],
+)
 def test_mistakes_in_frequencies(frequencies, message):
     with pytest.raises(ValueError, match=message):
         AdaptiveVocabulary(40, 16).expected_macs(frequencies)

@@ -124,9 +124,7 @@ def test_a_chosen_block_is_all_that_runs():
 
     endless = Mixture({"keep": Keep(), "endless": Endless()})
     choice = Decision(("op", 0), ("keep", "endless"), jnp.int32(0))
-    y, _ = jax.jit(lambda index: endless.apply({}, choice._replace(value=index), X, STATE))(
-        jnp.int32(0)
-    )
+    y, _ = jax.jit(lambda index: endless.apply({}, choice._replace(value=index), X, STATE))(jnp.int32(0))
     np.testing.assert_array_equal(y, X)
 
 
@@ -162,8 +160,9 @@ def test_gradients_of_weights_are_those_of_float32_in_bfloat16():
 
     def gradient(dtype):
         choice = lambda w: Decision(("op", 0), ("a", "b"), w)  # noqa: E731
-        return jax.grad(lambda w: jnp.mean(
-            mixture.apply({}, choice(w), x.astype(dtype)).astype(jnp.float32)))(jnp.array([0.5, 0.5]))
+        return jax.grad(
+            lambda w: jnp.mean(mixture.apply({}, choice(w), x.astype(dtype)).astype(jnp.float32))
+        )(jnp.array([0.5, 0.5]))
 
     np.testing.assert_allclose(gradient(jnp.bfloat16), gradient(jnp.float32), rtol=0.01)
 
@@ -176,8 +175,7 @@ def test_positions_with_fewer_options_and_all_collections_mutable(params, by_ind
     y, _ = short.apply(some, choice, X, STATE)
     np.testing.assert_allclose(y, 0.25 * X + 0.75 * by_index[1][0], rtol=1e-6)
     for i in range(2):
-        (y, _), _ = MIXTURE.apply(
-            params, decision(jnp.int32(i)), X, STATE, rngs=RNGS, mutable=True)  # fmt: skip
+        (y, _), _ = MIXTURE.apply(params, decision(jnp.int32(i)), X, STATE, rngs=RNGS, mutable=True)
         np.testing.assert_array_equal(y, by_index[i][0])
 
 
@@ -188,7 +186,5 @@ def test_clear_errors():
 
     with pytest.raises(ValueError, match=r"options \['c'\] have no block; there are blocks for \['a'\]"):
         init({"a": Keep()}, ("a", "c"))
-    with pytest.raises(
-        ValueError, match=r"'a' returns \('float32\[3, 4\]'.*'b' returns \('float32\[3, 5\]'"
-    ):
+    with pytest.raises(ValueError, match=r"'a' returns \('float32\[3, 4\]'.*'b' returns \('float32\[3, 5\]'"):
         init({"a": Keep(), "b": Noisy(features=5)})

@@ -16,17 +16,29 @@ pytestmark = pytest.mark.xdist_group("binaries")
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
     "--config=digits",
-    "--set", "training.steps=60",
-    "--set", "training.warmup_steps=5",
-    "--set", "training.log_every=5", "--set", "training.steps_per_call=5",
-    "--set", "training.evaluate_every=20",
-    "--set", "training.checkpoint_every=10",
-    "--set", "search.evaluations=24",
-    "--set", "search.population=8",
-    "--set", "search.parents=3",
-    "--set", "search.mutations=4",
-    "--set", "search.crossovers=3",
-)  # fmt: skip
+    "--set",
+    "training.steps=60",
+    "--set",
+    "training.warmup_steps=5",
+    "--set",
+    "training.log_every=5",
+    "--set",
+    "training.steps_per_call=5",
+    "--set",
+    "training.evaluate_every=20",
+    "--set",
+    "training.checkpoint_every=10",
+    "--set",
+    "search.evaluations=24",
+    "--set",
+    "search.population=8",
+    "--set",
+    "search.parents=3",
+    "--set",
+    "search.mutations=4",
+    "--set",
+    "search.crossovers=3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +84,7 @@ def trained(tmp_path_factory, data_dir):
     """A workdir trained in one go, and one killed twice and resumed."""
     smooth, killed = (tmp_path_factory.mktemp(name) for name in ("smooth", "killed"))
     finish(start("train_supernet", smooth, data_dir))
-    kill_when(
-        start("train_supernet", killed, data_dir), lambda: (killed / "checkpoints" / "10").exists()
-    )
+    kill_when(start("train_supernet", killed, data_dir), lambda: (killed / "checkpoints" / "10").exists())
 
     def lines() -> int:
         return (killed / "metrics.jsonl").read_bytes().count(b'"step": 35')
@@ -186,7 +196,10 @@ def test_search_asks_for_training_first(tmp_path, data_dir):
 def test_help_shows_how_it_is_used(binary):
     process = subprocess.run(
         [sys.executable, "-m", f"experiments.{binary}", "--help"],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert f"python -m experiments.{binary} --config=digits" in process.stdout
     assert "--workdir" in process.stdout and "--data_dir" in process.stdout

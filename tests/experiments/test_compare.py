@@ -30,9 +30,17 @@ def mine(table, evaluations):
 
 def compare(workdir, *more, path=""):
     command = [
-        sys.executable, "-m", "experiments.compare", "--benchmark=nasbench201", "--seeds=6",
-        "--chunk=3", "--evaluations=40", f"--workdir={workdir}", f"--data_dir={TABLES}", *more,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "experiments.compare",
+        "--benchmark=nasbench201",
+        "--seeds=6",
+        "--chunk=3",
+        "--evaluations=40",
+        f"--workdir={workdir}",
+        f"--data_dir={TABLES}",
+        *more,
+    ]
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -55,9 +63,7 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
     kept_evolution = sorted((workdir / "searches" / "regularized_evolution").glob("*.npz"))
     one = json.loads((workdir / "comparison.json").read_text())["strategies"]
     kept_evolution[1].unlink()  # as if killed before the second chunk
-    second = compare(
-        workdir, "--strategies=random,regularized_evolution,own:mine", path=str(tmp_path)
-    )
+    second = compare(workdir, "--strategies=random,regularized_evolution,own:mine", path=str(tmp_path))
     assert second.returncode == 0, second.stderr
     assert [path.stat().st_mtime_ns for path in kept] == before
     result = json.loads((workdir / "comparison.json").read_text())
@@ -70,9 +76,7 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
         assert np.all(np.diff(s["found"]["mean"]) >= 0)
         for low, mean, high in zip(*(s["found"][k] for k in ("low", "mean", "high")), strict=True):
             assert low <= mean + 1e-4 and mean <= high + 1e-4
-    np.testing.assert_allclose(
-        sum(s["rank"][-1] for s in result["strategies"]), 6, rtol=1e-6
-    )
+    np.testing.assert_allclose(sum(s["rank"][-1] for s in result["strategies"]), 6, rtol=1e-6)
     page = (workdir / "report.html").read_text()
     assert "own:mine" in page and "://" not in page.replace("http://www.w3.org", "")
     assert "own:mine" in second.stdout and "report.html" in second.stdout
@@ -99,9 +103,7 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
     ends = []
     for path in parts:
         with np.load(path, allow_pickle=False) as file:
-            codes, scores, fidelity, spent = (
-                file[name] for name in ("codes", "scores", "fidelity", "spent")
-            )
+            codes, scores, fidelity, spent = (file[name] for name in ("codes", "scores", "fidelity", "spent"))
         rows = np.asarray(table.row(table.space.decode(np.maximum(codes, 0))))
         for i in range(len(codes)):
             names = np.where(fidelity[i] == 1, "training_seconds", "training_seconds_12")

@@ -132,9 +132,7 @@ def test_an_unknown_config_name_suggests_the_nearest():
         dataset=st.text(),
         widths=st.lists(st.integers()).map(tuple),
         limit=st.none() | st.integers(),
-        training=st.builds(
-            Training, learning_rate=st.floats(allow_nan=False, allow_infinity=False)
-        ),
+        training=st.builds(Training, learning_rate=st.floats(allow_nan=False, allow_infinity=False)),
     )
 )
 def test_json_there_and_back(config):

@@ -25,13 +25,29 @@ ROOT = pathlib.Path(__file__).parents[2]
 SMALL = [
     f"--set={assignment}"
     for assignment in (
-        "model.blocks=4", "model.width=16", "model.num_heads=2", "model.head_dim=8", "model.hidden=32",
-        "model.memory_length=8", "training.steps=40", "training.batch_size=4", "training.length=16",
-        "training.warmup_steps=5", "training.log_every=5", "training.evaluate_every=10",
-        "training.checkpoint_every=10", "search.start=10", "search.segments=4", "retraining.steps=30",
-        "retraining.batch_size=4", "retraining.length=16", "retraining.warmup_steps=3",
-        "retraining.log_every=5", "retraining.evaluate_every=15", "retraining.checkpoint_every=10",
-    )  # fmt: skip
+        "model.blocks=4",
+        "model.width=16",
+        "model.num_heads=2",
+        "model.head_dim=8",
+        "model.hidden=32",
+        "model.memory_length=8",
+        "training.steps=40",
+        "training.batch_size=4",
+        "training.length=16",
+        "training.warmup_steps=5",
+        "training.log_every=5",
+        "training.evaluate_every=10",
+        "training.checkpoint_every=10",
+        "search.start=10",
+        "search.segments=4",
+        "retraining.steps=30",
+        "retraining.batch_size=4",
+        "retraining.length=16",
+        "retraining.warmup_steps=3",
+        "retraining.log_every=5",
+        "retraining.evaluate_every=15",
+        "retraining.checkpoint_every=10",
+    )
 ]
 
 
@@ -51,9 +67,12 @@ def data_dir(tmp_path_factory):
 def start(binary, workdir, data_dir, *more):
     paths = (f"--workdir={workdir}", f"--data_dir={data_dir}", "--config=tiny_shakespeare")
     return subprocess.Popen(
-        [sys.executable, "-m", f"experiments.{binary}", *SMALL, *paths, *more], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", f"experiments.{binary}", *SMALL, *paths, *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +80,7 @@ def searched(tmp_path_factory, data_dir):
     """A search in one go, and one killed and resumed."""
     smooth, killed = (tmp_path_factory.mktemp(name) for name in ("smooth", "killed"))
     finish(start("search_par", smooth, data_dir))
-    kill_when(
-        start("search_par", killed, data_dir), lambda: (killed / "checkpoints" / "20").exists()
-    )
+    kill_when(start("search_par", killed, data_dir), lambda: (killed / "checkpoints" / "20").exists())
     return smooth, killed, finish(start("search_par", killed, data_dir))
 
 
@@ -83,8 +100,13 @@ def read(path):
 
 def test_a_killed_search_ends_as_one_that_was_not(searched):
     smooth, killed, output = searched
-    for name in ("metrics.jsonl", "result.json", "report.html", "probabilities.gif",
-                 "subnet/model.safetensors"):  # fmt: skip
+    for name in (
+        "metrics.jsonl",
+        "result.json",
+        "report.html",
+        "probabilities.gif",
+        "subnet/model.safetensors",
+    ):
         assert (smooth / name).read_bytes() == (killed / name).read_bytes(), name
     assert "Found after 40 steps" in output
 
@@ -120,36 +142,51 @@ def test_the_page_holds_the_search_and_the_networks(retrained, data_dir):
     assert "attention feed_forward attention feed_forward" in interleaved
     page = (smooth / "report.html").read_text()
     result = read(smooth / "retrained" / "interleaved-scratch-1" / "result.json")
-    for text in (f"{result['test']['perplexity']:.2f}", "found, scratch, seed 0",
-                 "interleaved, scratch, seed 1", "data:image/gif;base64"):  # fmt: skip
+    for text in (
+        f"{result['test']['perplexity']:.2f}",
+        "found, scratch, seed 0",
+        "interleaved, scratch, seed 1",
+        "data:image/gif;base64",
+    ):
         assert text in page
     assert result["tokens"] == 30 * 4 * 16
     assert result["test"]["perplexity"] == pytest.approx(np.exp(result["test"]["nats"]))
-    evaluated = finish(start("evaluate_language", smooth, data_dir, "--split=test",
-                             "--network=retrained/interleaved-scratch-1/subnet"))  # fmt: skip
-    evaluated = json.loads(evaluated[evaluated.index("{"):])
+    evaluated = finish(
+        start(
+            "evaluate_language",
+            smooth,
+            data_dir,
+            "--split=test",
+            "--network=retrained/interleaved-scratch-1/subnet",
+        )
+    )
+    evaluated = json.loads(evaluated[evaluated.index("{") :])
     assert evaluated["perplexity"] == pytest.approx(result["test"]["perplexity"])
     assert evaluated["params"] == result["params"]
     # Bytes: bits for one are bits for the other, but that the first is not predicted.
-    assert result["test"]["bits_per_byte"] == pytest.approx(
-        result["test"]["nats"] / np.log(2), rel=0.01)  # fmt: skip
+    assert result["test"]["bits_per_byte"] == pytest.approx(result["test"]["nats"] / np.log(2), rel=0.01)
 
 
 def test_inherited_weights_start_below_new_ones(retrained, data_dir):
     smooth, _, _ = retrained
     finish(start("retrain_language", smooth, data_dir, "--weights=inherited"))
     inherited, scratch = (
-        json.loads((smooth / "retrained" / f"found-{weights}-0" / "metrics.jsonl")
-                   .read_text().splitlines()[0])["loss"]
+        json.loads(
+            (smooth / "retrained" / f"found-{weights}-0" / "metrics.jsonl").read_text().splitlines()[0]
+        )["loss"]
         for weights in ("inherited", "scratch")
-    )  # fmt: skip
+    )
     assert inherited < scratch - 0.3
 
 
 def test_selection_by_perturbation_of_a_supernet_with_even_weights(data_dir, tmp_path):
-    more = ["--set=search.selection=perturbation", "--set=search.order=joint",
-            "--set=search.relaxation=average", "--set=training.steps=10",
-            "--set=search.start=2"]  # fmt: skip
+    more = [
+        "--set=search.selection=perturbation",
+        "--set=search.order=joint",
+        "--set=search.relaxation=average",
+        "--set=training.steps=10",
+        "--set=search.start=2",
+    ]
     finish(start("search_par", tmp_path, data_dir, *more))
     result = read(tmp_path / "result.json")
     assert len(result["selection"]["decisions"]) == 4
@@ -161,8 +198,7 @@ def test_selection_by_perturbation_of_a_supernet_with_even_weights(data_dir, tmp
 def test_the_same_supernet_can_be_selected_from_in_another_way(retrained, data_dir):
     _, killed, _ = retrained
     before = (killed / "metrics.jsonl").read_bytes()
-    finish(start("search_par", killed, data_dir, "--set=search.selection=sampling",
-                 "--set=search.samples=3"))  # fmt: skip
+    finish(start("search_par", killed, data_dir, "--set=search.selection=sampling", "--set=search.samples=3"))
     selection = read(killed / "result.json")["selection"]
     assert selection["method"] == "sampling" and len(selection["candidates"]) == 3
     assert (killed / "metrics.jsonl").read_bytes() == before
@@ -297,23 +333,26 @@ def test_losses_that_are_no_numbers_never_go_on(monkeypatch, tmp_path):
         trials.race(setup, list(range(4)), None, tmp_path)
 
 
-@pytest.mark.parametrize("assignment, message", [
-    ("search.selection=guess", "search.selection is 'guess', expected one of argmax, sampling"),
-    ("search.end_temperature=0", "temperature is 0.0, expected one above 0"),
-    ("search.order=third", "search.order is 'third', expected one of joint, first, second"),
-    ("search.cost=params", "search.cost is 'params', expected one of None, macs, latency"),
-    ("search.cost_weight=1", "search.cost_weight needs a search.cost"),
-    ("search.relaxation=average", "with it search.selection is perturbation"),
-    ("search.samples=0", "search.samples is 0"),
-    ("search.slack=0", "search.slack is 0.0, expected more than 0"),
-    ("search.trial_steps=900,300", r"search.trial_steps is \(900, 300\), expected numbers .* increase"),
-    ("search.trial_steps=0", r"search.trial_steps is \(0,\), expected numbers of steps that increase"),
-    ("search.eta=1", "search.eta is 1, expected at least 2"),
-    ("search.explore=2", "search.explore is 2.0, expected 0 to 1"),
-    ("search.start=800", "search.start is 800, and training.steps 800"),
-    ("model.dtype=bf16", "model.dtype is 'bf16', expected float32 or bfloat16"),
-    ("model.blocks=5", "model.blocks is 5, expected an even number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "assignment, message",
+    [
+        ("search.selection=guess", "search.selection is 'guess', expected one of argmax, sampling"),
+        ("search.end_temperature=0", "temperature is 0.0, expected one above 0"),
+        ("search.order=third", "search.order is 'third', expected one of joint, first, second"),
+        ("search.cost=params", "search.cost is 'params', expected one of None, macs, latency"),
+        ("search.cost_weight=1", "search.cost_weight needs a search.cost"),
+        ("search.relaxation=average", "with it search.selection is perturbation"),
+        ("search.samples=0", "search.samples is 0"),
+        ("search.slack=0", "search.slack is 0.0, expected more than 0"),
+        ("search.trial_steps=900,300", r"search.trial_steps is \(900, 300\), expected numbers .* increase"),
+        ("search.trial_steps=0", r"search.trial_steps is \(0,\), expected numbers of steps that increase"),
+        ("search.eta=1", "search.eta is 1, expected at least 2"),
+        ("search.explore=2", "search.explore is 2.0, expected 0 to 1"),
+        ("search.start=800", "search.start is 800, and training.steps 800"),
+        ("model.dtype=bf16", "model.dtype is 'bf16', expected float32 or bfloat16"),
+        ("model.blocks=5", "model.blocks is 5, expected an even number"),
+    ],
+)
 def test_impossible_configs_are_refused_before_anything_runs(assignment, message):
     with pytest.raises(ValueError, match=message):
         config.override(CONFIGS["tiny_shakespeare"], [assignment])
@@ -321,8 +360,10 @@ def test_impossible_configs_are_refused_before_anything_runs(assignment, message
 
 def test_random_patterns_are_as_dear_and_different():
     space = spaces.par(8)
-    found, table = spaces.par_rule(8), latency.LatencyTable(
-        "block", {"identity": 0, "feed_forward": 10, "attention": 50}, "cpu", {})  # fmt: skip
+    found, table = (
+        spaces.par_rule(8),
+        latency.LatencyTable("block", {"identity": 0, "feed_forward": 10, "attention": 50}, "cpu", {}),
+    )
     cost = table.cost(space)
     patterns = language_setup.random_patterns(space, found, cost)
     stacks = {tuple(np.asarray(arch["block"]).tolist()) for arch in patterns}
@@ -334,10 +375,13 @@ def test_random_patterns_are_as_dear_and_different():
     assert not language_setup.random_patterns(space, space.largest(), cost)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("search_par", "--set=data.search_fraction=0"), "needs text that is held out of training"),
-    (("retrain_language",), "result.json is missing: first run experiments.search_par"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("search_par", "--set=data.search_fraction=0"), "needs text that is held out of training"),
+        (("retrain_language",), "result.json is missing: first run experiments.search_par"),
+    ],
+)
 def test_clear_errors(arguments, message, data_dir, tmp_path):
     binary, *more = arguments
     process = start(binary, tmp_path, data_dir, *more)

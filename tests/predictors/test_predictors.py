@@ -62,8 +62,7 @@ def test_paths_of_a_cell_drop_identities_and_dead_edges():
     # 0-1 conv3, 0-2 none, 1-2 skip, 0-3 conv1, 1-3 none, 2-3 pool: paths 0-3 and 0-1-2-3.
     ops = jnp.array([3, 0, 1, 2, 0, 4], jnp.int32)
     steps, alive, used = CELL.paths(ops)
-    found = {tuple(row[row >= 0].tolist()) for row, on in zip(np.asarray(steps), alive, strict=True)
-             if on}
+    found = {tuple(row[row >= 0].tolist()) for row, on in zip(np.asarray(steps), alive, strict=True) if on}
     assert found == {(0,), (1, 2)}
     assert used.tolist() == [1, -1, -1, 0, -1, 2]
     features = cell_features(ops)
@@ -98,7 +97,8 @@ def test_gaussian_process_equals_scikit_learn(cells):
     inputs, score = cells
     x = np.asarray(inputs["features"]["sequences"])
     predictor = predictors.GaussianProcess(
-        ranks=False, linear=False, steps=0, scale=1.7, signal=0.8, noise=0.3, relative=False)
+        ranks=False, linear=False, steps=0, scale=1.7, signal=0.8, noise=0.3, relative=False
+    )
     mean, std = fitted_on(predictor, x, score, 40)
     y = np.asarray(score[:40])
     kernel = kernels.ConstantKernel(0.64) * kernels.RBF(1.7)
@@ -111,6 +111,7 @@ def test_gaussian_process_equals_scikit_learn(cells):
 
 def test_marginal_likelihood_gradient_is_that_of_autodiff():
     from jaxnas.predictors import gp
+
     a = jax.random.normal(jax.random.key(0), (6, 6))
     matrix, targets = a @ a.T + jnp.eye(6), jnp.arange(6.0)
 
@@ -118,8 +119,11 @@ def test_marginal_likelihood_gradient_is_that_of_autodiff():
         _, logdet = jnp.linalg.slogdet(matrix)
         return 0.5 * targets @ jnp.linalg.solve(matrix, targets) + 0.5 * logdet
 
-    for got, want in zip(jax.grad(gp.likelihood_cost, (0, 1))(matrix, targets),
-                         jax.grad(plain, (0, 1))(matrix, targets), strict=True):
+    for got, want in zip(
+        jax.grad(gp.likelihood_cost, (0, 1))(matrix, targets),
+        jax.grad(plain, (0, 1))(matrix, targets),
+        strict=True,
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
@@ -132,8 +136,9 @@ def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
     assert fitted["hyper"]["scale"][0] > fitted["hyper"]["scale"][1] + 1  # leaves in order of names
 
 
-@pytest.mark.parametrize("predictor", [predictors.GaussianProcess(),
-                                       predictors.MlpEnsemble(members=3, ranking=0.5)])
+@pytest.mark.parametrize(
+    "predictor", [predictors.GaussianProcess(), predictors.MlpEnsemble(members=3, ranking=0.5)]
+)
 def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predictor):
     inputs, score = cells
     mean, std = fitted_on(predictor, inputs["features"], score, 40)
@@ -147,8 +152,9 @@ def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predic
 
 def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
     inputs, score = cells
-    predictor = predictors.TransformerPredictor(3, 3, width=8, outputs=8, members=2, steps=150,
-                                                structure=False)
+    predictor = predictors.TransformerPredictor(
+        3, 3, width=8, outputs=8, members=2, steps=150, structure=False
+    )
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), inputs)
     encode = jax.jit(predictor.encode)
     encoded = encode(weights, inputs)
@@ -166,8 +172,19 @@ def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
 
 # ---- The Transformer trained on scores.
 
-SCORER = predictors.SupervisedTransformer(2, 4, width=8, heads=1, layers=1, outputs=8, members=2,
-                                          steps=60, batch=32, learning_rate=0.01, structure=False)
+SCORER = predictors.SupervisedTransformer(
+    2,
+    4,
+    width=8,
+    heads=1,
+    layers=1,
+    outputs=8,
+    members=2,
+    steps=60,
+    batch=32,
+    learning_rate=0.01,
+    structure=False,
+)
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +201,7 @@ def ordered():
     return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
 
 
-@pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}],
-                         ids=["regression", "ranking"])
+@pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}], ids=["regression", "ranking"])
 def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     inputs, score = ordered
     predictor = dataclasses.replace(SCORER, **losses)
@@ -202,8 +218,7 @@ def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     fit = jax.jit(jax.vmap(predictor.fit, (0, None, None, None)))
     keys = jnp.stack([jax.random.key(0), jax.random.key(5)])
     many = fit(keys, scrambled, score.at[30:].set(jnp.inf), jnp.arange(40) < 30)
-    again, other = (predictor.predict(jax.tree.map(lambda x, i=i: x[i], many), inputs)[0]
-                    for i in range(2))
+    again, other = (predictor.predict(jax.tree.map(lambda x, i=i: x[i], many), inputs)[0] for i in range(2))
     np.testing.assert_allclose(again, mean, atol=1e-3)
     assert not np.allclose(other, mean, atol=1e-3)
 
@@ -214,12 +229,14 @@ def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(
     teacher = predictors.TransformerPredictor(3, 3, **own, steps=2)
     weights = jax.jit(teacher.pretrain)(jax.random.key(0), inputs)
     predictor = predictors.SupervisedTransformer(
-        3, 3, **own, steps=1, learning_rate=1e-6, start=predictors.Start(weights))
+        3, 3, **own, steps=1, learning_rate=1e-6, start=predictors.Start(weights)
+    )
     fitted = jax.jit(predictor.fit)(jax.random.key(0), inputs, score, jnp.arange(60) < 40)
     kept = fitted["members"]["params"]["params"]["encoder"]
     for name in ("summary", "Embed_0", "Dense_0", "Dense_2"):  # the last one makes the vector
-        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), kept[name],
-                     weights["params"][name])
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, atol=1e-5), kept[name], weights["params"][name]
+        )
     mean, _ = predictor.predict(fitted, inputs)
     moved = inputs | {"features": jax.tree.map(lambda x: x + 1, inputs["features"])}
     assert not np.allclose(predictor.predict(fitted, moved)[0], mean, atol=1e-3)
@@ -238,8 +255,7 @@ def test_supervised_transformer_says_what_is_missing(ordered):
     with pytest.raises(ValueError, match="expected weights of at least 0, not both 0"):
         dataclasses.replace(SCORER, ranking=0.0, regression=0.0)
     with pytest.raises(ValueError, match=r"inputs lack features.*structure=False"):
-        dataclasses.replace(SCORER, structure=True).fit(
-            jax.random.key(0), inputs, score, jnp.ones(40, bool))
+        dataclasses.replace(SCORER, structure=True).fit(jax.random.key(0), inputs, score, jnp.ones(40, bool))
     with pytest.raises(ValueError, match="inputs lack tokens"):
         SCORER.fit(jax.random.key(0), score[:, None], score, jnp.ones(40, bool))
     with pytest.raises(ValueError, match="two points"):

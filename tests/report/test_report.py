@@ -16,8 +16,18 @@ from jaxnas.report import figures, svg
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
-def make_workdir(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluations=250,
-                 shape=(8, 8, 1), classes=10, counts=(1077, 360, 360), name="digits", seed=0):
+def make_workdir(
+    root,
+    layers=5,
+    widths=(16, 32, 48, 64),
+    heads=(1, 2, 3, 4),
+    evaluations=250,
+    shape=(8, 8, 1),
+    classes=10,
+    counts=(1077, 360, 360),
+    name="digits",
+    seed=0,
+):
     """Fills ``root`` with the files of a plausible run and returns it."""
     rng, root = random.Random(seed), pathlib.Path(root)
     (root / "search").mkdir(parents=True, exist_ok=True)
@@ -27,29 +37,44 @@ def make_workdir(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), ev
     def params(arch):
         e, depth = arch["embed_dim"], arch["depth"]
         each = zip(arch["num_heads"][:depth], arch["mlp_ratio"][:depth], strict=True)
-        return e * (shape[-1] * 4 + 17 + classes) + classes + sum(
-            4 * e * h * 16 + 2 * e * round(e * r) + 6 * e for h, r in each)
+        return (
+            e * (shape[-1] * 4 + 17 + classes)
+            + classes
+            + sum(4 * e * h * 16 + 2 * e * round(e * r) + 6 * e for h, r in each)
+        )
 
     def network(arch, accuracy=None):
         size = params(arch)
         if accuracy is None:
             accuracy = score(size)
         test = min(1.0, max(0.0, accuracy - 0.004 + rng.gauss(0, 0.003)))
-        return {"architecture": arch, "params": size, "macs": size * 17,
-                "search_accuracy": accuracy, "test_accuracy": test}
+        return {
+            "architecture": arch,
+            "params": size,
+            "macs": size * 17,
+            "search_accuracy": accuracy,
+            "test_accuracy": test,
+        }
 
     def score(size):
         clean = 0.985 - 0.07 * math.exp(-3.2 * size / largest) - abs(rng.gauss(0, 0.006))
         return round(min(1.0, clean) * counts[1]) / counts[1]
 
     def sample():
-        return {"embed_dim": rng.choice(widths), "depth": rng.choice(depths),
-                "num_heads": [rng.choice(heads) for _ in range(layers)],
-                "mlp_ratio": [rng.choice(ratios) for _ in range(layers)]}
+        return {
+            "embed_dim": rng.choice(widths),
+            "depth": rng.choice(depths),
+            "num_heads": [rng.choice(heads) for _ in range(layers)],
+            "mlp_ratio": [rng.choice(ratios) for _ in range(layers)],
+        }
 
     def extreme(pick):
-        return {"embed_dim": pick(widths), "depth": pick(depths),
-                "num_heads": [pick(heads)] * layers, "mlp_ratio": [pick(ratios)] * layers}
+        return {
+            "embed_dim": pick(widths),
+            "depth": pick(depths),
+            "num_heads": [pick(heads)] * layers,
+            "mlp_ratio": [pick(ratios)] * layers,
+        }
 
     largest = params(extreme(max))
     low, high = round(0.15 * largest, -2), round(0.6 * largest, -2)
@@ -64,10 +89,15 @@ def make_workdir(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), ev
                 arch = {k: (arch[k] if rng.random() < 0.3 else parent[k]) for k in arch}
             if low <= params(arch) <= high:
                 bonus = 0.004 if strategy == "evolution" and len(lines) > 50 else 0
-                line = {"index": len(lines), "strategy": strategy,
-                        "generation": len(lines) // 50 if strategy == "evolution" else 0,
-                        "architecture": arch, "params": params(arch), "macs": params(arch) * 17,
-                        "score": min(1.0, score(params(arch)) + bonus)}
+                line = {
+                    "index": len(lines),
+                    "strategy": strategy,
+                    "generation": len(lines) // 50 if strategy == "evolution" else 0,
+                    "architecture": arch,
+                    "params": params(arch),
+                    "macs": params(arch) * 17,
+                    "score": min(1.0, score(params(arch)) + bonus),
+                }
                 lines.append(line)
         history += lines
         bests[strategy] = max(lines, key=lambda x: (x["score"], -x["params"]))
@@ -78,37 +108,62 @@ def make_workdir(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), ev
     with open(root / "metrics.jsonl", "w") as file:
         for step in range(10, steps + 1, 10):
             part = step / steps
-            line = {"step": step, "split": "train",
-                    "loss": 0.55 + 1.8 * math.exp(-7 * part) + abs(rng.gauss(0, 0.05)),
-                    "accuracy": min(1, 1 - 0.85 * math.exp(-8 * part) - abs(rng.gauss(0, 0.02))),
-                    "learning_rate": 1e-3 * min(1, part / 0.05) * (1 + math.cos(3.1416 * part)) / 2}
+            line = {
+                "step": step,
+                "split": "train",
+                "loss": 0.55 + 1.8 * math.exp(-7 * part) + abs(rng.gauss(0, 0.05)),
+                "accuracy": min(1, 1 - 0.85 * math.exp(-8 * part) - abs(rng.gauss(0, 0.02))),
+                "learning_rate": 1e-3 * min(1, part / 0.05) * (1 + math.cos(3.1416 * part)) / 2,
+            }
             file.write(json.dumps(line) + "\n")
             if step % 150 == 0:
                 top = 0.985 - 0.8 * math.exp(-9 * part)
                 mean = top - 0.02 - 0.1 * math.exp(-4 * part)
-                line = {"step": step, "split": "search", "largest_accuracy": top,
-                        "smallest_accuracy": mean - 0.05 - 0.15 * math.exp(-3 * part),
-                        "random_accuracy_mean": mean,
-                        "random_accuracy_min": mean - 0.03, "random_accuracy_max": mean + 0.01}
+                line = {
+                    "step": step,
+                    "split": "search",
+                    "largest_accuracy": top,
+                    "smallest_accuracy": mean - 0.05 - 0.15 * math.exp(-3 * part),
+                    "random_accuracy_mean": mean,
+                    "random_accuracy_min": mean - 0.03,
+                    "random_accuracy_max": mean + 0.01,
+                }
                 file.write(json.dumps(line) + "\n")
 
     best, other = (network(bests[s]["architecture"], bests[s]["score"]) for s in bests)
     result = {
-        "config": {"name": name, "seed": 0, "training": {"steps": steps, "batch_size": 128},
-                   "search": {"population": 50, "parents": 10}},
-        "data": {"name": name, "image_shape": list(shape), "num_classes": classes,
-                 **dict(zip(("train", "search", "test"), counts, strict=True))},
-        "space": {"cardinality": str(len(widths) * sum(
-            (len(heads) * len(ratios)) ** d for d in depths)),
-            "choices": {"embed_dim": {"options": list(widths)}, "depth": {"options": list(depths)},
-                        "num_heads": {"options": list(heads), "length": layers, "active": "depth"},
-                        "mlp_ratio": {"options": list(ratios), "length": layers,
-                                      "active": "depth"}}},
-        "search": {"evaluations": evaluations, "generations": 5, "bounds": {"params": [low, high]},
-                   "reachable": {"params": [params(extreme(min)), largest]}},
+        "config": {
+            "name": name,
+            "seed": 0,
+            "training": {"steps": steps, "batch_size": 128},
+            "search": {"population": 50, "parents": 10},
+        },
+        "data": {
+            "name": name,
+            "image_shape": list(shape),
+            "num_classes": classes,
+            **dict(zip(("train", "search", "test"), counts, strict=True)),
+        },
+        "space": {
+            "cardinality": str(len(widths) * sum((len(heads) * len(ratios)) ** d for d in depths)),
+            "choices": {
+                "embed_dim": {"options": list(widths)},
+                "depth": {"options": list(depths)},
+                "num_heads": {"options": list(heads), "length": layers, "active": "depth"},
+                "mlp_ratio": {"options": list(ratios), "length": layers, "active": "depth"},
+            },
+        },
+        "search": {
+            "evaluations": evaluations,
+            "generations": 5,
+            "bounds": {"params": [low, high]},
+            "reachable": {"params": [params(extreme(min)), largest]},
+        },
         "best": {**best, "extraction_error": 2.4e-7},
         "random_search": {**other, "evaluations": evaluations},
-        "smallest": network(extreme(min)), "largest": network(extreme(max)), "subnet": "subnet",
+        "smallest": network(extreme(min)),
+        "largest": network(extreme(max)),
+        "subnet": "subnet",
         "versions": {"jaxnas": "0.1.0", "jax": "0.10.2", "flax": "0.12.0", "python": "3.11"},
         "device": "cpu (2 cores)",
     }
@@ -168,15 +223,20 @@ def test_same_files_give_same_bytes_in_any_folder(demo, page, tmp_path):
     assert report.write(other).read_bytes() == report.write(demo).read_bytes()
     assert str(demo) not in page and "elsewhere" not in page
     assert sorted(p.name for p in other.iterdir()) == [
-        "metrics.jsonl", "report.html", "result.json", "search"]
+        "metrics.jsonl",
+        "report.html",
+        "result.json",
+        "search",
+    ]
 
 
 def test_page_is_well_formed_and_loads_nothing(page):
     structure = Structure(page)
     ids = [value for _, key, value in structure.attributes if key == "id"]
     assert len(ids) == len(set(ids)) > 0
-    loads = [a for a in structure.attributes
-             if a[1] in ("src", "href", "srcset", "data", "action", "xlink:href")]
+    loads = [
+        a for a in structure.attributes if a[1] in ("src", "href", "srcset", "data", "action", "xlink:href")
+    ]
     assert loads == [("link", "href", "data:,")]
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest", page)
     assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= {"http://www.w3.org/2000/svg"}
@@ -210,14 +270,27 @@ def test_numbers_of_the_result_are_on_the_page(demo, page):
     result = json.loads((demo / "result.json").read_text())
     for name in ("best", "random_search", "smallest", "largest"):
         network = result[name]
-        for wanted in (f"{network['params']:,}", f"{100 * network['search_accuracy']:.2f} %",
-                       f"{100 * network['test_accuracy']:.2f} %"):
+        for wanted in (
+            f"{network['params']:,}",
+            f"{100 * network['search_accuracy']:.2f} %",
+            f"{100 * network['test_accuracy']:.2f} %",
+        ):
             assert wanted in text, (name, wanted)
     share = result["best"]["params"] / result["largest"]["params"]
-    assert (f"{100 * result['best']['test_accuracy']:.1f} % test accuracy with "
-            f"{result['best']['params']:,} parameters, {100 * share:.0f} % of the largest") in text
-    wanted = ("2.4e-07", "1,077", "training.batch_size", "0.10.2", "cpu (2 cores)",
-              'jaxnas.load_subnet("subnet")', "model.stablehlo", "--config=digits")
+    assert (
+        f"{100 * result['best']['test_accuracy']:.1f} % test accuracy with "
+        f"{result['best']['params']:,} parameters, {100 * share:.0f} % of the largest"
+    ) in text
+    wanted = (
+        "2.4e-07",
+        "1,077",
+        "training.batch_size",
+        "0.10.2",
+        "cpu (2 cores)",
+        'jaxnas.load_subnet("subnet")',
+        "model.stablehlo",
+        "--config=digits",
+    )
     assert [w for w in wanted if w not in text] == []
 
 
@@ -251,10 +324,17 @@ def test_log_ticks_are_inside():
         assert 2 <= len(marks) <= 6 and low * 0.99 <= min(marks) and max(marks) <= high * 1.01
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (4.4e-5, "0.044 ms"), (0.00434, "4.34 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (4.128, "4.13 s"),
-    (1234.0, "1230 s"),
-])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (4.4e-5, "0.044 ms"),
+        (0.00434, "4.34 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (4.128, "4.13 s"),
+        (1234.0, "1230 s"),
+    ],
+)
 def test_durations(seconds, text):
     assert svg.duration(seconds).replace("\u00a0", " ") == text
 
@@ -265,9 +345,13 @@ def test_short_numbers():
     assert texts == ["0", "0.0005", "999", "1 k", "41.2 k", "1 M", "5.9 G"]
 
 
-@pytest.mark.parametrize("missing, note", [
-    ("metrics.jsonl", "No training metrics were found"),
-    ("search/history.jsonl", "No search history was found")])
+@pytest.mark.parametrize(
+    "missing, note",
+    [
+        ("metrics.jsonl", "No training metrics were found"),
+        ("search/history.jsonl", "No search history was found"),
+    ],
+)
 def test_missing_files_are_noted(tmp_path, missing, note):
     root = make_workdir(tmp_path, evaluations=60)
     (root / missing).unlink()
@@ -300,8 +384,9 @@ def test_stragglers_and_wide_ranges_stay_inside_the_plot(tmp_path):
     root = make_workdir(tmp_path, evaluations=100)
     with open(root / "search/history.jsonl", "a") as file:
         for i, (size, score) in enumerate(((40, 0.1), (9_000_000, 0.2))):
-            file.write(json.dumps({"index": 500 + i, "strategy": "random", "params": size,
-                                   "score": score}) + "\n")
+            file.write(
+                json.dumps({"index": 500 + i, "strategy": "random", "params": size, "score": score}) + "\n"
+            )
     page = report.write(root).read_text(encoding="utf-8")
     assert "log scale" in page and "2 evaluations below the axis" in page
     wide = next(s for s in re.findall(r"<svg.*?</svg>", page, flags=re.S) if "scatter-wide" in s)
@@ -327,8 +412,7 @@ def test_architectures_without_heads_become_a_table(tmp_path):
 
 def test_layers_beyond_the_depth_are_ghosts(tmp_path):
     root = make_workdir(tmp_path, layers=14, widths=(192, 216, 240), heads=(3, 4), evaluations=60)
-    arch = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 14,
-            "mlp_ratio": [3.5] * 12 + [None] * 2}
+    arch = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 14, "mlp_ratio": [3.5] * 12 + [None] * 2}
     page = edit(root, lambda result: result["best"].update(architecture=arch))
     wide = next(s for s in re.findall(r"<svg.*?</svg>", page, flags=re.S) if "network-wide" in s)
     assert wide.count('class="head"') == 12 * 3 and wide.count('class="mlp"') == 12

@@ -114,8 +114,11 @@ def test_a_search_goes_on_with_a_larger_budget(tmp_path):
 
 def test_bounds_and_canonical_hold():
     strategy = dataclasses.replace(
-        RACES, cost=lambda arch: {"last": arch["op"][4]}, bounds={"last": (1, 2)},
-        canonical=lambda arch: {"op": arch["op"].at[0].set(0)})  # fmt: skip
+        RACES,
+        cost=lambda arch: {"last": arch["op"][4]},
+        bounds={"last": (1, 2)},
+        canonical=lambda arch: {"op": arch["op"].at[0].set(0)},
+    )
     state = search.run(strategy, evaluate, KEYS[0]).state
     codes = np.asarray(state.codes)
     assert np.all((codes[:, 4] >= 1) & (codes[:, 4] <= 2) & (codes[:, 0] == 0))

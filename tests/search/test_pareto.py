@@ -45,8 +45,9 @@ def brute_ranks(beats, valid):
     """Fronts by definition, from who dominates whom, bool [N, N]."""
     rank, left, level = np.full(len(valid), len(valid)), valid.copy(), 0
     while left.any():
-        front = [i for i in np.flatnonzero(left) if not any(beats[j, i] and left[j]
-                                                            for j in range(len(left)))]
+        front = [
+            i for i in np.flatnonzero(left) if not any(beats[j, i] and left[j] for j in range(len(left)))
+        ]
         rank[front], left[front], level = level, False, level + 1
     return rank
 
@@ -67,8 +68,9 @@ def test_rank_and_crowding_equal_pymoos(pymoo, seed, m, ties):
     assert np.all(rank[~valid] == N) and np.all(distance[~valid] == 0)
     rows = np.flatnonzero(valid)
     for front in fronts:
-        np.testing.assert_allclose(distance[rows[front]], crowding.do(-scores[rows[front]]),
-                                   rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            distance[rows[front]], crowding.do(-scores[rows[front]]), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("seed, m, ties", CASES)
@@ -106,7 +108,8 @@ def test_ranks_are_those_of_the_definition(seed, m, ties):
     np.testing.assert_array_equal(rank, brute_ranks(beats, valid))
     np.testing.assert_array_equal(pareto.pareto_front(scores, valid), rank == 0)
     np.testing.assert_array_equal(
-        pareto.dominates(jnp.asarray(scores)[:, None], jnp.asarray(scores)[None]), beats)
+        pareto.dominates(jnp.asarray(scores)[:, None], jnp.asarray(scores)[None]), beats
+    )
 
 
 @MANY
@@ -120,7 +123,9 @@ def test_order_and_scale_do_not_matter(seed, m, ties):
     if not ties:  # of equal scores the first row has the lower place
         np.testing.assert_allclose(
             pareto.crowding_distance(moved, rank[order], kept),
-            pareto.crowding_distance(scores, rank, valid)[order], rtol=1e-4)
+            pareto.crowding_distance(scores, rank, valid)[order],
+            rtol=1e-4,
+        )
 
 
 @MANY
@@ -155,8 +160,13 @@ def test_vmap_nan_and_infinity():
 
     def everything(x):
         rank = pareto.non_dominated_rank(x)
-        return (rank, pareto.crowding_distance(x, rank), pareto.pareto_front(x),
-                pareto.hypervolume(x, reference))
+        return (
+            rank,
+            pareto.crowding_distance(x, rank),
+            pareto.pareto_front(x),
+            pareto.hypervolume(x, reference),
+        )
+
     together = jax.jit(jax.vmap(everything))(scores)
     for i, one in enumerate(scores):
         for a, b in zip(together, everything(one), strict=True):
@@ -173,14 +183,19 @@ def test_many_points_in_blocks():
     assert 1 < front.sum() < 50
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), "got 4 objectives.*for 2 and 3"),
-    (lambda: pareto.hypervolume(np.zeros((3, 1)), np.zeros(1)), "got 1 objectives"),
-    (lambda: pareto.hypervolume(np.zeros((3, 2)), 0.0), r"reference has shape \[\], expected \[2\]"),
-    (lambda: pareto.pareto_front(np.zeros(3)), r"got shape \[3\], expected \[N, M\]"),
-    (lambda: pareto.non_dominated_rank(np.zeros((3, 2)), np.ones(2, bool)),
-     r"valid: got shape \[2\], expected \[3\]"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), "got 4 objectives.*for 2 and 3"),
+        (lambda: pareto.hypervolume(np.zeros((3, 1)), np.zeros(1)), "got 1 objectives"),
+        (lambda: pareto.hypervolume(np.zeros((3, 2)), 0.0), r"reference has shape \[\], expected \[2\]"),
+        (lambda: pareto.pareto_front(np.zeros(3)), r"got shape \[3\], expected \[N, M\]"),
+        (
+            lambda: pareto.non_dominated_rank(np.zeros((3, 2)), np.ones(2, bool)),
+            r"valid: got shape \[2\], expected \[3\]",
+        ),
+    ],
+)
 def test_clear_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
@@ -203,8 +218,7 @@ def quality(arch):
 
 
 def scores_of(archs):
-    return jax.vmap(lambda arch: jnp.stack([
-        quality(arch), -cost(arch)["params"].astype(jnp.float32)]))(archs)
+    return jax.vmap(lambda arch: jnp.stack([quality(arch), -cost(arch)["params"].astype(jnp.float32)]))(archs)
 
 
 BOUNDS = {"params": (4, 12)}
@@ -215,6 +229,7 @@ def scan(strategy, state):
     def step(state, _):
         archs, state = strategy.ask(state)
         return strategy.tell(state, archs, scores_of(archs)), None
+
     length = -(-strategy.evaluations // strategy.population)
     return jax.lax.scan(step, state, None, length=length)[0]
 
@@ -314,13 +329,13 @@ def test_nan_scores_are_skipped():
 
 
 def test_three_objectives_until_the_space_is_exhausted():
-    strategy = NSGA2(SPACE, cost, {"params": (None, 6)}, evaluations=200, population=20,
-                     objectives=3)
+    strategy = NSGA2(SPACE, cost, {"params": (None, 6)}, evaluations=200, population=20, objectives=3)
 
     def step(state, _):
         archs, state = strategy.ask(state)
         depth = archs["depth"].astype(jnp.float32)[:, None]
         return strategy.tell(state, archs, jnp.concatenate([scores_of(archs), depth], axis=1)), None
+
     state = strategy.init(jax.random.key(0))
     state = jax.jit(lambda state: jax.lax.scan(step, state, None, length=5)[0])(state)
     count = np.sum(np.asarray(jax.vmap(cost)(SPACE.enumerate())["params"]) <= 6)
@@ -337,8 +352,12 @@ def test_nsga2_clear_errors():
             STRATEGY.tell(asked, archs, scores)
     with pytest.raises(ValueError, match=r"float32\[19, 2\]"):
         STRATEGY.tell(asked, archs, np.zeros((19, 2), np.float32))
-    for change in ({"objectives": 1}, {"crossover_probability": 1.1}, {"mutation_probability": -1.0},
-                   {"population": 0}):
+    for change in (
+        {"objectives": 1},
+        {"crossover_probability": 1.1},
+        {"mutation_probability": -1.0},
+        {"population": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(change))):
             NSGA2(SPACE, **change)
     with pytest.raises(ValueError, match="no architecture has params of at most 1"):

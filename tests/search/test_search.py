@@ -13,10 +13,12 @@ from jaxnas.search import bounds as bounds_lib
 from jaxnas.search import state as state_lib
 from jaxnas.space import Choice, Space
 
-SPACE = Space(width=Choice(1, 2, 4, 8), depth=Choice(6, 7, 8),
-              op=Choice(0, 1, 2, 3).repeat(8, active="depth"))
-SMALL = Space(width=Choice(1, 2, 4, 8), depth=Choice(1, 2, 3),
-              op=Choice(0, 1, 2, 3).repeat(3, active="depth"))
+SPACE = Space(
+    width=Choice(1, 2, 4, 8), depth=Choice(6, 7, 8), op=Choice(0, 1, 2, 3).repeat(8, active="depth")
+)
+SMALL = Space(
+    width=Choice(1, 2, 4, 8), depth=Choice(1, 2, 3), op=Choice(0, 1, 2, 3).repeat(3, active="depth")
+)
 BOUNDS = {"params": (30, 90)}
 
 
@@ -25,12 +27,14 @@ def make_cost(space):
         width = jnp.asarray(space["width"].table)[arch["width"]]
         ops = jnp.where(space.active(arch)["op"], arch["op"] + 1, 0)
         return {"params": width * (1 + jnp.sum(ops)), "macs": width.astype(jnp.float32) * 1.5}
+
     return cost
 
 
 COST, SMALL_COST = make_cost(SPACE), make_cost(SMALL)
-EVOLUTION = search.Evolution(SPACE, COST, BOUNDS, evaluations=120, population=20, parents=5,
-                             mutations=10, crossovers=10)
+EVOLUTION = search.Evolution(
+    SPACE, COST, BOUNDS, evaluations=120, population=20, parents=5, mutations=10, crossovers=10
+)
 RANDOM = search.RandomSearch(SPACE, COST, BOUNDS, evaluations=120, population=20)
 
 
@@ -57,6 +61,7 @@ def scan(strategy, state):
     def step(state, _):
         archs, state = strategy.ask(state)
         return strategy.tell(state, archs, jax.vmap(fitness)(archs)), None
+
     return jax.lax.scan(step, state, None, length=strategy.evaluations // strategy.population)[0]
 
 
@@ -64,8 +69,10 @@ def scan(strategy, state):
 def many_seeds():
     """Whole searches as one scan, over 8 seeds under vmap."""
     keys = jax.random.split(jax.random.key(0), 8)
-    return {strategy: jax.jit(jax.vmap(lambda key, s=strategy: scan(s, s.init(key))))(keys)
-            for strategy in (EVOLUTION, RANDOM)}
+    return {
+        strategy: jax.jit(jax.vmap(lambda key, s=strategy: scan(s, s.init(key))))(keys)
+        for strategy in (EVOLUTION, RANDOM)
+    }
 
 
 @pytest.mark.parametrize("strategy", [EVOLUTION, RANDOM], ids=["evolution", "random"])
@@ -107,8 +114,7 @@ def test_children_come_from_the_best_of_all_generations(many_seeds):
         before = born < generation
         top = codes[before][np.argsort(-scores[before], kind="stable")[:5]]
         children = codes[born == generation][10:]
-        pure = np.mean([np.all([gene in top[:, e] for e, gene in enumerate(child)])
-                        for child in children])
+        pure = np.mean([np.all([gene in top[:, e] for e, gene in enumerate(child)]) for child in children])
         assert pure >= 0.5  # the rest fills up when the parents have no other new child
 
 
@@ -125,6 +131,7 @@ def test_an_exhausted_space_ends_the_search(kind):
         scores = np.asarray(archs["width"], np.float32)  # on the host: not to be traced
         calls.append(len(scores))
         return scores
+
     result = search.run(strategy, score, jax.random.key(0))
     assert len(result.history) == sum(calls) == count
     assert bool(strategy.finished(result.state)) and bool(result.state.exhausted)
@@ -141,18 +148,23 @@ def test_reachable():
     assert search.reachable(SMALL, SMALL_COST)["params"] == (params.min(), params.max())
 
 
-@pytest.mark.parametrize("bounds, message", [
-    # The space is too large to be listed: the range is what was found.
-    ({"params": (None, 6)}, "was found that has params of at most 6; this space reaches from 7 to 264"),
-    ({"params": (1e9, None)}, "at least 1,000,000,000; this space reaches from 7 to 264"),
-    ({"params": (257, 259)}, r"params from 257 to 259.*None found in .* attempts.*256.*7 to 264"),
-    ({"params": (200, None), "macs": (None, 2.0)}, "no architecture with params from 200 to 264 "
-     "and macs from 1.5 to 2.*nearest have: params"),
-    ({"parms": (1, 2)}, "'parms' is not a cost; did you mean 'params'"),
-    ({"params": (9, 8)}, "minimum 9 above its maximum 8"),
-    ({"params": 9}, r"expected \(min, max\)"),
-    ({"params": (None, math.nan)}, r"expected \(min, max\)"),
-])
+@pytest.mark.parametrize(
+    "bounds, message",
+    [
+        # The space is too large to be listed: the range is what was found.
+        ({"params": (None, 6)}, "was found that has params of at most 6; this space reaches from 7 to 264"),
+        ({"params": (1e9, None)}, "at least 1,000,000,000; this space reaches from 7 to 264"),
+        ({"params": (257, 259)}, r"params from 257 to 259.*None found in .* attempts.*256.*7 to 264"),
+        (
+            {"params": (200, None), "macs": (None, 2.0)},
+            "no architecture with params from 200 to 264 and macs from 1.5 to 2.*nearest have: params",
+        ),
+        ({"parms": (1, 2)}, "'parms' is not a cost; did you mean 'params'"),
+        ({"params": (9, 8)}, "minimum 9 above its maximum 8"),
+        ({"params": 9}, r"expected \(min, max\)"),
+        ({"params": (None, math.nan)}, r"expected \(min, max\)"),
+    ],
+)
 def test_an_impossible_bound_is_refused_before_the_search(bounds, message):
     with pytest.raises(ValueError, match=message):
         search.run(search.RandomSearch(SPACE, COST, bounds), None, jax.random.key(0))
@@ -176,6 +188,7 @@ def test_tight_bounds_are_filled_from_what_is_feasible():
         heads = jnp.where(space.active(arch)["num_heads"], arch["num_heads"] + 3, 0)
         ratio = jnp.where(space.active(arch)["mlp_ratio"], arch["mlp_ratio"] + 6, 0)
         return {"params": width * (256 * jnp.sum(heads) + width * jnp.sum(ratio))}
+
     low, high = search.reachable(space, cost)["params"]
     bounds = {"params": (low, round(low + 0.02 * (high - low)))}
     strategy = search.RandomSearch(space, cost, bounds, evaluations=100)
@@ -221,6 +234,7 @@ def stop_after(calls):
         if calls < 0:
             raise Stop
         return evaluate(archs)
+
     return stopping
 
 
@@ -286,17 +300,24 @@ def test_a_larger_budget_goes_on(finished_run, tmp_path):
         run(evaluations=30, history_path=path)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"seed": 1}, r"other settings: key \(recorded \[0, 0\], now \[0, 1\]\)"),
-    ({"strategy": search.Evolution(SPACE, COST, BOUNDS, 120, 20, 4, 10, 10)},
-     r"other settings: parents \(recorded 5, now 4\)"),
-    ({"strategy": search.Evolution(SPACE, COST, {"params": (30, 91)}, 120, 20, 5, 10, 10)},
-     r"bounds \(recorded .*90.*now .*91"),
-    ({"line": ("params", 1)}, "not the history of this search: .*params 1, now"),
-    ({"line": ("architecture", {"depth": 6})}, "recorded architecture {'depth': 6}, now"),
-    ({"text": "hello\nyou\n"}, "line 1 is not JSON"),
-    ({"text": '{"step": 1}\n'}, r"line 1 has no \['architecture'"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"seed": 1}, r"other settings: key \(recorded \[0, 0\], now \[0, 1\]\)"),
+        (
+            {"strategy": search.Evolution(SPACE, COST, BOUNDS, 120, 20, 4, 10, 10)},
+            r"other settings: parents \(recorded 5, now 4\)",
+        ),
+        (
+            {"strategy": search.Evolution(SPACE, COST, {"params": (30, 91)}, 120, 20, 5, 10, 10)},
+            r"bounds \(recorded .*90.*now .*91",
+        ),
+        ({"line": ("params", 1)}, "not the history of this search: .*params 1, now"),
+        ({"line": ("architecture", {"depth": 6})}, "recorded architecture {'depth': 6}, now"),
+        ({"text": "hello\nyou\n"}, "line 1 is not JSON"),
+        ({"text": '{"step": 1}\n'}, r"line 1 has no \['architecture'"),
+    ],
+)
 def test_a_history_of_another_search_is_refused(finished_run, tmp_path, change, message):
     path = tmp_path / "history.jsonl"
     lines = [json.loads(line) for line in finished_run[1].splitlines()]
@@ -316,6 +337,7 @@ def test_nan_scores_are_skipped(tmp_path):
     def sometimes(archs):
         scores = np.asarray(evaluate(archs))
         return np.where(scores > 5, np.nan, scores)
+
     result = run(score=sometimes, history_path=path)
     nans = [line for line in result.history if line["score"] is None]
     assert len(nans) == int(result.state.skipped) > 0
@@ -335,11 +357,18 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
             calls.append(archs)
             value = np.asarray(evaluate(archs), np.float32)
             return np.full_like(value, np.nan) if len(calls) <= times else value
+
         calls = []
         return score
+
     told = []
-    result = search.run(strategy, failing(3), jax.random.key(0), history_path=tmp_path / "some",
-                        progress=lambda *line: told.append(line))
+    result = search.run(
+        strategy,
+        failing(3),
+        jax.random.key(0),
+        history_path=tmp_path / "some",
+        progress=lambda *line: told.append(line),
+    )
     assert int(result.state.skipped) == 3 and len(result.history) == 30
     assert np.isnan([best for *_, best in told]).tolist() == [True] * 3 + [False] * 27
     with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
@@ -351,6 +380,7 @@ def test_an_evaluation_is_read_anew_in_each_run():
 
     def score(archs):
         return sign[0] * evaluate(archs)
+
     first = search.run(RANDOM, score, jax.random.key(0))
     sign[0] = -1.0
     second = search.run(RANDOM, score, jax.random.key(0))
@@ -362,12 +392,14 @@ def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
     def score(archs):
         chosen = archs["op"][archs["op"] > 1]  # as many as there are: no array without values can do that
         return np.asarray(evaluate(archs), np.float32) + 0 * np.float32(len(chosen))
+
     assert search.run(RANDOM, score, jax.random.key(0)).score == run(RANDOM).score
 
 
 def test_what_is_no_strategy_is_refused():
     class Mine:
         init = ask = tell = finished = best = space = cost = bounds = evaluations = None
+
     with pytest.raises(TypeError, match=r"search: Mine lacks batch. A strategy is a frozen dataclass"):
         search.run(Mine(), evaluate, jax.random.key(0))
     Mine.batch = 1
@@ -397,7 +429,12 @@ def test_clear_errors(tmp_path):
     archs, state = RANDOM.ask(RANDOM.init(jax.random.key(0)))
     with pytest.raises(ValueError, match=r"scores are float32\[3\]"):
         RANDOM.tell(state, archs, np.zeros(3, np.float32))
-    for change in ({"population": 0}, {"evaluations": 0}, {"parents": 0}, {"mutations": 26},
-                   {"layer_probability": 1.5}):
+    for change in (
+        {"population": 0},
+        {"evaluations": 0},
+        {"parents": 0},
+        {"mutations": 26},
+        {"layer_probability": 1.5},
+    ):
         with pytest.raises(ValueError, match=next(iter(change))):
             search.Evolution(SPACE, **change)

@@ -20,9 +20,7 @@ from jaxnas.space import Choice, Space
 # One worker for all: they share the searches.
 pytestmark = pytest.mark.xdist_group("strategies")
 
-SPACE = Space(
-    width=Choice(1, 2, 4, 8), depth=Choice(3, 4, 5), op=Choice(0, 1, 2).repeat(5, active="depth")
-)
+SPACE = Space(width=Choice(1, 2, 4, 8), depth=Choice(3, 4, 5), op=Choice(0, 1, 2).repeat(5, active="depth"))
 SMALL = Space(op=Choice("a", "b", "c").repeat(3))
 TARGET = jnp.asarray([0, 2, 1, 1, 0])
 
@@ -172,8 +170,10 @@ def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by
     params = TRANSFORMER.init(jax.random.key(0), space)
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    params = jax.tree.unflatten(tree, [
-        leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)])
+    params = jax.tree.unflatten(
+        tree,
+        [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)],
+    )
     draw = jax.jit(jax.vmap(lambda key: TRANSFORMER.sample(params, space, key, context)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(2), 20_000)))
     codes, counts = np.unique(drawn, axis=0, return_counts=True)

@@ -21,8 +21,7 @@ import torch_reference  # noqa: E402
 
 from experiments.benchmarks import torch_vit  # noqa: E402
 
-SPACE = spaces.vit(
-    embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
+SPACE = spaces.vit(embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
 ARCHS = {
     "middle": dict(embed_dim=40, depth=2, num_heads=[1, 2], mlp_ratio=[1.5, 2.0]),
     "largest": dict(embed_dim=56, depth=3, num_heads=[3, 3, 3], mlp_ratio=[2.0, 2.0, 2.0]),
@@ -54,7 +53,8 @@ def random_params(net, shape):
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda like: jnp.asarray(0.3 * random.normal(size=like.shape).astype(np.float32)),
-        nn.meta.unbox(annotations(net, shape).shapes))
+        nn.meta.unbox(annotations(net, shape).shapes),
+    )
 
 
 def to_torch(images):
@@ -70,9 +70,15 @@ def plain_torch(net, small_params, values):
     """The plain PyTorch network of the same sizes and weights, in float64."""
     hidden = [int(values["embed_dim"] * ratio) for ratio in values["mlp_ratio"]]
     model = torch_vit.PlainViT(
-        image_size=net.image_size, patch_size=net.patch_size, num_classes=net.num_classes,
-        embed=values["embed_dim"], heads=values["num_heads"], hidden=hidden, head_dim=net.head_dim,
-        max_relative_position=net.max_relative_position).double()
+        image_size=net.image_size,
+        patch_size=net.patch_size,
+        num_classes=net.num_classes,
+        embed=values["embed_dim"],
+        heads=values["num_heads"],
+        hidden=hidden,
+        head_dim=net.head_dim,
+        max_relative_position=net.max_relative_position,
+    ).double()
     torch_vit.copy_extracted(model, flax.traverse_util.flatten_dict(small_params, sep="/"))
     return model
 
@@ -94,12 +100,15 @@ def test_converted_network_is_the_official_one(values):
     assert sum(p.numel() for p in model.parameters()) == sum(sizes)
 
 
-@pytest.mark.parametrize("seed, kwargs, channels", [
-    (1, dict(max_relative_position=2), 3),  # patches are up to 3 apart: the clip counts
-    (2, dict(max_relative_position=0), 3),
-    (3, dict(image_size=15, patch_size=3), 1),
-    (4, dict(head_dim=64), 3),
-])
+@pytest.mark.parametrize(
+    "seed, kwargs, channels",
+    [
+        (1, dict(max_relative_position=2), 3),  # patches are up to 3 apart: the clip counts
+        (2, dict(max_relative_position=0), 3),
+        (3, dict(image_size=15, patch_size=3), 1),
+        (4, dict(head_dim=64), 3),
+    ],
+)
 def test_converted_network_of_other_settings(seed, kwargs, channels):
     net, values = network(**kwargs), ARCHS["mixed"]
     state, images = checkpoint(net, seed, channels=channels), random_images(net, channels=channels)
@@ -119,7 +128,8 @@ def test_converted_parameters_are_those_of_extraction():
     small, params = from_torch_autoformer(state, net, arch)
     assert small == expected
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), like)
+        lambda x: (x.shape, x.dtype), like
+    )
     numpy = {name: value.numpy() for name, value in state.items()}
     double = {name: value.double().requires_grad_() for name, value in state.items()}
     for other in ({"model": state, "epoch": 500}, numpy, double):
@@ -150,27 +160,33 @@ def with_zeros(name, *shape):
     return lambda state: {**state, name: torch.zeros(shape)}
 
 
-@pytest.mark.parametrize("change, message", [
-    (without("blocks.2.fc1.weight"), "missing: blocks.2.fc1.weight."),
-    (without("norm.weight"), "Not an official AutoFormer checkpoint: it has no norm.weight."),
-    (lambda state: {}, "Its first names are (none)."),
-    (with_zeros("head_dist.weight", 7, 64), "unexpected: head_dist.weight."),
-    (with_zeros("head.weight", 9, 64), "misshapen: head.weight (9, 64) instead of (7, 64)."),
-    (with_zeros("pos_embed", 1, 26, 64), "pos_embed (1, 26, 64) instead of (1, 17, 64)"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (without("blocks.2.fc1.weight"), "missing: blocks.2.fc1.weight."),
+        (without("norm.weight"), "Not an official AutoFormer checkpoint: it has no norm.weight."),
+        (lambda state: {}, "Its first names are (none)."),
+        (with_zeros("head_dist.weight", 7, 64), "unexpected: head_dist.weight."),
+        (with_zeros("head.weight", 9, 64), "misshapen: head.weight (9, 64) instead of (7, 64)."),
+        (with_zeros("pos_embed", 1, 26, 64), "pos_embed (1, 26, 64) instead of (1, 17, 64)"),
+    ],
+)
 def test_wrong_tensors_are_named(change, message):
     net = network()
     with pytest.raises(ValueError, match=re.escape(message)):
         from_torch_autoformer(change(checkpoint(net)), net, SPACE.largest())
 
 
-@pytest.mark.parametrize("stored, message", [
-    (dict(embed=48), "larger than the checkpoint: embedding width 56 of 48."),
-    (dict(heads=2), "larger than the checkpoint: attention width 48 of 32."),
-    (dict(hidden=100), "larger than the checkpoint: hidden width 112 of 100."),
-    (dict(depth=2), "missing: blocks.2.attn.proj.bias"),
-    (dict(max_relative_position=0), "missing: blocks.0.attn.rel_pos_embed_k.embeddings_table_h"),
-])
+@pytest.mark.parametrize(
+    "stored, message",
+    [
+        (dict(embed=48), "larger than the checkpoint: embedding width 56 of 48."),
+        (dict(heads=2), "larger than the checkpoint: attention width 48 of 32."),
+        (dict(hidden=100), "larger than the checkpoint: hidden width 112 of 100."),
+        (dict(depth=2), "missing: blocks.2.attn.proj.bias"),
+        (dict(max_relative_position=0), "missing: blocks.0.attn.rel_pos_embed_k.embeddings_table_h"),
+    ],
+)
 def test_architecture_beyond_the_checkpoint(stored, message):
     net = network()
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -28,9 +28,18 @@ from jaxnas.training.step import data_mesh
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
 SPACE = spaces.par(BLOCKS)
 NET = supernets.TransformerXL(
-    SPACE, vocabulary=WORDS, width=WIDTH, num_heads=HEADS, head_dim=DIM, hidden=12,
-    memory_length=MEMORY, dropout=0.0, init_std=0.5, cutoffs=(5, 12), div_value=2,
-)  # fmt: skip
+    SPACE,
+    vocabulary=WORDS,
+    width=WIDTH,
+    num_heads=HEADS,
+    head_dim=DIM,
+    hidden=12,
+    memory_length=MEMORY,
+    dropout=0.0,
+    init_std=0.5,
+    cutoffs=(5, 12),
+    div_value=2,
+)
 FORMS = {
     "unrolled": NET,
     "scanned": NET.clone(scan_blocks=True),
@@ -145,8 +154,10 @@ def test_hidden_states_are_those_of_the_paper(row):
     arch = SPACE.from_dict({"block": ["attention", "feed_forward", "identity", "attention"]})
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params_of("unrolled"))
     _, memory, _ = run("unrolled", arch)
-    mask = causal_mask(LENGTH, MEMORY) & (np.asarray(
-        [*PAST.documents[row].tolist(), *[0] * LENGTH]) >= 0)[None, :]  # fmt: skip
+    mask = (
+        causal_mask(LENGTH, MEMORY)
+        & (np.asarray([*PAST.documents[row].tolist(), *[0] * LENGTH]) >= 0)[None, :]
+    )
     positions = np.float64(sinusoids(LENGTH + MEMORY, WIDTH))
     x = reference_embedding(params["vocabulary_layer"], TOKENS[row].tolist())
     for i, name in enumerate(SPACE.to_dict(arch)["block"]):
@@ -207,9 +218,10 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
     net = NET.clone(pre_norm=pre_norm, hidden=hidden, num_heads=HEADS, head_dim=WIDTH // HEADS)
     x = jnp.ones((batch, length, WIDTH))
     context = Context(
-        x, np.broadcast_to(causal_mask(length, length), (batch, length, 2 * length)),
+        x,
+        np.broadcast_to(causal_mask(length, length), (batch, length, 2 * length)),
         jnp.asarray(sinusoids(2 * length, WIDTH)),
-    )  # fmt: skip
+    )
     params, alone = {}, {}
     for option in supernets.transformer_xl.OPTIONS:
         block = net.block(option)
@@ -322,9 +334,7 @@ def test_extracted_networks_give_the_same(form, seed):
 @pytest.mark.parametrize("form", ["unrolled", "pre-norm"])
 def test_products_are_those_that_xla_counts(form):
     arch = SPACE.from_dict({"block": ["attention", "feed_forward", "identity", "attention"]})
-    net, params, _ = jaxnas.extract(
-        FORMS[form], params_of(form), arch, verify=TOKENS[:1]
-    )
+    net, params, _ = jaxnas.extract(FORMS[form], params_of(form), arch, verify=TOKENS[:1])
     forward = jax.jit(lambda params, tokens: net.apply({"params": params}, tokens)[0])
     text = forward.lower(params, TOKENS[:1]).as_text("hlo")
     assert xla_macs(text) == jaxnas.cost(FORMS[form], (1, LENGTH))(arch)["macs"]
@@ -374,8 +384,7 @@ def test_soft_costs_are_expected_costs(seed):
     cost = jaxnas.cost(NET, (1, LENGTH))
     weights = jax.nn.softmax(jax.random.normal(jax.random.key(seed), (BLOCKS, 3)))
     every = SPACE.enumerate()
-    probability = np.prod(
-        np.asarray(weights)[np.arange(BLOCKS), np.asarray(every["block"])], axis=1)
+    probability = np.prod(np.asarray(weights)[np.arange(BLOCKS), np.asarray(every["block"])], axis=1)
     for name, exact in cost(every).items():
         expected = cost({"block": weights})[name]
         np.testing.assert_allclose(expected, np.sum(probability * exact), rtol=1e-4)
@@ -385,9 +394,16 @@ def test_dropout_is_on_in_training_alone():
     net = NET.clone(dropout=0.5, attention_dropout=0.5, scan_blocks=True)
 
     def scores(train, seed):
-        return jit(lambda key: net.apply(
-            {"params": params_of("unrolled")}, TOKENS, SPACE.largest(), targets=TARGETS, train=train,
-            rngs={"dropout": key})[0])(jax.random.key(seed))  # fmt: skip
+        return jit(
+            lambda key: net.apply(
+                {"params": params_of("unrolled")},
+                TOKENS,
+                SPACE.largest(),
+                targets=TARGETS,
+                train=train,
+                rngs={"dropout": key},
+            )[0]
+        )(jax.random.key(seed))
 
     np.testing.assert_array_equal(scores(False, 0), scores(False, 1))
     assert np.any(np.asarray(scores(True, 0)) != np.asarray(scores(True, 1)))

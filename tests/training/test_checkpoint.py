@@ -86,11 +86,7 @@ def test_a_state_comes_back_bit_for_bit(saved):
 def test_an_abstract_example_is_enough_and_its_sharding_counts(saved):
     single = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     example = jax.tree.map(
-        lambda x: (
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=single)
-            if isinstance(x, jax.Array)
-            else x
-        ),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=single) if isinstance(x, jax.Array) else x,
         make_state(0),
     )
     _, state, _ = restore(saved, example=example)

@@ -1,6 +1,5 @@
 """Differentiable search and recurrent training: gradients, alternation, memory, meshes."""
 
-
 import functools
 
 import jax
@@ -31,9 +30,19 @@ from jaxnas.training.step import data_mesh, shard_batch
 WORDS, ROWS, LENGTH = 11, 8, 4
 SPACE = spaces.par(2)
 NET = supernets.TransformerXL(
-    SPACE, vocabulary=WORDS, width=8, num_heads=2, head_dim=4, hidden=8, memory_length=4,
-    dropout=0.1, init_std=0.3, scan_blocks=True, cutoffs=(3, 6), div_value=2,
-)  # fmt: skip
+    SPACE,
+    vocabulary=WORDS,
+    width=8,
+    num_heads=2,
+    head_dim=4,
+    hidden=8,
+    memory_length=4,
+    dropout=0.1,
+    init_std=0.3,
+    scan_blocks=True,
+    cutoffs=(3, 6),
+    div_value=2,
+)
 RATE = 0.1
 RNG = np.random.default_rng(0)
 
@@ -59,9 +68,16 @@ def first_state(logits_optimizer, mesh):
     params = jaxnas.init(NET, jax.random.key(0), (1, LENGTH))
     logits = SPACE.logits()
     state = SearchState(
-        jnp.int32(0), params, optax.sgd(RATE).init(params), logits, logits_optimizer.init(logits),
-        NET.empty_memory(ROWS), NET.empty_memory(ROWS), jnp.float32(jnp.nan), jax.random.key(1),
-    )  # fmt: skip
+        jnp.int32(0),
+        params,
+        optax.sgd(RATE).init(params),
+        logits,
+        logits_optimizer.init(logits),
+        NET.empty_memory(ROWS),
+        NET.empty_memory(ROWS),
+        jnp.float32(jnp.nan),
+        jax.random.key(1),
+    )
     return jax.device_put(state, state_sharding(mesh, state))
 
 
@@ -73,10 +89,17 @@ def searcher(order="first", devices=1, **settings):
     state = first_state(logits_optimizer, mesh)
     cost = jaxnas.cost(NET, (1, LENGTH))
     step = make_search_step(
-        language_loss(NET), optax.sgd(RATE), optax.constant_schedule(RATE), logits_optimizer,
-        relaxations.gumbel_softmax, optax.constant_schedule(1.0), settings, mesh, state,
+        language_loss(NET),
+        optax.sgd(RATE),
+        optax.constant_schedule(RATE),
+        logits_optimizer,
+        relaxations.gumbel_softmax,
+        optax.constant_schedule(1.0),
+        settings,
+        mesh,
+        state,
         cost=lambda weights: cost(weights)["macs"],
-    )  # fmt: skip
+    )
     return step, state, PairedBatches(*STREAMS, settings), mesh
 
 
@@ -150,8 +173,9 @@ def test_gradients_of_the_logits_are_exact(order):
 
 
 def test_orders_differ():
-    logits = [np.asarray(run(1, order, every=1)[0][1].logits["block"]) for order in
-              ("first", "second", "joint")]  # fmt: skip
+    logits = [
+        np.asarray(run(1, order, every=1)[0][1].logits["block"]) for order in ("first", "second", "joint")
+    ]
     assert not np.allclose(logits[0], logits[1], atol=1e-7)
     assert not np.allclose(logits[0], logits[2], atol=1e-7)
 
@@ -171,9 +195,7 @@ def test_a_cost_above_its_target_pushes_to_cheaper_blocks():
     assert 500 < even
     assert metrics[2]["expected_cost"] < metrics[0]["expected_cost"] < even
     # Identity is the first option, and costs nothing.
-    assert np.all(
-        np.asarray(dear[-1].logits["block"])[:, 0] > np.asarray(free[-1].logits["block"])[:, 0]
-    )
+    assert np.all(np.asarray(dear[-1].logits["block"])[:, 0] > np.asarray(free[-1].logits["block"])[:, 0])
     reached, _ = run(3, every=1, cost_weight=2.0, target=1e12)
     assert difference(reached[-1].logits, free[-1].logits) < 1e-6
 
@@ -194,9 +216,7 @@ def test_a_plain_network_trains_alone_and_is_evaluated_exactly():
     state = LanguageState(
         jnp.int32(0), params, optimizer.init(params), net.empty_memory(ROWS), jax.random.key(0)
     )
-    step = make_language_step(
-        language_loss(net), optimizer, optax.constant_schedule(RATE), mesh, state
-    )
+    step = make_language_step(language_loss(net), optimizer, optax.constant_schedule(RATE), mesh, state)
     evaluate = make_language_evaluator(net, TEST, 2, LENGTH, mesh, role="test")
     before = float(evaluate(params))
     for number in range(60):
@@ -235,4 +255,3 @@ def test_clear_errors():
         make_search_step(
             None, None, None, None, None, None, SearchSettings(cost_weight=1.0, target=2.0), None, None
         )
-

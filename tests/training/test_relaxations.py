@@ -93,9 +93,11 @@ def test_harden_takes_the_largest_and_soften_is_its_inverse():
 
 @settings(max_examples=20)
 @given(
-    start=st.floats(0.5, 10), end=st.floats(0.01, 0.5), steps=st.integers(1, 1000),
+    start=st.floats(0.5, 10),
+    end=st.floats(0.01, 0.5),
+    steps=st.integers(1, 1000),
     kind=st.sampled_from(["exponential", "linear"]),
-)  # fmt: skip
+)
 def test_temperatures_fall_from_start_to_end(start, end, steps, kind):
     schedule = relaxations.temperature_schedule(kind, start, end, steps)
     values = [float(schedule(step)) for step in (0, steps // 2, steps, 2 * steps)]
@@ -147,6 +149,8 @@ def test_perturbation_keeps_what_hurts_most_when_removed():
 def test_perturbation_refuses_scores_that_are_no_numbers():
     with pytest.raises(ValueError, match="perturbation: the scores of"):
         perturbation(
-            SPACE, relaxations.softmax(LOGITS), lambda a: jnp.full(len(a["op"]), jnp.nan),
+            SPACE,
+            relaxations.softmax(LOGITS),
+            lambda a: jnp.full(len(a["op"]), jnp.nan),
             jax.random.key(0),
-        )  # fmt: skip
+        )

@@ -45,9 +45,7 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(workdir.WorkdirError) as error, workdir.open_workdir(tmp_path):
             pass
-        assert f"in use by another run (pid {holder.pid} on {os.uname().nodename})" in str(
-            error.value
-        )
+        assert f"in use by another run (pid {holder.pid} on {os.uname().nodename})" in str(error.value)
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -58,9 +56,7 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
 
 def test_a_workdir_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    refused = pytest.raises(
-        workdir.WorkdirError, match="cannot write to the workdir .*file.*Choose"
-    )
+    refused = pytest.raises(workdir.WorkdirError, match="cannot write to the workdir .*file.*Choose")
     with refused, workdir.open_workdir(tmp_path / "file" / "run"):
         pass
 
@@ -139,9 +135,9 @@ def test_a_missing_json_file_suggests_the_nearest(tmp_path):
         workdir.read_json(tmp_path / "results.json")
 
 
-_records = st.lists(
-    st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12
-).map(lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))])
+_records = st.lists(st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12).map(
+    lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))]
+)
 
 
 @settings(deadline=None)
@@ -221,8 +217,7 @@ def _run(stream, **options):
 
 def test_progress_without_a_terminal_is_plain_lines_now_and_then():
     assert _run(io.StringIO()) == (
-        "step 1/6  loss 1\nstep 4/6  0.25/s  0:08 left  loss 0.25\n"
-        "step 6/6  0.25/s  0:00 left  loss 0.1667\n"
+        "step 1/6  loss 1\nstep 4/6  0.25/s  0:08 left  loss 0.25\nstep 6/6  0.25/s  0:00 left  loss 0.1667\n"
     )
 
 
