@@ -1,0 +1,277 @@
+"""Files that are written whole or not at all, and JSON that says what is wrong with it.
+
+Every file of a run is written here: under a temporary name beside its place, put safely on disk, and
+renamed. A reader finds the old file or the whole new one. What a killed process leaves behind is named
+`.<name>.tmp` or `.<name>.tmp-*`; it is never read, and the next writer of the same file removes it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+Path = str | os.PathLike
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a file so that a reader sees the old one or the whole new one, never a part.
+
+    Args:
+      path: of the file, in a directory that exists.
+      data: its whole content.
+
+    Raises:
+      OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of a text in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` of a value as indented JSON; see `plain` for what JSON can hold."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[str] = ()) -> None:
+    """Puts a folder of files in place of an older one, complete or not at all.
+
+    Args:
+      path: of the folder; the one that it lies in is made if needed.
+      files: contents by name.
+      known: names of other files that an older folder may hold, and that go with it.
+
+    Raises:
+      FileExistsError: the path is a file, or the older folder holds files that are not ours.
+    """
+    folder = pathlib.Path(path).absolute()
+    if folder.is_file():
+        raise FileExistsError(f"{folder} is a file; choose a folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):
+        shutil.rmtree(leftover)
+    if folder.exists():
+        ours = {*files, *known}
+        others = sorted(p.name for p in folder.iterdir() if p.name not in ours and not is_leftover(p))
+        if others:
+            raise FileExistsError(
+                f"{folder} holds other files, which would be lost: {', '.join(others[:8])}. "
+                "Choose a folder of its own."
+            )
+    new = folder.with_name(f".{folder.name}.tmp-new")
+    new.mkdir()
+    for name, data in files.items():
+        write_bytes(new / name, data)
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.tmp-old")
+        folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old)
+    else:
+        new.rename(folder)
+    fsync(folder.parent)
+
+
+def is_leftover(path: pathlib.Path) -> bool:
+    """Whether a path is what a killed writer of this module left behind."""
+    return path.name.startswith(".") and (path.name.endswith(".tmp") or ".tmp-" in path.name)
+
+
+def fsync(path: Path) -> None:
+    """Makes a file, or the names in a directory, survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(data: bytes | pathlib.Path) -> str:
+    """The SHA-256 digest of bytes, or of a file, as hexadecimal digits."""
+    if isinstance(data, bytes):
+        return hashlib.sha256(data).hexdigest()
+    with open(data, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """Turns a value into what JSON can hold.
+
+    Tuples become lists, arrays and NumPy or JAX scalars become lists and numbers; NaN and the
+    infinities, which JSON lacks, become None.
+
+    Raises:
+      TypeError: for anything else, naming the type.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        array = np.asarray(value)
+        # bfloat16 and its like are no NumPy numbers: tolist() would give objects.
+        if array.dtype.kind not in "biufUS":
+            array = array.astype(np.float32)
+        return plain(array.tolist())
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"JSON needs strings as keys, not {key!r} of type {type(key).__name__}")
+    return key
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      FileNotFoundError: no such file; the message names the nearest file beside it.
+      ValueError: the file is not JSON; the message says where it stops being JSON.
+    """
+    path = pathlib.Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise FileNotFoundError(f"there is no file {path}.{hint}") from error
+    return parse_json(data, str(path))
+
+
+def parse_json(data: bytes, name: str) -> Any:
+    """The value of a JSON document; `name` says in a message what could not be read.
+
+    Raises:
+      ValueError: not JSON; the message says where it stops being JSON.
+    """
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not JSON: byte {error.start} is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        what = "it is empty" if not data.strip() else f"{error.msg} at line {error.lineno}"
+        raise ValueError(
+            f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run "
+            "again what writes it."
+        ) from error
+    except RecursionError as error:
+        raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Appends records to a file of JSON lines and puts them safely on disk.
+
+    A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores and
+    `truncate_lines` removes.
+    """
+    text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
+    with open(path, "ab") as file:
+        file.write(text.encode("utf-8"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Reads a file of JSON lines; [] if there is none. A part of a line at the end is ignored.
+
+    Args:
+      path: of the file.
+      keys: that every record must have.
+
+    Raises:
+      ValueError: a line is not a JSON object, or lacks a key; the message names file and line.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        record = parse_json(line, f"line {number} of {path}")
+        lacking = [key for key in keys if not isinstance(record, dict) or key not in record]
+        if lacking or not isinstance(record, dict):
+            wrong = f"has no {lacking[0]!r}" if lacking else "is no JSON object"
+            raise ValueError(
+                f"line {number} of {path} {wrong}: {line[:80]!r}. Move the file away or mend that "
+                "line, then start again."
+            )
+        records.append(record)
+    return records
+
+
+def truncate_lines(path: Path, keep: int) -> None:
+    """Cuts a file of JSON lines behind its first `keep` lines; a file that is not there stays so."""
+    path = pathlib.Path(path)
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = sum(len(line) for line in lines[:keep])
+    with open(path, "r+b") as file:
+        file.truncate(kept)
+        os.fsync(file.fileno())
+
+
+_ABSENT = object()
+
+
+def diff(before: Mapping, after: Mapping, names: tuple[str, str] = ("checkpoint", "now")) -> list[str]:
+    """Names what differs between two nested dictionaries, as JSON would hold them.
+
+    Args:
+      before: a dictionary of values and dictionaries.
+      after: the other one.
+      names: what to call the two.
+
+    Returns:
+      Lines such as "training.steps: 3 (checkpoint) / 4 (now)"; empty if they are equal.
+    """
+    first, second = _flat(plain(before)), _flat(plain(after))
+    lines = []
+    for key in [*first, *(key for key in second if key not in first)]:
+        a, b = first.get(key, _ABSENT), second.get(key, _ABSENT)
+        if a != b:
+            lines.append(f"{key}: {_show(a)} ({names[0]}) / {_show(b)} ({names[1]})")
+    return lines
+
+
+def _flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}; an empty dictionary stays a value."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _show(value: Any) -> str:
+    return "absent" if value is _ABSENT else json.dumps(value)
