@@ -1,0 +1,243 @@
+"""What a run found, as `result.json` holds it: written and read here, by one schema with a version.
+
+The schema knows no kind of data and no search method. A page shows what is there: probabilities where
+a search had architecture parameters, candidates where some were trained alone, and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jaxnas import files
+
+VERSION = 1
+NAME = "result.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MetricOf:
+    """A metric of the task; see `jaxnas.tasks.Metric`.
+
+    Attributes:
+      name: as "accuracy".
+      unit: as "%" (the value is then a fraction), or "nats per token".
+      direction: "max" if more is better, else "min".
+    """
+
+    name: str
+    unit: str
+    direction: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskOf:
+    """The task of a run.
+
+    Attributes:
+      name: of the data set.
+      examples: what an example is called, as "images" or "tokens".
+      sizes: examples in each role.
+      metrics: the first is the one that architectures are searched by.
+      details: whatever else describes the data, by name.
+    """
+
+    name: str
+    examples: str
+    sizes: Mapping[str, int]
+    metrics: tuple[MetricOf, ...]
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpaceOf:
+    """The search space.
+
+    Attributes:
+      cardinality: number of distinct architectures, in digits.
+      choices: `Space.to_json()`.
+    """
+
+    cardinality: str
+    choices: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network that was measured.
+
+    Attributes:
+      name: as "found", "random search", "smallest", "largest", or a name of the config's.
+      architecture: option values by choice.
+      costs: as {"params": ..., "macs": ...}.
+      metrics: by role, then by name of the metric.
+      weights: "inherited" from the supernet, "fine-tuned" from it, or "from scratch".
+      seed: of a retraining; None for inherited weights.
+      steps: of a retraining; None for inherited weights.
+      extraction_error: largest relative difference to the supernet's outputs; None if not extracted.
+    """
+
+    name: str
+    architecture: Mapping[str, Any]
+    costs: Mapping[str, int | float]
+    metrics: Mapping[str, Mapping[str, float | None]]
+    weights: str = "inherited"
+    seed: int | None = None
+    steps: int | None = None
+    extraction_error: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchOf:
+    """One search: a strategy over architectures, whose evaluations are in search/history.jsonl.
+
+    Attributes:
+      name: of the strategy, as in the history.
+      evaluations: that were made.
+      bounds: (least, most) by cost, None where there is no bound.
+      reachable: (least, most) that the space has, by cost.
+    """
+
+    name: str
+    evaluations: int
+    bounds: Mapping[str, tuple[float | None, float | None]] = dataclasses.field(default_factory=dict)
+    reachable: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An architecture among which a selection chose.
+
+    Attributes:
+      architecture: option values by choice.
+      explored: whether it was drawn anywhere in the space, and not by the probabilities.
+      supernet: its metric with the supernet's weights.
+      trials: its metric after each rung of training alone, as far as it came.
+    """
+
+    architecture: Mapping[str, Any]
+    explored: bool
+    supernet: float | None
+    trials: tuple[float | None, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionOf:
+    """How an architecture was taken from a search with architecture parameters.
+
+    Attributes:
+      method: "argmax", "sampling", "trials" or "perturbation".
+      steps: of the search.
+      probabilities: of the options by choice, [options] or [positions][options].
+      confidence: the largest probability of the least decided decision.
+      candidates: among which "sampling" and "trials" chose.
+      trial_steps: steps of each rung of trials.
+      kendall_tau: between the supernet's metric and that of the first trials.
+      decisions: of "perturbation", in the order made: {"name", "position", "kept", "drops"}.
+    """
+
+    method: str
+    steps: int
+    probabilities: Mapping[str, Any]
+    confidence: float
+    candidates: tuple[Candidate, ...] = ()
+    trial_steps: tuple[int, ...] = ()
+    kendall_tau: float | None = None
+    decisions: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+      task, space: see there.
+      found: the network that the search brought out; None for a retraining of a network without one.
+      networks: others, to compare it with.
+      searches: over architectures.
+      selection: by architecture parameters, or None.
+      subnet: folder of the found network, within the workdir.
+      config: of the run, as nested plain values.
+      versions: of what decides numbers, by name.
+      device: kind of the device that it ran on.
+      version: of this schema.
+    """
+
+    task: TaskOf
+    space: SpaceOf
+    found: Network
+    networks: tuple[Network, ...] = ()
+    searches: tuple[SearchOf, ...] = ()
+    selection: SelectionOf | None = None
+    subnet: str = "subnet"
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    device: str = ""
+    version: int = VERSION
+
+
+def write(workdir: str | os.PathLike, result: Result) -> pathlib.Path:
+    """Writes result.json into a workdir and returns its path."""
+    path = pathlib.Path(workdir) / NAME
+    files.write_json(path, dataclasses.asdict(result))
+    return path
+
+
+def read(workdir: str | os.PathLike) -> Result:
+    """Reads result.json of a workdir.
+
+    Raises:
+      FileNotFoundError: there is none; the message says what to run first.
+      ValueError: it is damaged, of another version, or lacks a field; the message names file and field.
+    """
+    path = pathlib.Path(workdir) / NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: first run a search in this workdir to its end.")
+    values = files.read_json(path)
+    version = values.get("version") if isinstance(values, dict) else None
+    if version != VERSION:
+        raise ValueError(
+            f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "
+            "search again in its workdir, which writes it anew."
+        )
+    return _parse(values, Result, str(path))
+
+
+def _parse(value: Any, hint: Any, where: str) -> Any:
+    """A JSON value as a value of a type; ValueError says where it is not one."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _parse(value, next(arg for arg in args if arg is not type(None)), where)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
+        hints = typing.get_type_hints(hint)
+        fields = {field.name: field for field in dataclasses.fields(hint)}
+        for name, field in fields.items():
+            required = field.default is field.default_factory is dataclasses.MISSING
+            if required and name not in value:
+                raise ValueError(f"{where}: {name!r} is missing.")
+        known = {name: part for name, part in value.items() if name in fields}
+        return hint(**{name: _parse(part, hints[name], f"{where}: {name}") for name, part in known.items()})
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{where}: expected a list, found {type(value).__name__}.")
+        items = (args[0],) * len(value) if args[-1] is Ellipsis else args
+        return tuple(_parse(item, kind, where) for item, kind in zip(value, items, strict=True))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
+        return {name: _parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
+    kinds = (int, float) if hint is float else hint
+    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
+        raise ValueError(f"{where}: expected {hint.__name__}, found {value!r}.")
+    return value
