@@ -84,7 +84,7 @@ class Network:
 
     name: str
     architecture: Mapping[str, Any]
-    costs: Mapping[str, int | float]
+    costs: Mapping[str, float]
     metrics: Mapping[str, Mapping[str, float | None]]
     weights: str = "inherited"
     seed: int | None = None
