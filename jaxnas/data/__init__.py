@@ -3,7 +3,7 @@
 from jaxnas.data import augment
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
-from jaxnas.data.corpus import STREAM_ROLES, Corpus, Stream
+from jaxnas.data.corpus import STREAM_ROLES, Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.splits import ROLES, SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
@@ -24,6 +24,7 @@ __all__ = [
     "augment",
     "evaluation_batches",
     "evaluation_streams",
+    "join_streams",
     "load",
     "load_text",
     "normalize",

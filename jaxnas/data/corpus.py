@@ -114,3 +114,13 @@ class Corpus:
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary"
                     f" has {self.vocabulary.size}; make both with one vocabulary"
                 )
+
+
+def join_streams(role: str, first: Stream, second: Stream) -> Stream:
+    """Joins two streams as one of a role; the second begins a document of its own."""
+    return Stream(
+        role,
+        np.concatenate([first.tokens, second.tokens]),
+        np.concatenate([first.documents, second.documents + (first.documents[-1] + 1)]),
+        first.n_bytes + second.n_bytes,
+    )

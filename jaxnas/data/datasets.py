@@ -21,7 +21,8 @@ class Dataset:
     Args:
         name: TFDS name.
         train: the official training part without `search`.
-        search: held out of the official training part; compares architectures in a search.
+        search: held out of the official training part; compares architectures in a search. None if
+            nothing was held out.
         test: the official test part, for the networks that were chosen.
         num_classes: labels are in [0, num_classes).
         image_shape: (H, W, C).
@@ -34,7 +35,7 @@ class Dataset:
 
     name: str
     train: Split
-    search: Split
+    search: Split | None
     test: Split
     num_classes: int
     image_shape: tuple[int, int, int]
@@ -43,7 +44,8 @@ class Dataset:
 
     def __post_init__(self):
         self.train.require("train")
-        self.search.require("search")
+        if self.search is not None:
+            self.search.require("search")
         self.test.require("test")
 
 
@@ -96,18 +98,20 @@ def load(
 
     images, labels = _read(builder.as_data_source(split="train"), image_shape, in_memory)
     size = round(len(labels) * search_fraction) if search_size is None else search_size
-    try:
-        held_out, rest = stratified(labels, size, seed)
-    except ValueError as error:
-        raise ValueError(f"the search split of {name}: {error}") from error
-    train = Split("train", _rows(images, rest), labels[rest])
-    search = Split("search", _rows(images, held_out), labels[held_out])
+    train, search = Split("train", images, labels), None
+    if size:
+        try:
+            held_out, rest = stratified(labels, size, seed)
+        except ValueError as error:
+            raise ValueError(f"the search split of {name}: {error}") from error
+        train = Split("train", _rows(images, rest), labels[rest])
+        search = Split("search", _rows(images, held_out), labels[held_out])
     test = Split("test", *_read(builder.as_data_source(split=test_split), image_shape, in_memory))
 
     num_classes = getattr(builder.info.features["label"], "num_classes", None)
     if num_classes is None:
         num_classes = int(labels.max()) + 1
-    for split in (train, search, test):
+    for split in filter(None, (train, search, test)):
         if split.labels.max() >= num_classes:
             raise ValueError(
                 f"{name}: the {split.role} split has label {split.labels.max()}, but there are"

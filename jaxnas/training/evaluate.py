@@ -1,4 +1,4 @@
-"""Accuracy of sub-networks with inherited weights, a population at a time.
+"""Metrics of architectures with given weights, a population at a time.
 
 A population runs as `lax.map` over architectures: each keeps its real branches and pays for its own
 size, in one program that is compiled once. (`vmap` would run every architecture at the maximal size.)
@@ -6,68 +6,158 @@ size, in one program that is compiled once. (`vmap` would run every architecture
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxnas.data import Split, evaluation_batches
-from jaxnas.training.step import Arch, Preprocess, shard_batch
+from jaxnas.space import Arch
+from jaxnas.subnet import calibrate
+from jaxnas.tasks import Task
+from jaxnas.tasks.task import check_role
+from jaxnas.training.step import data_mesh, shard_batch
+
+Metrics = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evaluator:
+    """From variables and architectures to the task's metrics on one role of the data.
+
+    Attributes:
+      task: whose metrics they are.
+      role: of the data.
+      one, many: compiled functions of (variables, arch, batches), for one and for a batch of architectures.
+      batches: of the role, on the devices.
+      is_batch: whether architectures have a leading axis.
+    """
+
+    task: Task
+    role: str
+    one: Callable[..., Metrics]
+    many: Callable[..., Metrics]
+    batches: Any
+    is_batch: Callable[[Arch], bool]
+
+    def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
+        """The metrics by name.
+
+        Args:
+          variables: of the network.
+          archs: hard or soft; one of them, or a batch with a leading axis. None if the network has only one.
+
+        Returns:
+          float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
+        """
+        many = archs is not None and self.is_batch(archs)
+        return (self.many if many else self.one)(variables, archs, self.batches)
+
+    def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
+        """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
+
+        Args:
+          variables: of the network.
+          archs: a batch of n.
+          size: rows to which a shorter batch is filled up, so that it compiles nothing new.
+
+        Raises:
+          ValueError: the role is "test", on which nothing may be compared.
+        """
+        check_role(self.task.name, self.role, ("search", "validation"), "a comparison of architectures")
+        count = len(next(iter(archs.values())))
+        if size is not None and size > count:
+            rows = jnp.arange(size) % count
+            archs = jax.tree.map(lambda x: x[rows], archs)
+        metric = self.task.metrics[0]
+        return np.asarray(metric.score(self(variables, archs)[metric.name]), np.float32)[:count]
 
 
 def make_evaluator(
+    task: Task,
     net: nn.Module,
-    split: Split,
-    batch_size: int,
-    preprocess: Preprocess,
-    mesh: Mesh,
-    *,
     role: str,
-) -> Callable[[Any, Arch], jax.Array]:
-    """A function from parameters and architectures to accuracies on a split.
+    *,
+    mesh: Mesh | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    calibration: int = 8,
+) -> Evaluator:
+    """A function from variables and architectures to metrics on a role of the task's data.
+
+    Batch statistics, where the network has them, are made anew for each architecture from training
+    batches before it is measured; see `jaxnas.calibrate`.
 
     Args:
+      task: the data, the loss and the metrics.
       net: a network with a `space`.
-      split: what to evaluate on.
-      batch_size: images at a time; rounded up to a multiple of the mesh's devices.
-      preprocess: from images as stored to float32 images, without augmentation.
-      mesh: with an axis "data", over which each batch is split.
-      role: what the caller means to use, "search" or "test"; a split of another role is refused, so
-        that nobody searches on the test split by accident.
+      role: "search", "validation" or "test".
+      mesh: with an axis "data", over which each batch is split; None for all devices.
+      batch_size: rows at a time, rounded up to a multiple of the devices; None for the task's choice.
+      limit: batches at most; None for all of the role.
+      calibration: training batches that batch statistics are made from.
 
-    Returns:
-      `evaluate(params, archs) -> float32 [n]` for a batch of n architectures (leading axis), and
-      `float32 []` for a single one; exact over all images.
+    Raises:
+      ValueError: a role that the data do not have, or that is not for evaluations.
     """
-    split.require(role)
+    mesh = data_mesh() if mesh is None else mesh
     devices = mesh.shape["data"]
-    batch_size = -(-min(batch_size, len(split)) // devices) * devices
-    batches = shard_batch(evaluation_batches(split, batch_size), mesh, axis=1)  # [n, B, ...]
-    total = float(len(split))
+    net = task.evaluated(net)
+    host = task.evaluation(role, batch_size, limit)
+    rows = jax.tree.leaves(host)[0].shape[1]
+    if rows % devices:
+        rows = -(-rows // devices) * devices
+        host = task.evaluation(role, rows, limit)
+    batches = shard_batch(host, mesh, axis=1)  # [batches, rows, ...]
 
-    def accuracy(params: Any, arch: Arch, batches: Any) -> jax.Array:
-        def correct(batch: Any) -> jax.Array:
-            images = preprocess(batch["image"])
-            logits = net.apply({"params": params}, images, arch)
-            hit = (jnp.argmax(logits, axis=1) == batch["label"]).astype(jnp.float32)
-            return jnp.sum(hit * batch["weight"])
+    def evaluate(variables: Any, arch: Any, given: Any) -> Metrics:
+        batches, calibrating = given
+        if "batch_stats" in variables:
+            variables = calibrate(net, variables, arch, calibrating)
 
-        return jnp.sum(lax.map(correct, batches)) / total
+        def one(carry: Any, batch: Any) -> tuple[Any, Any]:
+            _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
+            return carry, sums
 
-    @jax.jit
-    def one(params: Any, arch: Arch, batches: Any) -> jax.Array:
-        return accuracy(params, arch, batches)
+        carry = task.carry(net, rows)
+        where = jax.tree.map(
+            lambda axis: NamedSharding(mesh, P(*[None] * axis, "data")), task.carry_axes(carry)
+        )
+        carry = lax.with_sharding_constraint(carry, where)
+        sums = lax.scan(one, carry, batches)[1]
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+        return {metric.name: metric.value(sums) for metric in task.metrics}
 
-    @jax.jit
-    def many(params: Any, archs: Arch, batches: Any) -> jax.Array:
-        return lax.map(lambda arch: accuracy(params, arch, batches), archs)
+    def many(variables: Any, archs: Any, given: Any) -> Metrics:
+        return lax.map(lambda arch: evaluate(variables, arch, given), archs)
 
-    def evaluate(params: Any, archs: Arch) -> jax.Array:
-        single = next(iter(archs.values())).ndim == len(next(iter(net.space.choices.values())).shape)
-        return (one if single else many)(params, archs, batches)
+    return Evaluator(
+        task,
+        role,
+        jax.jit(evaluate),
+        jax.jit(many),
+        (batches, _calibrating(task, net, mesh, rows, calibration)),
+        lambda archs: _is_batch(net, archs),
+    )
 
-    return evaluate
+
+def _calibrating(task: Task, net: nn.Module, mesh: Mesh, rows: int, count: int) -> Any:
+    """Inputs of some training batches [batches, rows, ...], or () for a network without batch statistics."""
+    variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, jax.eval_shape(net.space.smallest))
+    if "batch_stats" not in variables:
+        return ()
+    train = task.batches("train", min(rows, task.sizes["train"]), 0)
+    inputs = [task.preprocess(train.at(number)) for number in range(count)]
+    return shard_batch(jax.tree.map(lambda *x: np.stack(x), *inputs), mesh, axis=1)
+
+
+def _is_batch(net: Any, archs: Arch) -> bool:
+    name, choice = net.space.decisions[0]
+    soft = jnp.issubdtype(archs[name].dtype, jnp.floating)
+    return archs[name].ndim > len(choice.shape) + soft

@@ -1,17 +1,14 @@
-"""One-shot training: a compiled step that samples an architecture and trains its weights.
+"""The training step: one compiled program, traced once, whatever a recipe trains and on what.
 
-Single-path one-shot (Guo et al., ECCV 2020, section 3.3) as AutoFormer does it: every step draws one
-architecture uniformly and updates the weights that it uses. The whole step is one program, traced
-once, whatever is drawn. Data parallelism is a sharded batch: the same program on a mesh of any size.
+Data parallelism is a sharded batch: the same program on a mesh of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
@@ -19,51 +16,31 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnas.cost import annotations
+from jaxnas.cost import Cost, annotations
+from jaxnas.space import Arch
 from jaxnas.supernets.stacking import STACKED, stack_layers
+from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.recipes import Problem, Recipe
+from jaxnas.training.state import TrainState, state_sharding
 
-Batch = dict[str, jax.Array]
-Arch = dict[str, jax.Array]
-Preprocess = Callable[[jax.Array], jax.Array]
-Augment = Callable[[Batch, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-@flax.struct.dataclass
-class TrainState:
-    """All that a training run needs to go on.
-
-    Attributes:
-      step: steps done, int32 [].
-      params: maximal parameters, float32.
-      opt_state: the optimizer's.
-      key: typed key of the run; the randomness of step n comes from folding n into it.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
-    key: jax.Array
+Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]
 
 
 def data_mesh(devices: int | None = None) -> Mesh:
-    """A one-axis mesh "data" over the first `devices` devices, by default all."""
+    """A mesh with the one axis "data" over the first `devices` devices, by default all.
+
+    Raises:
+      ValueError: fewer than 1 device, or more than there are.
+    """
     found = jax.devices()
     count = len(found) if devices is None else devices
+    if not 1 <= count <= len(found):
+        raise ValueError(f"devices is {devices}; this machine has {len(found)}, so choose 1 to {len(found)}.")
     return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count])
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
-    """The state before the first step."""
-    return TrainState(jnp.int32(0), params, optimizer.init(params), key)
-
-
-def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Puts a tree on every device of a mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, P()))
-
-
-def shard_batch(batch: Batch, mesh: Mesh, axis: int = 0) -> Batch:
+def shard_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
     """Puts this process's rows of a batch on the mesh, split over "data" along `axis`.
 
     Raises:
@@ -75,7 +52,7 @@ def shard_batch(batch: Batch, mesh: Mesh, axis: int = 0) -> Batch:
         if size % mesh.shape["data"]:
             raise ValueError(
                 f"A batch of {size} does not divide by the mesh's {mesh.shape['data']} devices; "
-                f"choose a multiple, or fewer devices."
+                "choose a multiple, or fewer devices."
             )
         sharding = NamedSharding(mesh, P(*[None] * axis, "data"))
         return jax.make_array_from_process_local_data(sharding, x)
@@ -83,9 +60,9 @@ def shard_batch(batch: Batch, mesh: Mesh, axis: int = 0) -> Batch:
     return jax.tree.map(put, batch)
 
 
-def active_masks(net: nn.Module, input_shape: tuple[int, ...]) -> Callable[[Arch], Any]:
-    """A function from an architecture to the tree of bool masks of the weights that it uses."""
-    specs = annotations(net, input_shape).specs
+def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
+    """A function from an architecture to the tree of bool masks of the parameters that it uses."""
+    specs = annotations(net, inputs).specs
 
     def masks(arch: Arch) -> Any:
         flat = {path: spec.mask(arch) for path, spec in specs.items()}
@@ -94,65 +71,79 @@ def active_masks(net: nn.Module, input_shape: tuple[int, ...]) -> Callable[[Arch
     return masks
 
 
-def make_train_step(
+def make_step(
+    task: Task,
     net: nn.Module,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
-    augment: Augment,
+    recipe: Recipe,
+    optimizer: tuple[optax.GradientTransformation, optax.Schedule],
     mesh: Mesh,
-    input_shape: tuple[int, ...],
+    state: TrainState,
     *,
+    steps: int,
+    cost: Cost | None = None,
     freeze_inactive: bool = True,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The compiled single-path training step.
+    average: float = 0.0,
+) -> Step:
+    """The compiled training step.
 
     Args:
-      net: a supernet with a `space`.
-      optimizer: an optax transformation.
-      schedule: its learning rate, for the metrics.
-      augment: from (batch, key) to the network's input, float32 [B, ...], and targets, float32
-        [B, classes] that sum to 1; traceable.
+      task: the kind of data, the loss and the metrics.
+      net: a network with a `space`.
+      recipe: which architectures are trained; see `recipes`.
+      optimizer: of the parameters, and its learning rate by step.
       mesh: with an axis "data".
-      input_shape: of the network's input, with a batch dimension.
-      freeze_inactive: leave unsampled weights untouched; False is the official AutoFormer behaviour,
-        where decay and momentum move them.
+      state: the first one, for its structure.
+      steps: of the whole training.
+      cost: of architectures, for recipes that ask for one.
+      freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses; False
+        is the official AutoFormer behaviour, where decay and momentum move them.
+      average: decay of the average of the parameters, as 0.999; needed if the state has one.
 
     Returns:
-      `step(state, batch) -> (state, metrics)` with batch {"image" [B, ...], "label" int32 [B]}, split
-      over the mesh; metrics "loss", "accuracy", "learning_rate" are float32 []. The state is donated.
+      `step(state, batches) -> (state, metrics)`, with a batch for each role of the recipe, rows divided
+      over the mesh. Metrics are float32 []: "loss", "learning_rate", "finite" (1 if loss and gradients
+      are numbers), those of the task and those of the recipe. The state is donated.
     """
-    masks = active_masks(net, input_shape)
-    space = net.space
+    transformation, schedule = optimizer
+    masks = active_masks(net, task.inputs) if freeze_inactive and net.space.cardinality > 1 else None
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        keys = jax.random.split(jax.random.fold_in(state.key, state.step), 3)
-        arch = space.sample(keys[0])
-        images, targets = augment(batch, keys[1])
+    def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
+        def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
+            return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
 
-        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
-            rngs = {"drop_path": keys[2]}
-            logits = net.apply({"params": params}, images, arch, train=True, rngs=rngs)
-            return optax.softmax_cross_entropy(logits, targets).mean(), logits
-
-        (loss, logits), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-        active = masks(arch) if freeze_inactive else None
-        if active is not None and STACKED in state.params:
-            active = stack_layers(active)
-        params, opt_state = optimizer_lib.update(optimizer, grads, state.opt_state, state.params, active)
-        # Against the likeliest target: mixed images have no label of their own.
-        correct = jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)
+        problem = Problem(loss, net.space, steps, schedule, cost)
+        key = jax.random.fold_in(state.key, state.step)
+        found = recipe.gradients(problem, state, batches, key)
+        active = None
+        if masks is not None and found.archs is not None:
+            active = jax.tree.map(lambda mask: jnp.any(mask, axis=0), jax.vmap(masks)(found.archs))
+            if STACKED in state.params:
+                active = stack_layers(active)
+        params, opt_state = optimizer_lib.update(
+            transformation, found.params, state.opt_state, state.params, active
+        )
+        averaged = state.average
+        if averaged != ():
+            averaged = optax.incremental_update(params, averaged, 1 - average)
         metrics = {
-            "loss": loss,
-            "accuracy": jnp.mean(correct.astype(jnp.float32)),
+            "loss": found.loss,
+            **{m.name: m.value(found.sums) for m in task.metrics if m.name != "loss"},
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+            **found.metrics,
+            "finite": jnp.isfinite(found.loss + optax.tree.norm(found.params)).astype(jnp.float32),
         }
-        state = TrainState(state.step + 1, params, opt_state, state.key)
+        state = TrainState(
+            step=state.step + 1,
+            variables={**state.variables, "params": params},
+            opt_state=opt_state,
+            carry=found.carry,
+            logits=found.logits,
+            recipe=found.recipe,
+            average=averaged,
+            key=state.key,
+        )
         return state, metrics
 
-    everywhere, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
-    return jax.jit(
-        step,
-        in_shardings=(everywhere, rows),
-        out_shardings=(everywhere, everywhere),
-        donate_argnums=0,
-    )
+    rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+    where = state_sharding(task, mesh, state)
+    return jax.jit(step, in_shardings=(where, rows), out_shardings=(where, everywhere), donate_argnums=0)

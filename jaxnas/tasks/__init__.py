@@ -1,0 +1,7 @@
+"""Tasks: what a network is trained for, and on what; one file for each kind of data."""
+
+from jaxnas.tasks.images import Images
+from jaxnas.tasks.language import Language
+from jaxnas.tasks.task import ROLES, Metric, Task, apply, check_fits
+
+__all__ = ["ROLES", "Images", "Language", "Metric", "Task", "apply", "check_fits"]

@@ -1,0 +1,188 @@
+"""Language modelling by recurrent networks: each batch goes on where the one before stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas import data as data_lib
+from jaxnas.space import Arch
+from jaxnas.tasks.task import Batch, Metric, Sums, Task, apply, check_role
+
+METRICS = (
+    Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
+    Metric("perplexity", "per token", "min", lambda sums: jnp.exp(sums["nats"] / sums["tokens"])),
+    Metric(
+        "bits_per_byte",
+        "bits per byte",
+        "min",
+        lambda sums: sums["nats"] / sums["bytes"] / jnp.log(jnp.float32(2)),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Language(Task):
+    """Prediction of the next token of a text.
+
+    A network takes {"tokens", "targets", "documents", "memory"} as `supernets.TransformerXL` does, and
+    gives log-probabilities of the targets, float32 [B, T], and its next memory. It has a method
+    `empty_memory(rows)`.
+
+    Attributes:
+      data: the name of a text, see `jaxnas.data.load_text`, or the text itself.
+      length: T, tokens of a row in a batch.
+      tokenizer: "word", "byte" or "sentencepiece:<size>"; None for the usual one of the data set.
+      search_fraction: end of the training text that is held out for a search.
+      by_document: whether tokens see only what is before them in their own document.
+      evaluation_rows: rows that are read side by side in an evaluation. The beginning of a row has no
+        memory of what was before it, so fewer rows are more exact.
+      evaluation_length: tokens of a row at a time in an evaluation; None for `length`.
+      memory_length, same_length, clamp_length: fields of the network that differ in an evaluation;
+        None leaves a field as it is.
+    """
+
+    data: str | data_lib.Corpus
+    length: int
+    tokenizer: str | None = None
+    search_fraction: float = 0.2
+    by_document: bool = False
+    evaluation_rows: int = 16
+    evaluation_length: int | None = None
+    memory_length: int | None = None
+    same_length: bool | None = None
+    clamp_length: int | None = None
+
+    examples = "tokens"
+    metrics = METRICS
+
+    def __post_init__(self) -> None:
+        for name in ("length", "evaluation_rows", "evaluation_length", "memory_length", "clamp_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"Language: {name} is {value}, expected at least 1.")
+        if not 0 <= self.search_fraction < 1:
+            raise ValueError(f"Language: search_fraction is {self.search_fraction}, expected 0 to below 1.")
+
+    @property
+    def name(self) -> str:
+        """The name of the text."""
+        return self.data if isinstance(self.data, str) else self.data.name
+
+    @property
+    def corpus(self) -> data_lib.Corpus:
+        """The text.
+
+        Raises:
+          ValueError: it is not loaded yet.
+        """
+        if isinstance(self.data, str):
+            raise ValueError(f"The text of {self.data!r} is not loaded yet; call task.load() first.")
+        return self.data
+
+    def load(self, data_dir: Any = None, source_dir: Any = None) -> Language:
+        """The task with its text loaded; see `jaxnas.data.load_text` for folders and errors."""
+        if not isinstance(self.data, str):
+            return self
+        loaded = data_lib.load_text(
+            self.data,
+            data_dir=data_dir,
+            source_dir=source_dir,
+            tokenizer=self.tokenizer,
+            search_fraction=self.search_fraction,
+        )
+        return dataclasses.replace(self, data=loaded)
+
+    def whole(self) -> Language:
+        """The task whose training text includes what was held out for the search."""
+        corpus = self.corpus
+        if corpus.search is None:
+            return self
+        train = data_lib.join_streams("train", corpus.train, corpus.search)
+        return dataclasses.replace(self, data=dataclasses.replace(corpus, train=train, search=None))
+
+    @property
+    def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """A row of tokens and the tokens that follow them, int32 [1, T] each."""
+        row = jax.ShapeDtypeStruct((1, self.length), jnp.int32)
+        return {"tokens": row, "targets": row}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of tokens in each role."""
+        streams = {role: getattr(self.corpus, role) for role in data_lib.STREAM_ROLES}
+        return {role: len(stream) for role, stream in streams.items() if stream is not None}
+
+    def details(self) -> Mapping[str, Any]:
+        """The number of different tokens."""
+        return {"vocabulary": self.corpus.vocabulary.size}
+
+    def _stream(self, role: str, allowed: tuple[str, ...], use: str) -> data_lib.Stream:
+        check_role(self.name, role, allowed, use)
+        stream = getattr(self.corpus, role)
+        if stream is None:
+            raise ValueError(
+                f"{self.name} has no text of the role {role!r}, only of {', '.join(self.sizes)}: nothing was "
+                "held out of training for a search. Set search_fraction to 0.2, say."
+            )
+        return stream
+
+    def batches(self, role: str, batch_size: int, seed: int) -> data_lib.ContiguousBatches:
+        """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
+        stream = self._stream(role, ("train", "search"), "training")
+        return data_lib.ContiguousBatches(stream, batch_size, self.length, seed=seed)
+
+    def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
+        """The whole text, each token but the first a target of weight 1 exactly once."""
+        stream = self._stream(role, ("search", "validation", "test"), "an evaluation")
+        rows = self.evaluation_rows if batch_size is None else batch_size
+        length = self.length if self.evaluation_length is None else self.evaluation_length
+        batches = data_lib.evaluation_streams(stream, rows, length)
+        bytes_per_token = stream.n_bytes / (len(stream) - 1)
+        batches["bytes"] = (batches["weight"] * bytes_per_token).astype("float32")
+        return {name: x[:limit] for name, x in batches.items()}
+
+    def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
+        """Tokens and targets, int32 [B, T]."""
+        return {"tokens": batch["tokens"], "targets": batch["targets"]}
+
+    def evaluated(self, net: Any) -> Any:
+        """The network with the memory that the task's evaluations ask for."""
+        names = ("memory_length", "same_length", "clamp_length")
+        wanted = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return net.clone(**wanted) if wanted else net
+
+    def carry(self, net: Any, rows: int) -> Any:
+        """An empty memory."""
+        return net.empty_memory(rows)
+
+    def carry_axes(self, carry: Any) -> Any:
+        """Inputs of blocks are remembered as [blocks, rows, ...], documents as [rows, ...]."""
+        return carry.replace(inputs=1, documents=0)
+
+    def loss(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+        """Mean negative log-likelihood in nats per token; the sums hold "nats", "tokens", "bytes"."""
+        inputs = self.preprocess(batch) | {"memory": carry.forget(batch["first"])}
+        if self.by_document:
+            inputs["documents"] = batch["documents"]
+        scores, carry = apply(net, variables, inputs, arch, key, train)  # [B, T]
+        weight = jnp.ones_like(scores) if train else batch["weight"]
+        # Of a training batch the bytes are not known, only how many a token has on average.
+        average = self.corpus.train.n_bytes / len(self.corpus.train)
+        count = jnp.sum(weight * average) if train else jnp.sum(batch["bytes"])
+        sums = {"nats": -jnp.sum(scores * weight), "tokens": jnp.sum(weight), "bytes": count}
+        return sums["nats"] / jnp.maximum(sums["tokens"], 1), (carry, sums)

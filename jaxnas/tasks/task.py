@@ -1,0 +1,216 @@
+"""The protocol of a task: all that training, search and retraining ask of a kind of data.
+
+A task knows its data, its loss and its metrics, and nothing of how architectures are chosen. Batches
+are a function of the step, so there is no state of an input pipeline to save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas.space import Arch
+
+# Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
+# "validation", and only those that were chosen are measured on "test".
+ROLES = ("train", "search", "validation", "test")
+
+Batch = Any
+Sums = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A number that says how good a network is.
+
+    Attributes:
+      name: as "accuracy".
+      unit: as "nats per token"; "%" for a fraction that is shown as per cent.
+      direction: "max" if more is better, else "min".
+      value: from the sums of `Task.loss`, over all batches, to the metric, float32 [].
+    """
+
+    name: str
+    unit: str
+    direction: Literal["max", "min"]
+    value: Callable[[Sums], jax.Array]
+
+    def score(self, value: Any) -> Any:
+        """The metric as a search's score, of which more is better."""
+        return value if self.direction == "max" else -value
+
+
+class Batches(Protocol):
+    """The batches of a role: `at(n)` is the n-th, a pytree of arrays with rows in front."""
+
+    def at(self, step: int) -> Batch:
+        """Returns a batch, which depends on nothing but its number."""
+
+
+class Task(Protocol):
+    """What a network is trained for. A user's own task inherits the defaults of the last methods.
+
+    Attributes:
+      name: of the data.
+      examples: what an example is called, as "images".
+      metrics: of an evaluation; architectures are compared by the first.
+    """
+
+    name: str
+    examples: str
+    metrics: tuple[Metric, ...]
+
+    @property
+    def inputs(self) -> Any:
+        """What the network takes: a pytree of `jax.ShapeDtypeStruct`, with a batch of one in front."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The number of examples in each role that there is."""
+        ...
+
+    def batches(self, role: str, batch_size: int, seed: int) -> Batches:
+        """The batches of one role, to train on.
+
+        Args:
+          role: "train" or "search".
+          batch_size: rows of a batch.
+          seed: of the order.
+
+        Raises:
+          ValueError: a role that nothing may be trained on, or that the data do not have.
+        """
+        ...
+
+    def evaluation(self, role: str, batch_size: int | None, limit: int | None) -> Batch:
+        """All of a role in batches of one shape: a pytree of arrays [batches, rows, ...].
+
+        Args:
+          role: "search", "validation" or "test".
+          batch_size: rows at a time; None for the task's own choice.
+          limit: batches at most; None for all.
+        """
+        ...
+
+    def preprocess(self, batch: Batch) -> Any:
+        """The network's inputs of a batch, without augmentation; traceable."""
+        ...
+
+    def loss(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+        """The loss of a network on a batch; traceable.
+
+        Args:
+          net, variables, arch: the network; `arch` is hard, soft, or None if it has only one.
+          batch: of `batches` or `evaluation`.
+          carry: of the batch before; see `carry`.
+          key: of augmentation and dropout, consumed; None where `train` is False.
+          train: whether to augment, and to run the network as in training.
+
+        Returns:
+          The loss, float32 [], and what goes to the next batch, with sums over the batch's examples
+          for `Metric.value`, float32 [] each.
+        """
+        ...
+
+    def load(self, data_dir: Any = None, source_dir: Any = None) -> Task:
+        """The task with its data loaded; a task that has its data returns itself."""
+        return self
+
+    def whole(self) -> Task:
+        """The task with nothing held out for a search, for a retraining."""
+        return self
+
+    def evaluated(self, net: nn.Module) -> nn.Module:
+        """The network as it is evaluated; a language model may then have a longer memory."""
+        return net
+
+    def carry(self, net: nn.Module, rows: int) -> Any:
+        """What the first batch starts with, and every batch hands to the next; () for none."""
+        return ()
+
+    def carry_axes(self, carry: Any) -> Any:
+        """The axis of the rows in each leaf of a carry, so that devices can share it."""
+        return jax.tree.map(lambda _: 0, carry)
+
+    def details(self) -> Mapping[str, Any]:
+        """What a result page says of the data beside its name and sizes."""
+        return {}
+
+
+def check_role(task: str, role: str, allowed: tuple[str, ...], use: str) -> None:
+    """Refuses a role of the data for a use that it is not meant for.
+
+    Raises:
+      ValueError: says what the role is for.
+    """
+    if role not in ROLES:
+        raise ValueError(f"{task}: {role!r} is not a role; expected one of {', '.join(ROLES)}.")
+    if role not in allowed:
+        raise ValueError(
+            f"{task}: the role {role!r} may not be used for {use}, only {' or '.join(map(repr, allowed))}. "
+            "Networks are trained on 'train', compared in a search on 'search', watched on 'validation', "
+            "and only the chosen ones are measured on 'test'."
+        )
+
+
+def apply(
+    net: nn.Module, variables: Any, inputs: Any, arch: Arch | None, key: jax.Array | None, train: bool
+) -> Any:
+    """Calls a network as a task does.
+
+    In training, a network uses the statistics of the batch; what it would store of them is dropped,
+    since `jaxnas.calibrate` makes them for each architecture.
+
+    Args:
+      net, variables, inputs, arch: the network and what it takes.
+      key: of all random streams of the network, consumed; None where `train` is False.
+      train: whether the network runs as in training.
+
+    Returns:
+      What the network returns.
+    """
+    if not train:
+        return net.apply(variables, inputs, arch, train=False)
+    stored = [name for name in variables if name != "params"]
+    # A stream that is not named here is taken from "params", as Linen does.
+    rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}
+    outputs, _ = net.apply(variables, inputs, arch, train=True, rngs=rngs, mutable=stored)
+    return outputs
+
+
+def check_fits(task: Task, net: nn.Module) -> None:
+    """Checks by shape that a network takes a task's batches and gives what its loss needs.
+
+    Raises:
+      ValueError: says the shapes and dtypes of what the task gives and of what the network said to it.
+    """
+    given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", task.inputs)
+
+    def loss(key: jax.Array) -> Any:
+        arch = net.space.smallest()
+        batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), task.inputs)
+        variables = net.init(key, batch, arch)
+        return net.apply(variables, batch, arch, train=False)
+
+    try:
+        jax.eval_shape(loss, jax.random.key(0))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(net).__name__} does not take the batches of {task.name}, which are {given} with one row: "
+            f"{error}"
+        ) from error

@@ -1,0 +1,95 @@
+"""The state of a training: one pytree, whatever is trained and however."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a training needs to go on.
+
+    Attributes:
+      step: steps done, int32 [].
+      variables: Flax's collections; parameters are float32, at their maximal sizes.
+      opt_state: the optimizer's.
+      carry: by role, what the task hands from batch to batch.
+      logits: architecture parameters, float32 [..., options] by name; () where a recipe has none.
+      recipe: what else the recipe keeps.
+      average: exponential average of the parameters; () if none is kept.
+      key: typed key of the run; the randomness of step n comes from folding n into it.
+    """
+
+    step: jax.Array
+    variables: Any
+    opt_state: Any
+    carry: Any
+    logits: Any
+    recipe: Any
+    average: Any
+    key: jax.Array
+
+    @property
+    def params(self) -> Any:
+        """The parameters among the variables."""
+        return self.variables["params"]
+
+    def finite(self) -> Any:
+        """What must hold numbers only for the state to be worth keeping."""
+        return self.variables, self.opt_state, self.logits, self.average
+
+    def evaluated(self) -> Any:
+        """The variables to evaluate with: with the average of the parameters where one is kept."""
+        return self.variables if self.average == () else {**self.variables, "params": self.average}
+
+
+def init_state(
+    task: Any,
+    net: Any,
+    recipe: Any,
+    optimizer: optax.GradientTransformation,
+    variables: Any,
+    batch_size: int,
+    key: jax.Array,
+    *,
+    average: bool = False,
+) -> TrainState:
+    """The state before the first step.
+
+    Args:
+      task, net, recipe: what is trained, and how.
+      optimizer: of the parameters.
+      variables: the network's at the start.
+      batch_size: rows of a batch.
+      key: typed key of the run.
+      average: whether an average of the parameters is kept.
+    """
+    logits, own = recipe.init(net.space)
+    return TrainState(
+        step=jnp.int32(0),
+        variables=variables,
+        opt_state=optimizer.init(variables["params"]),
+        carry={role: task.carry(net, batch_size) for role in recipe.roles},
+        logits=logits,
+        recipe=own,
+        average=jax.tree.map(jnp.copy, variables["params"]) if average else (),
+        key=key,
+    )
+
+
+def state_sharding(task: Any, mesh: Mesh, state: TrainState) -> Any:
+    """Where a state lies on a mesh: everything on every device, but for the rows of carries."""
+    everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), state)
+
+    def rows(carry: Any) -> Any:
+        axes = task.carry_axes(carry)
+        return jax.tree.map(lambda axis, _: NamedSharding(mesh, P(*[None] * axis, "data")), axes, carry)
+
+    return everywhere.replace(carry={role: rows(carry) for role, carry in state.carry.items()})

@@ -1,0 +1,72 @@
+"""Trials: architectures trained alone for a while, to learn what a supernet cannot tell of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnas.space import Arch
+from jaxnas.tasks import Task
+from jaxnas.training.evaluate import Evaluator
+from jaxnas.training.fit import Training, prepare
+from jaxnas.training.recipes import Fixed
+
+
+def make_trials(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    steps: tuple[int, ...],
+    evaluate: Evaluator,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+) -> Callable[[Arch, Any], np.ndarray]:
+    """A function from architectures and a fidelity to the scores that they have after training alone.
+
+    Every trial starts from the same new weights, so that its learning rate has come down when it is judged.
+    One compiled program for each fidelity trains all architectures.
+
+    Args:
+      task, net: what is trained: the supernet, of which a trial uses the part of one architecture.
+      training: as for a supernet; its warm-up is cut to a tenth of a trial's steps.
+      steps: of a trial, by fidelity.
+      evaluate: measures the trained networks.
+      mesh: with an axis "data".
+      seed: of the run.
+
+    Returns:
+      `scores(archs, fidelity)`, float32 [n] for a batch of n hard architectures; higher is better.
+    """
+    prepared: dict[int, Any] = {}
+
+    def prepare_for(fidelity: int) -> Any:
+        if fidelity not in prepared:
+            count = steps[fidelity]
+            warmup = count // 10 if training.warmup_steps is None else min(training.warmup_steps, count // 10)
+            short = dataclasses.replace(training, steps=count, warmup_steps=warmup)
+            recipe = Fixed(net.space.smallest())
+            prepared[fidelity] = prepare(task, net, short, recipe, mesh, seed=seed, name="trials")
+        return prepared[fidelity]
+
+    def scores(archs: Arch, fidelity: Any) -> np.ndarray:
+        start, step, batch = prepare_for(int(fidelity))
+        found = []
+        for row in range(len(next(iter(archs.values())))):
+            arch = jax.tree.map(lambda x, row=row: jnp.asarray(x[row]), archs)
+            # A copy, since a step consumes its state.
+            state = jax.tree.map(jnp.copy, start).replace(recipe={"arch": arch})
+            for number in range(steps[int(fidelity)]):
+                state, _ = step(state, batch(number))
+            one = jax.tree.map(lambda x: x[None], arch)
+            found.append(evaluate.scores(state.evaluated(), one)[0])
+        return np.asarray(found, np.float32)
+
+    return scores
