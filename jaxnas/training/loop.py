@@ -155,7 +155,7 @@ def fit(
                 return state, True
         writer = JsonlWriter(workdir / "metrics.jsonl", resume=start if restored else None)
         progress = Progress(settings.steps, start)
-        with writer, progress, stop_on_signals() as stop:
+        with progress, stop_on_signals() as stop:
             done, calls = start, several(step)
             while done < settings.steps:
                 numbers = range(done, done + steps_of_call(done, settings))
@@ -172,7 +172,6 @@ def fit(
                     writer.write(watched)
                     last = last or (stop_when is not None and stop_when(watched))
                 if done % settings.checkpoint_every == 0 or last or stop.requested:
-                    writer.sync()
                     checkpointer.save(done, state, {"config": dict(config), "complete": last})
                 if stop.requested or last:
                     return state, last
