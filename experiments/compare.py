@@ -341,6 +341,8 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     path = workdir / "settings.json"
     if path.exists():
         before = files.read_json(path)
+        if not isinstance(before, dict):
+            raise ValueError(f"{path} holds no settings of a comparison. Choose another workdir.")
         changed = [
             f"{name} (there {before.get(name)}, now {value})"
             for name, value in settings.items()

@@ -154,7 +154,8 @@ def _leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 
 def is_leftover(path: pathlib.Path) -> bool:
     """Whether a path is what a killed writer of this module left behind."""
-    return path.name.startswith(".") and ".tmp-" in path.name
+    # Before there were several writers at once, the name was `.<name>.tmp`.
+    return path.name.startswith(".") and (path.name.endswith(".tmp") or ".tmp-" in path.name)
 
 
 def fsync(path: Path) -> None:

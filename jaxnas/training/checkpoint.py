@@ -16,7 +16,6 @@ import contextlib
 import errno
 import json
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -75,15 +74,16 @@ class Checkpointer:
             raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
         self.directory = epath.Path(directory).absolute()
         self._being_saved = (0, 0)  # The step, and the bytes of its state.
-        # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
-        logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
         self._orbax = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep),
-                cleanup_tmp_directories=True,
+                preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep)
             ),
         )
+        # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
+        logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
+        self._remove_unfinished()
+        ocp.multihost.sync_global_processes("jaxnas: unfinished checkpoints are removed")
 
     def steps(self) -> list[int]:
         """The steps that are saved, in increasing order; waits for the one being saved."""
@@ -126,8 +126,7 @@ class Checkpointer:
                 "sha256": {name: _digest(leaf) for name, leaf in _leaves(stored).items()},
             }
         )
-        size = sum(math.prod(np.shape(leaf)) * _itemsize(leaf) for leaf in jax.tree.leaves(stored))
-        self._being_saved = step, size
+        self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
         with self._errors_as_sentences():
             return self._orbax.save(
                 step,
@@ -229,24 +228,27 @@ class Checkpointer:
                     raise _Damaged(f"the content of {name} has changed")
             return stored
 
+    def _remove_unfinished(self) -> None:
+        """Removes what a save left that was killed or failed.
+
+        Orbax can do so too, but in a thread that goes on when this is closed.
+        """
+        if jax.process_index() == 0:
+            for leftover in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                leftover.rmtree(missing_ok=True)
+
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         """Renames damaged steps to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
-        if jax.process_index() == 0:
-            for step, why in damaged.items():
-                aside, number = self.directory / f"corrupt-{step}", 1
-                while aside.exists():
-                    number += 1
-                    aside = self.directory / f"corrupt-{step}-{number}"
-                (self.directory / str(step)).rename(aside)
-                _logger.warning(
-                    "checkpoint %d in %s is damaged (%s): it is now %s, and the run goes back to "
-                    "checkpoint %d",
-                    step,
-                    self.directory,
-                    why,
-                    aside.name,
-                    good,
-                )
+        for step, why in damaged.items() if jax.process_index() == 0 else ():
+            aside, number = self.directory / f"corrupt-{step}", 1
+            while aside.exists():
+                number += 1
+                aside = self.directory / f"corrupt-{step}-{number}"
+            (self.directory / str(step)).rename(aside)
+            _logger.warning(
+                f"checkpoint {step} in {self.directory} is damaged ({why}): it is now {aside.name}, "
+                f"and the run goes back to checkpoint {good}"
+            )
         ocp.multihost.sync_global_processes("jaxnas: damaged checkpoints are set aside")
         self._orbax.reload()
 
@@ -257,8 +259,7 @@ class Checkpointer:
             yield
         except (OSError, ValueError) as error:  # TensorStore raises ValueError for a full disk.
             step, size = self._being_saved
-            for leftover in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-                leftover.rmtree(missing_ok=True)
+            self._remove_unfinished()
             full = next((reason for reason in _NO_ROOM if reason in str(error)), "")
             advice = (
                 f" It takes up to {size / 1e6:.1f} MB beside the checkpoints that are kept. Delete "
@@ -266,7 +267,7 @@ class Checkpointer:
             )
             raise CheckpointError(
                 f"checkpoint {step} could not be written to {self.directory}: {full or _reason(error)}."
-                f"{advice if full else ''} Started again, the run goes on from the checkpoint before."
+                f"{advice if full else ''} Started again, the run goes on from the last whole checkpoint."
             ) from error
 
 
@@ -328,10 +329,6 @@ def _types(state: Any) -> dict[str, str]:
         name: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
         for name, leaf in _leaves(state).items()
     }
-
-
-def _itemsize(leaf: Any) -> int:
-    return leaf.dtype.itemsize if hasattr(leaf, "dtype") else 8
 
 
 def _digest(leaf: Any) -> str:

@@ -99,6 +99,9 @@ def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
         assert "0-3.npz" in caplog.text and "run again" in caplog.text
     files.write_arrays(path, part)
     assert compare_binary.read_part(path, 4, names) is None
+    files.write_json(tmp_path / "settings.json", ["a list"])
+    with pytest.raises(ValueError, match="settings.json holds no settings of a comparison"):
+        compare_binary.check_same(tmp_path, {"seed": 0})
 
 
 @needs_tables
