@@ -27,15 +27,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments import config as config_lib
 from experiments import strategies as strategies_lib
-from jaxnas import search, stats, tabular
+from jaxnas import files, search, stats, tabular
 from jaxnas.report import comparison
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Progress
-from jaxnas.training.workdir import open_workdir, read_json, write_json_atomic
+from jaxnas.training.workdir import open_workdir
 
 _BENCHMARK = flags.DEFINE_string("benchmark", "nasbench201", "Name of the table.")
 _STRATEGIES = flags.DEFINE_list(
@@ -105,34 +105,54 @@ def run_strategy(
       evaluation, float32 [S, N].
     """
     folder.mkdir(parents=True, exist_ok=True)
+    names = {"codes", "scores", "seconds"} | ({"fidelity", "spent"} if has_fidelities(strategy) else set())
     parts, program = [], None
     many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))
     with Progress(seeds, label=label) as progress:
         for first in range(0, seeds, chunk):
             size = min(chunk, seeds - first)
             path = folder / f"{_SEED.value + first}-{size}.npz"
-            if not path.exists():
+            part = read_part(path, size, names)
+            if part is None:
                 numbers = jnp.arange(first, first + size) + _SEED.value
                 keys = jax.vmap(jax.random.key)(numbers)
                 if program is None or size != chunk:
                     program = many.lower(keys).compile()
                 start = time.perf_counter()
                 state = jax.block_until_ready(program(keys))
-                seconds = time.perf_counter() - start
-                part = path.with_suffix(".part")
-                with open(part, "wb") as file:
-                    more = {}
-                    if has_fidelities(strategy):
-                        race = state.memory
-                        more = {"fidelity": race.fidelity, "spent": race.seconds}
-                    np.savez(file, codes=state.codes, scores=state.scores, seconds=seconds, **more)
-                part.replace(path)
-            with np.load(path, allow_pickle=False) as file:
-                parts.append({name: file[name] for name in file.files})
+                part = {"seconds": np.asarray(time.perf_counter() - start)}
+                part |= {"codes": np.asarray(state.codes), "scores": np.asarray(state.scores)}
+                if has_fidelities(strategy):
+                    race = state.memory
+                    part |= {"fidelity": np.asarray(race.fidelity), "spent": np.asarray(race.seconds)}
+                files.write_arrays(path, part)
+            parts.append(part)
             progress.update(first + size)
-    names = set(parts[0]) - {"seconds"}
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in names}
+    joined = {name: np.concatenate([p[name] for p in parts]) for name in names - {"seconds"}}
     return joined | {"seconds": np.asarray([p["seconds"] for p in parts])}
+
+
+def read_part(path: pathlib.Path, searches: int, names: set[str]) -> dict[str, np.ndarray] | None:
+    """The searches of a chunk that are done; None, with a warning, where they must be run again.
+
+    Args:
+      path: of the chunk.
+      searches: how many it has.
+      names: of the arrays that it has.
+    """
+    if not path.exists():
+        return None
+    try:
+        part = files.read_arrays(path)
+    except ValueError as error:
+        logging.warning("%s. Its searches are run again.", error)
+        return None
+    if set(part) != names or len(part["codes"]) != searches or len(part["scores"]) != searches:
+        logging.warning(
+            "%s does not hold %d searches of this comparison; they are run again.", path, searches
+        )
+        return None
+    return part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +340,9 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     """Refuses a workdir that holds another comparison; writes down which one this is."""
     path = workdir / "settings.json"
     if path.exists():
-        before = read_json(path)
+        before = files.read_json(path)
+        if not isinstance(before, dict):
+            raise ValueError(f"{path} holds no settings of a comparison. Choose another workdir.")
         changed = [
             f"{name} (there {before.get(name)}, now {value})"
             for name, value in settings.items()
@@ -331,7 +353,7 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
                 f"{workdir} holds a comparison with other settings: {'; '.join(changed)}. "
                 "Choose another workdir."
             )
-    write_json_atomic(path, settings)
+    files.write_json(path, settings)
 
 
 def main(argv: list[str]) -> None:
@@ -391,7 +413,7 @@ def main(argv: list[str]) -> None:
             "device": jax.devices()[0].device_kind,
             "strategies": summaries,
         }
-        write_json_atomic(workdir / "comparison.json", result)
+        files.write_json(workdir / "comparison.json", result)
         comparison.write(workdir / "report.html", result)
         print(show(result), f"Open {workdir / 'report.html'}", sep="\n")
 

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 from absl import app, flags, logging
 
 from experiments import typed
+from jaxnas.files import diff, plain, write_json
 from jaxnas.training.checkpoint import CheckpointError
 from jaxnas.training.loop import DivergedError
-from jaxnas.training.workdir import WorkdirError, diff, plain, write_json_atomic
+from jaxnas.training.workdir import WorkdirError
 
 __all__ = [
     "ConfigError",
@@ -100,7 +101,7 @@ def store(config: Any, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
     path = workdir / "config.json"
     if ran or not path.exists():
-        write_json_atomic(path, to_dict(config))
+        write_json(path, to_dict(config))
 
 
 def to_dict(config: Any) -> dict[str, Any]:

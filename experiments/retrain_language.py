@@ -39,13 +39,13 @@ from experiments.language_setup import (
     unused,
 )
 from experiments.setup import define_data_flags, versions
-from jaxnas import report
+from jaxnas import files, report
 from jaxnas.data import ContiguousBatches
 from jaxnas.latency import median_times
 from jaxnas.training.language import LanguageState, language_loss, make_language_step
 from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.step import shard_batch
-from jaxnas.training.workdir import open_workdir, write_json_atomic
+from jaxnas.training.workdir import open_workdir
 
 
 def initial_state(setup: LanguageSetup, net: Any, inherited: pathlib.Path | None) -> LanguageState:
@@ -163,9 +163,9 @@ def main(argv: list[str]) -> None:
             "device": jax.devices()[0].device_kind,
         }
         jaxnas.save_subnet(workdir / "subnet", net, params)
-        write_json_atomic(workdir / "result.json", result)
+        files.write_json(workdir / "result.json", result)
         # Apart from the result, which a run that was killed and resumed gives bit for bit.
-        write_json_atomic(workdir / "times.json", {**times, "seconds": time.monotonic() - started})
+        files.write_json(workdir / "times.json", {**times, "seconds": time.monotonic() - started})
     if (root / "result.json").is_file():
         report.write_language(root)
     for role in ("validation", "test"):

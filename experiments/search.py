@@ -23,12 +23,12 @@ import jaxnas
 from experiments import config as config_lib
 from experiments.configs import CONFIGS, Config
 from experiments.setup import Setup, build, define_data_flags, describe_data, versions
-from jaxnas import report
+from jaxnas import files, report
 from jaxnas.search import Evolution, RandomSearch, Result, check_bounds, reachable, run
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.progress import Progress
-from jaxnas.training.workdir import open_workdir, write_json_atomic
+from jaxnas.training.workdir import open_workdir
 
 
 def trained_params(setup: Setup, workdir: pathlib.Path) -> Any:
@@ -194,7 +194,7 @@ def finish(
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
     }
-    write_json_atomic(workdir / "result.json", result)
+    files.write_json(workdir / "result.json", result)
     return result
 
 

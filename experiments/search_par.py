@@ -35,7 +35,7 @@ from experiments.language_setup import (
 )
 from experiments.setup import define_data_flags, versions
 from experiments.trials import race
-from jaxnas import report, spaces
+from jaxnas import files, report, spaces
 from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
 from jaxnas.stats import kendall_tau
@@ -48,7 +48,7 @@ from jaxnas.training.differentiable import (
 )
 from jaxnas.training.language import language_loss, state_sharding
 from jaxnas.training.loop import LoopSettings, fit
-from jaxnas.training.workdir import open_workdir, write_json_atomic
+from jaxnas.training.workdir import open_workdir
 
 # What only matters when the supernet is trained: a workdir may be selected from in another way.
 SELECTING = tuple(
@@ -321,7 +321,7 @@ def finish(setup: LanguageSetup, cost: Any, relative: Any, state: SearchState, w
         "versions": versions(),
         "device": jax.devices()[0].device_kind,
     }
-    write_json_atomic(workdir / "result.json", result)
+    files.write_json(workdir / "result.json", result)
     return result
 
 

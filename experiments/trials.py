@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from experiments.language_setup import LanguageSetup, letters, new_params, new_state, optimizer
+from jaxnas import files
 from jaxnas.data import ContiguousBatches
 from jaxnas.training.language import language_loss, make_language_step
 from jaxnas.training.step import shard_batch
-from jaxnas.training.workdir import read_json, write_json_atomic
 
 
 def race(
@@ -83,7 +83,7 @@ def train_alone(
         "segments": config.search.segments,
         "evaluation": dataclasses.asdict(config.evaluation),
     }
-    stored = read_json(path) if path.is_file() else {}
+    stored = files.read_json(path) if path.is_file() else {}
     nats = stored["nats"] if stored.get("how") == how else {}
     losses = nats.setdefault(str(steps), {})
 
@@ -100,7 +100,7 @@ def train_alone(
             for at in range(steps):
                 state, _ = step(state, shard_batch(batches.at(at), setup.mesh))
             losses[name] = float(evaluate(state.params, arch))
-            write_json_atomic(path, {"how": how, "nats": nats})
+            files.write_json(path, {"how": how, "nats": nats})
         trial = f"trial {number}/{len(archs)} of {steps} steps"
         # JSON has no NaN.
         found.append(math.nan if losses[name] is None else losses[name])

@@ -1,19 +1,25 @@
 """Files that are written whole or not at all, and JSON that says what is wrong with it.
 
 Every file of a run is written here: under a temporary name beside its place, put safely on disk, and
-renamed. A reader finds the old file or the whole new one. What a killed process leaves behind is named
-`.<name>.tmp` or `.<name>.tmp-*`; it is never read, and the next writer of the same file removes it.
+renamed. A reader finds the old file or the whole new one, also while several processes write it. What a
+killed process leaves behind is named `.<name>.tmp-*`; it is never read, and whoever writes the same file
+more than an hour later removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import glob
 import hashlib
+import io
 import json
 import math
 import os
 import pathlib
+import secrets
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,12 +39,19 @@ def write_bytes(path: Path, data: bytes) -> None:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    for leftover in _leftovers(path):
+        with contextlib.suppress(FileNotFoundError):  # Another process may remove it, too.
+            if time.time() - leftover.stat().st_mtime > 3600:
+                leftover.unlink()
+    temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     fsync(path.parent)
 
 
@@ -50,6 +63,28 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """`write_bytes` of a value as indented JSON; see `plain` for what JSON can hold."""
     write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """`write_bytes` of named arrays as a compressed npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(path, buffer.getvalue())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads an npz file whole; its check sums show damage.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: it is empty, cut short, damaged or no npz file; the message says which.
+    """
+    data = pathlib.Path(path).read_bytes()
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # zipfile, zlib and NumPy each raise several kinds for damaged bytes.
+        raise ValueError(f"{path} is no whole npz file: {len(data):,} bytes, {error}") from error
 
 
 def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[str] = ()) -> None:
@@ -67,7 +102,7 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):
+    for leftover in _leftovers(folder):
         shutil.rmtree(leftover)
     if folder.exists():
         ours = {*files, *known}
@@ -91,8 +126,35 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     fsync(folder.parent)
 
 
+def commit_folder(folder: Path, path: Path) -> None:
+    """Moves a complete folder to its place by one rename, unless another process was first.
+
+    Args:
+      folder: with all its files, on the same disk; gone afterwards, or left where another was first.
+      path: where it is to be; the folder that it lies in is made if needed.
+
+    Raises:
+      OSError: it cannot be moved.
+    """
+    path = pathlib.Path(path)
+    for inner in pathlib.Path(folder).rglob("*"):
+        fsync(inner)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.rename(folder, path)
+    except OSError:
+        if not path.is_dir():
+            raise
+    fsync(path.parent)
+
+
+def _leftovers(path: pathlib.Path) -> list[pathlib.Path]:
+    return list(path.parent.glob(f".{glob.escape(path.name)}.tmp-*"))
+
+
 def is_leftover(path: pathlib.Path) -> bool:
     """Whether a path is what a killed writer of this module left behind."""
+    # Before there were several writers at once, the name was `.<name>.tmp`.
     return path.name.startswith(".") and (path.name.endswith(".tmp") or ".tmp-" in path.name)
 
 
@@ -216,9 +278,9 @@ def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         record = parse_json(line, f"line {number} of {path}")
-        lacking = [key for key in keys if not isinstance(record, dict) or key not in record]
-        if lacking or not isinstance(record, dict):
-            wrong = f"has no {lacking[0]!r}" if lacking else "is no JSON object"
+        wrong = "is no JSON object" if not isinstance(record, dict) else ""
+        wrong = wrong or next((f"has no {key!r}" for key in keys if key not in record), "")
+        if wrong:
             raise ValueError(
                 f"line {number} of {path} {wrong}: {line[:80]!r}. Move the file away or mend that "
                 "line, then start again."

@@ -10,7 +10,6 @@ import io
 import math
 import os
 import pathlib
-import shutil
 import struct
 import tempfile
 import zlib
@@ -20,6 +19,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
+from jaxnas import files
 from jaxnas.data import splits
 from jaxnas.data.text_builders import Enwik8, TinyShakespeare, WikiText2
 
@@ -218,20 +218,12 @@ def prepare(
     root.mkdir(parents=True, exist_ok=True)
     # TFDS's own temporary name comes from Python's global random state, which two processes can
     # share, so each prepares in a folder that is really its own.
-    own = tempfile.mkdtemp(prefix=".incomplete-", dir=root)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{name}.tmp-", dir=root, ignore_cleanup_errors=True) as own:
         logging.info("Preparing %s in %s", name, final)
         builder = BUILDERS[name](data_dir=own, file_format="array_record")
         tfds.disable_progress_bar()
         config = tfds.download.DownloadConfig(manual_dir=source_dir, try_download_gcs=False)
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints that it downloads.
             builder.download_and_prepare(download_config=config)
-        final.parent.mkdir(exist_ok=True)
-        try:
-            os.rename(builder.data_path, final)
-        except OSError:
-            if not final.exists():  # Otherwise another process was first: the same data.
-                raise
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
+        files.commit_folder(builder.data_path, final)
     return final

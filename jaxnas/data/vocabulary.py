@@ -4,18 +4,16 @@ import abc
 import collections
 import dataclasses
 import functools
-import hashlib
 import io
 import itertools
-import os
 import pathlib
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from absl import logging
 
+from jaxnas import files
 from jaxnas.data.roles import read_only
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
@@ -241,7 +239,7 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> 
     """
     package = _sentencepiece()
     recipe = repr((sorted(_PIECES.items()), _SAMPLE)).encode()
-    digest = hashlib.sha256(recipe + content).hexdigest()[:16]
+    digest = files.sha256(recipe + content)[:16]
     path = folder / f"sentencepiece-{size}-{digest}.model"
     if path.is_file():
         model = path.read_bytes()
@@ -269,25 +267,11 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> 
                 f" {len(content)} bytes of {name}; choose another number ({error})"
             ) from error
         model = buffer.getvalue()
-        _write(path, model)
+        try:
+            files.write_bytes(path, model)
+        except OSError as error:  # A folder that is read-only, or a full disk: they are learnt again.
+            logging.warning("Sub-words are not kept for the next time: %s", error)
     processor = package.SentencePieceProcessor(model_proto=model)
     words = tuple(processor.id_to_piece(i) for i in range(size))
     counts = np.zeros(size, np.int64)
     return PieceVocabulary(counts=counts, words=words, model=model, order=np.arange(size))
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file that appears complete or not at all; a folder that is read-only is no error."""
-    try:
-        handle, own = tempfile.mkstemp(prefix=".incomplete-", dir=path.parent)
-    except OSError as error:
-        logging.warning("Sub-words are not kept for the next time: %s", error)
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(own, 0o644)  # mkstemp's are for their owner alone.
-        os.replace(own, path)
-    except BaseException:
-        os.unlink(own)
-        raise

@@ -6,12 +6,15 @@ block is framed, with its probability in per cent. Needs Pillow (`pip install 'j
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxnas import files
 
 CELL, LEFT, TOP, BOTTOM = 46, 118, 44, 30
 MOST_FRAMES = 80
@@ -75,12 +78,15 @@ def write_pictures(
     every = -(-len(trajectory) // MOST_FRAMES)
     shown = list(trajectory)[::-1][::every][::-1]
     frames = [draw(values, options, f"step {step:,}") for step, values in shown]
-    paths = [folder / "probabilities.png", folder / "probabilities.gif"]
-    frames[-1].save(paths[0], optimize=True)
+    png, gif = io.BytesIO(), io.BytesIO()
+    frames[-1].save(png, "PNG", optimize=True)
     # Some greys are enough, and a third of the bytes.
     frames = [frame.point(lambda grey: round(grey / 17) * 17) for frame in frames]
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(
-        paths[1], save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+        gif, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
     )
+    paths = [folder / "probabilities.png", folder / "probabilities.gif"]
+    for path, picture in zip(paths, (png, gif), strict=True):
+        files.write_bytes(path, picture.getvalue())
     return paths

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from jaxnas import files
 from jaxnas.report import style, svg
 
 # Colours of lines in light and in dark (Okabe-Ito, adjusted for contrast); dashes tell them apart too.
@@ -29,9 +30,7 @@ _COLOURS = (
 def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
     """Writes the page of a comparison, atomically, and returns its path."""
     path = pathlib.Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text(render(result), encoding="utf-8", newline="\n")
-    part.replace(path)
+    files.write_text(path, render(result))
     return path
 
 

@@ -7,11 +7,13 @@ phone would make its text too small to read.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxnas import files
 from jaxnas.report import svg
 from jaxnas.report.read import Run, read_run
 
@@ -460,4 +462,6 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
             borderaxespad=0.4,
             borderpad=0,
         )
-    figure.savefig(path, metadata={"Software": None})
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    files.write_bytes(path, picture.getvalue())

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import math
 import os
 import pathlib
 from typing import Any
 
+from jaxnas import files
 from jaxnas.report import curves, style, svg
 from jaxnas.report.blocks import write_pictures
 from jaxnas.report.read import Run, read_metrics
@@ -44,15 +44,14 @@ def write_language(workdir: str | os.PathLike) -> pathlib.Path:
     root = pathlib.Path(workdir)
     if not (root / "result.json").is_file():
         raise FileNotFoundError(f"{root / 'result.json'} is missing: a report needs a finished search.")
-    run = Run(_read(root / "result.json"), read_metrics(root), [])
+    run = Run(files.read_json(root / "result.json"), read_metrics(root), [])
     retrained = [
-        _read(path) | {"times": _read(path.with_name("times.json"))}
+        files.read_json(path) | {"times": files.read_json(path.with_name("times.json"))}
         for path in sorted(root.glob("retrained/*/result.json"))
         if path.with_name("times.json").is_file()
     ]
-    path, part = root / "report.html", root / "report.html.part"
-    part.write_text(render(run, retrained, _motion(root, run)), encoding="utf-8", newline="\n")
-    part.replace(path)
+    path = root / "report.html"
+    files.write_text(path, render(run, retrained, _motion(root, run)))
     return path
 
 
@@ -71,13 +70,6 @@ def trajectory(run: Run) -> list[tuple[int, Any]]:
     moments = [(line["step"], line["probabilities"]) for line in run.of_split("architecture")]
     last = (run.result["steps"], run.result["probabilities"])
     return [*(moment for moment in moments if moment[0] < last[0]), last]
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); was the run cut off?") from error
 
 
 def render(run: Run, retrained: list[dict[str, Any]], motion: bytes | None) -> str:

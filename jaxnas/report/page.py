@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Any
 
+from jaxnas import files
 from jaxnas.report import figures, style
 from jaxnas.report.read import Run, check_result, read_run
 from jaxnas.report.sections import SECTIONS, points_text, standard_error
@@ -28,10 +29,7 @@ def write(workdir: str | os.PathLike) -> pathlib.Path:
     """
     page = render(read_run(workdir))
     path = pathlib.Path(workdir) / "report.html"
-    # A reader never sees half a page: the old one stays until the new one is complete.
-    part = path.with_name("report.html.part")
-    part.write_text(page, encoding="utf-8", newline="\n")
-    part.replace(path)
+    files.write_text(path, page)
     return path
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 from typing import Any
 
+from jaxnas import files
 from jaxnas.report.svg import is_number
 
 NETWORKS = ("best", "random_search", "smallest", "largest")
@@ -48,15 +48,15 @@ def read_run(workdir: str | os.PathLike) -> Run:
         raise FileNotFoundError(
             f"{path} is missing: a report needs a finished run (train, search and evaluate first)"
         )
-    result = _parse(path.read_text(encoding="utf-8"), str(path))
+    result = files.read_json(path)
     check_result(result, str(path))
-    history = _read_lines(root / "search" / "history.jsonl", ("strategy", "params", "score"))
+    history = files.read_lines(root / "search" / "history.jsonl", ("strategy", "params", "score"))
     return Run(result, read_metrics(root), _order(history))
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """Reads metrics.jsonl, [] if there is none; ValueError names a line that is no record."""
-    lines = _read_lines(pathlib.Path(workdir) / "metrics.jsonl", ("step", "split"))
+    lines = files.read_lines(pathlib.Path(workdir) / "metrics.jsonl", ("step", "split"))
     return _last(lines, ("split", "step"))
 
 
@@ -73,28 +73,6 @@ def check_result(result: Any, name: str = "result") -> None:
     for key in ("params", "search_accuracy", "test_accuracy"):
         if not is_number((result["best"] or {}).get(key)):
             raise ValueError(f"{name}: 'best' has no finite number {key!r}")
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not valid JSON ({error}); was the run cut off?") from error
-
-
-def _read_lines(path: pathlib.Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = []
-    for i, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not text.strip():
-            continue
-        line = _parse(text, f"{path}, line {i},")
-        lacking = [k for k in keys if not isinstance(line, dict) or k not in line]
-        if lacking:
-            raise ValueError(f"{path}, line {i}: {lacking[0]!r} is missing")
-        lines.append(line)
-    return lines
 
 
 def _last(lines: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:

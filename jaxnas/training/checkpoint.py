@@ -1,39 +1,40 @@
-"""Checkpoints that survive a kill at any moment and notice damage: orbax inside, a seal around.
+"""Checkpoints: Orbax writes them; here is what makes a run go on from them safely.
 
-Layout of a directory of checkpoints:
+Orbax commits a step at once, deletes old ones, saves in the background, from several processes and to
+remote paths. What it lacks is added here:
 
-    120/state/          what orbax wrote
-    120/metadata.json   {"step", "metadata", "leaves": {path: "float32[3, 4]"}}
-    120/manifest.json   {"files": {path: {"bytes", "sha256"}}} of all the other files
-    corrupt-110/        set aside by `restore_latest`; never read and never deleted
-    tmp-*               unfinished work of a killed run; deleted by the next save
-
-A step is written whole, manifest included, under a temporary name and then renamed: a directory
-whose name is a number is complete, or was damaged later. That is why orbax's `Checkpointer` is
-used and not its `CheckpointManager`, which commits a step before a manifest could be in it.
+* A step is read back only if every leaf has the SHA-256 that it was saved with. Orbax notices a file
+  that is missing or cut short, but not a bit that has flipped in an array or in its JSON.
+* A damaged step is set aside as `corrupt-<step>`, and the step before it is taken.
+* A step of another config or of a state of another form is refused, with what differs.
+* What holds a NaN or an infinity is not saved, so that the last checkpoint is one to go on from.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import logging
 import os
-import pathlib
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
 
-from jaxnas.training import sealing, workdir
+from jaxnas import files
 
 _logger = logging.getLogger(__name__)
-_METADATA, _STATE = "metadata.json", "state"
+_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 class CheckpointError(RuntimeError):
-    """Checkpoints exist, but none can be restored."""
+    """A checkpoint cannot be written, or there are some and none can be restored."""
 
 
 class ConfigMismatch(CheckpointError):
@@ -44,73 +45,99 @@ class ConfigMismatch(CheckpointError):
         self.differences = differences
 
 
+class NotFinite(CheckpointError):
+    """A state was not saved because it holds a NaN or an infinity."""
+
+
+class _Damaged(Exception):
+    """The bytes of a step are not those that were saved."""
+
+
 class Checkpointer:
-    """The checkpoints of one run, in one directory, by one process.
+    """The checkpoints of one run, in one directory.
 
     A state is any pytree of JAX arrays (sharded, typed keys), NumPy arrays and Python numbers.
     """
 
-    def __init__(self, directory: str | os.PathLike, max_to_keep: int = 3) -> None:
+    def __init__(self, directory: files.Path, max_to_keep: int = 3) -> None:
         """Opens or creates a directory of checkpoints.
 
         Args:
-          directory: where they are.
+          directory: where they are; also remote, such as gs://bucket/run.
           max_to_keep: how many of the latest steps stay; at least 2, so that there is one to fall
             back to.
+
+        Raises:
+          ValueError: `max_to_keep` is below 2.
         """
         if max_to_keep < 2:
-            raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back")
-        if jax.process_count() > 1:
-            raise NotImplementedError(
-                f"checkpoints by {jax.process_count()} processes at once are not supported yet; "
-                "run one process with all its devices"
-            )
-        self.directory = pathlib.Path(directory).absolute()
-        self.max_to_keep = max_to_keep
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+            raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
+        self.directory = epath.Path(directory).absolute()
+        self._being_saved = (0, 0)  # The step, and the bytes of its state.
+        self._orbax = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep)
+            ),
+        )
+        # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
+        logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
+        self._remove_unfinished()
+        ocp.multihost.sync_global_processes("jaxnas: unfinished checkpoints are removed")
 
     def steps(self) -> list[int]:
-        """The steps that are saved, in increasing order."""
-        names = (entry.name for entry in self.directory.iterdir() if entry.is_dir())
-        return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+        """The steps that are saved, in increasing order; waits for the one being saved."""
+        self.wait()
+        return sorted(self._orbax.all_steps())
 
-    def save(self, step: int, state: Any, metadata: Mapping[str, Any]) -> bool:
-        """Saves a step and deletes the oldest beyond `max_to_keep`; returns when it is on disk.
+    def save(self, step: int, state: Any, metadata: Mapping[str, Any], finite: Any = ()) -> bool:
+        """Begins to save a step, and deletes the oldest beyond `max_to_keep`.
+
+        The state may be changed or donated when this returns; the files are written meanwhile.
 
         Args:
           step: not below the latest one saved.
           state: a pytree of arrays and numbers.
           metadata: what JSON can hold; "config" in it is compared when restoring.
+          finite: the part of the state that may hold no NaN and no infinity.
 
         Returns:
           False if this step is saved already (nothing is written), else True.
+
+        Raises:
+          NotFinite: there is a NaN or an infinity in `finite`; nothing is written.
+          CheckpointError: this step, or the one before it, cannot be written (a full disk).
+          ValueError: the step comes before the latest one.
         """
         steps = self.steps()
         if step in steps:
             return False
         if steps and step < steps[-1]:
             raise ValueError(f"step {step} comes before the latest checkpoint, {steps[-1]}")
-        for leftover in self.directory.glob("tmp-*"):
-            shutil.rmtree(leftover)
-        temporary = self.directory / f"tmp-saving-{step}"
-        temporary.mkdir()
-        state = _without_numpy_scalars(state)
-        self._orbax.save(temporary / _STATE, args=ocp.args.StandardSave(_without_empty(state)))
-        record = {"step": step, "metadata": metadata, "leaves": _leaves(state)}
-        workdir.write_json_atomic(temporary / _METADATA, record)
-        sealing.seal(temporary)
-        os.rename(temporary, self.directory / str(step))
-        workdir.fsync(self.directory)
-        for old in self.steps()[: -self.max_to_keep]:
-            # Renamed first: a kill halfway through must not leave half a step under its number.
-            doomed = self.directory / f"tmp-deleting-{old}"
-            os.rename(self.directory / str(old), doomed)
-            shutil.rmtree(doomed)
-        return True
+        if wrong := _not_finite(finite):
+            last = f"The last checkpoint is that of step {steps[-1]}." if steps else "There is none yet."
+            raise NotFinite(f"step {step} is not saved: {wrong} holds a NaN or an infinity. {last}")
+        stored = _stored(state)
+        record = files.plain(
+            {
+                "step": step,
+                "metadata": metadata,
+                "leaves": _types(state),
+                "sha256": {name: _digest(leaf) for name, leaf in _leaves(stored).items()},
+            }
+        )
+        self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
+        with self._errors_as_sentences():
+            return self._orbax.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(stored),
+                    record=ocp.args.JsonSave({"record": record, "sha256": _digest_json(record)}),
+                ),
+            )
 
     def restore_latest(
-        self, example: Any, config: Mapping[str, Any] | None = None, may_differ: tuple = ()
+        self, example: Any, config: Mapping[str, Any] | None = None, may_differ: tuple[str, ...] = ()
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole.
 
@@ -132,30 +159,22 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                record = _read(self.directory / str(step))
-            except sealing.Damaged as reason:
+                record = self._read_record(step)
+            except _Damaged as reason:
                 damaged[step] = str(reason)
                 continue
             # Refusals come first, so that a wrong config renames nothing.
-            _check_config(self.directory / str(step), record, config, may_differ)
-            _check_leaves(self.directory / str(step), record, example)
-            for bad, why in damaged.items():
-                aside = _set_aside(self.directory / str(bad))
-                _logger.warning(
-                    "checkpoint %d in %s is damaged (%s): it is now %s, and the run goes back to "
-                    "checkpoint %d",
-                    bad,
-                    self.directory,
-                    why,
-                    aside.name,
-                    step,
-                )
-            state = self._orbax.restore(
-                self.directory / str(step) / _STATE,
-                args=ocp.args.StandardRestore(_without_empty(_without_numpy_scalars(example))),
-            )
-            state = jax.tree.map(_with_empty, state, example)
-            return step, state, record["metadata"]
+            where = self.directory / str(step)
+            _check_config(where, record["metadata"].get("config", {}), config, may_differ)
+            _check_leaves(where, record["leaves"], example)
+            try:
+                stored = self._read_state(step, record, example)
+            except _Damaged as reason:
+                damaged[step] = str(reason)
+                continue
+            if damaged:
+                self._set_aside(damaged, step)
+            return step, jax.tree.map(_with_empty, stored, example), record["metadata"]
         if damaged:
             reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
             raise CheckpointError(
@@ -164,9 +183,22 @@ class Checkpointer:
             )
         return None
 
+    def wait(self) -> None:
+        """Returns when the last `save` is on disk.
+
+        Raises:
+          CheckpointError: it could not be written.
+        """
+        with self._errors_as_sentences():
+            self._orbax.wait_until_finished()
+
     def close(self) -> None:
-        """Ends orbax's threads."""
-        self._orbax.close()
+        """Waits for the last `save` and ends Orbax's threads; raises as `wait` does."""
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+            logging.getLogger("absl").removeFilter(_not_an_error_of_orbax)
 
     def __enter__(self) -> Self:
         return self
@@ -174,19 +206,108 @@ class Checkpointer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _read_record(self, step: int) -> dict[str, Any]:
+        """The JSON of a step, or raises _Damaged."""
+        with _errors_as_damage():
+            args = ocp.args.Composite(record=ocp.args.JsonRestore())
+            sealed = self._orbax.restore(step, args=args)["record"]
+            record = sealed["record"]
+            if sealed["sha256"] != _digest_json(record):
+                raise _Damaged("the content of its record has changed")
+            if record["step"] != step:
+                raise _Damaged(f"it holds step {record['step']}")
+            return record
 
-def _without_numpy_scalars(state: Any) -> Any:
-    """Orbax saves NumPy scalars but cannot restore them; arrays of no axes it can."""
-    return jax.tree.map(lambda x: np.asarray(x) if isinstance(x, np.generic) else x, state)
+    def _read_state(self, step: int, record: dict[str, Any], example: Any) -> Any:
+        """The leaves of a step as they were stored, or raises _Damaged."""
+        with _errors_as_damage():
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(_stored(example)))
+            stored = self._orbax.restore(step, args=args)["state"]
+            for name, leaf in _leaves(stored).items():
+                if _digest(leaf) != record["sha256"][name]:
+                    raise _Damaged(f"the content of {name} has changed")
+            return stored
+
+    def _remove_unfinished(self) -> None:
+        """Removes what a save left that was killed or failed.
+
+        Orbax can do so too, but in a thread that goes on when this is closed.
+        """
+        if jax.process_index() == 0:
+            for leftover in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+                leftover.rmtree(missing_ok=True)
+
+    def _set_aside(self, damaged: dict[int, str], good: int) -> None:
+        """Renames damaged steps to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
+        for step, why in damaged.items() if jax.process_index() == 0 else ():
+            aside, number = self.directory / f"corrupt-{step}", 1
+            while aside.exists():
+                number += 1
+                aside = self.directory / f"corrupt-{step}-{number}"
+            (self.directory / str(step)).rename(aside)
+            _logger.warning(
+                f"checkpoint {step} in {self.directory} is damaged ({why}): it is now {aside.name}, "
+                f"and the run goes back to checkpoint {good}"
+            )
+        ocp.multihost.sync_global_processes("jaxnas: damaged checkpoints are set aside")
+        self._orbax.reload()
+
+    @contextlib.contextmanager
+    def _errors_as_sentences(self) -> Iterator[None]:
+        """Turns what a save raises into a CheckpointError, and removes what it left."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # TensorStore raises ValueError for a full disk.
+            step, size = self._being_saved
+            self._remove_unfinished()
+            full = next((reason for reason in _NO_ROOM if reason in str(error)), "")
+            advice = (
+                f" It takes up to {size / 1e6:.1f} MB beside the checkpoints that are kept. Delete "
+                "something, or move the workdir to a larger disk."
+            )
+            raise CheckpointError(
+                f"checkpoint {step} could not be written to {self.directory}: {full or _reason(error)}."
+                f"{advice if full else ''} Started again, the run goes on from the last whole checkpoint."
+            ) from error
+
+
+@contextlib.contextmanager
+def _errors_as_damage() -> Iterator[None]:
+    """Turns whatever Orbax and TensorStore raise on reading changed files into _Damaged."""
+    try:
+        yield
+    except (_Damaged, MemoryError, jax.errors.JaxRuntimeError):
+        raise  # A device that is too small is no damage.
+    except Exception as error:
+        raise _Damaged(_reason(error.__cause__ or error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error without what TensorStore adds to it, with its type if it says little."""
+    text = str(error).partition("\n")[0].partition(" [tensorstore_spec")[0][:300].rstrip(". ")
+    return text if " " in text else f"{type(error).__name__} {text}".strip()
+
+
+def _not_an_error_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or "orbax" not in record.pathname
+
+
+def _stored(state: Any) -> Any:
+    """A state as Orbax can keep it.
+
+    It saves NumPy scalars but cannot restore them: they become arrays of no axes. It refuses arrays
+    without elements (a memory of no layers): something stands for them.
+    """
+
+    def one(leaf: Any) -> Any:
+        leaf = np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
+        return np.zeros(1, np.int32) if _is_empty(leaf) else leaf
+
+    return jax.tree.map(one, state)
 
 
 def _is_empty(leaf: Any) -> bool:
     return getattr(leaf, "size", 1) == 0
-
-
-def _without_empty(state: Any) -> Any:
-    """Orbax refuses arrays without elements (a memory of no layers): something stands for them."""
-    return jax.tree.map(lambda x: np.zeros(1, np.int32) if _is_empty(x) else x, state)
 
 
 def _with_empty(leaf: Any, like: Any) -> Any:
@@ -196,58 +317,75 @@ def _with_empty(leaf: Any, like: Any) -> Any:
     return leaf if sharding is None else jax.device_put(leaf, sharding)
 
 
-def _leaves(state: Any) -> dict[str, str]:
+def _leaves(tree: Any) -> dict[str, Any]:
+    """{"params/w": leaf}."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _types(state: Any) -> dict[str, str]:
     """{"params/w": "float32[3, 4]", "step": "int"} of a state or of its abstract form."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
-        )
-        for path, leaf in leaves
+        name: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        for name, leaf in _leaves(state).items()
     }
 
 
-def _read(step: pathlib.Path) -> dict[str, Any]:
-    """Verifies every byte of a step and returns its metadata record, or raises Damaged."""
-    if _METADATA not in sealing.verify(step):
-        raise sealing.Damaged(f"{sealing.MANIFEST} does not list {_METADATA}")
-    record = workdir.read_json(step / _METADATA)
-    if str(record["step"]) != step.name:
-        raise sealing.Damaged(f"it holds step {record['step']}")
-    return record
+def _digest(leaf: Any) -> str:
+    """The SHA-256 of a leaf's bytes, however it lies on devices and processes."""
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if not leaf.is_fully_addressable:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+    return files.sha256(np.asarray(leaf).tobytes())
+
+
+def _digest_json(value: Any) -> str:
+    return files.sha256(json.dumps(value, sort_keys=True).encode())
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.isfinite(leaf).all() for leaf in leaves]
+
+
+def _not_finite(tree: Any) -> str:
+    """The name of the first leaf with a NaN or an infinity, or ""."""
+    leaves = {
+        name: leaf
+        for name, leaf in _leaves(tree).items()
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    }
+    finite = jax.device_get(_all_finite(list(leaves.values())))
+    return next((name for name, good in zip(leaves, finite, strict=True) if not good), "")
 
 
 def _check_config(
-    step: pathlib.Path, record: dict, config: Mapping[str, Any] | None, may_differ: tuple
+    where: epath.Path,
+    before: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
+    may_differ: tuple[str, ...],
 ) -> None:
     if config is None:
         return
-    lines = workdir.diff(record["metadata"].get("config", {}), config)
-    lines = [line for line in lines if line.split(": ", 1)[0] not in may_differ]
+    lines = [line for line in files.diff(before, config) if line.split(": ", 1)[0] not in may_differ]
     if lines:
         raise ConfigMismatch(
-            f"the checkpoint {step} was made with another config:\n  "
+            f"the checkpoint {where} was made with another config:\n  "
             + "\n  ".join(lines)
             + "\nStart with that config to resume, or choose another workdir to start anew.",
             lines,
         )
 
 
-def _check_leaves(step: pathlib.Path, record: dict, example: Any) -> None:
-    lines = workdir.diff(record["leaves"], _leaves(_without_numpy_scalars(example)))
+def _check_leaves(where: epath.Path, before: dict[str, str], example: Any) -> None:
+    lines = files.diff(before, _types(example))
     if lines:
         more = f"\n  and {len(lines) - 10} more" if len(lines) > 10 else ""
         raise CheckpointError(
-            f"the checkpoint {step} holds another state:\n  " + "\n  ".join(lines[:10]) + more
+            f"the checkpoint {where} holds another state:\n  "
+            + "\n  ".join(lines[:10])
+            + more
+            + "\nStart with the network and training that it was made with, or choose another workdir."
         )
-
-
-def _set_aside(step: pathlib.Path) -> pathlib.Path:
-    """Renames a damaged step to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
-    aside = step.with_name(f"corrupt-{step.name}")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = step.with_name(f"corrupt-{step.name}-{number}")
-    os.rename(step, aside)
-    return aside

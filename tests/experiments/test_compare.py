@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import compare as compare_binary
-from jaxnas import tabular
+from jaxnas import files, tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 
@@ -62,9 +62,11 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
     before = [path.stat().st_mtime_ns for path in kept]
     kept_evolution = sorted((workdir / "searches" / "regularized_evolution").glob("*.npz"))
     one = json.loads((workdir / "comparison.json").read_text())["strategies"]
-    kept_evolution[1].unlink()  # as if killed before the second chunk
+    kept_evolution[0].unlink()  # as if killed before that chunk was done
+    os.truncate(kept_evolution[1], 100)
     second = compare(workdir, "--strategies=random,regularized_evolution,own:mine", path=str(tmp_path))
     assert second.returncode == 0, second.stderr
+    assert f"{kept_evolution[1].name} is no whole npz file: 100 bytes" in second.stderr
     assert [path.stat().st_mtime_ns for path in kept] == before
     result = json.loads((workdir / "comparison.json").read_text())
     assert [s["name"] for s in result["strategies"]] == ["random", "regularized_evolution", "own:mine"]
@@ -80,6 +82,26 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
     page = (workdir / "report.html").read_text()
     assert "own:mine" in page and "://" not in page.replace("http://www.w3.org", "")
     assert "own:mine" in second.stdout and "report.html" in second.stdout
+
+
+def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
+    path, names = tmp_path / "0-3.npz", {"codes", "scores", "seconds"}
+    part = {"codes": np.ones((3, 4, 6), np.int32), "scores": np.ones((3, 4)), "seconds": np.float64(2)}
+    assert compare_binary.read_part(path, 3, names) is None and not caplog.records
+    files.write_arrays(path, part)
+    got = compare_binary.read_part(path, 3, names)
+    assert all(np.array_equal(got[name], part[name]) for name in names)
+    whole = path.read_bytes()
+    for content in (b"", whole[:50], whole[:-9], whole.replace(b"codes", b"cedes"), b"not an archive"):
+        path.write_bytes(content)
+        caplog.clear()
+        assert compare_binary.read_part(path, 3, names) is None
+        assert "0-3.npz" in caplog.text and "run again" in caplog.text
+    files.write_arrays(path, part)
+    assert compare_binary.read_part(path, 4, names) is None
+    files.write_json(tmp_path / "settings.json", ["a list"])
+    with pytest.raises(ValueError, match="settings.json holds no settings of a comparison"):
+        compare_binary.check_same(tmp_path, {"seed": 0})
 
 
 @needs_tables

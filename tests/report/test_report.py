@@ -451,12 +451,12 @@ def test_errors_name_the_file(tmp_path):
     make_workdir(tmp_path, evaluations=60)
     for name in ("metrics.jsonl", "search/history.jsonl"):
         text = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(text + '{"step": 3')
+        (tmp_path / name).write_text(text + '{"step": 3\n')
         n = text.count("\n") + 1
-        with pytest.raises(ValueError, match=rf"{name}, line {n}, is not valid JSON"):
+        with pytest.raises(ValueError, match=rf"line {n} of .*{name} is not valid JSON"):
             report.write(tmp_path)
         (tmp_path / name).write_text(text + "{}\n")
-        with pytest.raises(ValueError, match=rf"{name}, line {n}: '\w+' is missing"):
+        with pytest.raises(ValueError, match=rf"line {n} of .*{name} has no '\w+'"):
             report.write(tmp_path)
         (tmp_path / name).write_text(text)
     assert not (tmp_path / "report.html").exists()

@@ -1,8 +1,11 @@
 """Checkpoints: exact, whole after a kill at any moment, and damage is seen and stepped over."""
 
+import gc
+import json
 import logging
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +20,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnas.training import checkpoint, sealing
+from jaxnas.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = {"seed": 3, "training": {"steps": 300, "widths": (64, 96)}}
@@ -45,6 +48,8 @@ def make_state(seed):
         "train": State(params, optax.adamw(1e-3).init(params), keys[2], jnp.int32(seed)),
         "population": np.arange(seed, seed + 4, dtype=np.int32),
         "keys": keys,
+        # Orbax keeps what is below a kilobyte in its index.
+        "table": jax.random.normal(keys[2], (1000,)),
         "epoch": seed,
         "best": seed / 7,
         "count": np.int64(seed),
@@ -173,100 +178,142 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
-def garbage(path):
-    path.write_bytes(os.urandom(path.stat().st_size + 1))
+# What each file of a step is for: where it is found, and whether its loss is noticed. Orbax reads the
+# arrays through the merged index; the index of each process and the notes beside it are not read again.
+FILES = {
+    "arrays": ("state/ocdbt.process_0/d", True),
+    "index of arrays": ("state/d", True),
+    "manifest of arrays": ("state/manifest.ocdbt", True),
+    "tree": ("state/_METADATA", None),
+    "record": ("record/metadata", True),
+    "notes": ("_CHECKPOINT_METADATA", False),
+    "committed": ("commit_success.txt", False),
+    "shardings": ("state/_sharding", False),
+}
 
 
-DAMAGES = [delete, truncate, empty, flip_a_bit, garbage]
+# Orbax leaves coroutines behind when several arrays of one step cannot be read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", [delete, truncate, empty, flip_a_bit])
+def test_damage_is_seen_or_does_no_harm(saved, tmp_path_factory, caplog, damage):
+    """Each kind of file, damaged in each way: the run goes on from step 2 as it was, or from step 1."""
+    for kind, (name, noticed) in FILES.items():
+        broken = tmp_path_factory.mktemp("broken") / "checkpoints"
+        shutil.copytree(saved, broken)
+        target = broken / "2" / name
+        if target.is_dir():
+            target = max(target.iterdir(), key=lambda path: path.stat().st_size)
+        damage(target)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            step, state, _ = restore(broken, CONFIG)
+        assert step in ((1,) if noticed else (2,) if noticed is False else (1, 2)), kind
+        assert_equal(state, make_state(step))
+        told = [r.getMessage() for r in caplog.records if r.name == "jaxnas.training.checkpoint"]
+        # Nothing is lost: a damaged step is set aside.
+        names = sorted(os.listdir(broken))
+        assert names == (["1", "2"] if step == 2 else ["1", "corrupt-2"]), kind
+        assert len(told) == (step == 1), kind
+        if told:
+            assert "checkpoint 2 in" in told[0] and "it is now corrupt-2, and the run goes back to" in told[0]
+    # The coroutines go here, where their warnings are expected, and not during another test.
+    gc.collect()
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_to_any_file_is_seen(saved, tmp_path_factory, damage):
-    files = [path.relative_to(saved) for path in (saved / "2").rglob("*") if path.is_file()]
-    assert len(files) > 8
-    for file in files:
-        broken = tmp_path_factory.mktemp("broken")
-        shutil.copytree(saved / "2", broken / "2")
-        damage(broken / file)
-        with pytest.raises(sealing.Damaged) as error:
-            checkpoint._read(broken / "2")
-        named = file.relative_to("2").as_posix()
-        assert named in str(error.value) or file.name == "manifest.json"
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["manifest.json", "array"])
-def test_a_damaged_checkpoint_is_set_aside(saved, caplog, damage, name):
-    if name == "array":
-        arrays = [path for path in (saved / "2" / "state").rglob("d/*") if path.is_file()]
-        target = max(arrays, key=lambda path: path.stat().st_size)
-    else:
-        target = saved / "2" / name
-    damage(target)
-    with caplog.at_level(logging.WARNING):
-        step, state, _ = restore(saved, CONFIG)
-    assert step == 1
-    assert_equal(state, make_state(1))
-    (record,) = [r for r in caplog.records if r.name == "jaxnas.training.checkpoint"]
-    text = record.getMessage()
-    assert "checkpoint 2 in" in text and "now corrupt-2, and the run goes back to" in text
-    # One bit of the manifest may rename a file in it.
-    assert target.name in text or name == "manifest.json"
-    # Nothing is lost, and the run can save step 2 again.
-    assert sorted(os.listdir(saved)) == ["1", "corrupt-2"]
-    with checkpoint.Checkpointer(saved) as checkpointer:
-        assert checkpointer.save(2, make_state(2), {"config": CONFIG})
-        damage(saved / "2" / "manifest.json")
-        assert checkpointer.restore_latest(make_state(0))[0] == 1
-    assert sorted(os.listdir(saved)) == ["1", "corrupt-2", "corrupt-2-2"]
+def test_a_step_set_aside_can_be_saved_again(saved):
+    for aside in (["corrupt-2"], ["corrupt-2", "corrupt-2-2"]):
+        flip_a_bit(saved / "2" / "record" / "metadata")
+        with checkpoint.Checkpointer(saved) as checkpointer:
+            assert checkpointer.restore_latest(make_state(0))[0] == 1
+            assert checkpointer.save(2, make_state(2), {"config": CONFIG})
+        assert sorted(os.listdir(saved)) == ["1", "2", *aside]
+    step, state, _ = restore(saved, CONFIG)
+    assert step == 2
+    assert_equal(state, make_state(2))
 
 
 def test_when_all_are_damaged_it_says_so_each_time(saved):
-    delete(saved / "2" / "metadata.json")
-    empty(saved / "1" / "manifest.json")
+    delete(saved / "2" / "record" / "metadata")
+    record = json.loads((saved / "1" / "record" / "metadata").read_text())
+    record["record"]["metadata"]["config"]["seed"] = 4
+    (saved / "1" / "record" / "metadata").write_text(json.dumps(record))
     for _ in range(2):
-        with pytest.raises(checkpoint.CheckpointError) as error:
+        with pytest.raises(checkpoint.CheckpointError, match="no checkpoint in .* is whole") as error:
             restore(saved)
-        assert "checkpoint 2: metadata.json is missing" in str(error.value)
-        assert "checkpoint 1: manifest.json is not readable" in str(error.value)
+        assert "checkpoint 2: " in str(error.value)
+        assert "checkpoint 1: the content of its record has changed" in str(error.value)
     assert sorted(os.listdir(saved)) == ["1", "2"]
 
 
-def test_a_step_under_another_number_is_seen(saved):
+def test_what_is_no_step_is_left_alone(saved):
+    """A step under another number is damaged; a folder 007 or a file is none of ours."""
     os.rename(saved / "2", saved / "7")
+    (saved / "007").mkdir()
+    (saved / "8").write_text("a file")
     assert restore(saved)[0] == 1
+    assert sorted(os.listdir(saved)) == ["007", "1", "8", "corrupt-7"]
 
 
-class _Killed(BaseException):
-    pass
+def test_what_is_not_finite_is_not_saved(saved):
+    """However often it is tried, the good checkpoints stay."""
+    state = make_state(3)
+    wrong = {"dense": {"kernel": jnp.ones(3), "bias": jnp.ones(2, jnp.bfloat16).at[1].set(jnp.inf)}}
+    with checkpoint.Checkpointer(saved) as checkpointer:
+        for step in range(3, 8):
+            with pytest.raises(
+                checkpoint.NotFinite, match=f"step {step} .*dense/bias holds a NaN.* of step 2"
+            ):
+                checkpointer.save(step, state, {}, finite=wrong)
+        assert checkpointer.steps() == [1, 2]
+        # Only what is named must be finite: a loss may be NaN before its first value.
+        state["best"] = jnp.float32(jnp.nan)
+        assert checkpointer.save(8, state, {}, finite=(state["train"], state["keys"], 3, 0.5))
+    assert np.isnan(restore(saved, example=state)[1]["best"])
 
 
-@pytest.mark.parametrize(
-    ("function", "latest"),
-    [
-        ("ocp.args.StandardSave", 2),
-        ("workdir.write_json_atomic", 2),
-        ("sealing.seal", 2),
-        ("sealing.write_json_atomic", 2),
-        ("os.rename", 2),
-        ("shutil.rmtree", 3),
-    ],
-)
-def test_a_save_that_ends_anywhere_leaves_a_whole_checkpoint(saved, monkeypatch, function, latest):
-    def killed(*_, **__):
-        raise _Killed
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(saved, caplog):
+    """Files may not grow beyond 64 KiB here, as on a disk that is full: the write itself fails."""
+    large = {"x": jax.random.normal(jax.random.key(0), (40_000,))}
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with checkpoint.Checkpointer(saved) as checkpointer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, room[1]))
+        try:
+            checkpointer.save(3, large, {})
+            with pytest.raises(checkpoint.CheckpointError) as error:
+                checkpointer.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        assert "checkpoint 3 could not be written to" in str(error.value)
+        assert "File too large" in str(error.value) and "takes up to 0.2 MB" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert sorted(os.listdir(saved)) == ["1", "2"]
+        assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+        assert checkpointer.save(3, large, {}) and checkpointer.steps() == [1, 2, 3]
 
-    with checkpoint.Checkpointer(saved, max_to_keep=2) as checkpointer:
+
+def test_a_disk_that_is_full_from_the_start_is_one_sentence(saved, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    with checkpoint.Checkpointer(saved) as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(f"jaxnas.training.checkpoint.{function}", killed)
-            with pytest.raises(_Killed):
+            patch.setattr(type(checkpointer._orbax), "save", full)
+            with pytest.raises(
+                checkpoint.CheckpointError, match="No space left on device.* Delete something"
+            ):
                 checkpointer.save(3, make_state(3), {})
-        step, state, _ = checkpointer.restore_latest(make_state(0))
-        assert step == latest
-        assert_equal(state, make_state(latest))
-        assert checkpointer.save(4, make_state(4), {})
-        assert checkpointer.steps() == [latest, 4]
-    assert not list(saved.glob("tmp-*"))
+        assert checkpointer.save(3, make_state(3), {})
+
+
+def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
+    change = jax.jit(lambda x: -x, donate_argnums=0)
+    x = jnp.arange(1_000_000.0)
+    with checkpoint.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"x": x}, {})
+        for _ in range(3):
+            x = change(x)
+        _, state, _ = checkpointer.restore_latest({"x": x})
+    np.testing.assert_array_equal(state["x"], np.arange(1_000_000.0))
 
 
 SAVE_FOREVER = """
@@ -287,23 +334,23 @@ def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, caplog):
     example = {"x": jnp.zeros(200_000), "step": 0}
     random = np.random.default_rng(0)
     latest = -1
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen(
             [sys.executable, "-c", SAVE_FOREVER, str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         ) as child:
-            printed = [int(child.stdout.readline()) for _ in range(3)]
+            printed = [int(child.stdout.readline()) for _ in range(4)]
             time.sleep(random.uniform(0, 0.1))
             child.send_signal(signal.SIGKILL)
             printed += [int(line) for line in child.stdout.read().split()]
         assert printed[0] == latest + 1
         with checkpoint.Checkpointer(tmp_path) as checkpointer:
             latest, state, metadata = checkpointer.restore_latest(example)
-        # The last print may be missing, when the kill came between the rename and it.
-        assert latest in (printed[-1], printed[-1] + 1)
+        # A step is printed when its save has begun, and begins when the one before is on disk.
+        assert latest in (printed[-1] - 1, printed[-1], printed[-1] + 1)
         assert metadata["step"] == state["step"] == latest
         np.testing.assert_array_equal(state["x"], float(latest))
     assert not [r for r in caplog.records if r.name.startswith("jaxnas")]
-    assert not list(tmp_path.glob("corrupt-*"))
+    assert not list(tmp_path.glob("corrupt-*")) and not list(tmp_path.glob("*tmp*"))

@@ -1,4 +1,4 @@
-"""A workdir is held by one run; its JSON files are whole; its JSON lines resume exactly."""
+"""A workdir is held by one run; its JSON lines resume exactly."""
 
 import io
 import json
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxnas import files
 from jaxnas.training import metrics, preemption, progress, workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -80,85 +81,30 @@ def test_a_workdir_with_files_is_refused_on_demand(tmp_path):
         pass
 
 
-def test_plain_values():
-    value = {
-        "a": (1, np.float32(0.5), jnp.int32(2)),
-        "b": np.array([[1.0, np.nan]]),
-        "c": jnp.array([1.5, jnp.inf], jnp.bfloat16),
-        "d": [True, np.bool_(False), None, float("-inf"), "text"],
-    }
-    assert workdir.plain(value) == {
-        "a": [1, 0.5, 2],
-        "b": [[1.0, None]],
-        "c": [1.5, None],
-        "d": [True, False, None, None, "text"],
-    }
-    with pytest.raises(TypeError, match="of type object cannot be written as JSON"):
-        workdir.plain([object()])
-    with pytest.raises(TypeError, match="strings as keys, not 1 of type int"):
-        workdir.plain({1: 2})
-
-
-def test_json_is_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "result.json"
-    workdir.write_json_atomic(path, {"a": 1})
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(workdir.os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            workdir.write_json_atomic(path, {"a": 2})
-    assert workdir.read_json(path) == {"a": 1}
-    workdir.write_json_atomic(path, {"a": 3})
-    assert workdir.read_json(path) == {"a": 3}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "not valid JSON: it is empty"),
-        (b'{"a": 1,\n"b"', "not valid JSON: .* at line 2"),
-        (b"\xff\xfe", "byte 0 is not UTF-8"),
-    ],
-)
-def test_a_corrupt_json_file_is_named(tmp_path, content, message):
-    (tmp_path / "result.json").write_bytes(content)
-    with pytest.raises(ValueError, match=f"result.json.*{message}"):
-        workdir.read_json(tmp_path / "result.json")
-
-
-def test_a_missing_json_file_suggests_the_nearest(tmp_path):
-    (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="Did you mean result.json"):
-        workdir.read_json(tmp_path / "results.json")
-
-
 _records = st.lists(st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12).map(
     lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))]
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(records=_records, resume=st.integers(0, 24), cut=st.integers(0, 200))
 def test_a_resumed_file_equals_the_uninterrupted_one(records, resume, cut):
     records = [{"step": step, "loss": loss, "note": note} for step, loss, note in records]
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = pathlib.Path(folder, "whole.jsonl"), pathlib.Path(folder, "broken.jsonl")
-        with metrics.JsonlWriter(whole) as writer:
-            for record in records:
-                writer.write(record)
-        content = whole.read_bytes()
+        writer = metrics.JsonlWriter(whole)
+        for record in records:
+            writer.write(record)
+        content = whole.read_bytes() if records else b""
         # A run that was killed at any byte after the lines of step `resume` were written.
         sure = sum(len(line) for line in content.splitlines(True) if _step(line) <= resume)
         broken.write_bytes(content[: max(sure, len(content) - cut)])
-        with metrics.JsonlWriter(broken, resume=resume) as writer:
-            for record in records:
-                if record["step"] > resume:
-                    writer.write(record)
+        writer = metrics.JsonlWriter(broken, resume=resume)
+        for record in records:
+            if record["step"] > resume:
+                writer.write(record)
         assert broken.read_bytes() == content
-        assert [r["step"] for r in metrics.read_jsonl(whole)] == [r["step"] for r in records]
+        assert [r["step"] for r in files.read_lines(whole)] == [r["step"] for r in records]
 
 
 def _step(line):
@@ -167,16 +113,14 @@ def _step(line):
 
 def test_metrics_are_valid_json_with_null_for_nan(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with metrics.JsonlWriter(path) as writer:
-        writer.write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
-        writer.sync()
+    metrics.JsonlWriter(path).write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
     assert path.read_text() == '{"step": 1, "loss": null, "rate": null}\n'
 
 
 def test_without_resume_the_file_starts_empty(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    metrics.JsonlWriter(path).close()
+    metrics.JsonlWriter(path)
     assert path.read_bytes() == b""
 
 
@@ -185,21 +129,21 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="line 2 of .*metrics.jsonl is not"):
+    with pytest.raises(ValueError, match="metrics.jsonl"):
         metrics.JsonlWriter(path, resume=5)
     assert path.read_bytes() == before
 
 
 def test_the_counter_never_decreases(tmp_path):
     path = tmp_path / "history.jsonl"
-    with metrics.JsonlWriter(path, counter="index") as writer:
-        with pytest.raises(ValueError, match="needs an integer 'index': got None"):
-            writer.write({"step": 3})
-        writer.write({"index": 3})
-    refused = pytest.raises(ValueError, match="'index' not below 3, the one before: got 2")
-    with metrics.JsonlWriter(path, resume=3, counter="index") as writer, refused:
+    writer = metrics.JsonlWriter(path, counter="index")
+    with pytest.raises(ValueError, match="needs an integer 'index': got None"):
+        writer.write({"step": 3})
+    writer.write({"index": 3})
+    writer = metrics.JsonlWriter(path, resume=3, counter="index")
+    with pytest.raises(ValueError, match="'index' not below 3, the one before: got 2"):
         writer.write({"index": 2})
-    assert metrics.read_jsonl(path) == [{"index": 3}]
+    assert files.read_lines(path) == [{"index": 3}]
 
 
 class _Terminal(io.StringIO):

@@ -1,0 +1,213 @@
+"""Files are whole or not there, whoever is killed when; JSON says what is wrong with it."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnas import files
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Killed(BaseException):
+    """What a process that ends there would not come back from."""
+
+
+def killed(*_, **__):
+    raise Killed
+
+
+def test_plain_values():
+    value = {
+        "a": (1, np.float32(0.5), jnp.int32(2)),
+        "b": np.array([[1.0, np.nan]]),
+        "c": jnp.array([1.5, jnp.inf], jnp.bfloat16),
+        "d": [True, np.bool_(False), None, float("-inf"), "text"],
+    }
+    assert files.plain(value) == {
+        "a": [1, 0.5, 2],
+        "b": [[1.0, None]],
+        "c": [1.5, None],
+        "d": [True, False, None, None, "text"],
+    }
+    with pytest.raises(TypeError, match="of type object cannot be written as JSON"):
+        files.plain([object()])
+    with pytest.raises(TypeError, match="strings as keys, not 1 of type int"):
+        files.plain({1: 2})
+
+
+NOT_JSON = {
+    b"": "not valid JSON: it is empty",
+    b'{"a": 1,\n"b"': "not valid JSON: .* at line 2",
+    b"\xff\xfe": "not JSON: byte 0 is not UTF-8",
+    b"[" * 100_000: "nested too deeply",
+}
+
+
+def test_a_corrupt_json_file_is_named(tmp_path):
+    path = tmp_path / "result.json"
+    for content, message in NOT_JSON.items():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"result.json.*{message}"):
+            files.read_json(path)
+    with pytest.raises(FileNotFoundError, match="Did you mean result.json"):
+        files.read_json(tmp_path / "results.json")
+
+
+WRITERS = {
+    "bytes": (files.write_bytes, b"old", b"new", pathlib.Path.read_bytes),
+    "text": (files.write_text, "old", "n\u00e9w\n", lambda path: path.read_bytes().decode()),
+    "json": (files.write_json, {"a": 1}, {"a": [2, "\u00e9"]}, files.read_json),
+}
+
+
+@pytest.mark.parametrize("write, old, new, read", WRITERS.values(), ids=WRITERS)
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, write, old, new, read):
+    path = tmp_path / "a file [1]"
+    for stop in ("fsync", "replace"):  # Before the bytes are on disk; before they are in their place.
+        write(path, old)
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, stop, killed)
+            with pytest.raises(Killed):
+                write(path, new)
+        assert read(path) == old
+        write(path, new)
+        assert read(path) == new
+        assert os.listdir(tmp_path) == [path.name]
+
+
+def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path):
+    """Not before: another process may be writing it."""
+    path, left, fresh = (tmp_path / name for name in ("a[1]", ".a[1].tmp-1234", ".a[1].tmp-5678"))
+    for leftover in (left, fresh, tmp_path / ".a1.tmp-1234"):
+        leftover.write_bytes(b"half")
+    os.utime(left, (time.time() - 4000,) * 2)
+    files.write_bytes(path, b"whole")
+    assert sorted(os.listdir(tmp_path)) == [".a1.tmp-1234", ".a[1].tmp-5678", "a[1]"]
+    assert files.is_leftover(fresh) and not files.is_leftover(path)
+
+
+WRITE_FOREVER = """
+import sys
+from jaxnas import files
+for i in range(10**9):
+    files.write_bytes(sys.argv[1], bytes([65 + i % 26]) * 100_000)
+    if i == 5: print("writing", flush=True)
+"""
+
+
+def test_several_processes_write_one_file_and_are_killed(tmp_path):
+    path = tmp_path / "file"
+    command = [sys.executable, "-c", WRITE_FOREVER, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writers = [subprocess.Popen(command, stdout=-1, stderr=-1, env=environment) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout.readline() == b"writing\n"
+    for _ in range(100):
+        content = path.read_bytes()
+        assert len(content) == 100_000 and len(set(content)) == 1
+    for writer in writers:
+        assert writer.poll() is None
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    content = path.read_bytes()
+    assert len(content) == 100_000 and len(set(content)) == 1
+
+
+def test_a_folder_is_replaced_complete_or_not_at_all(tmp_path, monkeypatch):
+    folder = tmp_path / "runs [1]" / "subnet"
+    old, new = {"a": b"1", "b": b"2"}, {"a": b"3", "c": b"4"}
+
+    def content():
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    for stop in ("fsync", "replace"):
+        files.replace_folder(folder, old, known=["c"])
+        (folder / ".a.tmp-1234").write_bytes(b"left by a killed process")
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, stop, killed)
+            with pytest.raises(Killed):
+                files.replace_folder(folder, new, known=["b"])
+        assert content().items() >= old.items()
+        files.replace_folder(folder, new, known=["b"])
+        assert content() == new and os.listdir(folder.parent) == ["subnet"]
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds other files, which would be lost: notes.txt"):
+        files.replace_folder(folder, old, known=["c"])
+    assert content() == new | {"notes.txt": b"mine"}
+    with pytest.raises(FileExistsError, match="is a file; choose a folder"):
+        files.replace_folder(folder / "a", old)
+
+
+def test_a_folder_is_committed_once(tmp_path):
+    final = tmp_path / "data" / "1.0.0"
+    for number, left in ((1, []), (2, ["second"])):
+        folder = tmp_path / ("first" if number == 1 else "second")
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "file").write_text(str(number))
+        files.commit_folder(folder, final)
+        assert (final / "inner" / "file").read_text() == "1"
+        assert sorted(os.listdir(tmp_path)) == ["data", *left]
+    shutil.rmtree(final)
+    final.write_text("in the way")
+    with pytest.raises(OSError):
+        files.commit_folder(tmp_path / "second", final)
+
+
+def test_damaged_arrays_are_named(tmp_path):
+    path = tmp_path / "part.npz"
+    arrays = {"codes": np.arange(12).reshape(3, 4), "seconds": np.float64(0.5), "none": np.zeros((0, 2))}
+    files.write_arrays(path, arrays)
+    got = files.read_arrays(path)
+    assert got.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(got[name], array, strict=True)
+    whole = path.read_bytes()
+    np.save(tmp_path / "one.npy", np.ones(3))
+    flipped = bytearray(whole)
+    flipped[whole.index(b"codes") + 30] ^= 4
+    for content in (b"", whole[:100], whole[:-1], bytes(flipped), (tmp_path / "one.npy").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"part.npz is no whole npz file: {len(content)} bytes"):
+            files.read_arrays(path)
+
+
+def test_lines_end_where_they_are_cut(tmp_path):
+    path = tmp_path / "history.jsonl"
+    assert files.read_lines(path) == []
+    files.truncate_lines(path, 3)
+    records = [{"index": i, "note": "\u2028\r\n"} for i in range(4)]
+    files.append_lines(path, records[:1])
+    files.append_lines(path, records[1:])
+    assert files.read_lines(path, ("index",)) == records
+    whole = path.read_bytes()
+    for cut in (1, 5):  # A killed writer leaves a part of a line.
+        path.write_bytes(whole[:-cut])
+        assert files.read_lines(path, ("index",)) == records[:3]
+        files.truncate_lines(path, 3)
+        files.append_lines(path, records[3:])
+        assert path.read_bytes() == whole
+    for line, message in (("[1]", "is no JSON object"), ("{}", "has no 'index'"), ("x", "is not valid JSON")):
+        path.write_text('{"index": 0}\n' + line + '\n{"index": 2}\n')
+        with pytest.raises(ValueError, match=f"line 2 of .*history.jsonl {message}"):
+            files.read_lines(path, ("index",))
+
+
+def test_differences_are_named_by_their_fields():
+    before = {"seed": 3, "training": {"steps": 3, "widths": (1, 2)}, "old": 1, "empty": {}}
+    after = {"seed": 3, "training": {"steps": 4, "widths": [1, 2]}, "empty": {}, "new": None}
+    assert files.diff(before, json.loads(json.dumps(before))) == []
+    assert files.diff(before, after, ("there", "here")) == [
+        "training.steps: 3 (there) / 4 (here)",
+        "old: 1 (there) / absent (here)",
+        "new: absent (there) / null (here)",
+    ]
