@@ -112,8 +112,7 @@ def _block(block: dict[str, np.ndarray], net: ViT, size: int, heads: int, hidden
         "attention_norm": _norm(block, "attn_layer_norm", size),
         "attention": attention,
         "mlp_norm": _norm(block, "ffn_layer_norm", size),
-        "mlp_in": _dense(block, "fc1", size, hidden),
-        "mlp_out": _dense(block, "fc2", hidden, size),
+        "mlp": {"in": _dense(block, "fc1", size, hidden), "out": _dense(block, "fc2", hidden, size)},
     }
 
 

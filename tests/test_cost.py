@@ -129,7 +129,7 @@ def test_the_stored_supernet_is_the_largest_network(name):
 def test_classic_sharing_stores_every_option():
     """The kernel of a layer from `i` to `o` options is stored once for each pair of them."""
     case = setting("classic")
-    assert case.params["block_0"]["mlp_in"]["kernel"].shape == (4, 16, 32)
+    assert case.params["block_0"]["mlp"]["in"]["kernel"].shape == (4, 16, 32)
     stored = sum(leaf.size for leaf in jax.tree.leaves(case.params))
     assert stored > 2 * cost_of("classic")(case.space.largest())["params"]
 
@@ -213,4 +213,4 @@ def test_annotations_name_the_axes():
     spec = recorded.specs["block_0", "attention", "qkv_kernel"]
     assert tuple(table.maximum for table in spec.axes) == (12, 3, 4, 4)
     assert spec.names == ("embed", None, "heads", None)
-    assert recorded.shapes["block_0"]["mlp_in"]["kernel"].names == ("embed", "mlp")
+    assert recorded.shapes["block_0"]["mlp"]["in"]["kernel"].names == ("embed", "mlp")

@@ -194,8 +194,8 @@ def like_extracted(model: PlainViT, *, gradient: bool = False) -> dict[str, Tens
                 views[f"{name}/attention/{part}_columns"] = view(table.columns)
         norm(f"{name}/attention_norm", block.attention_norm)
         norm(f"{name}/mlp_norm", block.mlp_norm)
-        dense(f"{name}/mlp_in", block.mlp_in)
-        dense(f"{name}/mlp_out", block.mlp_out)
+        dense(f"{name}/mlp/in", block.mlp_in)
+        dense(f"{name}/mlp/out", block.mlp_out)
     norm("norm", model.norm)
     dense("head", model.head)
     return views

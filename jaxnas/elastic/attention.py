@@ -23,13 +23,14 @@ import numpy as np
 from jaxnas.elastic.layers import (
     DenseParameters,
     Initializer,
+    Masks,
     Norm,
     affine,
-    prenorm,
+    run_normalised,
     trunc_normal,
 )
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import FIRST, Arrays, Shapes, Sublayer, as_rows
+from jaxnas.elastic.switch import Keep, as_rows
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
 
@@ -58,13 +59,47 @@ def unskew(y: jax.Array) -> jax.Array:
     return flat.reshape(*lead, size, inner, offsets)
 
 
+def _products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """`x @ y.mT` with a float32 result."""
+    return x @ y.mT if x.dtype == jnp.float32 else _low_precision_products(x, y)
+
+
+@jax.custom_vjp
+def _low_precision_products(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.matmul(x, y.mT, preferred_element_type=jnp.float32)
+
+
+def _low_precision_gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # In the operands' dtype: autodiff would make products of float32 with it.
+    x, y = operands
+    gradient = gradient.astype(x.dtype)
+    return gradient @ y, gradient.mT @ x
+
+
+_low_precision_products.defvjp(lambda x, y: (_low_precision_products(x, y), (x, y)), _low_precision_gradients)
+
+
+@jax.custom_jvp
+def _softmax_from(logits: jax.Array, weights: jax.Array) -> jax.Array:
+    """The softmax of the logits, which is known: a backward pass has it from the forward pass."""
+    return weights
+
+
+@_softmax_from.defjvp
+def _softmax_tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    weights = primals[1].astype(jnp.float32)
+    slope = weights * tangents[0]
+    tangent = slope - weights * jnp.sum(slope, axis=-1, keepdims=True)
+    return primals[1], tangent.astype(primals[1].dtype)
+
+
 @dataclasses.dataclass(frozen=True)
-class AttentionOperation:
-    """Self-attention from residual stream to residual stream; widths (embed, heads).
+class Attention:
+    """Self-attention from residual stream to residual stream, a function for `run`.
 
     Operands: x [B * T, E], kernel [E, 3, H, D] and bias [3, H, D] of queries, keys and values, kernel
     [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
-    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One operation and not
+    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One function and not
     three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
     weights [B, H, T, T] and their sums by place [B, H, T, P] are kept for the backward pass.
     """
@@ -73,37 +108,15 @@ class AttentionOperation:
     grid: tuple[int, int]
     dtype: Any
 
-    block_axes = (2, 1, 0, FIRST, None, None)
+    def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep = lambda x: x) -> jax.Array:
+        attended = self._attend(keep(self._qkv(x, *weights[:2])), *weights[4:], keep=keep)
+        return self._project(keep(attended), *weights[2:4])
 
-    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *weights: jax.Array) -> Shapes:
-        embed, heads = sizes
-        dim, entries = weights[0].shape[3], (entry.shape for entry in weights[4:])
-        qkv = (embed, 3, heads, dim), (3, heads, dim)
-        return (x.shape[0], embed), *qkv, (heads * dim, embed), (embed,), *entries
-
-    def compute(self, x: jax.Array, *weights: jax.Array) -> Arrays:
-        attended, *_ = self._attend(self._qkv(x, *weights[:2]), *weights[4:])
-        return (self._project(attended, *weights[2:4]),)
-
-    def forward(self, x: jax.Array, *weights: jax.Array) -> tuple[Arrays, Arrays]:
-        qkv = self._qkv(x, *weights[:2])
-        attended, *kept = self._attend(qkv, *weights[4:])
-        return (self._project(attended, *weights[2:4]),), (qkv, attended, *kept)
-
-    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
-        """As autodiff would, with everything before the projection taken from the forward pass."""
-        x, *weights = operands
-        _, project_vjp = jax.vjp(self._project, kept[1], *weights[2:4])
-        grad_attended, *grad_projection = project_vjp(cotangents[0])
-        grad_qkv, grad_entries = self._attend_backward(kept, grad_attended, *weights[4:])
-        _, qkv_vjp = jax.vjp(self._qkv, x, *weights[:2])
-        return *qkv_vjp(grad_qkv), *grad_projection, *grad_entries
-
-    def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
-        embed, heads = (mask.astype(self.dtype) for mask in masks)
-        attended, *_ = self._attend(self._qkv(x, *weights[:2]), *weights[4:])
+    def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
+        embed, heads = (masks[name].astype(self.dtype) for name in ("embed", "heads"))
+        attended = self._attend(self._qkv(x, *weights[:2]), *weights[4:], keep=lambda x: x)
         attended *= heads[None, :, None, None]
-        return (self._project(attended, *weights[2:4]) * embed[None, :],)
+        return self._project(attended, *weights[2:4]) * embed[None, :]
 
     def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
         """Queries, keys and values [3, B, h, T, D]."""
@@ -115,49 +128,27 @@ class AttentionOperation:
         merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
         return affine(merged, kernel, bias, self.dtype)
 
-    @functools.partial(jax.jit, static_argnums=0)  # traced once for each number of heads
-    def _attend(self, qkv: jax.Array, *entries: jax.Array) -> Arrays:
-        """Outputs [B, h, T, D], attention weights [B, h, T, T], their sums by place [B, h, T, P]."""
+    def _attend(self, qkv: jax.Array, *entries: jax.Array, keep: Keep) -> jax.Array:
+        """Outputs [B, h, T, D]."""
         shape = qkv.shape[1:]
+
+        def kept(x: jax.Array) -> jax.Array:  # a prefix of what is kept for more heads
+            return keep(x.reshape(*shape[:3], -1)).reshape(x.shape)
+
         # Examples in front of heads: where devices share the examples, each has its own rows of these.
         queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
         queries = queries * shape[3] ** -0.5
-        logits = jnp.matmul(queries, keys.mT, preferred_element_type=jnp.float32)
+        logits = _products(queries, keys)
         if entries:
             by_offset = as_rows(queries) @ entries[0].T
             logits += self._by_key(self._to_places(by_offset))
-        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)  # [B * h, T, T]
-        attended, kept = weights @ values, ()
+        known = kept(jax.nn.softmax(logits, axis=-1).astype(self.dtype))
+        weights = _softmax_from(logits, known)  # [B * h, T, T]
+        attended = weights @ values
         if entries:
-            by_place = self._by_place(weights)
-            more = self._to_offsets(by_place) @ entries[1]
-            attended, kept = attended + more.reshape(attended.shape), (by_place,)
-        return tuple(part.reshape(*shape[:3], -1) for part in (attended, weights, *kept))
-
-    def _attend_backward(
-        self, kept: Arrays, grad: jax.Array, *entries: jax.Array
-    ) -> tuple[jax.Array, Arrays]:
-        """Gradients of qkv and of the entries from that of the outputs [B, h, T, D]."""
-        qkv, *others = kept
-        scale = qkv.shape[4] ** -0.5
-        queries, keys, values = qkv.reshape(3, -1, *qkv.shape[3:])
-        queries = queries * scale
-        attended, weights, *places, grad = (x.reshape(-1, *x.shape[2:]) for x in (*others, grad))
-        grad_weights = jnp.matmul(grad, values.mT, preferred_element_type=jnp.float32)
-        if entries:
-            grad_weights += self._by_key(self._to_places(as_rows(grad) @ entries[1].T))
-        # The mean of grad_weights under the weights, taken from the outputs: channels are fewer than keys.
-        mean = jnp.sum(grad.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)
-        grad_logits = (weights.astype(jnp.float32) * (grad_weights - mean)).astype(self.dtype)
-        grad_queries, grad_keys = grad_logits @ keys, grad_logits.mT @ queries
-        grad_entries: Arrays = ()
-        if entries:
-            by_offset = self._to_offsets(self._by_place(grad_logits))
-            grad_queries += (by_offset @ entries[0]).reshape(grad_queries.shape)
-            seen = self._to_offsets(as_rows(*places))
-            grad_entries = by_offset.T @ as_rows(queries), seen.T @ as_rows(grad)
-        parts = grad_queries * scale, grad_keys, weights.mT @ grad
-        return jnp.stack(parts).reshape(qkv.shape), grad_entries
+            by_place = kept(self._by_place(weights))
+            attended += (self._to_offsets(by_place) @ entries[1]).reshape(attended.shape)
+        return attended.reshape(shape)
 
     def _by_place(self, by_key: jax.Array) -> jax.Array:
         """What queries have for each key [n, T, T], summed over the keys of each place, [n * T, P]."""
@@ -165,8 +156,7 @@ class AttentionOperation:
 
     def _by_key(self, by_place: jax.Array) -> jax.Array:
         """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
-        places = jnp.asarray(self._places, self.dtype)
-        logits = jnp.matmul(by_place, places.T, preferred_element_type=jnp.float32)
+        logits = _products(by_place, jnp.asarray(self._places, self.dtype))
         return logits.reshape(-1, self.tokens, self.tokens)
 
     def _to_places(self, by_offset: jax.Array) -> jax.Array:
@@ -236,7 +226,12 @@ def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, i
 
 
 class MultiHeadAttention(nn.Module):
-    """Declares weight-entangled self-attention; the number of heads is elastic, their width is fixed.
+    """Weight-entangled self-attention; the number of heads is elastic, their width is fixed.
+
+    Example, in the `compact` method of a network whose residual stream has the width `embed`:
+
+        attention = elastic.MultiHeadAttention(grid=(14, 14), name="attention")
+        x = x + attention(x, embed, elastic.width(lambda heads: heads, num_heads))
 
     Attributes:
       grid: rows and columns of the patch tokens that follow the class token.
@@ -255,14 +250,21 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, embed: Width, heads: Width, *, gate: Width | None = None, norm: Norm | None = None
-    ) -> Sublayer:
-        """Returns the sublayer, which maps [B * T, embed maximum] to the same shape.
+        self,
+        x: jax.Array,
+        embed: Width,
+        heads: Width,
+        *,
+        gate: Width | None = None,
+        norm: Norm | None = None,
+    ) -> jax.Array:
+        """Maps x [B, T, embed maximum] to the same shape, zero beyond the active width.
 
         Args:
+          x: tokens, the class token first, with zeros beyond `embed`.
           embed, heads: active widths.
-          gate: 0 where the layer is skipped.
-          norm: layer normalisation to apply to its input first.
+          gate: 0 where the layer is skipped, which gives zeros.
+          norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
         """
         tokens, dim = 1 + self.grid[0] * self.grid[1], fixed(self.head_dim)
         common = dict(gate=gate, options=(embed, heads) if self.sharing == "classic" else None)
@@ -280,8 +282,10 @@ class MultiHeadAttention(nn.Module):
                     for axis in ("rows", "columns")
                 )
                 weights = (*weights, relative_entries(by_row, by_column, self.grid, self.dtype))
-        attention = AttentionOperation(tokens, self.grid, self.dtype)
+        attention = Attention(tokens, self.grid, self.dtype)
         macs = functools.partial(attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0)
         record_macs(self, combine(lambda e, h, g: g * macs(e, h), embed.table, heads.table, gates))
-        operation, *weights = prenorm(norm, attention, *weights)
-        return Sublayer(operation, (embed, heads), tuple(weights), gate)
+        axes = "rows embed, embed qkv heads dim, qkv heads dim, merged embed, embed"
+        axes += ", ..." * (len(weights) - 4) + " -> rows embed"
+        widths = {"embed": embed, "heads": heads, "merged": merged}
+        return run_normalised(norm, attention, axes, widths, as_rows(x), *weights, gate=gate).reshape(x.shape)

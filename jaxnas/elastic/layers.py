@@ -1,8 +1,9 @@
-"""Elastic layers: dense, layer normalisation, patch embedding, tokens and positions, drop path."""
+"""Elastic layers: dense, MLP, layer normalisation, patch embedding, tokens and positions, drop path."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Arrays, Shapes, backward_from, forward_keeping, run
+from jaxnas.elastic.switch import Keep, as_rows, run
 from jaxnas.elastic.width import Width, combine, constant, fixed
 
+Arrays = tuple[jax.Array, ...]
+Masks = dict[str, jax.Array]
 Initializer = Callable[..., jax.Array]
 trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
 
@@ -30,6 +33,16 @@ def gelu(x: jax.Array) -> jax.Array:
 def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array, dtype: Any) -> jax.Array:
     """`x @ kernel + bias` computed in `dtype`."""
     return x.astype(dtype) @ kernel.astype(dtype) + bias.astype(dtype)[None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dense:
+    """`affine` in a dtype, as a function that can be compared with others."""
+
+    dtype: Any
+
+    def __call__(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        return affine(x, kernel, bias, self.dtype)
 
 
 class DenseParameters(nn.Module):
@@ -67,25 +80,13 @@ class DenseParameters(nn.Module):
         return kernel, bias
 
 
-@dataclasses.dataclass(frozen=True)
-class DenseOperation:
-    """`x @ kernel + bias` for x [N, in], kernel [in, out], bias [out]; widths (in, out)."""
-
-    dtype: Any
-
-    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
-        return (x.shape[0], sizes[0]), sizes, sizes[1:]
-
-    def compute(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        return (affine(x, kernel, bias, self.dtype),)
-
-    def masked(self, masks: Arrays, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> Arrays:
-        # Channels beyond the input width are zero already.
-        return (affine(x, kernel, bias, self.dtype) * masks[1].astype(self.dtype)[None, :],)
-
-
 class Dense(DenseParameters):
-    """A weight-entangled dense layer on flattened rows; computes in `dtype`."""
+    """A weight-entangled dense layer; computes in `dtype`.
+
+    Example, in the `compact` method of a network whose width is a choice:
+
+        x = elastic.Dense(name="hidden")(x, elastic.fixed(64), width)
+    """
 
     dtype: Any = jnp.float32
 
@@ -97,61 +98,33 @@ class Dense(DenseParameters):
         width_out: Width,
         *,
         gate: Width | None = None,
-        rows: int = 1,
-        masked: bool = False,
+        rows: int | None = None,
+        max_branches: int = 8,
     ) -> jax.Array:
-        """Maps x [N, in maximum] to [N, out maximum], zero beyond the active widths.
+        """Maps x [..., in maximum] to [..., out maximum], zero beyond the active widths.
 
         Args:
-          x: rows with a zero tail beyond `width_in`.
-          width_in, width_out, gate, rows: see `DenseParameters`; skipped, the layer gives zeros.
-          masked: see `switch.run`.
+          x: rows with zeros beyond `width_in`.
+          width_in, width_out: active widths.
+          gate: 0 where the layer is skipped, which gives zeros.
+          rows: rows of one example, for the count of multiply-accumulates; None takes the first axis of x
+            as that of the examples.
+          max_branches: see `run`; 1 suits a layer that is small in its network.
         """
+        rows = math.prod(x.shape[1:-1]) if rows is None else rows
         kernel, bias = self._declare(width_in, width_out, gate, rows)
-        operation = DenseOperation(self.dtype)
-        widths = width_in, width_out
-        return run(operation, widths, x, kernel, bias, gate=gate, masked=masked)[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class MlpOperation:
-    """Two dense layers with a GELU between; widths (embed, hidden).
-
-    Operands: x [N, E], kernel [E, F] and bias [F] in, kernel [F, E] and bias [E] out. One operation and
-    not two, so that the hidden activations are never padded and cut again; they are kept, before the
-    GELU, for the backward pass.
-    """
-
-    dtype: Any
-
-    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
-        embed, hidden = sizes
-        return (x.shape[0], embed), (embed, hidden), (hidden,), (hidden, embed), (embed,)
-
-    def compute(self, *operands: jax.Array) -> Arrays:
-        return (self._second(self._first(*operands[:3]), *operands[3:]),)
-
-    def forward(self, *operands: jax.Array) -> tuple[Arrays, Arrays]:
-        hidden = self._first(*operands[:3])
-        return (self._second(hidden, *operands[3:]),), (hidden,)
-
-    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
-        _, second = jax.vjp(self._second, *kept, *operands[3:])
-        grad_hidden, *grad_out = second(cotangents[0])
-        # Linear in each operand: what the product below gives is not needed and not computed.
-        _, first = jax.vjp(self._first, *operands[:3])
-        return *first(grad_hidden), *grad_out
-
-    def masked(self, masks: Arrays, x: jax.Array, *weights: jax.Array) -> Arrays:
-        embed, hidden = (mask.astype(self.dtype)[None, :] for mask in masks)
-        y = affine(x, weights[0], weights[1], self.dtype) * hidden
-        return (affine(gelu(y), weights[2], weights[3], self.dtype) * embed,)
-
-    def _first(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        return affine(x, kernel, bias, self.dtype)
-
-    def _second(self, hidden: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        return affine(gelu(hidden), kernel, bias, self.dtype)
+        y = run(
+            _Dense(self.dtype),
+            "rows in, in out, out -> rows out",
+            {"in": width_in, "out": width_out},
+            as_rows(x),
+            kernel,
+            bias,
+            gate=gate,
+            maskable=("in", "out"),
+            max_branches=max_branches,
+        )
+        return y.reshape(*x.shape[:-1], width_out.maximum)
 
 
 def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
@@ -164,24 +137,17 @@ def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, d
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerNormOperation:
-    """Normalises rows over the active channels only: x [N, D], scale [D], bias [D]; widths (D,)."""
+class _Normalise:
+    """`normalise` as a function that can be compared with others, and a form of it with a mask [D]."""
 
     epsilon: float
     dtype: Any
 
-    def shapes(self, sizes: tuple[int, ...], x: jax.Array, *_: jax.Array) -> Shapes:
-        return (x.shape[0], *sizes), sizes, sizes
-
-    def compute(self, *operands: jax.Array) -> Arrays:
-        return (self.normalise(*operands),)
-
-    def normalise(self, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-        """Normalises rows x [N, D]."""
+    def __call__(self, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
         return normalise(x, scale, bias, self.epsilon, self.dtype)
 
-    def masked(self, masks: Arrays, x: jax.Array, scale: jax.Array, bias: jax.Array) -> Arrays:
-        mask = masks[0][None, :]
+    def masked(self, masks: Masks, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        mask = masks["embed"][None, :]
         count = jnp.sum(mask)
         rows = x.astype(jnp.float32)
         mean = jnp.sum(rows, axis=1, keepdims=True) / count
@@ -189,62 +155,65 @@ class LayerNormOperation:
         variance = jnp.sum(centred * (rows - mean), axis=1, keepdims=True) / count
         y = centred * jax.lax.rsqrt(variance + self.epsilon)
         y = y * scale[None, :] + bias[None, :] * mask
-        return (y.astype(self.dtype),)
-
-
-@dataclasses.dataclass(frozen=True)
-class PreNorm:
-    """Layer normalisation and an operation on its result, as one operation.
-
-    Operands: x [N, D], scale [D], bias [D], and those of `inner` behind its own x; widths those of
-    `inner`, whose first is x's. The normalised rows are never padded and cut again, and are not kept:
-    the backward pass makes them anew.
-    """
-
-    inner: Any
-    norm: LayerNormOperation
-
-    def shapes(self, sizes: tuple[int, ...], *operands: jax.Array) -> Shapes:
-        x, *weights = self.inner.shapes(sizes, operands[0], *operands[3:])
-        return x, sizes[:1], sizes[:1], *weights
-
-    def compute(self, *operands: jax.Array) -> Arrays:
-        return self.inner.compute(self.norm.normalise(*operands[:3]), *operands[3:])
-
-    def forward(self, *operands: jax.Array) -> tuple[Arrays, Arrays]:
-        return forward_keeping(self.inner, self.norm.normalise(*operands[:3]), *operands[3:])
-
-    def backward(self, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
-        x, norm_vjp = jax.vjp(self.norm.normalise, *operands[:3])
-        grad_x, *gradients = backward_from(self.inner, (x, *operands[3:]), kept, cotangents)
-        return *norm_vjp(grad_x), *gradients
-
-    def masked(self, masks: Arrays, *operands: jax.Array) -> Arrays:
-        (x,) = self.norm.masked(masks[:1], *operands[:3])
-        return self.inner.masked(masks, x, *operands[3:])
+        return y.astype(self.dtype)
 
 
 @flax.struct.dataclass
 class Norm:
-    """A layer normalisation that another layer applies to its input, within its first operation."""
+    """The parameters of a layer normalisation, for a layer that normalises its input itself.
 
-    operation: LayerNormOperation = flax.struct.field(pytree_node=False)
+    Attributes:
+      scale, bias: [maximum].
+      function: of rows, scale and bias, with its form for masks (static).
+    """
+
     scale: jax.Array
     bias: jax.Array
+    function: _Normalise = flax.struct.field(pytree_node=False)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises rows [N, maximum] over all of their channels."""
+        return self.function(x, self.scale, self.bias)
 
 
-def prenorm(norm: Norm | None, operation: Any, *operands: jax.Array) -> tuple[Any, ...]:
-    """The operation and its operands behind x, with the normalisation of x put first if there is one."""
+@dataclasses.dataclass(frozen=True)
+class _Normalised:
+    """A function of normalised rows: takes x, scale, bias and the other operands of `function`.
+
+    As one function with the normalisation, so that normalised rows are neither padded and cut again, nor
+    kept: the backward pass makes them anew.
+    """
+
+    norm: _Normalise
+    function: Any
+
+    def __call__(
+        self, x: jax.Array, scale: jax.Array, bias: jax.Array, *others: jax.Array, keep: Keep
+    ) -> jax.Array:
+        return self.function(self.norm(x, scale, bias), *others, keep=keep)
+
+    def masked(
+        self, masks: Masks, x: jax.Array, scale: jax.Array, bias: jax.Array, *others: jax.Array
+    ) -> jax.Array:
+        return self.function.masked(masks, self.norm.masked(masks, x, scale, bias), *others)
+
+
+def run_normalised(
+    norm: Norm | None,
+    function: Any,
+    axes: str,
+    widths: dict[str, Width],
+    x: jax.Array,
+    *operands: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """`run` for a function of rows x [N, embed] with a `masked` form, which `norm` normalises first."""
     if norm is None:
-        return operation, *operands
-    return PreNorm(operation, norm.operation), norm.scale, norm.bias, *operands
-
-
-def without_norm(operation: Any) -> tuple[Callable[..., jax.Array], int, Any]:
-    """What an operation does first, taking how many operands, and the operation on the result."""
-    if isinstance(operation, PreNorm):
-        return operation.norm.normalise, 3, operation.inner
-    return lambda x: x, 1, operation
+        return run(function, axes, widths, x, *operands, masked=function.masked, **options)
+    first, others = axes.split(",", 1)
+    function, axes = _Normalised(norm.function, function), f"{first}, embed, embed, {others}"
+    operands = norm.scale, norm.bias, *operands
+    return run(function, axes, widths, x, *operands, masked=function.masked, **options)
 
 
 class LayerNormParameters(nn.Module):
@@ -263,20 +232,93 @@ class LayerNormParameters(nn.Module):
         common = dict(gate=gate, options=(width,) if self.sharing == "classic" else None)
         scale = parameter(self, "scale", nn.initializers.ones, (width,), **common)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), **common)
-        return Norm(LayerNormOperation(self.epsilon, self.dtype), scale, bias)
+        return Norm(scale, bias, _Normalise(self.epsilon, self.dtype))
 
 
 class LayerNorm(LayerNormParameters):
     """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, width: Width, *, masked: bool = False) -> jax.Array:
-        """Normalises x [N, maximum] over the first `width` channels; zero beyond.
+    def __call__(self, x: jax.Array, width: Width, *, max_branches: int = 8) -> jax.Array:
+        """Normalises x [..., maximum] over the first `width` channels; zero beyond.
 
-        `masked`: see `switch.run`.
+        `max_branches`: see `run`; 1 suits a layer that is small in its network.
         """
         norm = self._declare(width, None)
-        return run(norm.operation, (width,), x, norm.scale, norm.bias, masked=masked)[0]
+        y = run(
+            norm.function,
+            "rows embed, embed, embed -> rows embed",
+            {"embed": width},
+            as_rows(x),
+            norm.scale,
+            norm.bias,
+            max_branches=max_branches,
+            masked=norm.function.masked,
+        )
+        return y.reshape(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mlp:
+    """Two dense layers with a GELU between. The hidden activations are kept, before the GELU."""
+
+    dtype: Any
+
+    def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep) -> jax.Array:
+        kernel_in, bias_in, kernel_out, bias_out = weights
+        hidden = keep(affine(x, kernel_in, bias_in, self.dtype))
+        return affine(gelu(hidden), kernel_out, bias_out, self.dtype)
+
+    def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
+        embed, hidden = (masks[name].astype(self.dtype)[None, :] for name in ("embed", "hidden"))
+        kernel_in, bias_in, kernel_out, bias_out = weights
+        y = affine(x, kernel_in, bias_in, self.dtype) * hidden
+        return affine(gelu(y), kernel_out, bias_out, self.dtype) * embed
+
+
+class Mlp(nn.Module):
+    """Two weight-entangled dense layers with a GELU between, as one operation.
+
+    Example, in the `compact` method of a network whose residual stream has the width `embed`:
+
+        hidden = elastic.width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio)
+        x = x + elastic.Mlp(name="mlp")(x, embed, hidden)
+    """
+
+    dtype: Any = jnp.float32
+    sharing: Sharing = "entangled"
+    kernel_init: Initializer = trunc_normal
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        embed: Width,
+        hidden: Width,
+        *,
+        gate: Width | None = None,
+        norm: Norm | None = None,
+    ) -> jax.Array:
+        """Maps x [B, ..., embed maximum] to the same shape, zero beyond the active width.
+
+        Args:
+          x: with zeros beyond `embed`.
+          embed, hidden: active widths of x and between the two layers.
+          gate: 0 where the layer is skipped, which gives zeros.
+          norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
+        """
+        declare = functools.partial(DenseParameters, self.sharing, self.kernel_init)
+        rows = math.prod(x.shape[1:-1])
+        weights = (
+            *declare(name="in")(embed, hidden, gate=gate, rows=rows),
+            *declare(name="out")(hidden, embed, gate=gate, rows=rows),
+        )
+        axes = "rows embed, embed hidden, hidden, hidden embed, embed -> rows embed"
+        widths = {"embed": embed, "hidden": hidden}
+        y = run_normalised(
+            norm, _Mlp(self.dtype), axes, widths, as_rows(x), *weights, gate=gate, maskable=("hidden",)
+        )
+        return y.reshape(x.shape)
 
 
 def _uniform_fan_in(fan_in: int) -> Initializer:

@@ -25,6 +25,7 @@ from jaxnas.elastic.width import Joint, Table, Width, combine, constant, joint
 Sharing = Literal["entangled", "classic"]
 SPECS = "parameter_specs"
 MACS = "multiply_accumulates"
+ELASTIC_SCOPE = "elastic_run"  # name scope of all that an elastic operation computes
 GATES = "gates"  # when a part of the network counts at all: a table for each block of a mixture
 
 

@@ -97,7 +97,7 @@ def _drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
 
 def _normalise(norm: Norm, x: jax.Array) -> jax.Array:
     width = x.shape[-1]
-    return norm.operation.normalise(x.reshape(-1, width), norm.scale, norm.bias).reshape(x.shape)
+    return norm(x.reshape(-1, width)).reshape(x.shape)
 
 
 class _Block(nn.Module):

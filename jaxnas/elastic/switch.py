@@ -1,192 +1,357 @@
-"""Running an operation at its active widths: one compiled program in which only the active slice runs.
+"""Runs a plain function at the active sizes of its operands: one program, in which only that part runs.
 
-An operation is written once for plain arrays (`compute`) and once for masks (`masked`). `run` decides:
+The operands are stored at their maximal sizes. `run` cuts the active part out of each, calls the function on
+these parts, and puts zeros behind the result. How it does so depends on what is known:
 
-* widths that the space fixes: the plain form, nothing else in the program;
-* hard decisions: a `lax.switch` over the plain form at each tuple of sizes, with a backward pass that
-  switches again. Autodiff through a switch would keep the residuals of every branch; here they are the
-  operands, and what the operation keeps, at their maximal sizes;
-* hard decisions under `vmap` over architectures: the masked form, since a batched switch would run
-  every branch;
-* soft decisions: the masked form with expected masks, plain operations that differentiate to any order.
-
-The masked form computes what is inactive too, and multiplies it by 0: all weights must be finite.
+* The space fixes all sizes: the function is called as it is, and nothing else is in the program.
+* The decisions are hard: a `lax.switch` has one branch for each combination of sizes, or for each group of
+  combinations (see `maskable` in `run`). The backward pass is a switch too. Autodiff through a switch would
+  keep the intermediate results of every branch; here the operands are kept, and what the function asks for.
+* The decisions are hard and batched by `vmap`: a batched switch computes all its branches and selects. So
+  there are as few branches as possible, or a masked function, if one was written.
+* The decisions are soft: the expected result, made of plain operations, which can be differentiated any
+  number of times.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, Protocol
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jaxnas.elastic.empty import empty
+from jaxnas.elastic.parameter import ELASTIC_SCOPE
 from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
 
-Arrays = tuple[jax.Array, ...]
-Shapes = tuple[tuple[int, ...], ...]
-Rows = tuple[tuple[int, ...] | None, ...]
-FIRST = "first"  # in `Operation.block_axes`
-
-
-class Operation(Protocol):
-    """A hashable description of an operation on arrays that are stored at their maximal sizes.
-
-    `shapes` says which prefix of each operand is active for given sizes. `compute` takes these prefixes, or
-    any others that fit each other, and knows nothing of a supernet. `masked` takes the operands as they
-    are stored and a channel mask for each width.
-
-    The backward pass is the vector-Jacobian product of `compute`, which computes what it needs again. Where
-    that is too much, an operation has `forward(*operands) -> (outputs, kept)` with arrays to keep, and
-    `backward(operands, kept, cotangents) -> gradients`.
-
-    An operation whose output is a sum over blocks of its last size, as attention's is over heads, may have
-    `block_axes`. They say for each operand behind the first how a block reads it: its part along an axis
-    (an int), all of it (None), or all of it in the first block and zeros in the others (`FIRST`). Layers in
-    a loop then run it block by block.
-    """
-
-    def shapes(self, sizes: tuple[int, ...], *operands: jax.Array) -> Shapes: ...
-
-    def compute(self, *operands: jax.Array) -> Arrays: ...
-
-    def masked(self, masks: Arrays, *operands: jax.Array) -> Arrays: ...
-
-
-@flax.struct.dataclass
-class Sublayer:
-    """An operation on the residual stream with all that it takes beside the stream.
-
-    Attributes:
-      operation: what to compute; its first operand, and its only output, is the residual stream [N, E].
-      widths: see `run`.
-      weights: its other operands.
-      gate: see `run`.
-    """
-
-    operation: Any = flax.struct.field(pytree_node=False)
-    widths: tuple[Width, ...]
-    weights: Arrays
-    gate: Width | None = None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """What the sublayer adds to x, before the stochastic depth."""
-        return run(self.operation, self.widths, x, *self.weights, gate=self.gate)[0]
+Axes = tuple[str, ...] | None  # the names of an array's axes; None where all of them are whole
+Sizes = tuple[int, ...]
+Keep = Callable[[jax.Array], jax.Array]
 
 
 def run(
-    operation: Operation,
-    widths: tuple[Width, ...],
+    function: Callable[..., Any],
+    axes: str,
+    widths: dict[str, Width],
     *operands: jax.Array,
     gate: Width | None = None,
-    masked: bool = False,
-) -> Arrays:
-    """Runs an operation at the active widths.
+    maskable: tuple[str, ...] = (),
+    max_branches: int = 8,
+    masked: Callable[..., Any] | None = None,
+) -> Any:
+    """Runs a function at the active sizes of its operands.
 
-    A choice that is hard can be differentiated in reverse mode, and that gradient in forward mode but not in
-    reverse again: `Space.soften` makes an architecture of the same function that can.
+    A dense layer whose two widths are choices:
 
-    Args:
-      operation: what to compute.
-      widths: those whose sizes `operation` takes, in its order.
-      *operands: arrays at their maximal sizes.
-      gate: a width of 0 or 1; where it is 0 a hard architecture skips the operation and gets zeros.
-      masked: for an operation that is small in its network: masks for hard decisions too, since a branch
-        for each tuple of sizes, forward and backward, would cost more to compile than it saves. No gate.
+        def dense(x, kernel, bias):
+            return x @ kernel + bias[None, :]
 
-    Returns:
-      The operation's outputs at their maximal sizes.
-    """
-    choice = _joint(widths, gate)
-    if choice.is_soft or (masked and len(choice.rows) > 1):
-        return operation.masked(choice.masks()[: len(widths)], *operands)
-    rows, index = branches(widths, gate)
-    if len(rows) == 1:
-        return _forward_branch(operation, rows[0], *operands)
-    return _switched(operation, rows, index, *operands)
+        widths = {"in": width_in, "out": width_out}
+        y = run(dense, "rows in, in out, out -> rows out", widths, x, kernel, bias, maskable=("in", "out"))
 
+    A function may have keyword-only parameters, which `run` fills:
 
-def branches(widths: tuple[Width, ...], gate: Width | None) -> tuple[Rows, jax.Array]:
-    """What a hard choice of sizes can be, and what it is.
+    * One with the name of a width gets its active size, a Python int. Such a width needs no axis: the size of
+      a convolution's kernel has none, since the small kernel is the centre of the large one and no prefix.
+    * `keep` gets a function that returns its argument, and has that array stored for the backward pass.
+      `hidden = keep(x @ kernel)` is then not computed again. All that is not kept is computed again.
+
+    Operands may have any dtype: those that are no floating-point arrays, such as masks and indices, get no
+    gradient. A hard architecture can be differentiated in reverse mode once; `Space.soften` makes one of the
+    same function that can be differentiated again.
 
     Args:
-      widths, gate: see `run`; with decisions of any shape.
+      function: takes the active parts of the operands and returns an array, or a pytree of arrays. It must be
+        hashable and is traced anew for each new object: give a function of a module, or an instance of a
+        frozen dataclass with `__call__`, rather than a new lambda in each call.
+      axes: the names of the axes of each operand and, behind "->", of each output. Axes with the name of a
+        width are cut to its active size, all others are whole. "..." is an operand without named axes.
+      widths: the active sizes by name.
+      *operands: arrays at their maximal sizes; activations have zeros behind the active part.
+      gate: a width of 0 or 1. Where it is 0 nothing is computed and the outputs are zeros.
+      maskable: names of widths for which zeros behind an operand's active part leave the active part of the
+        result as it is. That is so for the channels of sums and products, as in dense layers and
+        convolutions, and not for means or a softmax. Where there would be more than `max_branches`
+        branches, sizes of these widths share a branch, which runs at the largest of them with masks. So
+        compile time does not grow with the product of the numbers of options.
+      max_branches: how many branches there may be. Sizes that no `maskable` width has still get a branch
+        each. With 1, which suits operations that are small in their network, all is done by masks.
+      masked: an equivalent of the function for batches of architectures and for soft decisions, if the
+        default is too slow: `masked(masks, *operands)` gets a dict with a mask [maximal size] for each width
+        (1 or 0 if hard, the expectation of that if soft) and the operands as they are stored. The default
+        computes the function once for each size that is not maskable, and weights the results.
 
     Returns:
-      The distinct tuples of sizes, None for a skipped operation, and the index of the active one, int32
-      of the decisions' shape.
+      The outputs of the function at their maximal sizes, with zeros behind the active part.
+
+    Raises:
+      ValueError: `axes` that do not fit the operands, or names that belong to no width.
     """
-    choice = _joint(widths, gate)
-    if len(choice.tables) == len(widths):
-        return choice.rows, choice.index()
+    _check(axes, widths, operands, maskable)
+    sizes = joint(*widths.values())
+    choice = sizes if gate is None or gate.is_fixed else joint(*widths.values(), gate)
+    rows, index = _rows(choice, len(widths))
+    plan = _plan(function, axes, tuple(widths), rows, maskable, max_branches, masked)
+    with jax.named_scope(ELASTIC_SCOPE):
+        if masked is not None and (choice.is_soft or (max_branches == 1 and len(rows) > 1)):
+            outputs = masked(dict(zip(widths, sizes.masks(), strict=True)), *operands)
+            return outputs if choice is sizes or gate is None else _gated(outputs, gate)
+        if choice.is_soft:
+            return _expected(plan, choice, operands)
+        if len(plan.branches) == 1:
+            return _branch(plan, 0, index, operands, _return)
+        return _switched(plan, index, *operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """All that is static in a call of `run`.
+
+    Attributes:
+      function, maskable, masked: see `run`.
+      operand_axes, output_axes: their names.
+      names: of the widths.
+      rows: every combination of sizes that there is, in the order of `names`; None where the gate is 0.
+      branches: the sizes at which each branch runs; None for the one that returns zeros.
+      branch_of: for each row its branch.
+    """
+
+    function: Callable[..., Any]
+    operand_axes: tuple[Axes, ...]
+    output_axes: tuple[Axes, ...]
+    names: tuple[str, ...]
+    rows: tuple[Sizes | None, ...]
+    branches: tuple[Sizes | None, ...]
+    branch_of: tuple[int, ...]
+    maskable: tuple[str, ...]
+    masked: Callable[..., Any] | None
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    function: Callable[..., Any],
+    axes: str,
+    names: tuple[str, ...],
+    rows: tuple[Sizes | None, ...],
+    maskable: tuple[str, ...],
+    max_branches: int,
+    masked: Callable[..., Any] | None,
+) -> _Plan:
+    rounded = _round_up(rows, tuple(name in maskable for name in names), max_branches)
+    branches = tuple(dict.fromkeys(rounded))
+    branch_of = tuple(branches.index(sizes) for sizes in rounded)
+    return _Plan(function, *_parse(axes), names, rows, branches, branch_of, maskable, masked)
+
+
+def _with_branches(plan: _Plan, maskable: tuple[str, ...]) -> _Plan:
+    """The same with as few branches as masks for these widths allow."""
+    rounded = _round_up(plan.rows, tuple(name in maskable for name in plan.names), 1)
+    branches = tuple(dict.fromkeys(rounded))
+    branch_of = tuple(branches.index(sizes) for sizes in rounded)
+    return dataclasses.replace(plan, branches=branches, branch_of=branch_of, maskable=maskable)
+
+
+def _round_up(
+    rows: tuple[Sizes | None, ...], may_grow: tuple[bool, ...], limit: int
+) -> tuple[Sizes | None, ...]:
+    """The rows with sizes rounded up, so that there are at most `limit` different ones, if that is possible.
+
+    Sizes are given up one after the other: the one that adds least work for each branch that it saves.
+    """
+
+    def rounded(steps: dict[int, tuple[int, ...]]) -> tuple[Sizes | None, ...]:
+        def up(column: int, size: int) -> int:
+            return min(step for step in steps[column] if step >= size) if column in steps else size
+
+        return tuple(row and tuple(up(column, size) for column, size in enumerate(row)) for row in rows)
+
+    def count_and_work(found: tuple[Sizes | None, ...]) -> tuple[int, int]:
+        return len(set(found) - {None}), sum(math.prod(row) for row in found if row is not None)
+
+    columns = list(zip(*(row for row in rows if row is not None), strict=True))
+    steps = {i: tuple(sorted(set(columns[i]))) for i in range(len(columns)) if may_grow[i]}
+    found = rounded(steps)
+    count, work = count_and_work(found)
+    while count > limit and any(len(sizes) > 1 for sizes in steps.values()):
+        candidates = []
+        for column, sizes in steps.items():
+            for size in sizes[:-1]:
+                fewer = steps | {column: tuple(one for one in sizes if one != size)}
+                fewer_count, more_work = count_and_work(rounded(fewer))
+                saved = count - fewer_count
+                candidates.append(((more_work - work) / saved if saved else math.inf, len(candidates), fewer))
+        steps = min(candidates)[2]
+        found = rounded(steps)
+        count, work = count_and_work(found)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(axes: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
+    def side(text: str) -> tuple[Axes, ...]:
+        parts = [tuple(part.split()) for part in text.split(",")]
+        return tuple(None if part == ("...",) else part for part in parts)
+
+    operands, arrow, outputs = axes.partition("->")
+    return side(operands), side(outputs) if arrow else ()
+
+
+def _check(
+    axes: str, widths: dict[str, Width], operands: tuple[jax.Array, ...], maskable: tuple[str, ...]
+) -> None:
+    named, outputs = _parse(axes)
+    if len(named) != len(operands):
+        raise ValueError(f"{axes!r} names the axes of {len(named)} operands; there are {len(operands)}.")
+    for number, (one, operand) in enumerate(zip(named, operands, strict=True)):
+        expected = (
+            None
+            if one is None
+            else tuple(
+                widths[name].maximum if name in widths else size
+                for name, size in zip(one, (*operand.shape, *(None,) * len(one)), strict=False)
+            )
+        )
+        if expected is not None and expected != operand.shape:
+            raise ValueError(
+                f"Operand {number} has shape {operand.shape}; {' '.join(one)!r} with the maximal sizes of "
+                f"the widths is {expected}."
+            )
+    if unknown := set(maskable) - set(widths):
+        raise ValueError(f"maskable has {sorted(unknown)}, which are none of the widths {list(widths)}.")
+    if maskable and not outputs:
+        raise ValueError(f"With maskable widths, name the axes of the outputs too: '{axes} -> ...'.")
+
+
+def _rows(choice: Joint, count: int) -> tuple[tuple[Sizes | None, ...], jax.Array]:
+    """The combinations of `count` sizes that there are, and the index of the active one if all are hard."""
+    if len(choice.tables) == count:
+        return choice.rows, jnp.int32(0) if choice.is_soft else choice.index()
     sizes = [None if row[-1] == 0 else row[:-1] for row in choice.rows]
     rows = tuple(dict.fromkeys(sizes))
+    if choice.is_soft:
+        return rows, jnp.int32(0)
     return rows, jnp.asarray(np.array([rows.index(row) for row in sizes], np.int32))[choice.index()]
 
 
-def is_soft(widths: tuple[Width, ...], gate: Width | None) -> bool:
-    """Whether one of the decisions is a vector of weights."""
-    return _joint(widths, gate).is_soft
+def _gated(outputs: Any, gate: Width) -> Any:
+    factor = gate.mask()[0]
+    return jax.tree.map(lambda y: y * factor.astype(y.dtype), outputs)
 
 
-def _joint(widths: tuple[Width, ...], gate: Width | None) -> Joint:
-    return joint(*widths) if gate is None or gate.is_fixed else joint(*widths, gate)
+# ---- One branch.
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def forward_keeping(operation: Any, *operands: jax.Array) -> tuple[Arrays, Arrays]:
-    """An operation's outputs, and what it keeps for its backward pass (often nothing)."""
-    if hasattr(operation, "forward"):
-        return operation.forward(*operands)
-    return operation.compute(*operands), ()
+def _return(x: jax.Array) -> jax.Array:
+    return x
 
 
-def backward_from(operation: Any, operands: Arrays, kept: Arrays, cotangents: Arrays) -> Arrays:
-    """The gradients of an operation's operands."""
-    if hasattr(operation, "backward"):
-        return operation.backward(operands, kept, cotangents)
-    return jax.vjp(operation.compute, *operands)[1](cotangents)
+def _branch(plan: _Plan, number: int, row: jax.Array | None, operands: Any, keep: Keep) -> Any:
+    """The outputs, with zeros behind, at the sizes of a branch; of a soft choice (no row) without masks."""
+    sizes = plan.branches[number]
+    if sizes is None:
+        return _zeros(_outputs_like(plan, operands))
+    active = dict(zip(plan.names, sizes, strict=True))
+    masks = {} if row is None else _masks(plan, number, row)
+    parts = [
+        _mask(_cut(x, axes, active), axes, masks) for x, axes in zip(operands, plan.operand_axes, strict=True)
+    ]
+    with jax.named_scope(ELASTIC_SCOPE):
+        outputs = plan.function(*parts, **_asked(plan.function, active, keep))
+    if masks:
+        leaves, structure = jax.tree.flatten(outputs)
+        leaves = [_mask(y, axes, masks) for y, axes in zip(leaves, plan.output_axes, strict=True)]
+        outputs = jax.tree.unflatten(structure, leaves)
+    return pad(outputs, _outputs_like(plan, operands))
 
 
-def kept_like(operation: Any, *operands: Any) -> Any:
-    """Shapes and dtypes of what an operation keeps for its backward pass."""
-    return jax.eval_shape(functools.partial(forward_keeping, operation), *operands)[1]
+def _asked(function: Callable[..., Any], active: dict[str, int], keep: Keep) -> dict[str, Any]:
+    return {
+        name: keep if name == "keep" else active[name]
+        for name in _keywords(function)
+        if name in active or name == "keep"
+    }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array) -> Arrays:
-    like = jax.eval_shape(operation.compute, *operands)
-    return pad(operation.compute(*_active(operation, sizes, operands)), like)
+@functools.lru_cache(maxsize=4096)
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _keeping_branch(operation: Any, sizes: tuple[int, ...], *operands: jax.Array) -> Any:
-    compute = functools.partial(forward_keeping, operation)
-    return pad(compute(*_active(operation, sizes, operands)), jax.eval_shape(compute, *operands))
+def _masks(plan: _Plan, number: int, row: jax.Array) -> dict[str, jax.Array]:
+    """For the widths that are smaller than the branch in some of its rows, which entries are active."""
+    sizes, masks = plan.branches[number], {}
+    for column, name in enumerate(plan.names):
+        of_rows = [0 if one is None else one[column] for one in plan.rows]
+        own = [size for size, branch in zip(of_rows, plan.branch_of, strict=True) if branch == number]
+        if set(own) != {sizes[column]}:
+            masks[name] = jnp.arange(sizes[column]) < jnp.asarray(of_rows, jnp.int32)[row]
+    return masks
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward_branch(
-    operation: Any, sizes: tuple[int, ...], operands: Arrays, kept: Arrays, cotangents: Arrays
-) -> Arrays:
-    active = _active(operation, sizes, operands)
-    like = jax.eval_shape(functools.partial(forward_keeping, operation), *active)
-    cotangents, kept = jax.tree.map(lambda x, one: _cut(x, one.shape), (cotangents, kept), like)
-    return pad(backward_from(operation, active, kept, cotangents), operands)
+def _cut(x: jax.Array, axes: Axes, active: dict[str, int]) -> jax.Array:
+    if axes is None:
+        return x
+    return _prefix(x, tuple(active.get(name, n) for name, n in zip(axes, x.shape, strict=True)))
 
 
-def _active(operation: Any, sizes: tuple[int, ...], operands: Arrays) -> Arrays:
-    shapes = operation.shapes(sizes, *operands)
-    return tuple(_cut(x, shape) for x, shape in zip(operands, shapes, strict=True))
-
-
-def _cut(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _prefix(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x if x.shape == shape else lax.slice(x, (0,) * x.ndim, shape)
+
+
+def _mask(x: jax.Array, axes: Axes, masks: dict[str, jax.Array]) -> jax.Array:
+    for axis, name in enumerate(axes or ()):
+        if name in masks:
+            mask = masks[name].reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+            x = jnp.where(mask, x, jnp.zeros((), x.dtype))
+    return x
+
+
+def _largest(plan: _Plan, operands: Any, keep: Keep) -> Any:
+    sizes = [row for row in plan.rows if row is not None]
+    active = dict(zip(plan.names, map(max, zip(*sizes, strict=True)), strict=True))
+    return plan.function(*operands, **_asked(plan.function, active, keep))
+
+
+def _outputs_like(plan: _Plan, operands: Any) -> Any:
+    return jax.eval_shape(lambda *operands: _largest(plan, operands, _return), *operands)
+
+
+def _kept_like(plan: _Plan, operands: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of what the function keeps, at its largest size."""
+
+    def kept(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        arrays: list[jax.Array] = []
+        _largest(plan, operands, functools.partial(_record, arrays))
+        return tuple(arrays)
+
+    return jax.eval_shape(kept, *operands)
+
+
+def _record(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
+    arrays.append(x)
+    return x
+
+
+def _replay(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
+    """The array that was kept in place of x: its value, while gradients go to x."""
+    stored = _prefix(arrays.pop(0), x.shape)
+    return _instead(x, stored) if _is_floating(x) else stored
+
+
+@jax.custom_vjp
+def _instead(x: jax.Array, stored: jax.Array) -> jax.Array:
+    return stored
+
+
+_instead.defvjp(lambda x, stored: (stored, None), lambda _, gradient: (gradient, None))
 
 
 def pad(tree: Any, like: Any) -> Any:
@@ -200,101 +365,184 @@ def pad(tree: Any, like: Any) -> Any:
     return jax.tree.map(one, tree, like)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _switched(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) -> Arrays:
-    return _forward_switch(operation, rows, False, index, *operands)
+def _zeros(like: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
 
 
-def _switched_forward(operation: Any, rows: Rows, index: jax.Array, *operands: jax.Array) -> Any:
-    outputs, kept = _forward_switch(operation, rows, True, index, *operands)
-    return outputs, (index, operands, kept)
+def _is_floating(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _switched_backward(operation: Any, rows: Rows, residuals: Any, cotangents: Arrays) -> Any:
-    index, operands, kept = residuals
-    return None, *_backward_switch(operation, rows, index, (operands, kept, cotangents))
+# ---- Hard decisions.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _switched(plan: _Plan, row: jax.Array, *operands: jax.Array) -> Any:
+    return _forward(plan, False, row, operands)[0]
+
+
+def _switched_forward(plan: _Plan, row: jax.Array, *operands: jax.Array) -> Any:
+    outputs, kept = _forward(plan, True, row, operands)
+    return outputs, (row, operands, kept)
+
+
+def _switched_backward(plan: _Plan, residuals: Any, cotangents: Any) -> Any:
+    row, operands, kept = residuals
+    # Outputs that are no floating-point arrays have no cotangent, operands like that get no gradient.
+    outputs = jax.tree.leaves(_outputs_like(plan, operands))
+    cotangents = [one for one, y in zip(jax.tree.leaves(cotangents), outputs, strict=True) if _is_floating(y)]
+    gradients = iter(_backward(plan, row, (operands, kept, cotangents)))
+    return None, *(next(gradients) if _is_floating(x) else None for x in operands)
 
 
 _switched.defvjp(_switched_forward, _switched_backward)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward_switch(operation: Any, rows: Rows, keep: bool, index: jax.Array, *operands: jax.Array) -> Any:
-    compute = functools.partial(_keeping_branch if keep else _forward_branch, operation)
-    like = jax.eval_shape(functools.partial(compute, largest(rows)), *operands)
-
-    def branch(sizes: tuple[int, ...] | None, operands: Any) -> Any:
-        if sizes is not None:
-            return compute(sizes, *operands)
-        return (_zeros(like[0]), empty(like[1], operands[0])) if keep else _zeros(like)
-
-    def masked(index: jax.Array, operands: Any) -> Any:
-        outputs = operation.masked(masks_at(rows, index), *operands)
-        # The masked backward pass computes again; what another would keep is unused.
-        return (outputs, empty(like[1], operands[0])) if keep else outputs
-
-    return hard_or_masked(_switch(rows, branch), masked)(index, operands)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _backward_switch(operation: Any, rows: Rows, index: jax.Array, residuals: Any) -> Arrays:
-    def branch(sizes: tuple[int, ...] | None, residuals: Any) -> Arrays:
-        if sizes is None:
-            return _zeros(residuals[0])
-        return _backward_branch(operation, sizes, *residuals)
+def _forward(plan: _Plan, keeping: bool, row: jax.Array, operands: Any) -> Any:
+    """The outputs and, for a backward pass, what the function keeps, with zeros behind."""
+    like = _kept_like(plan, operands) if keeping else ()
 
-    def masked(index: jax.Array, residuals: Any) -> Arrays:
+    def switch(plan: _Plan, row: jax.Array, operands: Any) -> Any:
+        def branch(number: int, row: jax.Array, operands: Any) -> Any:
+            kept: list[jax.Array] = []
+            keep = functools.partial(_record, kept) if keeping else _return
+            outputs = _branch(plan, number, row, operands, keep)
+            if plan.branches[number] is None:
+                return outputs, _zeros(like)
+            return outputs, pad(tuple(kept), like) if keeping else ()
+
+        return _switch(plan, branch, row, operands)
+
+    def masked(row: jax.Array, operands: Any) -> Any:
+        # The backward pass of a masked function computes all again.
+        return _masked(plan, row, operands), _zeros(like)
+
+    return _hard_or_batched(plan, switch, masked)(row, operands)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(plan: _Plan, row: jax.Array, residuals: Any) -> list[jax.Array]:
+    """The gradients of the floating-point operands."""
+
+    def gradients(function: Callable[[list[jax.Array]], Any], operands: Any, cotangents: Any) -> Any:
+        def outputs(*floating: jax.Array) -> list[jax.Array]:
+            rest = iter(floating)
+            y = function([next(rest) if _is_floating(x) else x for x in operands])
+            return [leaf for leaf in jax.tree.leaves(y) if _is_floating(leaf)]
+
+        return list(jax.vjp(outputs, *filter(_is_floating, operands))[1](cotangents))
+
+    def switch(plan: _Plan, row: jax.Array, residuals: Any) -> Any:
+        def branch(number: int, row: jax.Array, residuals: Any) -> Any:
+            operands, kept, cotangents = residuals
+            if plan.branches[number] is None:
+                return _zeros([x for x in operands if _is_floating(x)])
+            keep = functools.partial(_replay, list(kept))
+            return gradients(
+                lambda operands: _branch(plan, number, row, operands, keep), operands, cotangents
+            )
+
+        return _switch(plan, branch, row, residuals)
+
+    def masked(row: jax.Array, residuals: Any) -> Any:
         operands, _, cotangents = residuals
-        forward = functools.partial(operation.masked, masks_at(rows, index))
-        return jax.vjp(forward, *operands)[1](cotangents)
+        return gradients(functools.partial(_masked, plan, row), operands, cotangents)
 
-    return hard_or_masked(_switch(rows, branch), masked)(index, residuals)
-
-
-def _switch(rows: Rows, branch: Any) -> Any:
-    choices = [functools.partial(branch, sizes) for sizes in rows]
-    return lambda index, operands: lax.switch(index, choices, operands)
+    return _hard_or_batched(plan, switch, masked)(row, residuals)
 
 
-def hard_or_masked(hard: Any, masked: Any) -> Any:
-    """A function of (index, operands): `hard`, or under vmap over an index `masked`.
+def _switch(plan: _Plan, branch: Callable[..., Any], row: jax.Array, operands: Any) -> Any:
+    branches = [functools.partial(branch, number) for number in range(len(plan.branches))]
+    if len(branches) == 1:
+        return branches[0](row, operands)
+    return lax.switch(jnp.asarray(plan.branch_of, jnp.int32)[row], branches, row, operands)
+
+
+def _masked(plan: _Plan, row: jax.Array, operands: Any) -> Any:
+    """The written masked function at a row; zeros where it is skipped."""
+    full = tuple(map(max, zip(*(one for one in plan.rows if one is not None), strict=True)))
+    masks = masks_of_row(tuple(full if one is None else one for one in plan.rows), row)
+    outputs = plan.masked(dict(zip(plan.names, masks, strict=True)), *operands)
+    runs = jnp.asarray([one is not None for one in plan.rows])[row]
+    return jax.tree.map(lambda y: jnp.where(runs, y, jnp.zeros((), y.dtype)), outputs)
+
+
+def _hard_or_batched(plan: _Plan, switch: Callable[..., Any], masked: Callable[..., Any]) -> Any:
+    """A function of (row, operands): the switch or, under vmap over rows, what is cheaper there."""
+    batched_form = functools.partial(switch, _with_branches(plan, plan.maskable))
+    return _by_batching(functools.partial(switch, plan), batched_form if plan.masked is None else masked)
+
+
+def _by_batching(hard: Callable[..., Any], batched: Callable[..., Any]) -> Any:
+    """`hard(row, operands)`, or `batched` under vmap over rows.
 
     Where the architecture is shared, `hard` is batched over its operands and keeps real branches.
     """
 
     @custom_vmap
-    def call(index: Any, operands: Any) -> Any:
-        return hard(index, operands)
+    def call(row: Any, operands: Any) -> Any:
+        return hard(row, operands)
 
     @call.def_vmap
-    def rule(axis_size: int, in_batched: Any, index: Any, operands: Any) -> Any:
+    def rule(axis_size: int, in_batched: Any, row: Any, operands: Any) -> Any:
         axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(in_batched))
-        batched = functools.partial(jax.vmap, in_axes=axes, axis_size=axis_size)
+        vmap = functools.partial(jax.vmap, in_axes=axes, axis_size=axis_size)
         if any(jax.tree.leaves(in_batched[0])):
-            outputs = batched(masked)(index, operands)
+            outputs = vmap(batched)(row, operands)
         else:
-            outputs = hard_or_masked(batched(hard), batched(masked))(index, operands)
+            outputs = _by_batching(vmap(hard), vmap(batched))(row, operands)
         return outputs, jax.tree.map(lambda _: True, outputs)
 
     return call
 
 
-def masks_at(rows: Rows, index: jax.Array) -> Arrays:
-    """Channel masks of a row; a skipped one is computed as any other, for its caller gates the result."""
-    full = largest(rows)
-    return masks_of_row(tuple(full if row is None else row for row in rows), index)
+# ---- Soft decisions.
 
 
-def largest(rows: Rows) -> tuple[int, ...]:
-    """The largest of each size."""
-    sizes = [row for row in rows if row is not None]
-    return tuple(max(column) for column in zip(*sizes, strict=True))
+def _expected(plan: _Plan, choice: Joint, operands: Any) -> Any:
+    """The sum over all sizes of the outputs, weighted by their probabilities.
+
+    Outputs are computed once for all sizes of a maskable width: its expected mask weights them. A width of
+    the first operand needs no weight here, since that operand's own operation has weighted it.
+    """
+    known = {name for axes in (*plan.output_axes, plan.operand_axes[0]) for name in axes or ()}
+    plan = _with_branches(plan, tuple(name for name in plan.maskable if name in known))
+    rows = [row[:-1] if len(row) > len(plan.names) else row for row in choice.rows]
+    skipped = [len(row) > len(plan.names) and row[-1] == 0 for row in choice.rows]
+    weights, total = choice.weights(), None
+    for number, sizes in enumerate(plan.branches):
+        if sizes is None:
+            continue
+        own = np.array(
+            [
+                not skip and plan.branch_of[plan.rows.index(row)] == number
+                for row, skip in zip(rows, skipped, strict=True)
+            ]
+        )
+        chosen = weights * jnp.asarray(own, weights.dtype)  # [rows]
+        leaves, structure = jax.tree.flatten(_branch(plan, number, None, operands, _return))
+        output_axes = plan.output_axes or (None,) * len(leaves)
+        leaves = [
+            y * _expected_mask(plan, rows, chosen, y, axes).astype(y.dtype)
+            for y, axes in zip(leaves, output_axes, strict=True)
+        ]
+        outputs = jax.tree.unflatten(structure, leaves)
+        total = outputs if total is None else jax.tree.map(jnp.add, total, outputs)
+    return total
+
+
+def _expected_mask(plan: _Plan, rows: Any, weights: jax.Array, y: jax.Array, axes: Axes) -> jax.Array:
+    """The sum of the rows' weights, entry by entry where the row's maskable sizes include it; of y's rank."""
+    masks = np.ones((len(rows), *(1,) * y.ndim), np.float32)
+    for axis, name in enumerate(axes or ()):
+        if name in plan.maskable:
+            sizes = np.array([row[plan.names.index(name)] for row in rows])
+            active = np.arange(y.shape[axis])[None, :] < sizes[:, None]
+            masks = masks * active.reshape([len(rows), *(-1 if i == axis else 1 for i in range(y.ndim))])
+    return jnp.tensordot(weights, jnp.asarray(masks), axes=1)
 
 
 def as_rows(x: jax.Array) -> jax.Array:
     """[..., D] as [N, D]: plain matrix products over flattened rows are the fastest."""
     return x.reshape(-1, x.shape[-1])
-
-
-def _zeros(like: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)

@@ -12,11 +12,13 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, Cluster
 from jaxnas.elastic.layers import LayerNorm
+from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.parameter import MACS, SPECS, record_macs
+from jaxnas.elastic.parameter import record_macs
 from jaxnas.elastic.recurrent import (
     Context,
     FeedForward,
@@ -25,10 +27,9 @@ from jaxnas.elastic.recurrent import (
     causal_mask,
     sinusoids,
 )
-from jaxnas.elastic.width import Decision, constant, fixed
+from jaxnas.elastic.width import constant, fixed
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.decisions import Decisions
-from jaxnas.supernets.stacking import STACKED, stack_layers
 
 OPTIONS = ("identity", "feed_forward", "attention")
 
@@ -240,8 +241,8 @@ class TransformerXL(nn.Module):
             return FeedForward(hidden=self.hidden, **common)
         return Identity(parent=None)
 
-    def _mixture(self, options: tuple[str, ...], **names: Any) -> Mixture:
-        return Mixture({name: self.block(name) for name in options}, **names)
+    def _mixture(self, **names: Any) -> Mixture:
+        return Mixture({name: self.block(name) for name in self.space["block"].options}, **names)
 
     def _run_blocks(
         self,
@@ -254,61 +255,27 @@ class TransformerXL(nn.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """The blocks' output [B, T, D], and the inputs of those that may attend, as a memory."""
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        if self._scans():
-            return self._scan_blocks(x, decisions, memory, mask, positions, train)
-        kept, choice = [], self.space["block"]
         nothing = jnp.zeros((x.shape[0], self.memory_length, self.width), self.dtype)
-        for i in range(self.blocks):
-            past = nothing
-            if i in self.attending:
-                past = memory.inputs[self.attending.index(i)]
-                kept.append(self._remember(past, x))
-            mixture = self._mixture(choice.options_at(i), name=f"block_{i}")
-            x = mixture(decisions["block", i], x, Context(past, mask, positions), train=train)
-        return x, jnp.stack(kept) if kept else memory.inputs
+        of_block = dict(zip(self.attending, memory.inputs, strict=True))
+        inputs = [
+            {"choice": decisions["block", i], "memory": of_block.get(i, nothing)} for i in range(self.blocks)
+        ]
 
-    def _scan_blocks(
-        self,
-        x: jax.Array,
-        decisions: Decisions,
-        memory: Memory,
-        mask: jax.Array,
-        positions: jax.Array,
-        train: bool,
-    ) -> tuple[jax.Array, jax.Array]:
-        options = self.space["block"].options
-        per_block = {
-            "params": stack_layers(nn.meta.unbox(self.variables["params"]))[STACKED],
-            "choice": decisions.stacked("block", self.blocks),
-            "memory": memory.inputs,
-        }
-        if train:
-            per_block["key"] = jax.random.split(self.make_rng("dropout"), self.blocks)
-
-        def body(x: jax.Array, block: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            choice = Decision(("block", None), options, block["choice"])
-            mixture = self._mixture(options, parent=None)
-            rngs = {"dropout": block["key"]} if train else {}
+        def call(mixture: Mixture, x: jax.Array, block: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
             context = Context(block["memory"], mask, positions)
-            arguments = (choice, x, context)
-            y = mixture.apply({"params": block["params"]}, *arguments, train=train, rngs=rngs)
-            return y, self._remember(block["memory"], x)
+            return mixture(block["choice"], x, context, train=train), self._remember(block["memory"], x)
 
-        return jax.lax.scan(body, x, per_block)
+        scan = self.scan_blocks and len(self.space["block"].options) > 1
+        x, remembered = run_layers(self, self._mixture, call, x, inputs, scan=scan)
+        # Blocks that never attend need no memory.
+        attends = len(self.attending) == self.blocks
+        return x, remembered if attends else remembered[np.array(self.attending, np.int32)]
 
     def _remember(self, past: jax.Array, x: jax.Array) -> jax.Array:
         if self.memory_length == 0:
             return past
         both = jnp.concatenate([past, x.astype(past.dtype)], axis=1)
         return jax.lax.stop_gradient(both[:, both.shape[1] - self.memory_length :])
-
-    def _scans(self) -> bool:
-        # Annotations name the block, and a network of one architecture has nothing to choose.
-        recording = self.is_mutable_collection(SPECS) or self.is_mutable_collection(MACS)
-        choice = self.space["block"]
-        uniform = choice.per_position is None and len(choice.options) > 1
-        uniform = uniform and "attention" in choice.options  # each block then has its memory
-        return self.scan_blocks and uniform and not recording and not self.is_initializing()
 
 
 def _vocabulary_macs(clusters: tuple[Cluster, ...], width: int) -> int:

@@ -12,27 +12,22 @@ from typing import Any, get_args
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxnas.elastic.attention import MultiHeadAttention
 from jaxnas.elastic.layers import (
     Dense,
-    DenseParameters,
     LayerNorm,
     LayerNormParameters,
-    MlpOperation,
+    Mlp,
     PatchEmbed,
     Tokens,
     drop_path,
-    prenorm,
 )
-from jaxnas.elastic.loop import run_layer, run_layers
-from jaxnas.elastic.parameter import MACS, SPECS, Sharing
-from jaxnas.elastic.switch import Sublayer
-from jaxnas.elastic.width import Decision, Width, fixed, joint, width
+from jaxnas.elastic.loop import run_layers
+from jaxnas.elastic.parameter import Sharing
+from jaxnas.elastic.width import Width, fixed, width
 from jaxnas.space import Space
 from jaxnas.supernets.decisions import Decisions
-from jaxnas.supernets.stacking import STACKED, stack_layers
 
 
 class Block(nn.Module):
@@ -41,24 +36,24 @@ class Block(nn.Module):
     grid: tuple[int, int]
     head_dim: int
     max_relative_position: int
-    drop_path_rate: float
     dtype: Any
     sharing: Sharing
     init_std: float = 0.02
 
-    def __call__(
-        self, x: jax.Array, embed: Width, heads: Width, hidden: Width, gate: Width, train: bool
-    ) -> jax.Array:
-        """Maps x [B, T, embed maximum] to the same shape."""
-        sublayers = self.sublayers(embed, heads, hidden, gate)
-        return run_layer(x, sublayers, self.scales(x.shape[0], train))
-
     @nn.compact
-    def sublayers(self, embed: Width, heads: Width, hidden: Width, gate: Width) -> tuple[Sublayer, Sublayer]:
-        """Attention and MLP, each behind its normalisation."""
+    def __call__(
+        self,
+        x: jax.Array,
+        embed: Width,
+        heads: Width,
+        hidden: Width,
+        gate: Width,
+        drop_path_rate: jax.Array | float | None = None,
+    ) -> jax.Array:
+        """Maps x [B, T, embed maximum] to the same shape; `drop_path_rate` None drops nothing."""
         common = dict(dtype=self.dtype, sharing=self.sharing)
+        norm_of = functools.partial(LayerNormParameters, **common)
         kernel_init = nn.initializers.normal(self.init_std)
-        norm = LayerNormParameters(name="attention_norm", **common)(embed, gate=gate)
         attention = MultiHeadAttention(
             self.grid,
             self.head_dim,
@@ -66,26 +61,18 @@ class Block(nn.Module):
             kernel_init=kernel_init,
             name="attention",
             **common,
-        )(embed, heads, gate=gate, norm=norm)
-        norm = LayerNormParameters(name="mlp_norm", **common)(embed, gate=gate)
-        declare = functools.partial(DenseParameters, self.sharing, kernel_init)
-        tokens = 1 + self.grid[0] * self.grid[1]
-        weights = (
-            *declare(name="mlp_in")(embed, hidden, gate=gate, rows=tokens),
-            *declare(name="mlp_out")(hidden, embed, gate=gate, rows=tokens),
         )
-        operation, *weights = prenorm(norm, MlpOperation(self.dtype), *weights)
-        return attention, Sublayer(operation, (embed, hidden), tuple(weights), gate)
+        norm = norm_of(name="attention_norm")(embed, gate=gate)
+        x = x + self._drop(attention(x, embed, heads, gate=gate, norm=norm), drop_path_rate)
+        norm = norm_of(name="mlp_norm")(embed, gate=gate)
+        mlp = Mlp(kernel_init=kernel_init, name="mlp", **common)
+        return x + self._drop(mlp(x, embed, hidden, gate=gate, norm=norm), drop_path_rate)
 
-    def scales(
-        self, batch: int, train: bool, rate: jax.Array | float | None = None
-    ) -> tuple[jax.Array | None, jax.Array | None]:
-        """The stochastic depth of each sublayer, factors [B]; `rate` may replace `drop_path_rate`."""
-        if not train or self.drop_path_rate == 0:
-            return None, None
-        rate = self.drop_path_rate if rate is None else rate
-        first, second = (drop_path(self.make_rng("drop_path"), rate, batch) for _ in range(2))
-        return first, second
+    def _drop(self, y: jax.Array, rate: jax.Array | float | None) -> jax.Array:
+        if rate is None:
+            return y
+        scale = drop_path(self.make_rng("drop_path"), rate, y.shape[0])
+        return y * scale.astype(y.dtype)[:, None, None]
 
 
 class ViT(nn.Module):
@@ -189,12 +176,6 @@ class ViT(nn.Module):
                 f"Expected images [B, {self.image_size}, {self.image_size}, channels], got shape "
                 f"{images.shape}."
             )
-        if STACKED in self.variables.get("params", {}) and not self._scans():
-            raise ValueError(
-                "These parameters are stacked by layer. That is read by a ViT with scan_layers=True, more "
-                "than one architecture and equal options in all layers, when nothing else is recorded; use "
-                "supernets.unstack_layers(params)."
-            )
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
         common = dict(dtype=self.dtype, sharing=self.sharing)
@@ -203,20 +184,20 @@ class ViT(nn.Module):
         patches = patches.reshape(images.shape[0], -1, embed.maximum)  # [B, T - 1, E]
         x = Tokens(positions=self.absolute_positions, name="tokens", **common)(patches, embed)
         x = self._layers(x, embed, decisions, train)  # [B, T, E]
-        batch, tokens, maximum = x.shape
-        x = LayerNorm(name="norm", **common)(x.reshape(-1, maximum), embed, masked=True)
-        x = x.reshape(batch, tokens, maximum)[:, 1:].mean(axis=1)  # [B, E]
+        x = LayerNorm(name="norm", **common)(x, embed, max_branches=1)
+        x = x[:, 1:].mean(axis=1)  # [B, E]
         classes = fixed(self.num_classes, "classes")
-        head = Dense(name="head", **common)(x, embed, classes, masked=True)
+        head = Dense(name="head", **common)(x, embed, classes, max_branches=1)
         return head.astype(jnp.float32)
 
     def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:
-        depths = self.space.choices["depth"].options
-        count = max(depths)
-        grid = (self.image_size // self.patch_size,) * 2
+        count = max(self.space.choices["depth"].options)
+        # Rising over all stored layers, whatever runs; as in the official code.
         rates = [self.drop_path_rate * layer / max(count - 1, 1) for layer in range(count)]
-        common = dict(
-            grid=grid,
+        side = self.image_size // self.patch_size
+        make = functools.partial(
+            Block,
+            grid=(side, side),
             head_dim=self.head_dim,
             max_relative_position=self.max_relative_position,
             dtype=self.dtype,
@@ -224,72 +205,26 @@ class ViT(nn.Module):
             init_std=self.init_std,
         )
 
-        def widths(heads: Decision, ratio: Decision) -> tuple[Width, Width]:
-            hidden = width(lambda dim, ratio: int(dim * ratio), decisions["embed_dim"], ratio, axis="mlp")
-            return width(lambda h: h, heads, axis="heads"), hidden
+        def inputs(layer: int) -> dict[str, Any]:
+            of_layer = {
+                "heads": width(lambda heads: heads, decisions["num_heads", layer], axis="heads"),
+                "hidden": width(
+                    lambda dim, ratio: int(dim * ratio),
+                    decisions["embed_dim"],
+                    decisions["mlp_ratio", layer],
+                    axis="mlp",
+                ),
+                "gate": width(lambda depth: int(layer < depth), decisions["depth"]),
+            }
+            drops = train and self.drop_path_rate > 0
+            return of_layer | ({"drop_path_rate": rates[layer]} if drops else {})
 
-        if not self._scans():
-            for layer in range(count):
-                sizes = widths(decisions["num_heads", layer], decisions["mlp_ratio", layer])
-                gate = width(functools.partial(_runs, layer), decisions["depth"])
-                block = Block(drop_path_rate=rates[layer], name=f"block_{layer}", **common)
-                x = block(x, embed, *sizes, gate, train)
-            return x
+        def call(block: Block, x: jax.Array, inputs: dict[str, Any]) -> tuple[jax.Array, None]:
+            return block(x, embed, **inputs), None
 
-        params = stack_layers(nn.meta.unbox(self.variables["params"]))[STACKED]
-        layers = jnp.arange(count, dtype=jnp.int32)
-        depth = width(lambda depth: depth, decisions["depth"])
-        per_layer = {
-            "params": params,
-            "heads": decisions.stacked("num_heads", count),
-            "ratio": decisions.stacked("mlp_ratio", count),
-            "gate": _gates(depth, layers),
-            "rate": jnp.asarray(rates, jnp.float32),
-        }
-        if train and self.drop_path_rate > 0:
-            per_layer["key"] = jax.random.split(self.make_rng("drop_path"), count)
-
-        def prepare(layer: dict[str, Any]) -> Any:
-            heads, ratio = (
-                Decision((name, None), self.space.choices[name].options_at(0), layer[key])
-                for name, key in (("num_heads", "heads"), ("mlp_ratio", "ratio"))
-            )
-            gate = width(lambda on: on, Decision(("gate", None), (0, 1), layer["gate"]))
-            block = Block(drop_path_rate=self.drop_path_rate, parent=None, **common)
-            sizes, variables = (embed, *widths(heads, ratio), gate), {"params": layer["params"]}
-            sublayers = block.apply(variables, *sizes, method="sublayers")
-            rngs = {"drop_path": layer["key"]} if "key" in layer else {}
-            arguments = (x.shape[0], train, layer["rate"])
-            return sublayers, block.apply({}, *arguments, method="scales", rngs=rngs)
-
-        return run_layers(x, *jax.vmap(prepare)(per_layer))
-
-    def _scans(self) -> bool:
-        # A layer is traced once by scan, so annotations (which name the layer) are made unrolled.
-        recording = self.is_mutable_collection(SPECS) or self.is_mutable_collection(MACS)
-        uniform = all(
-            len({self.space.choices[name].options_at(i) for i in range(length)}) == 1
-            for name in ("num_heads", "mlp_ratio")
-            for length in [max(self.space.choices["depth"].options)]
-        )
-        # A plain network (one architecture) is unrolled too: a loop would choose what to skip.
-        unrolled = recording or self.is_initializing() or self.space.cardinality == 1
-        return self.scan_layers and uniform and not unrolled
-
-
-def _runs(layer: int, depth: int) -> int:
-    return int(layer < depth)
-
-
-def _gates(depth: Width, layers: jax.Array) -> jax.Array:
-    """For each layer whether it runs: int32 [L], or float [L, 2] weights of (skip, run) if soft."""
-    choice = joint(depth)
-    if not choice.is_soft:
-        sizes = np.array([row[0] for row in choice.rows], np.int32)
-        return (layers < jnp.asarray(sizes)[choice.index()]).astype(jnp.int32)
-    runs = np.array([[layer < row[0] for row in choice.rows] for layer in range(len(layers))])
-    run = jnp.asarray(runs, jnp.float32) @ choice.weights()
-    return jnp.stack([1 - run, run], axis=1)
+        # A network of one architecture has nothing to choose and is the plain one.
+        scan = self.scan_layers and self.space.cardinality > 1
+        return run_layers(self, make, call, x, [inputs(layer) for layer in range(count)], scan=scan)[0]
 
 
 def _check_sizes(name: str, options: tuple[Any, ...], *, whole: bool) -> None:

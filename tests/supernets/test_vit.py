@@ -1,6 +1,5 @@
 """The promises P1, P2, P3 and P5 of the ViT supernet, over random architectures."""
 
-import functools
 import re
 
 import jax
@@ -26,9 +25,7 @@ from small_nets import (
 )
 
 import jaxnas
-from jaxnas.elastic.attention import AttentionOperation, skew, unskew
-from jaxnas.elastic.layers import DenseOperation, LayerNormOperation, MlpOperation, PreNorm
-from jaxnas.elastic.switch import _keeping_branch, backward_from, forward_keeping
+from jaxnas.elastic.attention import Attention, skew, unskew
 from jaxnas.supernets import stack_layers
 from jaxnas.training.step import data_mesh
 
@@ -55,8 +52,8 @@ def test_a_thousand_architectures_are_one_trace():
 # ---- P2: zero tail.
 
 
-# Modules of a block that only declare weights: one operation each computes attention and MLP.
-DECLARING = ("attention_norm", "attention", "projection", "mlp_norm", "mlp_in", "mlp_out")
+# Modules that only declare weights: one operation each computes attention and MLP.
+DECLARING = ("attention_norm", "projection", "mlp_norm", "in", "out")
 
 
 def active_width(values, path):
@@ -83,59 +80,12 @@ def test_tail_of_activations_is_zero(name, seed):
             assert np.any(output[..., :width] != 0), path
             assert not np.any(output[..., width:] != 0), path
             checked += 1
-    assert checked == 5 + 2  # outside of the blocks, and the blocks
-
-
-FLOAT = np.dtype(np.float32)
-OPERATIONS = {
-    "dense": (DenseOperation(FLOAT), (4, 3), ((5, 6), (6, 8), (8,))),
-    "mlp": (MlpOperation(FLOAT), (4, 3), ((5, 6), (6, 8), (8,), (8, 6), (6,))),
-    "attention": (
-        AttentionOperation(7, (2, 3), FLOAT),
-        (6, 3),
-        ((14, 10), (10, 3, 5, 4), (3, 5, 4), (20, 10), (10,), (9, 4), (9, 4)),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("normalised", [False, True])
-def test_what_an_operation_keeps_gives_the_gradients_of_its_active_part(name, normalised):
-    operation, sizes, full = OPERATIONS[name]
-    if normalised:
-        operation = PreNorm(operation, LayerNormOperation(1e-5, FLOAT))
-        full = (full[0], full[0][1:], full[0][1:], *full[1:])
-    operands = [normal(*shape) for shape in full]
-    shapes = operation.shapes(sizes, *operands)
-    active = [x[tuple(map(slice, shape))] for x, shape in zip(operands, shapes, strict=True)]
-    assert active[0].shape == (full[0][0], sizes[0])
-    outputs, kept = forward_keeping(operation, *active)
-    expected, vjp = jax.vjp(operation.compute, *active)
-    assert difference(outputs, expected) <= 1e-6
-    cotangents = (normal(*outputs[0].shape),)
-    gradients = backward_from(operation, tuple(active), kept, cotangents)
-    assert [x.shape for x in gradients] == list(shapes)
-    assert difference(tuple(gradients), vjp(cotangents)) <= 1e-5
-    # As a switch stores them: of the maximal sizes, with a zero tail.
-    stored = _keeping_branch(operation, sizes, *operands)
-    largest = jax.eval_shape(functools.partial(forward_keeping, operation), *operands)
-    for part, one, whole in zip(*map(jax.tree.leaves, (stored, (outputs, kept), largest)), strict=True):
-        assert part.shape == whole.shape
-        inside = np.zeros(part.shape, bool)
-        inside[tuple(map(slice, one.shape))] = True
-        assert np.all(np.asarray(part)[inside] != 0) and not np.any(np.asarray(part)[~inside])
-
-
-def test_attention_weights_that_are_kept_sum_to_one():
-    operation, _, shapes = OPERATIONS["attention"]
-    _, (qkv, attended, weights, places) = operation.forward(*(normal(*shape) for shape in shapes))
-    assert qkv.shape == (3, 2, 5, 7, 4) and attended.shape == (2, 5, 7, 4)
-    assert weights.shape == (2, 5, 7, 7) and places.shape == (2, 5, 7, 2 + 3 + 1)
-    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+    # Outside of the blocks, the blocks, and what runs in them.
+    assert checked == 5 + 2 + 2 * values["depth"]
 
 
 def test_offsets_and_places_are_transposes():
-    operation, n = AttentionOperation(7, (2, 3), FLOAT), 2
+    operation, n = Attention(7, (2, 3), np.dtype(np.float32)), 2
     by_offset, by_place = normal(n * 7, 3 + 5 + 1), normal(n * 7, 2 + 3 + 1)
     there, back = operation._to_places(by_offset), operation._to_offsets(by_place)
     assert there.shape == by_place.shape and back.shape == by_offset.shape
@@ -244,7 +194,7 @@ def test_nothing_of_the_supernet_is_in_the_extracted_program(name, seed):
     assert {leaf.shape for leaf in forward.in_avals} == {x.shape for x in jax.tree.leaves(params)}
     for equation in primitives(forward.jaxpr):
         used = equation.primitive.name
-        assert "switch" not in used and "custom" not in used
+        assert "switch" not in used and "custom_vmap" not in used
         assert used not in ("cond", "while", "scan", "iota") and "dynamic" not in used
         sizes = [v.aval for v in equation.outvars]
         if used == "select_n":  # of the table rows of relative positions

@@ -104,7 +104,7 @@ def test_the_official_behaviour_moves_inactive_weights():
         state, _ = step(state, step_lib.shard_batch(batch(0), mesh))
 
     def kernel():
-        return np.array(unstack_layers(state.params)["block_1"]["mlp_in"]["kernel"])
+        return np.array(unstack_layers(state.params)["block_1"]["mlp"]["in"]["kernel"])
 
     before = kernel()
     state, _ = step(state, step_lib.shard_batch(batch(1), mesh))
