@@ -26,6 +26,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jaxnas.elastic.empty import empty
+from jaxnas.elastic.parameter import ELASTIC_SCOPE
 from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
 
 Arrays = tuple[jax.Array, ...]
@@ -79,6 +80,7 @@ class Sublayer:
         return run(self.operation, self.widths, x, *self.weights, gate=self.gate)[0]
 
 
+@jax.named_scope(ELASTIC_SCOPE)
 def run(
     operation: Operation,
     widths: tuple[Width, ...],

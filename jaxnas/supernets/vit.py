@@ -31,7 +31,7 @@ from jaxnas.elastic.parameter import MACS, SPECS, Sharing
 from jaxnas.elastic.switch import Sublayer
 from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
-from jaxnas.supernets.decisions import Decisions
+from jaxnas.elastic.decisions import Decisions
 from jaxnas.supernets.stacking import STACKED, stack_layers
 
 

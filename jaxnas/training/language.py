@@ -56,17 +56,21 @@ def language_loss(net: nn.Module, *, by_document: bool = False) -> Loss:
     def loss(params: Any, arch: Any, batch: Batch, memory: Any, key: jax.Array) -> tuple[jax.Array, Any]:
         scores, memory = net.apply(
             {"params": params},
-            batch["tokens"],
+            _inputs(batch, memory, by_document),
             arch,
-            targets=batch["targets"],
-            memory=memory.forget(batch["first"]),
-            documents=batch["documents"] if by_document else None,
             train=True,
             rngs={"dropout": key},
         )
         return -jnp.mean(scores), memory
 
     return loss
+
+
+def _inputs(batch: Batch, memory: Any, by_document: bool) -> dict[str, Any]:
+    inputs = {name: batch[name] for name in ("tokens", "targets")}
+    if by_document:
+        inputs["documents"] = batch["documents"]
+    return {**inputs, "memory": memory.forget(batch["first"])}
 
 
 def memory_sharding(mesh: Mesh, memory: Any) -> Any:
@@ -178,14 +182,7 @@ def make_language_evaluator(
 
     def nats(params: Any, arch: Any, batches: Any) -> jax.Array:
         def segment(memory: Any, batch: Batch) -> tuple[Any, jax.Array]:
-            scores, memory = net.apply(
-                {"params": params},
-                batch["tokens"],
-                arch,
-                targets=batch["targets"],
-                memory=memory.forget(batch["first"]),
-                documents=batch["documents"] if by_document else None,
-            )
+            scores, memory = net.apply({"params": params}, _inputs(batch, memory, by_document), arch)
             return memory, -jnp.sum(scores * batch["weight"])
 
         memory = net.empty_memory(batch_size)

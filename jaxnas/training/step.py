@@ -19,7 +19,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnas.cost import annotations
+from jaxnas.annotations import annotations
 from jaxnas.supernets.stacking import STACKED, stack_layers
 from jaxnas.training import optimizer as optimizer_lib
 
