@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import app, flags, logging
+from jaxnas.training.loop import DivergedError
 
 from experiments import typed
 from jaxnas.files import diff, plain, write_json
 from jaxnas.training.checkpoint import CheckpointError
-from jaxnas.training.loop import DivergedError
 from jaxnas.training.workdir import WorkdirError
 
 __all__ = [

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from jaxnas.training.language import LanguageState, make_language_evaluator, state_sharding
 
 import jaxnas
 from experiments import config as config_lib
@@ -21,9 +22,8 @@ from jaxnas import data, latency, spaces
 from jaxnas.cost import Cost
 from jaxnas.elastic.adaptive_softmax import choose_cutoffs
 from jaxnas.space import Space
-from jaxnas.supernets import TransformerXL, stack_layers
+from jaxnas.supernets import TransformerXL, stack_layers, transformer_xl_latency
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.language import LanguageState, make_language_evaluator, state_sharding
 from jaxnas.training.step import data_mesh
 
 # Each use of randomness has its own number, so that adding one changes none of the others.
@@ -100,11 +100,13 @@ class LanguageSetup:
         exact = jaxnas.cost(self.net, self.segment)
         path, shape = workdir / "latency.json", (self.training.batch_size, self.training.length)
         if measure and not path.exists():
-            latency.measure_blocks(self.net, *shape).save(path)
+            calls = transformer_xl_latency.block_calls(self.net, *shape)
+            setting = transformer_xl_transformer_xl_latency.setting_of(self.net, *shape)
+            latency.options_table("block", calls, setting=setting, idle="identity").save(path)
         if not path.exists():
             return exact
         table = latency.load(path)
-        setting = latency.setting_of(self.net, *shape)
+        setting = transformer_xl_latency.setting_of(self.net, *shape)
         if measure and (table.setting, table.device) != (setting, jax.devices()[0].device_kind):
             raise ValueError(
                 f"{path} was measured on {table.device} with {table.setting}; now it is "

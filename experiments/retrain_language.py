@@ -22,6 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from absl import app, flags
+from jaxnas.training.language import LanguageState, language_loss, make_language_step
+from jaxnas.training.loop import LoopSettings, fit
 
 import jaxnas
 from experiments import config as config_lib
@@ -42,8 +44,6 @@ from experiments.setup import define_data_flags, versions
 from jaxnas import files, report
 from jaxnas.data import ContiguousBatches
 from jaxnas.latency import median_times
-from jaxnas.training.language import LanguageState, language_loss, make_language_step
-from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.step import shard_batch
 from jaxnas.training.workdir import open_workdir
 

@@ -19,6 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
+from jaxnas.training.differentiable import (
+    PairedBatches,
+    SearchSettings,
+    SearchState,
+    make_search_step,
+)
+from jaxnas.training.language import language_loss, state_sharding
+from jaxnas.training.loop import LoopSettings, fit
 
 import jaxnas
 from experiments import config as config_lib
@@ -40,14 +48,6 @@ from jaxnas.data import ContiguousBatches, Stream
 from jaxnas.search import perturbation
 from jaxnas.stats import kendall_tau
 from jaxnas.training import relaxations
-from jaxnas.training.differentiable import (
-    PairedBatches,
-    SearchSettings,
-    SearchState,
-    make_search_step,
-)
-from jaxnas.training.language import language_loss, state_sharding
-from jaxnas.training.loop import LoopSettings, fit
 from jaxnas.training.workdir import open_workdir
 
 # What only matters when the supernet is trained: a workdir may be selected from in another way.

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxnas.training.language import language_loss, make_language_step
 
 from experiments.language_setup import LanguageSetup, letters, new_params, new_state, optimizer
 from jaxnas import files
 from jaxnas.data import ContiguousBatches
-from jaxnas.training.language import language_loss, make_language_step
 from jaxnas.training.step import shard_batch
 
 

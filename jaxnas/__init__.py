@@ -1,22 +1,26 @@
 """Neural architecture search in JAX: one compiled supernet for every architecture of a space."""
 
-from jaxnas import search, spaces, supernets
+from jaxnas import elastic, latency, search, spaces, supernets
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
+from jaxnas.calibration import calibrate
 from jaxnas.choice import Choice
-from jaxnas.cost import autoformer_flops, cost
+from jaxnas.cost import cost
 from jaxnas.space import Space
-from jaxnas.subnet import extract, init
+from jaxnas.subnet import Subnet, extract, init
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Choice",
     "Space",
-    "autoformer_flops",
+    "Subnet",
+    "calibrate",
     "cost",
+    "elastic",
     "export_subnet",
     "extract",
     "init",
+    "latency",
     "load_subnet",
     "save_subnet",
     "search",

@@ -1,13 +1,16 @@
-"""Sub-networks as files: save, load, and export to run where jaxnas isn't installed."""
+"""Sub-networks as files: save, load, and export to run where jaxnas isn't installed.
+
+Nothing in a file is imported or run: a file names a class, and gives values of its fields. The class is one of
+ours with that name, or the one that the reader gives.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
+import math
 import os
 import pathlib
-import tempfile
 from typing import Any
 
 import flax.linen as nn
@@ -19,81 +22,98 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxnas import supernets
+from jaxnas import files, network, supernets
 from jaxnas.choice import nearest
-from jaxnas.cost import input_dtype
+from jaxnas.inputs import describe, one_example, with_batch
 from jaxnas.space import Space
-from jaxnas.subnet import Params, check_tensors, predictions
+from jaxnas.subnet import Variables, check_variables
+from jaxnas.tensors import check_finite, check_tensors
 
-FORMAT = 1
+FORMAT = 2
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
-_MODULES = {"ViT": supernets.ViT, "TransformerXL": supernets.TransformerXL}
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+_OURS = {module.__name__: module for module in (supernets.ViT, supernets.TransformerXL)}
+_DTYPES = {
+    name: getattr(jnp, name)
+    for name in (
+        *("float32", "bfloat16", "float16", "float64"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+    )
+}
+_LARGEST = 2**31  # elements of an input, and positions of a space: beyond it a description is damaged
 
 
 def save_subnet(
-    path: str | os.PathLike, net: nn.Module, params: Params, *, extra: dict[str, Any] | None = None
+    path: str | os.PathLike,
+    net: nn.Module,
+    variables: Variables,
+    inputs: Any,
+    *,
+    extra: dict[str, Any] | None = None,
 ) -> None:
     """Saves an extracted network as a folder with `model.safetensors` and `subnet.json`.
 
-    The tensors are named by their path, as in "block_0/attention/qkv_kernel". An older subnet in
-    the same place is replaced, with its exported program: a reader finds the old one, none, or the
-    whole new one, never a mixture.
+    The tensors are named by their collection and path, as in "params/block_0/attention/qkv_kernel". An older
+    subnet in the same place is replaced, with its exported program: a reader finds the old one, none, or
+    the whole new one, never a mixture.
 
     Args:
       path: of the folder; the one that it lies in is made if needed.
-      net: the module that `jaxnas.extract` returned.
-      params: its parameters, float32.
+      net: the module that `jaxnas.extract` returned. Its fields hold ints, floats, bools, strings, None,
+        tuples of these, a space, or dtypes.
+      variables: its variables, by collection.
+      inputs: what it takes: a pytree (dicts, lists and tuples) of arrays or `jax.ShapeDtypeStruct`, or a
+        tuple of ints for one float32 array.
       extra: anything that JSON holds, kept under "extra" in `subnet.json`: what a user of the
         network needs to know, as the mean and deviation of the images.
 
     Raises:
-      ValueError: a network with more than one architecture, of a module that isn't known, or with
-        other parameters than its own.
-      TypeError: an `extra` that JSON cannot hold.
+      ValueError: a network with more than one architecture, a field that cannot be stored, a class with
+        the name of one of ours, other variables than the network's own, or values that are not finite.
+      TypeError: an `extra` that JSON cannot hold, or a network that does not keep the contract.
       FileExistsError: the folder holds other files too.
     """
-    module = type(net).__name__
-    if _MODULES.get(module) is not type(net):
-        raise ValueError(f"save_subnet knows the modules {sorted(_MODULES)}, got {module!r}.")
-    if net.space.cardinality > 1:
-        raise ValueError(
-            f"The network has {net.space.cardinality:,} architectures; extract one of them first: "
-            "jaxnas.extract(net, params, arch, verify=batch)."
-        )
-    flat = flax.traverse_util.flatten_dict(nn.meta.unbox(params))
-    shape = _input_shape(net, flat)
-    _check(net, shape, flat, "this network")
+    network.check_contract(net)
+    _check_single(net.space)
+    name = type(net).__name__
+    if _OURS.get(name, type(net)) is not type(net):
+        raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
+    flat = flax.traverse_util.flatten_dict(check_variables(variables))
+    example = one_example(inputs)
+    _check(net, example, flat, "this network")
+    check_finite(flat, "this network")
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     description = {
         "format": FORMAT,
-        "module": module,
+        "module": name,
         "architecture": net.space.to_dict(net.space.smallest()),
-        "input_shape": shape,
-        "fields": {name: _encode(name, getattr(net, name)) for name in _fields(net)},
-        "tensors": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
+        "inputs": _encode_inputs(example),
+        "fields": {key: _encode(key, getattr(net, key)) for key in _fields(type(net))},
+        "tensors": {"bytes": len(data), "sha256": files.sha256(data)},
         "extra": extra or {},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
-    _replace_folder(pathlib.Path(path), {TENSORS: data, DESCRIPTION: text.encode()})
+    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM,))
 
 
-def load_subnet(path: str | os.PathLike) -> tuple[nn.Module, Params]:
+def load_subnet(
+    path: str | os.PathLike, module: type[nn.Module] | None = None
+) -> tuple[nn.Module, Variables]:
     """Loads what `save_subnet` wrote.
 
     Args:
       path: of the folder.
+      module: the class of the network, where it is none of `jaxnas.supernets`.
 
     Returns:
-      `(net, params)`: the module, called without an architecture, and its parameters, bit for bit.
+      `(net, variables)`: the module, called without an architecture, and its variables, bit for bit.
 
     Raises:
       FileNotFoundError: the folder, or a file in it, is missing.
-      ValueError: a damaged file, a newer format, an unknown module, or tensors that aren't those of
-        the module; the message says which.
+      ValueError: a damaged file, another format, an unknown module, or tensors that aren't those of
+        the module, or not finite; the message says which.
     """
     folder = pathlib.Path(path)
     if not folder.is_dir():
@@ -103,30 +123,32 @@ def load_subnet(path: str | os.PathLike) -> tuple[nn.Module, Params]:
             raise FileNotFoundError(f"{folder} is not a whole subnet: {name} is missing.")
     description = _read_description(folder / DESCRIPTION)
     try:
-        net = _module(description)
-        shape, sealed = description["input_shape"], description["tensors"]
-        size, digest = int(sealed["bytes"]), sealed["sha256"]
+        net = _module(description, module)
+        example = _decode_inputs(description["inputs"])
+        size, digest = description["tensors"]["bytes"], description["tensors"]["sha256"]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / DESCRIPTION} doesn't describe a subnet: {reason}") from error
     tensors = _read_tensors(folder / TENSORS, size, digest)
     flat = {tuple(name.split("/")): value for name, value in tensors.items()}
-    _check(net, shape, flat, f"the network that {folder / DESCRIPTION} describes")
-    return net, flax.traverse_util.unflatten_dict({p: jnp.asarray(x) for p, x in flat.items()})
+    _check(net, example, flat, f"the network that {folder / DESCRIPTION} describes")
+    check_finite(flat, str(folder / TENSORS))
+    variables = flax.traverse_util.unflatten_dict({p: jnp.asarray(x) for p, x in flat.items()})
+    return net, {"params": {}, **variables}
 
 
 def export_subnet(
     path: str | os.PathLike,
     net: nn.Module,
-    params: Params,
-    input_shape: tuple[int, ...],
+    variables: Variables,
+    inputs: Any,
     platforms: tuple[str, ...] = ("cpu", "cuda", "tpu"),
 ) -> pathlib.Path:
     """Exports a network with its weights as one StableHLO program, `model.stablehlo`.
 
-    It maps float32 images [batch, ...], of any batch size, to float32 logits [batch, classes]; of a
-    language model int32 tokens [batch, length] to log-probabilities [batch, length, vocabulary],
-    without a memory. It needs only jax (with flatbuffers) to run:
+    It maps inputs of any batch size to predictions: a ViT's float32 images [batch, ...] to float32 logits
+    [batch, classes]; a language model's int32 tokens [batch, length] to log-probabilities
+    [batch, length, vocabulary], without a memory. It needs only jax (with flatbuffers) to run:
 
         program = jax.export.deserialize(pathlib.Path("model.stablehlo").read_bytes())
         logits = program.call(images)
@@ -134,144 +156,177 @@ def export_subnet(
     Args:
       path: of the folder to put it in, which is made if needed; that of `save_subnet` will do.
       net: the module that `jaxnas.extract` returned.
-      params: its parameters.
-      input_shape: of the images, `(batch, height, width, channels)`, or tokens, `(batch, length)`;
-        the batch doesn't matter.
+      variables: its variables, by collection.
+      inputs: see `save_subnet`; the size of the batch doesn't matter.
       platforms: that the program is for.
 
     Returns:
       The path of the file.
 
     Raises:
-      ValueError: a network with more than one architecture.
+      ValueError: a network with more than one architecture, or without variables of its own.
     """
-    params = jax.tree.map(np.asarray, nn.meta.unbox(params))  # constants of the program
+    network.check_contract(net)
+    _check_single(net.space)
+    variables = jax.tree.map(np.asarray, check_variables(variables))  # constants of the program
     (batch,) = jax.export.symbolic_shape("batch")
-    inputs = jax.ShapeDtypeStruct((batch, *input_shape[1:]), input_dtype(net))
 
-    def forward(inputs: jax.Array) -> jax.Array:
-        return predictions(net.apply({"params": params}, inputs))
+    def forward(inputs: Any) -> Any:
+        return network.predictions(net.apply(variables, inputs))
 
-    data = jax.export.export(jax.jit(forward), platforms=platforms)(inputs).serialize()
+    exported = jax.export.export(jax.jit(forward), platforms=platforms)(with_batch(inputs, batch))
     folder = pathlib.Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{PROGRAM}.tmp"
-    _write(temporary, bytes(data))
-    os.replace(temporary, folder / PROGRAM)
+    files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
     return folder / PROGRAM
 
 
-def _fields(module: Any) -> dict[str, Any]:
-    """The fields of a module that its user sets, by name."""
-    return {f.name: f for f in dataclasses.fields(module) if f.name not in ("parent", "name")}
+def _check_single(space: Space) -> None:
+    if space.cardinality > 1:
+        raise ValueError(
+            f"The network has more than one architecture, {space.cardinality:,}; extract one of them first: "
+            "jaxnas.extract(net, variables, arch, verify=batch)."
+        )
 
 
-def _encode(name: str, value: Any) -> Any:
-    if name == "space":
-        return value.to_json()
-    return jnp.dtype(value).name if name == "dtype" else value
+def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what: str) -> None:
+    """Compares tensors with those of a network, by shape: nothing of its size is allocated."""
+    name = type(net).__name__
+    try:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        shapes = nn.meta.unbox(jax.eval_shape(net.init, key, example))
+    except Exception as error:  # whatever a network says about sizes that it cannot have
+        raise ValueError(
+            f"{name} cannot be made for the inputs {describe(example)}: {type(error).__name__}: {error}"
+        ) from error
+    expected = flax.traverse_util.flatten_dict(shapes)
+    check_tensors(flat, expected, what)
+    wrong = [
+        f"{'/'.join(p)} {x.dtype} instead of {expected[p].dtype}"
+        for p, x in sorted(flat.items())
+        if x.dtype != expected[p].dtype
+    ]
+    if wrong:
+        raise ValueError(f"The tensors of {what} have other types: {', '.join(wrong[:8])}.")
 
 
-def _decode(name: str, value: Any) -> Any:
-    if name == "space":
-        return Space.from_json(value)
-    if name == "dtype":
-        if value not in _DTYPES:
-            raise ValueError(f"unknown dtype {value!r}{nearest(value, _DTYPES) or '.'}")
-        return _DTYPES[value]
-    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+def _fields(module: Any) -> list[str]:
+    """The fields of a module that its user sets."""
+    return [f.name for f in dataclasses.fields(module) if f.init and f.name not in ("parent", "name")]
 
 
-def _module(description: dict[str, Any]) -> nn.Module:
+def _encode(field: str, value: Any) -> Any:
+    """The value of a field as JSON; what JSON lacks is a dict of one key."""
+    if isinstance(value, Space):
+        return {"space": value.to_json()}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, tuple):
+        return [_encode(field, item) for item in value]
+    for name, dtype in _DTYPES.items():
+        if isinstance(value, (type, type(jnp.float32), np.dtype)) and value in (dtype, np.dtype(dtype)):
+            return {"dtype": name}
+    raise ValueError(
+        f"The field {field!r} is {value!r} of type {type(value).__name__}, which cannot be stored. Fields "
+        "of a saved network hold ints, finite floats, bools, strings, None, tuples of these, a space, or "
+        "dtypes; give, say, the name of a function instead of the function."
+    )
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_decode, value))
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"space"}:
+        return Space.from_json(value["space"])
+    if set(value) == {"dtype"} and isinstance(value["dtype"], str):
+        if value["dtype"] not in _DTYPES:
+            raise ValueError(f"unknown dtype {value['dtype']!r}{nearest(value['dtype'], _DTYPES) or '.'}")
+        return _DTYPES[value["dtype"]]
+    raise ValueError(f"{value!r} is no value of a field.")
+
+
+def _encode_inputs(tree: Any) -> Any:
+    if isinstance(tree, jax.ShapeDtypeStruct):
+        return {"shape": list(tree.shape[1:]), "dtype": jnp.dtype(tree.dtype).name}
+    if isinstance(tree, dict):
+        return {"dict": {key: _encode_inputs(item) for key, item in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_encode_inputs(item) for item in tree]}
+    raise ValueError(
+        f"The inputs of a saved network are arrays in dicts, lists and tuples; there is a {type(tree).__name__}."
+    )
+
+
+def _decode_inputs(value: Any) -> Any:
+    """One example of the inputs that `_encode_inputs` wrote."""
+    if isinstance(value, dict) and set(value) == {"shape", "dtype"}:
+        shape, dtype = value["shape"], value["dtype"]
+        if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"the shape of an input is {shape!r}, expected a list of ints of at least 0.")
+        if math.prod(shape) >= _LARGEST or not isinstance(dtype, str):
+            raise ValueError(f"an input of shape {shape} and dtype {dtype!r} cannot be.")
+        return jax.ShapeDtypeStruct((1, *shape), jnp.dtype(dtype))
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, items),) = value.items()
+        if kind == "dict" and isinstance(items, dict):
+            return {key: _decode_inputs(item) for key, item in items.items()}
+        if kind in ("list", "tuple") and isinstance(items, list):
+            return (list if kind == "list" else tuple)(map(_decode_inputs, items))
+    raise ValueError(f"{str(value)[:200]} does not describe inputs.")
+
+
+def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.Module:
     """The module that a description is of; the errors' messages complete a sentence."""
     name, values = description["module"], description["fields"]
-    if name not in _MODULES:
-        raise ValueError(
-            f"unknown module {name!r}{nearest(name, _MODULES) or '.'} Known: {sorted(_MODULES)}."
-        )
-    fields = _fields(_MODULES[name])
-    if unknown := sorted(values.keys() - fields.keys()):
+    if not isinstance(name, str) or not isinstance(values, dict):
+        raise ValueError("'module' is no string, or 'fields' no dict.")
+    if module is None:
+        if name not in _OURS:
+            raise ValueError(
+                f"unknown module {name!r}{nearest(name, _OURS) or '.'} Known: {sorted(_OURS)}. A network of "
+                f"your own is loaded by load_subnet(path, module={name})."
+            )
+        module = _OURS[name]
+    elif module.__name__ != name:
+        raise ValueError(f"it is of the module {name!r}, and not of {module.__name__!r}.")
+    fields = _fields(module)
+    if unknown := sorted(values.keys() - set(fields)):
         raise ValueError(
             f"{name} has no field {unknown[0]!r}{nearest(unknown[0], fields) or '.'} "
-            "A newer jaxnas may have it."
+            "A newer version may have it."
         )
-    return _MODULES[name](**{key: _decode(key, value) for key, value in values.items()})
-
-
-def _input_shape(net: Any, flat: dict[tuple[str, ...], Any]) -> list[int]:
-    """The shape of one input: of an image, whose channels the patches tell, or of a short text."""
-    if isinstance(net, supernets.TransformerXL):
-        return [1]
-    kernel = flat.get(("patch_embed", "projection", "kernel"))
-    channels = 3 if kernel is None else max(kernel.shape[0] // net.patch_size**2, 1)
-    return [net.image_size, net.image_size, channels]
-
-
-def _check(net: Any, input_shape: list[int], flat: dict[tuple[str, ...], Any], what: str) -> None:
-    inputs = jax.ShapeDtypeStruct((1, *input_shape), input_dtype(net))
-    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)["params"]
-    check_tensors(flat, flax.traverse_util.flatten_dict(nn.meta.unbox(shapes)), what)
-    wrong = [f"{'/'.join(p)} {x.dtype}" for p, x in flat.items() if x.dtype != np.float32]
-    if wrong:
-        raise ValueError(f"The tensors of {what} are float32; given: {', '.join(wrong[:8])}.")
+    fields = {key: _decode(value) for key, value in values.items()}
+    space = fields["space"]
+    if not isinstance(space, Space) or space.length > _LARGEST // 1000:
+        raise ValueError("'space' is no search space, or far too large.")
+    net = module(**fields)
+    _check_single(net.space)
+    network.check_contract(net)
+    return net
 
 
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged, it is not JSON: {error}.") from error
+    description = files.read_json(path)
     version = description.get("format") if isinstance(description, dict) else None
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise ValueError(f"{path} doesn't describe a subnet: 'format' is missing.")
-    if version > FORMAT:
-        raise ValueError(
-            f"{path} has format {version}, and this jaxnas reads formats up to {FORMAT}; "
-            "a newer jaxnas wrote it and can read it."
-        )
+    if version != FORMAT:
+        other = "a newer jaxnas wrote it and can read it" if version > FORMAT else "save the network again"
+        raise ValueError(f"{path} has format {version}, and this jaxnas reads format {FORMAT}: {other}.")
     return description
 
 
-def _read_tensors(path: pathlib.Path, size: int, digest: str) -> dict[str, np.ndarray]:
+def _read_tensors(path: pathlib.Path, size: Any, digest: Any) -> dict[str, np.ndarray]:
+    if path.stat().st_size != size:
+        raise ValueError(f"{path} is damaged: it has {path.stat().st_size:,} bytes instead of {size}.")
     data = path.read_bytes()
-    if len(data) != size:
-        raise ValueError(f"{path} is damaged: it has {len(data):,} bytes instead of {size:,}.")
-    if hashlib.sha256(data).hexdigest() != digest:
+    if files.sha256(data) != digest:
         raise ValueError(f"{path} is damaged or of another save: its content has changed.")
     try:
         return safetensors.numpy.load(data)
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error
-
-
-def _replace_folder(folder: pathlib.Path, files: dict[str, bytes]) -> None:
-    """Puts a folder of these files in place of an older one, complete or not at all."""
-    folder = folder.absolute()
-    if folder.exists():
-        others = sorted({p.name for p in folder.iterdir()} - {TENSORS, DESCRIPTION, PROGRAM})
-        if others:
-            raise FileExistsError(
-                f"{folder} holds other files, which would be lost: {', '.join(others[:8])}. "
-                "Choose a folder of its own for the subnet."
-            )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        new, old = pathlib.Path(temporary, "new"), pathlib.Path(temporary, "old")
-        new.mkdir()
-        for name, data in files.items():
-            _write(new / name, data)
-        if folder.exists():
-            folder.rename(old)
-        try:
-            new.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-
-
-def _write(path: pathlib.Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,77 +1,84 @@
-"""Measured latency: what each option of a decision takes on the device in use, as a cost of architectures.
+"""Measured latency: what extracted networks take on the device in use, and a table of it as a cost.
 
 A table is measured once (warm-up, then the median of interleaved runs), stored as JSON with the device's
-name, and read again wherever architectures are compared for that device.
+name, and read again wherever architectures are compared for that device. It is additive: it adds to the time of
+one network what each decision changes by itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxnas import files, network
+from jaxnas.choice import Choice
 from jaxnas.cost import Cost, table_cost
-from jaxnas.elastic.recurrent import Context
-from jaxnas.elastic.width import Table
-from jaxnas.space import Space
+from jaxnas.elastic.width import Table, combine, constant
+from jaxnas.inputs import describe, specification
+from jaxnas.space import Arch, Space
+from jaxnas.subnet import extract
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class LatencyTable:
-    """Median times of the options of one repeated decision.
+    """The time of a network, and what each option of each decision adds to it.
 
     Attributes:
-      choice: name of the decision.
-      nanoseconds: by option, for one call.
+      nanoseconds: of the network from which the others are counted.
+      options: by decision, as "depth" or "num_heads[3]" (or "num_heads" for all positions alike), the
+        nanoseconds that each option adds, by the option as text; they may be negative.
       device: its name, as JAX gives it.
-      setting: what was measured: sizes, dtype, forward or training.
+      setting: what was measured: inputs, forward or training, sizes.
     """
 
-    choice: str
-    nanoseconds: Mapping[str, int]
+    nanoseconds: int
+    options: Mapping[str, Mapping[str, int]]
     device: str
     setting: Mapping[str, Any]
 
     def cost(self, space: Space) -> Cost:
-        """The latency of an architecture as the sum of its blocks': `arch -> {"latency_ns"}`.
+        """The latency of an architecture, `arch -> {"latency_ns"}`; what is inactive adds nothing.
 
         As `jaxnas.cost`: hard or soft, under jit and vmap, for bounds and for expected latency.
 
         Raises:
-          ValueError: options of the space that were not measured.
+          ValueError: decisions or options of the space that were not measured.
         """
-        choice = space[self.choice]
-        if missing := sorted(set(map(str, choice.options)) - set(self.nanoseconds)):
+        tables = [constant(self.nanoseconds)]
+        for name, choice in space.decisions:
+            for position in range(math.prod(choice.shape)):
+                added = self._added(name, choice, position)
+                active = _active(space, name, position)
+                tables.append(combine(lambda on, ns: on * ns, active, added))
+        return table_cost({"latency_ns": tuple(tables)}, space)
+
+    def _added(self, name: str, choice: Choice, position: int) -> Table:
+        label = name if choice.length is None else f"{name}[{position}]"
+        measured = self.options.get(label, self.options.get(name, {}))
+        options = choice.options_at(position)
+        if missing := [option for option in options if str(option) not in measured]:
             raise ValueError(
-                f"The latency table for {self.device} has no {missing}, only {list(self.nanoseconds)}; "
-                "measure it again with the blocks of this space."
+                f"The latency table for {self.device} has no {missing} of {label!r}, only {list(measured)}; "
+                "measure it again with the options of this space."
             )
-        tables = []
-        for position in range(choice.length):
-            options = choice.options_at(position)
-            values = tuple(self.nanoseconds[str(option)] for option in options)
-            free = len(options) > 1
-            names = ((self.choice, position),) if free else ()
-            tables.append(Table(names, (len(options),) if free else (), values))
-        return table_cost({"latency_ns": tuple(tables)})
+        values = tuple(measured[str(option)] for option in options)
+        return _of_decision(name, choice, position, values)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the table as JSON, whole or not at all."""
-        record = {"format": FORMAT, **dataclasses.asdict(self)}
-        path = pathlib.Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        files.write_json(path, {"format": FORMAT, **dataclasses.asdict(self)})
 
 
 def load(path: str | os.PathLike) -> LatencyTable:
@@ -81,12 +88,14 @@ def load(path: str | os.PathLike) -> LatencyTable:
       FileNotFoundError: no such file.
       ValueError: not such a file; the message says what is wrong.
     """
-    path = pathlib.Path(path)
+    record = files.read_json(path)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
-        return LatencyTable(**record)
+        found = LatencyTable(**record)
+        for options in found.options.values():
+            _ = {name: int(value) for name, value in options.items()}
+        return dataclasses.replace(found, nanoseconds=int(found.nanoseconds))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a latency table: {error!r}. Measure it again.") from error
 
@@ -113,57 +122,155 @@ def median_times(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure_blocks(
-    net: Any, batch: int, length: int, *, train: bool = False, repeats: int = 30
-) -> LatencyTable:
-    """Measures the blocks of a `supernets.TransformerXL` on the device in use.
+def measure(
+    net: nn.Module,
+    variables: dict[str, Any],
+    inputs: Any,
+    archs: Arch,
+    *,
+    train: bool = False,
+    repeats: int = 30,
+) -> np.ndarray:
+    """Measures extracted networks on the device in use, in turn.
 
     Args:
-      net: the network; its sizes, memory and dtype are those that are measured.
-      batch, length: of a segment.
-      train: forward and backward pass, instead of the forward pass alone.
-      repeats: timed calls of each block.
+      net: any Flax module with a `space`.
+      variables: its maximal variables, by collection.
+      inputs: a batch, whose arrays are used, or its specification, for which zeros are.
+      archs: hard architectures with a leading axis.
+      train: the forward pass as in training and the gradient of the summed predictions, instead of the
+        forward pass alone.
+      repeats: timed calls of each network.
+
+    Returns:
+      Median seconds of a call, float64 [n].
     """
-    options = net.space["block"].options
-    shape = (batch, length, net.width)
-    keys = length + net.memory_length
-    x = jax.random.normal(jax.random.key(0), shape, net.dtype)
-    memory = jax.random.normal(jax.random.key(1), (batch, net.memory_length, net.width), net.dtype)
-    mask = jnp.tril(jnp.ones((length, keys), bool), net.memory_length)
-    positions = jax.random.normal(jax.random.key(2), (keys, net.width), jnp.float32)
-    context = Context(memory, jnp.broadcast_to(mask, (batch, length, keys)), positions)
+    net.space.check(archs)
+    count = len(next(iter(archs.values())))
     calls = {}
-    for name in options:
-        block = net.block(name)
-        params = jax.jit(block.init)(jax.random.key(3), x, context)
-
-        def forward(params: Any, x: jax.Array, context: Context, block: Any = block) -> jax.Array:
-            return block.apply(params, x, context)
-
-        def gradient(params: Any, x: jax.Array, context: Context, forward: Any = forward) -> Any:
-            total = lambda params, x: jnp.sum(forward(params, x, context).astype(jnp.float32))  # noqa: E731
-            return jax.grad(total, (0, 1))(params, x)
-
-        compiled = jax.jit(gradient if train else forward)
-        calls[name] = lambda call=compiled, params=params: call(params, x, context)
-    seconds = median_times(calls, repeats=repeats)
-    # What a call costs by itself, as that of a block which does nothing shows, is no part of a network.
-    idle = min(seconds.values()) if "identity" in seconds else 0.0
-    return LatencyTable(
-        "block",
-        {name: round((value - idle) * 1e9) for name, value in seconds.items()},
-        jax.devices()[0].device_kind,
-        setting_of(net, batch, length, train=train),
-    )
+    for i in range(count):
+        arch = {name: value[i] for name, value in archs.items()}
+        calls[str(i)] = _call(net, variables, inputs, arch, train)
+    return np.array(list(median_times(calls, repeats=repeats).values()))
 
 
-def setting_of(net: Any, batch: int, length: int, *, train: bool = False) -> dict[str, Any]:
-    """What a table of `measure_blocks` says that it measured."""
-    sizes = ("memory_length", "width", "num_heads", "head_dim", "hidden", "pre_norm")
-    return {
-        "batch": batch,
-        "length": length,
-        **{name: getattr(net, name) for name in sizes},
-        "dtype": jnp.dtype(net.dtype).name,
+def _call(
+    net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch, train: bool
+) -> Callable[[], Any]:
+    small = extract(net, variables, arch, inputs=inputs)
+    batch = jax.tree.map(_values, specification(inputs) if isinstance(inputs, tuple) else inputs)
+    params, state = small.variables["params"], {k: v for k, v in small.variables.items() if k != "params"}
+    rngs = jax.random.key(0)  # of dropout and its like
+
+    def forward(params: Any, batch: Any) -> Any:
+        return network.predictions(small.net.apply({"params": params, **state}, batch))
+
+    def total(params: Any, batch: Any) -> jax.Array:
+        variables = {"params": params, **state}
+        outputs, _ = small.net.apply(variables, batch, train=True, rngs=rngs, mutable=list(state))
+        leaves = jax.tree.leaves(network.predictions(outputs))
+        return sum(
+            (jnp.sum(x.astype(jnp.float32)) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)),
+            jnp.float32(0),
+        )
+
+    compiled = jax.jit(jax.grad(total) if train else forward)
+    return lambda: compiled(params, batch)
+
+
+def _values(leaf: Any) -> jax.Array:
+    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
+
+
+def table(
+    net: nn.Module,
+    variables: dict[str, Any],
+    inputs: Any,
+    *,
+    base: Arch | None = None,
+    train: bool = False,
+    repeats: int = 30,
+) -> LatencyTable:
+    """Measures a table: the network of one architecture, and those that differ from it in one decision.
+
+    This compiles one network for each option of each decision, so it suits small spaces.
+
+    Args:
+      net, variables, inputs, train, repeats: see `measure`.
+      base: the architecture to start from; the largest by default.
+    """
+    space = net.space
+    base = space.canonical(space.largest() if base is None else base)
+    changes: dict[tuple[str, str], Arch] = {}
+    options: dict[str, dict[str, int]] = {}
+    for name, choice in space.decisions:
+        for position in range(math.prod(choice.shape)):
+            label = name if choice.length is None else f"{name}[{position}]"
+            at = () if choice.length is None else position
+            for index, option in enumerate(choice.options_at(position)):
+                value = np.array(base[name])
+                options.setdefault(label, {})[str(option)] = 0
+                if value[at] != index:
+                    value[at] = index
+                    changes[label, str(option)] = {**base, name: jnp.asarray(value)}
+    archs = jax.tree.map(lambda *leaves: jnp.stack(leaves), base, *changes.values())
+    start, *seconds = measure(net, variables, inputs, archs, train=train, repeats=repeats)
+    for (label, option), value in zip(changes, seconds, strict=True):
+        options[label][option] = round((value - start) * 1e9)
+    setting = {
+        "network": type(net).__name__,
+        "inputs": describe(specification(inputs)),
+        "base": space.to_dict(base),
         "pass": "training" if train else "inference",
     }
+    return LatencyTable(round(start * 1e9), options, jax.devices()[0].device_kind, setting)
+
+
+def options_table(
+    decision: str,
+    calls: Mapping[str, Callable[[], Any]],
+    *,
+    setting: Mapping[str, Any],
+    idle: str | None = None,
+    repeats: int = 30,
+) -> LatencyTable:
+    """Measures the options of a repeated decision, each by itself, for all positions alike.
+
+    Args:
+      decision: its name.
+      calls: by option, a function that runs it once; as of `supernets.transformer_xl_latency`.
+      setting: what is measured.
+      idle: the option that does nothing: what its call takes is no part of a network.
+      repeats: timed calls of each.
+    """
+    seconds = median_times(calls, repeats=repeats)
+    nothing = min(seconds.values()) if idle in seconds else 0.0
+    added = {name: round((value - nothing) * 1e9) for name, value in seconds.items()}
+    return LatencyTable(0, {decision: added}, jax.devices()[0].device_kind, setting)
+
+
+def _active(space: Space, name: str, position: int) -> Table:
+    """Whether an element counts: 1 or 0 by the decisions that it depends on."""
+    choice, gate = space.choices[name], constant(1)
+    if choice.active is not None:
+        depth = space.choices[choice.active]
+        runs = tuple(int(position < option) for option in depth.options)
+        gate = combine(
+            lambda on, above: on * above,
+            _of_decision(choice.active, depth, 0, runs),
+            _active(space, choice.active, 0),
+        )
+    if choice.condition is not None:
+        parent, wanted = space.choices[choice.condition[0]], choice.condition[1]
+        at = 0 if parent.length is None else position
+        holds = tuple(int(option in wanted) for option in parent.options_at(at))
+        own = _of_decision(choice.condition[0], parent, at, holds)
+        gate = combine(lambda *all_on: math.prod(all_on), gate, own, _active(space, choice.condition[0], at))
+    return gate
+
+
+def _of_decision(name: str, choice: Choice, position: int, values: tuple[int, ...]) -> Table:
+    """A table with one value for each option of a decision."""
+    if len(values) == 1:
+        return constant(values[0])
+    return Table(((name, None if choice.length is None else position),), (len(values),), values)

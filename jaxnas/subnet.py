@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.traverse_util
@@ -10,117 +10,182 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.cost import annotations, input_dtype
-from jaxnas.supernets.stacking import unstack_layers
+from jaxnas import network
+from jaxnas.inputs import one_example, specification
+from jaxnas.space import Arch
+from jaxnas.supernets.stacking import STACKED, unstack_layers
+from jaxnas.tensors import check_tensors
 
-Params = dict[str, Any]
-TOLERANCE = 1e-5
+Variables = dict[str, Any]
+TOLERANCE = 1e-5  # of the verification, relative, in float32
+HALF_TOLERANCE = 2e-2  # the same of a network that computes in bfloat16 or float16
 
 
-def init(net: nn.Module, key: jax.Array, input_shape: tuple[int, ...]) -> Params:
-    """Initial maximal parameters of a supernet as a plain nested dict of float32 arrays.
+class Subnet(NamedTuple):
+    """The network of one architecture.
+
+    Attributes:
+      net: the module of exactly that size, called without an architecture.
+      variables: its variables, by collection.
+      error: the largest difference of its predictions from the supernet's, relative to the largest one;
+        None where it was not verified.
+    """
+
+    net: Any
+    variables: Variables
+    error: float | None = None
+
+
+def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
+    """Initial maximal variables of a network. It also works under `jax.jit`, so that they can be made sharded.
 
     Args:
-      net: a supernet.
+      net: any Flax module with a `space`.
       key: consumed.
-      input_shape: of the input, with a batch dimension.
+      inputs: a pytree of arrays or `jax.ShapeDtypeStruct`, batch in front, or a tuple of ints for one
+        float32 array; values are not used.
+
+    Returns:
+      Flax's collections as plain nested dicts, `{"params": ...}` and others that the network has.
+
+    Raises:
+      TypeError, ValueError: a network that does not keep the contract, or no inputs; see `jaxnas.network`.
     """
-    inputs = jnp.zeros(input_shape, input_dtype(net))
-    # One draw for each parameter, run once: compiling it is all the time that this takes.
-    quickly = {"xla_backend_optimization_level": 0}
-    variables = jax.jit(lambda key: net.init(key, inputs), compiler_options=quickly)(key)
-    return nn.meta.unbox(variables["params"])
+    network.check_contract(net)
+    shapes = specification(inputs)
+
+    @jax.jit
+    def make(key: jax.Array) -> Variables:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return nn.meta.unbox(net.init(key, zeros, net.space.smallest()))
+
+    return make(key)
 
 
 def extract(
-    net: nn.Module,
-    params: Params,
-    arch: dict[str, jax.Array],
-    *,
-    input_shape: tuple[int, ...] | None = None,
-    verify: jax.Array | None = None,
-) -> Any:
+    net: nn.Module, variables: Variables, arch: Arch, *, inputs: Any = None, verify: Any = None
+) -> Subnet:
     """The network of one architecture, alone, with its part of the weights.
 
     Args:
-      net: a supernet with a `space`.
-      params: its maximal parameters, stacked by layer or not.
+      net: any Flax module with a `space`.
+      variables: its maximal variables, by collection; parameters stacked by layer or not.
       arch: a concrete hard architecture of the space.
-      input_shape: of the input, if `verify` isn't given.
+      inputs: see `init`; not needed with `verify`.
       verify: a batch of inputs; if given, both networks are run on it and compared.
 
     Returns:
-      `(small, small_params)`, or `(small, small_params, error)` with `verify`: the module of exactly
-      that size, called without an architecture; its parameters; the largest difference of the outputs
-      relative to the largest output.
+      The network, its variables and, with `verify`, the error.
 
     Raises:
-      ValueError: an architecture that isn't in the space; neither or both of `input_shape` and
-        `verify`; parameters that aren't the supernet's; outputs that differ by more than 1e-5 (float32)
-        or 2e-2 (bfloat16).
+      ValueError: an architecture that isn't in the space; neither or both of `inputs` and `verify`;
+        variables that aren't the supernet's, or that cannot be cut; predictions that are NaN or that differ
+        by more than 1e-5 (float32) or 2e-2 (half precision); a network that `jaxnas.network.check` refuses.
     """
-    if (input_shape is None) == (verify is None):
-        raise ValueError("extract needs either verify=batch, or input_shape=(batch, ...).")
+    if (inputs is None) == (verify is None):
+        raise ValueError("extract needs either verify=batch, or inputs=: arrays, shapes, or (batch, ...).")
+    network.check_contract(net)
     net.space.check(arch)
     net.space.check_static(arch)
+    recorded = network.check(net, verify if inputs is None else inputs)
     arch = net.space.canonical(arch)
-    params = unstack_layers(nn.meta.unbox(params))
     on_host = {name: np.asarray(value) for name, value in arch.items()}
-    shape = tuple(verify.shape if verify is not None else input_shape)
-    recorded = annotations(net, shape)
-    stored = flax.traverse_util.flatten_dict(params)
-    expected = flax.traverse_util.flatten_dict(nn.meta.unbox(recorded.shapes))
-    check_tensors(stored, expected, "the supernet's parameters")
+
+    variables = check_variables(variables)
+    expected = nn.meta.unbox(recorded.variables)
+    if STACKED in variables["params"] and STACKED not in expected["params"]:
+        variables = {**variables, "params": unstack_layers(variables["params"])}
+    stored = flax.traverse_util.flatten_dict(variables)
+    check_tensors(stored, flax.traverse_util.flatten_dict(expected), "the supernet's variables")
+    specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
     active = {
         # Sliced on the host: on the device every new shape would be compiled.
         path: jnp.asarray(spec.active(np.asarray(stored[path]), on_host))
-        for path, spec in recorded.specs.items()
+        for path, spec in specs.items()
         if spec.gate.at_host(on_host)
     }
-    small_params = flax.traverse_util.unflatten_dict(active)
     small = net.clone(space=net.space.fix(arch))
+    example = one_example(verify if inputs is None else inputs)
+    _check_cut(small, active, example)
+    small_variables = flax.traverse_util.unflatten_dict(active)
     if verify is None:
-        return small, small_params
-    error = _difference(net, params, arch, small, small_params, verify)
-    tolerance = TOLERANCE if jnp.dtype(net.dtype) == jnp.float32 else 2e-2
+        return Subnet(small, small_variables)
+    error = _difference(net, variables, arch, small, small_variables, verify)
+    tolerance = HALF_TOLERANCE if recorded.half_precision else TOLERANCE
     if not error <= tolerance:
         raise ValueError(
             f"The extracted network differs from the supernet by {error:.2e} (relative), more than "
             f"{tolerance:.0e}; one of them was given other parameters or has a defect."
         )
-    return small, small_params, error
+    return Subnet(small, small_variables, error)
 
 
-def _difference(net: Any, params: Any, arch: Any, small: Any, small_params: Any, batch: Any) -> float:
-    large_out = predictions(jax.jit(net.apply)({"params": params}, batch, arch))
-    small_out = predictions(jax.jit(small.apply)({"params": small_params}, batch))
-    large_out, small_out = (np.asarray(x, np.float64) for x in (large_out, small_out))
-    scale = max(float(np.max(np.abs(large_out))), 1e-30)
-    return float(np.max(np.abs(large_out - small_out))) / scale
-
-
-def predictions(outputs: Any) -> jax.Array:
-    """What a network tells, without the memory that a recurrent one returns beside it."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
-
-
-def check_tensors(given: dict, expected: dict, what: str) -> None:
-    """Compares names and shapes of tensors.
+def check_variables(variables: Any) -> Variables:
+    """The variables without boxes; refuses parameters alone.
 
     Raises:
-      ValueError: names the missing, unexpected and misshapen tensors.
+      ValueError: no collections.
     """
-    missing = sorted("/".join(p) for p in expected.keys() - given.keys())
-    extra = sorted("/".join(p) for p in given.keys() - expected.keys())
-    misshapen = [
-        f"{'/'.join(path)} {tuple(given[path].shape)} instead of {tuple(leaf.shape)}"
-        for path, leaf in sorted(expected.items())
-        if path in given and tuple(given[path].shape) != tuple(leaf.shape)
+    if not isinstance(variables, dict) or not all(isinstance(value, dict) for value in variables.values()):
+        raise ValueError(
+            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
+            f"{type(variables).__name__}."
+        )
+    if "params" not in variables and variables:
+        raise ValueError(
+            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
+            f"a dict with {sorted(variables)[:8]}. Parameters alone are given as {{'params': params}}."
+        )
+    return {"params": {}, **nn.meta.unbox(variables)}
+
+
+def _check_cut(small: nn.Module, active: dict[tuple[str, ...], Any], example: Any) -> None:
+    """Checks the collections beside the parameters, which are checked for every network (`network.check`)."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    expected = nn.meta.unbox(jax.eval_shape(small.init, key, example))
+    flat = flax.traverse_util.flatten_dict(expected)
+    wrong = [
+        f"{'/'.join(path)} ({_shape(active.get(path))}, expected {_shape(flat.get(path))})"
+        for path in sorted({*active, *flat})
+        if path[0] != "params" and _shape(active.get(path)) != _shape(flat.get(path))
     ]
-    problems = [
-        f"{label}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-        for label, names in (("missing", missing), ("unexpected", extra), ("misshapen", misshapen))
-        if names
+    if wrong:
+        raise ValueError(
+            f"These variables of {type(small).__name__} cannot be cut for the extracted network: "
+            f"{', '.join(wrong[:8])}. Say how large they are in each architecture by "
+            "jaxnas.elastic.annotate, where the module makes them."
+        )
+
+
+def _shape(value: Any) -> str:
+    return "absent" if value is None else str(tuple(value.shape))
+
+
+def _difference(
+    net: Any, variables: Variables, arch: Arch, small: Any, small_variables: Variables, batch: Any
+) -> float:
+    # Some accelerators multiply float32 in less than that unless told so.
+    with jax.default_matmul_precision("float32"):
+        large_out = network.predictions(jax.jit(net.apply)(variables, batch, arch))
+        small_out = network.predictions(jax.jit(small.apply)(small_variables, batch))
+    pairs = [
+        (np.asarray(x, np.float64), np.asarray(y, np.float64))
+        for x, y in zip(jax.tree.leaves(large_out), jax.tree.leaves(small_out), strict=True)
+        if jnp.issubdtype(x.dtype, jnp.floating)
     ]
-    if problems:
-        raise ValueError(f"These tensors don't fit {what}. " + "; ".join(problems) + ".")
+    if not pairs:
+        raise ValueError(f"{type(net).__name__} predicts no floating numbers, so nothing can be compared.")
+    return max(_relative(x, y) for x, y in pairs)
+
+
+def _relative(x: np.ndarray, y: np.ndarray) -> float:
+    if np.isnan(x).any() or np.isnan(y).any():
+        raise ValueError(
+            "The predictions of the supernet or of the extracted network are NaN on the batch of `verify`, "
+            "so they cannot be compared. The weights have diverged, or the batch is not valid."
+        )
+    same = x == y  # infinities too
+    with np.errstate(invalid="ignore"):
+        differences = np.where(same, 0, np.abs(x - y))
+    finite = np.abs(x[np.isfinite(x)])
+    return float(np.max(differences, initial=0)) / max(float(np.max(finite, initial=0)), 1e-30)

@@ -21,6 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.elastic.parameter import record_macs
+from jaxnas.elastic.width import constant
+
 Bias = Literal["none", "head", "all"]
 # Output projection [width, d], word vectors [K, d] and bias [K], of one softmax.
 Weights = tuple[jax.Array | None, jax.Array, jax.Array | None]
@@ -166,6 +169,7 @@ class AdaptiveVocabulary(nn.Module):
           [B, T, width], of `dtype`.
         """
         tokens = tokens.astype(jnp.int32)
+        self._record(tokens.size, sum(self._projection(cluster) for cluster in self.clusters))
         embedded = jnp.zeros((*tokens.shape, self.width), self.dtype)
         for cluster, table, projection in zip(self.clusters, self.tables, self.projections, strict=True):
             # Clipped: a token of another cluster reads some row, which the mask then drops.
@@ -186,6 +190,7 @@ class AdaptiveVocabulary(nn.Module):
         Returns:
           float32 [N].
         """
+        self._record_scores(targets.size)
         head, targets = self.clusters[0].size, targets.astype(jnp.int32)
         if not self.cutoffs:
             return _scores(hidden, *self._head_weights(), targets, self.dtype)
@@ -231,6 +236,7 @@ class AdaptiveVocabulary(nn.Module):
         Returns:
           float32 [N, V].
         """
+        self._record_scores(hidden.shape[0])
         head = jax.nn.log_softmax(_logits(hidden, *self._head_weights(), self.dtype), axis=1)
         size = self.clusters[0].size
         parts = [head[:, :size]]
@@ -271,9 +277,22 @@ class AdaptiveVocabulary(nn.Module):
         macs = (head.size + len(tail)) * head.width
         for cluster in tail:
             share = frequencies[cluster.first : cluster.first + cluster.size].sum() / total
-            projection = self.width * cluster.width if cluster.projected else 0
+            projection = self._projection(cluster)
             macs += projection + share * (projection + cluster.size * cluster.width)
         return float(macs)
+
+    def _record_scores(self, rows: int) -> None:
+        """Records the likelihood of every word; that of targets alone depends on which they are."""
+        head, *tail = self.clusters
+        macs = (head.size + len(tail)) * self.width
+        macs += sum(cluster.size * cluster.width + self._projection(cluster) for cluster in tail)
+        self._record(rows, macs)
+
+    def _record(self, rows: int, macs: int) -> None:
+        record_macs(self, constant(rows * macs))
+
+    def _projection(self, cluster: Cluster) -> int:
+        return self.width * cluster.width if cluster.projected else 0
 
     def _parameter(self, name: str, shape: tuple[int, ...], names: tuple[str | None, ...]) -> jax.Array:
         normal = nn.initializers.normal(self.init_std)

@@ -18,12 +18,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.parameter import GATES, SPECS, StaticTable
-from jaxnas.elastic.width import Decision, width
+from jaxnas.elastic.parameter import SPECS
+from jaxnas.elastic.width import Decision
 
 
 class Mixture(nn.Module):
     """Chooses among blocks of equal interface.
+
+    Blocks may be plain Flax modules or elastic ones, made anywhere: outside of a module, in `setup`, or in
+    a `compact` method. Their parameters are stored where Linen puts them.
 
     Attributes:
       blocks: modules by the name of their option. Each is called with the same arguments, and all
@@ -55,9 +58,8 @@ class Mixture(nn.Module):
             )
         if self.is_initializing() or self.is_mutable_collection(SPECS):
             # Every block is there with its parameters, whatever runs later; one costs nothing here.
-            outputs = [self.blocks[name](*args, **kwargs) for name in options]
+            outputs = [self.option(choice, name, *args, **kwargs) for name in options]
             _check_interfaces(options, outputs)
-            self._record_gates(choice)
             return outputs[0] if self.is_initializing() else _pick(choice, outputs)
         if len(options) == 1:
             return self.blocks[options[0]](*args, **kwargs)
@@ -71,13 +73,13 @@ class Mixture(nn.Module):
         _check_interfaces(options, outputs)
         return _mix(choice, outputs)
 
-    def _record_gates(self, choice: Decision) -> None:
-        """Says of each block when it counts: its parameters and products are those of its option."""
-        if self.is_initializing():
-            return
-        for name in choice.options:
-            gate = width(lambda option, name=name: option == name, choice)
-            self.sow(GATES, name, StaticTable(gate.table))
+    def option(self, choice: Decision, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs the block of one option.
+
+        A method of its own, so that what records a network (`jaxnas.annotations`) sees that whatever is
+        called within counts for this option alone, wherever its parameters are stored.
+        """
+        return self.blocks[name](*args, **kwargs)
 
 
 def _pick(choice: Decision, outputs: list[Any]) -> Any:

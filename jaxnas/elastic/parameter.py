@@ -25,8 +25,7 @@ from jaxnas.elastic.width import Joint, Table, Width, combine, constant, joint
 Sharing = Literal["entangled", "classic"]
 SPECS = "parameter_specs"
 MACS = "multiply_accumulates"
-ELASTIC_SCOPE = "elastic_run"  # name scope of all that an elastic operation computes
-GATES = "gates"  # when a part of the network counts at all: a table for each block of a mixture
+ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are recorded by their layer
 
 
 @jax.tree_util.register_static
@@ -108,13 +107,38 @@ def parameter(
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
     value = module.param(name, nn.with_logical_partitioning(stored_init, stored_names), stored_shape)
-    if not module.is_initializing():
-        gate_table = constant(1) if gate is None else gate.table
-        spec = ParameterSpec(tuple(w.table for w in widths), names, gate_table, option)
-        module.sow(SPECS, name, spec, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+    annotate(module, name, widths, gate=gate, option=option)
     if option is None:
         return value
     return _pick_option(choice, widths, value)
+
+
+def annotate(
+    module: nn.Module,
+    name: str,
+    widths: tuple[Width, ...],
+    *,
+    gate: Width | None = None,
+    option: Table | None = None,
+) -> None:
+    """Says how large a stored array of a module is in each architecture, so that extraction can cut it.
+
+    `parameter` does this for parameters. Call it for a variable of another collection, as the running
+    mean of a batch normalisation.
+
+    Args:
+      module: the Linen module that holds the array.
+      name: of the array.
+      widths: one for each axis.
+      gate: 0 or 1, whether the array is in use.
+      option: which entry of a leading axis is in use, if there is one more axis in front.
+    """
+    if module.is_initializing():
+        return
+    gate_table = constant(1) if gate is None else gate.table
+    tables, names = tuple(w.table for w in widths), tuple(w.axis for w in widths)
+    spec = ParameterSpec(tables, names, gate_table, option)
+    module.sow(SPECS, name, spec, init_fn=lambda: None, reduce_fn=lambda _, new: new)
 
 
 def _pick_option(choice: Joint, widths: tuple[Width, ...], value: jax.Array) -> jax.Array:
@@ -142,7 +166,16 @@ def _sizes_per_option(choice: Joint, sizes: Joint) -> list[tuple[int, ...]]:
 
 
 def record_macs(module: nn.Module, macs: Table) -> None:
-    """Records the multiply-accumulates of one operation on one example (products only)."""
+    """Records the multiply-accumulates of one operation on one example (products only).
+
+    What a module records stands for all products that its own methods compute outside of elastic
+    operations; those of its submodules are counted by themselves. The products of a module that records
+    nothing, as of plain Flax layers, are counted from the traced program.
+
+    Args:
+      module: the Linen module whose methods compute the products.
+      macs: their number for each combination of options, as `width(fn, *decisions).table` makes it.
+    """
     if not module.is_initializing():
         module.sow(MACS, "macs", StaticTable(macs))
 

@@ -180,6 +180,7 @@ class Joint:
         to_row[np.arange(len(self.lookup)), self.lookup] = 1
         return joint_weights @ jnp.asarray(to_row, dtype)
 
+    @jax.named_scope("elastic_run")  # a product with masks is none of the network's own
     def masks(self, dtype: Any = jnp.float32) -> tuple[jax.Array, ...]:
         """For each width the weight of its channels, [maximum], expected over the rows."""
         weights = self.weights(dtype)

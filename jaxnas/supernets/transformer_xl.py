@@ -6,7 +6,8 @@ each attention, feed-forward or identity. The interleaved Transformer-XL is one 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -14,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, Cluster
+from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.parameter import record_macs
 from jaxnas.elastic.recurrent import (
     Context,
     FeedForward,
@@ -27,11 +28,11 @@ from jaxnas.elastic.recurrent import (
     causal_mask,
     sinusoids,
 )
-from jaxnas.elastic.width import constant, fixed
+from jaxnas.elastic.width import fixed
 from jaxnas.space import Arch, Space
-from jaxnas.supernets.decisions import Decisions
 
 OPTIONS = ("identity", "feed_forward", "attention")
+INPUTS = ("tokens", "targets", "documents", "memory")
 
 
 @flax.struct.dataclass
@@ -97,8 +98,6 @@ class TransformerXL(nn.Module):
     init_std: float = 0.02
     scan_blocks: bool = False
 
-    input_dtype: ClassVar[Any] = jnp.int32
-
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("cutoffs", "tie_projections"):
@@ -143,23 +142,20 @@ class TransformerXL(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,
+        inputs: jax.Array | Mapping[str, Any],
         arch: Arch | None = None,
         *,
-        targets: jax.Array | None = None,
-        memory: Memory | None = None,
-        documents: jax.Array | None = None,
         train: bool = False,
     ) -> tuple[jax.Array, Memory]:
         """Reads a segment and tells how likely each next token is.
 
         Args:
-          tokens: int32 [B, T].
+          inputs: tokens, int32 [B, T], or a dict with "tokens" and any of
+            "targets": the tokens that follow, int32 [B, T]; with them only their likelihoods are computed;
+            "memory": of the segment before, as returned; without it the memory is empty;
+            "documents": which document each token is part of, int32 [B, T] of at least 0: tokens see
+            their own document only; without it all are one.
           arch: architecture of the space, hard or soft; not needed if the space has only one.
-          targets: the tokens that follow, int32 [B, T]: with them only their likelihoods are computed.
-          memory: of the segment before, as returned; None is an empty one.
-          documents: which document each token is part of, int32 [B, T] of at least 0: tokens see
-            their own document only. None takes all as one.
           train: whether dropout is on (needs the "dropout" random stream).
 
         Returns:
@@ -167,12 +163,13 @@ class TransformerXL(nn.Module):
           the next segment, through which no gradient flows.
 
         Raises:
-          ValueError: an architecture or a memory that doesn't fit the network, or tokens that are not
-            [B, T].
+          ValueError: an architecture or a memory that doesn't fit the network, tokens that are not integers
+            [B, T], or an input of another name.
         """
-        if tokens.ndim != 2:
-            raise ValueError(f"Expected tokens [B, T], got shape {tokens.shape}.")
+        given = dict(inputs) if isinstance(inputs, Mapping) else {"tokens": inputs}
+        tokens = _tokens(given)
         batch, length = tokens.shape
+        memory, targets, documents = (given.get(name) for name in ("memory", "targets", "documents"))
         memory = self.empty_memory(batch) if memory is None else memory
         self._check_memory(memory, batch)
         documents = jnp.zeros_like(tokens) if documents is None else documents
@@ -191,10 +188,9 @@ class TransformerXL(nn.Module):
             init_std=self.init_std,
             name="vocabulary_layer",
         )
-        record_macs(self, constant(length * _vocabulary_macs(vocabulary.clusters, self.width)))
         x = self._drop(vocabulary.embed(tokens).astype(self.dtype), "input", train)
         positions = self._drop(jnp.asarray(positions), "positions", train)
-        x, inputs = self._run_blocks(x, arch, memory, mask, positions, train)
+        x, remembered = self._run_blocks(x, arch, memory, mask, positions, train)
         rows = x.reshape(-1, self.width)
         if self.pre_norm:
             rows = LayerNorm(dtype=self.dtype, name="norm")(rows, fixed(self.width, "embed"))
@@ -203,7 +199,7 @@ class TransformerXL(nn.Module):
             scores = vocabulary.log_probabilities(rows).reshape(batch, length, -1)
         else:
             scores = vocabulary.log_probability(rows, targets.reshape(-1)).reshape(batch, length)
-        return scores, Memory(inputs, known[:, length:])
+        return scores, Memory(remembered, known[:, length:])
 
     def _check_memory(self, memory: Memory, batch: int) -> None:
         expected = (len(self.attending), batch, self.memory_length, self.width)
@@ -278,10 +274,12 @@ class TransformerXL(nn.Module):
         return jax.lax.stop_gradient(both[:, both.shape[1] - self.memory_length :])
 
 
-def _vocabulary_macs(clusters: tuple[Cluster, ...], width: int) -> int:
-    """Products for one token: its embedding, and the likelihood of every word after it."""
-    head, *tail = clusters
-    macs = (head.size + len(tail)) * width
-    for cluster in tail:
-        macs += cluster.size * cluster.width + 2 * cluster.projected * width * cluster.width
-    return macs
+def _tokens(inputs: dict[str, Any]) -> jax.Array:
+    """The tokens among the inputs, which are checked."""
+    if unknown := sorted(inputs.keys() - set(INPUTS)):
+        raise ValueError(f"TransformerXL takes the inputs {INPUTS}, and no {unknown[0]!r}.")
+    tokens = inputs.get("tokens")
+    if tokens is None or tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        what = "none" if tokens is None else f"{tokens.dtype} of shape {tokens.shape}"
+        raise ValueError(f"Expected integer tokens [B, T], got {what}.")
+    return tokens

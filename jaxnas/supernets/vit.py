@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.attention import MultiHeadAttention
+from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
     LayerNorm,
@@ -27,7 +28,6 @@ from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.parameter import Sharing
 from jaxnas.elastic.width import Width, fixed, width
 from jaxnas.space import Space
-from jaxnas.supernets.decisions import Decisions
 
 
 class Block(nn.Module):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxnas.training.loop import LoopSettings, several, steps_of_call
 
 import jaxnas
 from jaxnas import data, spaces
@@ -12,7 +13,6 @@ from jaxnas.supernets import ViT, stack_layers, unstack_layers
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training import step as step_lib
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.loop import LoopSettings, several, steps_of_call
 
 SPACE = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
 NET = ViT(

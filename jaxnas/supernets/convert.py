@@ -16,8 +16,10 @@ import flax.traverse_util
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.subnet import Params, check_tensors
 from jaxnas.supernets.vit import ViT
+from jaxnas.tensors import check_tensors
+
+Params = dict[str, Any]
 
 _TABLES = {
     "key_rows": "attn.rel_pos_embed_k.embeddings_table_v",
@@ -41,8 +43,8 @@ def from_torch_autoformer(
       arch: a concrete hard architecture of its space.
 
     Returns:
-      The network of exactly that size, and its float32 parameters, as `jaxnas.extract` does. Images
-      are [B, H, W, C] here, with the channels in the order of the checkpoint.
+      The network of exactly that size, and its variables, float32 parameters, as `jaxnas.extract` does.
+      Images are [B, H, W, C] here, with the channels in the order of the checkpoint.
 
     Raises:
       ValueError: an architecture that isn't in the space; tensors that are missing, unknown or of
@@ -77,7 +79,7 @@ def from_torch_autoformer(
         }
         params[f"block_{layer}"] = _block(block, net, size, heads, int(size * ratio))
     flat = flax.traverse_util.flatten_dict(params)
-    return small, flax.traverse_util.unflatten_dict({k: jnp.array(v) for k, v in flat.items()})
+    return small, {"params": flax.traverse_util.unflatten_dict({k: jnp.array(v) for k, v in flat.items()})}
 
 
 def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:

@@ -1,0 +1,165 @@
+"""What a network says about itself when it is traced by shape: sizes of its arrays, and its products.
+
+Elastic layers say by `parameter`, `annotate` and `record_macs` how large they are in each architecture. All
+other products are counted in the traced program. What is called for an option of a `Mixture` counts for that
+option alone; which calls these are is seen while they are made, so it doesn't matter where the
+blocks of a mixture were made, and where Linen stores their parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+
+from jaxnas import products
+from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
+from jaxnas.elastic.width import Table, combine, constant, width
+from jaxnas.inputs import describe, one_example
+
+Path = tuple[str, ...]
+_CALL = "jaxnas_call_"  # named scope of a call of a module's method, with its number
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotations:
+    """What a network records about itself when it is traced by shape.
+
+    Attributes:
+      variables: maximal ones as `jax.ShapeDtypeStruct`, by collection, in boxes with logical axis names.
+      specs: `ParameterSpec` of each parameter, by its path.
+      state: `ParameterSpec` of each other array, by its collection and path.
+      macs: tables of multiply-accumulates on one example.
+      gates: tables that say which option of a mixture runs.
+      half_precision: whether the network computes in bfloat16 or float16 somewhere.
+    """
+
+    variables: Any
+    specs: dict[Path, ParameterSpec]
+    state: dict[Path, ParameterSpec]
+    macs: tuple[Table, ...]
+    gates: tuple[Table, ...]
+    half_precision: bool
+
+
+@dataclasses.dataclass
+class _Calls:
+    """The calls of modules' methods in a trace: of each its module's path, and when it counts."""
+
+    made: list[tuple[Path, Table]] = dataclasses.field(default_factory=list)
+    within: list[Table] = dataclasses.field(default_factory=lambda: [constant(1)])
+    macs: list[Table] = dataclasses.field(default_factory=list)
+    recorded: dict[Path, int] = dataclasses.field(default_factory=dict)
+
+    def intercept(self, call: Callable, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        """See `nn.intercept_methods`."""
+        module = context.module
+        if module.scope is None:
+            return call(*args, **kwargs)
+        gate, number = self.within[-1], len(self.made)
+        if isinstance(module, Mixture) and context.method_name == "option":
+            choice, name = args[:2]
+            chosen = width(lambda option: option == name, choice).table
+            gate = _product(gate, chosen)
+        self.made.append((module.path, gate))
+        self.within.append(gate)
+        with jax.named_scope(f"{_CALL}{number}"):
+            outputs = call(*args, **kwargs)
+        self.within.pop()
+        recorded = module.get_variable(MACS, "macs", ())
+        new = recorded[self.recorded.get(module.path, 0) :]
+        self.macs += [_product(gate, entry.table) for entry in new]
+        if new:
+            self.recorded[module.path] = len(recorded)
+        return outputs
+
+    def gate(self, path: Path) -> Table:
+        """When what is stored at a path is in use: when one of the calls of its module is made."""
+        gates = list(dict.fromkeys(gate for called, gate in self.made if called == path))
+        if gates or not path:
+            return functools.reduce(functools.partial(combine, max), gates or [constant(1)])
+        return self.gate(path[:-1])
+
+    def plain_macs(self, jaxpr: Any, name: str) -> list[Table]:
+        """Tables of the products that no layer recorded, counted in the program."""
+
+        def group(scope: str) -> int | None:
+            calls = re.findall(rf"{_CALL}(\d+)", scope)
+            if ELASTIC_SCOPE in scope or not calls or self.made[int(calls[-1])][0] in self.recorded:
+                return None
+            return int(calls[-1])
+
+        tables: dict[Table, int] = {}
+        for number, (least, most) in products.count(jaxpr, group).items():
+            path, gate = self.made[number]
+            if least != most:
+                raise ValueError(
+                    f"{'/'.join((name, *path))} has products in a lax.cond, a lax.while_loop or a kernel of "
+                    "its own, and the traced program does not say how many of them run. Choose between "
+                    "blocks by jaxnas.elastic.Mixture, or say in that module by jaxnas.elastic.record_macs "
+                    "how many multiply-accumulates it has."
+                )
+            tables[gate] = tables.get(gate, 0) + least
+        return [combine(lambda on, macs=macs: on * macs, gate) for gate, macs in tables.items()]
+
+
+def annotations(net: nn.Module, inputs: Any) -> Annotations:
+    """Traces a network by shape, without computing anything.
+
+    Args:
+      net: with a `space`.
+      inputs: see `jaxnas.inputs.specification`; the size of the batch doesn't matter.
+
+    Raises:
+      ValueError: inputs that the network cannot be called with; products that cannot be counted.
+    """
+    inputs, name = one_example(inputs), type(net).__name__
+    arch, key = jax.eval_shape(net.space.smallest), jax.eval_shape(lambda: jax.random.key(0))
+    calls = _Calls()
+
+    def apply(*arguments: Any) -> Any:
+        with nn.intercept_methods(calls.intercept):
+            return net.apply(*arguments, train=False, mutable=[SPECS, MACS])
+
+    try:
+        variables = jax.eval_shape(net.init, key, inputs, arch)
+        program, (outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(variables, inputs, arch)
+    except Exception as error:  # whatever the network says
+        raise ValueError(
+            f"{name} cannot be called with the inputs {describe(inputs)} (a batch of one): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not jax.tree.leaves(outputs):
+        raise ValueError(f"{name} returns no array; it returned {outputs!r}.")
+    found = flax.traverse_util.flatten_dict(recorded.get(SPECS, {}), is_leaf=_is_spec)
+    specs = {}
+    for (collection, *path), leaf in flax.traverse_util.flatten_dict(nn.meta.unbox(variables)).items():
+        # An array that no elastic layer declared has one size.
+        plain = ParameterSpec(tuple(map(constant, leaf.shape)), (None,) * leaf.ndim, constant(1))
+        spec = found.get(tuple(path), plain)
+        gate = _product(calls.gate(tuple(path[:-1])), spec.gate)
+        specs[collection, *path] = dataclasses.replace(spec, gate=gate)
+    return Annotations(
+        variables,
+        {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
+        {path: spec for path, spec in specs.items() if path[0] != "params"},
+        (*calls.macs, *calls.plain_macs(program.jaxpr, name)),
+        tuple(dict.fromkeys(gate for _, gate in calls.made)),
+        products.computes_in_half_precision(program.jaxpr),
+    )
+
+
+def _product(*tables: Table) -> Table:
+    return combine(operator.mul, *tables)
+
+
+def _is_spec(_: Any, value: Any) -> bool:
+    return isinstance(value, ParameterSpec)

@@ -1,0 +1,96 @@
+"""Batch statistics as a function of weights, architecture and data.
+
+The running statistics of a supernet belong to no architecture: each has activations of its own. They are
+made anew for one architecture before it is scored or extracted (Once-for-All, Cai et al., ICLR 2020; Yu and
+Huang, ICCV 2019, section 3.1 call it post-statistics).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+
+from jaxnas import network
+from jaxnas.inputs import describe
+from jaxnas.space import Arch
+
+STATISTICS = "batch_stats"
+_START = 1024.0  # a power of two, large beside statistics: what is left of it is the momentum, exactly
+
+
+def calibrate(
+    net: nn.Module,
+    variables: dict[str, Any],
+    arch: Arch | None,
+    batches: Any,
+    *,
+    key: jax.Array | None = None,
+) -> dict[str, Any]:
+    """Makes the batch statistics of one architecture anew. It is pure: it works under jit, vmap and lax.map.
+
+    A running average is linear, `new = m * old + (1 - m) * batch`, whatever layer keeps it. The first batch,
+    run from two different averages, tells m; every batch run from zeros then gives its own statistics. They
+    are joined exactly, as if all batches were one: the mean of the means and, for a pair named "mean" and
+    "var", the variance of the union. What no batch changes, as layers that do not run, stays.
+
+    Args:
+      net: any Flax module with a `space`.
+      variables: its variables, with "batch_stats".
+      arch: hard or soft; None for a network of one architecture.
+      batches: a pytree of inputs with one more axis in front, of batches of equal size.
+      key: for random layers such as dropout, which run as in training; a fixed one by default.
+
+    Returns:
+      The variables with new "batch_stats"; the others are the same arrays.
+
+    Raises:
+      ValueError: no batches, or a network without batch statistics.
+    """
+    network.check_contract(net)
+    if not variables.get(STATISTICS):
+        raise ValueError(
+            f"{type(net).__name__} has no batch statistics to calibrate: its variables have the collections "
+            f"{sorted(variables)}, and no 'batch_stats'."
+        )
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(batches) if jnp.ndim(leaf)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            "calibrate needs at least one batch: a pytree of inputs whose arrays have an axis of batches in "
+            f"front, the same for all; got {describe(batches)}."
+        )
+    key = jax.random.key(0) if key is None else key
+    old = flax.traverse_util.flatten_dict(nn.meta.unbox(variables[STATISTICS]))
+    averages = {path for path, leaf in old.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+
+    def run(start: float, batch: Any) -> dict[tuple[str, ...], jax.Array]:
+        flat = {path: jnp.full_like(x, start) if path in averages else x for path, x in old.items()}
+        given = {**variables, STATISTICS: flax.traverse_util.unflatten_dict(flat)}
+        _, changed = net.apply(given, batch, arch, train=True, mutable=[STATISTICS], rngs=key)
+        new = flax.traverse_util.flatten_dict(nn.meta.unbox(changed[STATISTICS]))
+        return {path: new[path] for path in averages}
+
+    first = jax.tree.map(lambda x: x[0], batches)
+    zero, one = run(0.0, first), run(_START, first)
+    found = jax.lax.map(lambda batch: run(0.0, batch), batches)  # [batches, ...]
+    new = dict(old)
+    changed = {path: (zero[path] != 0) | (one[path] != _START) for path in averages}
+    found = {path: x / _share_of_the_batch(zero[path], one[path], changed[path]) for path, x in found.items()}
+    for path in averages:
+        value = jnp.mean(found[path], axis=0)
+        partner = (*path[:-1], "mean")
+        if path[-1] == "var" and partner in averages:
+            value = value + jnp.var(found[partner], axis=0)
+        new[path] = jnp.where(changed[path], value, old[path])
+    return {**variables, STATISTICS: flax.traverse_util.unflatten_dict(new)}
+
+
+def _share_of_the_batch(zero: jax.Array, one: jax.Array, changed: jax.Array) -> jax.Array:
+    """The factor 1 - m of a batch in a running average; 1 where no element is changed."""
+    # All elements have the same momentum: its mean is rounded less than each of them.
+    momenta = jnp.where(changed, (one - zero) / _START, jnp.zeros_like(zero))
+    count = jnp.sum(changed, dtype=zero.dtype)
+    return jnp.where(count > 0, 1 - jnp.sum(momenta) / jnp.maximum(count, 1), jnp.ones_like(count))

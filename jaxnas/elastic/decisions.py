@@ -1,0 +1,91 @@
+"""The decisions of a space with the values of one architecture, as a network reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.choice import nearest
+from jaxnas.elastic.width import Decision
+from jaxnas.space import Space
+
+
+class Decisions:
+    """The decisions of a space with the values of an architecture, by name and position.
+
+    A network makes it once in its `__call__` and gives the decisions to its layers:
+
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        hidden = width(lambda hidden: hidden, decisions["hidden", layer], axis="mlp")
+        y = Mixture(blocks)(decisions["op"], x)
+
+    Args:
+      space: of the network.
+      arch: an architecture of it, hard or soft; None if there is only one. Indices that are traced
+        and out of range count as the nearest ones that there are.
+      initializing: whether parameters are being made, for which any architecture will do.
+
+    Raises:
+      ValueError: None for a space with more than one architecture, or an architecture that is not of
+        the space.
+      TypeError: an architecture of a wrong type.
+    """
+
+    def __init__(
+        self, space: Space, arch: Mapping[str, jax.Array] | None, *, initializing: bool = False
+    ) -> None:
+        if arch is None:
+            if space.cardinality > 1 and not initializing:
+                raise ValueError(
+                    "The space has more than one architecture, so the network needs `arch`: for "
+                    "example space.sample(key), or space.largest()."
+                )
+            # On the host, so that nothing of it enters the traced program.
+            with jax.ensure_compile_time_eval():
+                self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
+        else:
+            space.check_static(dict(arch))
+            self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
+            if any(isinstance(value, jax.core.Tracer) for value in self._arch.values()):
+                self._arch = {
+                    name: _within(value, space.choices[name].sizes) for name, value in self._arch.items()
+                }
+            else:
+                space.check(self._arch)
+        self._space = space
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Decision:
+        """The decision of a name, or of a name and a position if it is repeated.
+
+        Raises:
+          KeyError: a name that the space does not have; the message names the nearest one. A repeated
+            decision without its position, or a position that there is not.
+        """
+        name, position = (key, None) if isinstance(key, str) else key
+        if name not in self._space:
+            near = nearest(name, list(self._space)) or "."
+            raise KeyError(f"{name!r} is no decision of the space{near} It has {list(self._space)}.")
+        choice = self._space.choices[name]
+        if choice.length is None and position is not None:
+            raise KeyError(f"The decision {name!r} is not repeated: ask for decisions[{name!r}].")
+        if choice.length is not None and (position is None or not 0 <= position < choice.length):
+            raise KeyError(
+                f"The decision {name!r} is repeated {choice.length} times: ask for decisions[{name!r}, i] "
+                f"with i from 0 to {choice.length - 1}, not {position}."
+            )
+        value = self._arch[name] if position is None else self._arch[name][position]
+        return Decision((name, position), choice.options_at(position or 0), value)
+
+    def stacked(self, name: str, count: int) -> jax.Array:
+        """The values of a repeated decision at its first `count` positions."""
+        return self._arch[name][:count]
+
+
+def _within(value: jax.Array, sizes: np.ndarray) -> jax.Array:
+    """Indices, which cannot be refused while they are traced, as the nearest ones that there are."""
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        return value
+    return jnp.clip(value, 0, jnp.asarray(sizes - 1, value.dtype))

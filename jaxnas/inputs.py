@@ -1,0 +1,62 @@
+"""The inputs of a network as a specification: a pytree of shapes and dtypes, batch in front."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def specification(inputs: Any) -> Any:
+    """Inputs as a pytree of `jax.ShapeDtypeStruct`.
+
+    Args:
+      inputs: a pytree of arrays or `jax.ShapeDtypeStruct`, batch in front; a plain tuple of ints is one
+        float32 array of that shape.
+
+    Raises:
+      TypeError: a leaf that is no array.
+      ValueError: no array at all, or one without a batch axis.
+    """
+    if isinstance(inputs, tuple) and inputs and all(isinstance(size, (int, np.integer)) for size in inputs):
+        return jax.ShapeDtypeStruct(inputs, jnp.float32)
+    leaves, structure = jax.tree.flatten(inputs)
+    wrong = [leaf for leaf in leaves if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype")]
+    if wrong:
+        raise TypeError(
+            f"Inputs are a pytree of arrays or jax.ShapeDtypeStruct, or a tuple of ints for one float32 "
+            f"array; got {wrong[0]!r} of type {type(wrong[0]).__name__}."
+        )
+    if not leaves or any(len(leaf.shape) == 0 for leaf in leaves):
+        raise ValueError(f"Inputs are arrays with the batch in front; got {describe(inputs)}.")
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves])
+
+
+def with_batch(inputs: Any, batch: Any) -> Any:
+    """The specification of inputs with another size of the batch."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), specification(inputs)
+    )
+
+
+def one_example(inputs: Any) -> Any:
+    """The specification of inputs with a batch of one, for which costs are counted."""
+    return with_batch(inputs, 1)
+
+
+def describe(tree: Any) -> str:
+    """Shapes and dtypes of a pytree, as "float32[8, 3]" or "{'tokens': int32[8, 64]}"."""
+
+    def one(leaf: Any) -> Any:
+        return _Text(f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}")
+
+    return str(jax.tree.map(one, tree))
+
+
+class _Text(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

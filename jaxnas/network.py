@@ -1,0 +1,210 @@
+"""The contract of a network, checked in one place.
+
+A network is a Flax module with a field `space`, called as `net.apply(variables, inputs, arch, train=...)` with
+one pytree of inputs, batch in front. It returns its predictions, or a tuple whose first element they are.
+Everything else that `jaxnas.init`, `cost`, `extract` and their like need is found out by tracing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import products
+from jaxnas.annotations import Annotations, annotations
+from jaxnas.choice import Choice
+from jaxnas.elastic.width import Table
+from jaxnas.inputs import one_example
+from jaxnas.space import Arch, Space
+
+SAMPLES = 2  # random architectures whose extracted networks are counted, beside the extremes
+
+
+def predictions(outputs: Any) -> Any:
+    """What a network predicts, without what a recurrent one returns beside it."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def check_contract(net: Any) -> None:
+    """Checks that a network has a space, and takes an architecture and `train`.
+
+    Raises:
+      TypeError: it is no Flax module, or its call takes other arguments; the message says which.
+    """
+    name = type(net).__name__
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"A network is a Flax module (flax.linen.Module) with a field `space`; got a {name}.")
+    if not isinstance(getattr(net, "space", None), Space):
+        raise TypeError(
+            f"{name} has no search space. Give the module a field `space: jaxnas.Space`, and read its "
+            "decisions in __call__ by jaxnas.elastic.Decisions(self.space, arch)."
+        )
+    if not callable(getattr(net, "__call__", None)):
+        raise TypeError(f"{name} has no __call__(self, inputs, arch=None, *, train=False).")
+    parameters = list(inspect.signature(net.__call__).parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_number = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    any_name = any(p.kind == p.VAR_KEYWORD for p in parameters)
+    needed = [p.name for p in positional[2:] if p.default is p.empty]
+    needed += [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty]
+    takes_train = any_name or any(p.name == "train" and p.kind != p.POSITIONAL_ONLY for p in parameters)
+    lacks = []
+    if len(positional) < 2 and not any_number:
+        lacks.append("takes no architecture as its second argument")
+    if not takes_train:
+        lacks.append("takes no keyword argument `train`")
+    lacks += [f"needs {argument!r} too" for argument in needed]
+    if lacks:
+        raise TypeError(
+            f"{name}.__call__ {' and '.join(lacks)}: it has the arguments "
+            f"({', '.join(p.name for p in parameters)}). Write it as "
+            "__call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
+        )
+
+
+def check(net: nn.Module, inputs: Any) -> Annotations:
+    """Checks a network against its contract, and what it says of itself against its extracted networks.
+
+    The smallest, the largest and two random architectures are taken. Their extracted networks are traced,
+    never compiled, and their parameters and products counted. The result is kept: the next call
+    with the same network and inputs costs nothing.
+
+    Args:
+      net: the network.
+      inputs: see `specification`; the size of the batch doesn't matter.
+
+    Returns:
+      The network's annotations, which have proven right.
+
+    Raises:
+      TypeError: a network that does not keep the contract.
+      ValueError: inputs that it cannot take; a decision of the space that changes nothing that could be
+        counted; counts that differ from those of an extracted network.
+    """
+    check_contract(net)
+    example = one_example(inputs)
+    leaves, structure = jax.tree.flatten(example)
+    key = (net, structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves))
+    try:
+        hash(key)
+    except TypeError:  # a field of the user's, such as a list, that cannot be a key
+        return _check(*key)
+    return _checked(*key)
+
+
+def _check(net: nn.Module, structure: Any, leaves: tuple[Any, ...]) -> Annotations:
+    example = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    recorded = annotations(net, example)
+    _check_decisions(net, recorded)
+    for arch in _samples(net.space):
+        _check_counts(net, example, recorded, arch)
+    return recorded
+
+
+_checked = functools.lru_cache(maxsize=128)(_check)
+
+
+def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
+    tables = [*recorded.macs, *recorded.gates]
+    for spec in (*recorded.specs.values(), *recorded.state.values()):
+        tables += [*spec.axes, spec.gate, *([] if spec.option is None else [spec.option])]
+    counted = {name for table in dict.fromkeys(tables) for name in _that_matter(table)}
+    unseen = [
+        name if position is None else f"{name}[{position}]"
+        for name, position in _elements(net.space)
+        if (name, position) not in counted
+    ]
+    if unseen:
+        raise ValueError(
+            f"{type(net).__name__}: the decision{'s' if len(unseen) > 1 else ''} {', '.join(unseen[:8])} "
+            f"{'change' if len(unseen) > 1 else 'changes'} no parameter, no product and no choice of a "
+            "Mixture that jaxnas can see, so costs and extracted networks would be wrong. A mask made by "
+            "hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
+            "jaxnas.elastic.parameter, or take the decision out of the space."
+        )
+
+
+def _that_matter(table: Table) -> list[Any]:
+    """The decisions that change an entry of a table."""
+    values = table.array()
+    return [name for axis, name in enumerate(table.names) if np.any(np.diff(values, axis=axis))]
+
+
+def _elements(space: Space) -> list[tuple[str, int | None]]:
+    """The decisions that are left to an architecture, by name and position."""
+    elements: list[tuple[str, int | None]] = []
+    for name, choice in space.decisions:
+        positions = [None] if choice.length is None else range(_reach(space, choice))
+        elements += [(name, p) for p in positions if len(choice.options_at(p or 0)) > 1]
+    return elements
+
+
+def _reach(space: Space, choice: Choice) -> int:
+    """How many positions of a repeated choice can be active."""
+    if choice.active is None:
+        return choice.length or 0
+    return min(choice.length or 0, max(space.choices[choice.active].options))
+
+
+def _samples(space: Space) -> list[Arch]:
+    draw = np.random.default_rng(0)
+    with jax.ensure_compile_time_eval():  # within a caller's jit too
+        random = [space.decode(draw.integers(0, space.sizes)) for _ in range(SAMPLES)]
+        archs = [space.canonical(arch) for arch in (space.smallest(), space.largest(), *random)]
+        return list({np.asarray(space.encode(arch)).tobytes(): arch for arch in archs}.values())
+
+
+def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arch) -> None:
+    space, name = net.space, type(net).__name__
+    host = {key: np.asarray(value) for key, value in arch.items()}
+    with jax.ensure_compile_time_eval():
+        small = net.clone(space=space.fix(arch))
+        what = f"{name} at the architecture {space.to_dict(arch)}"
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        # Initialised by shape: one trace tells its parameters and its products.
+        program, (_, variables) = jax.make_jaxpr(small.init_with_output, return_shape=True)(key, example)
+    except Exception as error:
+        raise ValueError(
+            f"{what} cannot be extracted: with the space of this architecture alone, and called without "
+            f"one, the network fails with {type(error).__name__}: {error}"
+        ) from error
+    stored = flax.traverse_util.flatten_dict(nn.meta.unbox(variables).get("params", {}))
+    expected = {
+        path: tuple(table.at_host(host) for table in spec.axes)
+        for path, spec in recorded.specs.items()
+        if spec.gate.at_host(host)
+    }
+    different = [
+        f"{'/'.join(path)} is {_shape(expected.get(path))} and {_shape(stored.get(path))}"
+        for path in sorted({*expected, *stored})
+        if expected.get(path) != getattr(stored.get(path), "shape", None)
+    ]
+    if different:
+        raise ValueError(
+            f"{what}: the parameters by the network's annotations, and those of the extracted network, "
+            f"differ: {'; '.join(different[:5])}. Whatever depends on a decision must be declared by a layer "
+            "of jaxnas.elastic or by jaxnas.elastic.parameter, or be in a block of a Mixture."
+        )
+    macs = sum(table.at_host(host) for table in recorded.macs)
+    least, most = products.total(program.jaxpr)
+    if not least <= macs <= most:
+        found = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        raise ValueError(
+            f"{what} has {macs:,} multiply-accumulates by its annotations, and the program of the extracted "
+            f"network has {found}. A product whose size depends on a decision must be in a layer of "
+            "jaxnas.elastic, or be recorded by jaxnas.elastic.record_macs in the module that computes it, "
+            "with all other products of that module."
+        )
+
+
+def _shape(value: Any) -> str:
+    shape = getattr(value, "shape", value)
+    return "absent" if shape is None else str(tuple(shape))

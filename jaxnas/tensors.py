@@ -1,0 +1,46 @@
+"""Named tensors: whether they are those of a network, and numbers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def check_tensors(given: dict, expected: dict, what: str) -> None:
+    """Compares names and shapes of tensors.
+
+    Raises:
+      ValueError: names the missing, unexpected and misshapen tensors.
+    """
+    missing = sorted("/".join(p) for p in expected.keys() - given.keys())
+    extra = sorted("/".join(p) for p in given.keys() - expected.keys())
+    misshapen = [
+        f"{'/'.join(path)} {tuple(given[path].shape)} instead of {tuple(leaf.shape)}"
+        for path, leaf in sorted(expected.items())
+        if path in given and tuple(given[path].shape) != tuple(leaf.shape)
+    ]
+    problems = [
+        f"{label}: {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        for label, names in (("missing", missing), ("unexpected", extra), ("misshapen", misshapen))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"These tensors don't fit {what}. " + "; ".join(problems) + ".")
+
+
+def check_finite(tensors: dict, what: str) -> None:
+    """Refuses floating tensors that hold NaN or an infinity.
+
+    Raises:
+      ValueError: names them.
+    """
+    wrong = [
+        "/".join(path)
+        for path, leaf in sorted(tensors.items())
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float64)).all()
+    ]
+    if wrong:
+        raise ValueError(
+            f"There are NaN or infinite values in {what}: {', '.join(wrong[:8])}. A network that has "
+            "diverged is neither saved nor loaded; go on from its last good state."
+        )
