@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import network
+from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.inputs import one_example, specification
 from jaxnas.space import Arch
-from jaxnas.supernets.stacking import STACKED, unstack_layers
 from jaxnas.tensors import check_tensors
 
 Variables = dict[str, Any]

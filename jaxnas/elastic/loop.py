@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.parameter import GATES, MACS, SPECS
+from jaxnas.elastic.parameter import MACS, SPECS
 from jaxnas.elastic.width import Decision, Table, Width, joint
 
 STACKED = "blocks"
@@ -59,7 +59,7 @@ def run_layers(
     Raises:
       ValueError: stacked parameters, where the layers have to be unrolled.
     """
-    recording = any(map(network.is_mutable_collection, (SPECS, MACS, GATES, *network.variables)))
+    recording = any(map(network.is_mutable_collection, (SPECS, MACS, *network.variables)))
     stacked = None if not scan or recording or network.is_initializing() else _stack_inputs(inputs)
     if stacked is None:
         if STACKED in network.variables.get("params", {}):

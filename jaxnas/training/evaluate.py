@@ -18,8 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxnas.calibration import calibrate
 from jaxnas.space import Arch
-from jaxnas.subnet import calibrate
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
 from jaxnas.training.step import data_mesh, shard_batch

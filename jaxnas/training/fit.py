@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
-from jaxnas.elastic import stack_layers
+from jaxnas.elastic.loop import stack_layers
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits

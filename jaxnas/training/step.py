@@ -16,9 +16,10 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxnas.cost import Cost, annotations
+from jaxnas import network
+from jaxnas.cost import Cost
+from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
-from jaxnas.supernets.stacking import STACKED, stack_layers
 from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.recipes import Problem, Recipe
@@ -62,7 +63,7 @@ def shard_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
     """A function from an architecture to the tree of bool masks of the parameters that it uses."""
-    specs = annotations(net, inputs).specs
+    specs = network.check(net, inputs).specs
 
     def masks(arch: Arch) -> Any:
         flat = {path: spec.mask(arch) for path, spec in specs.items()}
