@@ -108,9 +108,8 @@ class Language(Task):
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """A row of tokens and the tokens that follow them, int32 [1, T] each."""
-        row = jax.ShapeDtypeStruct((1, self.length), jnp.int32)
-        return {"tokens": row, "targets": row}
+        """A row of tokens, int32 [1, T]."""
+        return {"tokens": jax.ShapeDtypeStruct((1, self.length), jnp.int32)}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -148,8 +147,8 @@ class Language(Task):
         return {name: x[:limit] for name, x in batches.items()}
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens and targets, int32 [B, T]."""
-        return {"tokens": batch["tokens"], "targets": batch["targets"]}
+        """Tokens, int32 [B, T]."""
+        return {"tokens": batch["tokens"]}
 
     def evaluated(self, net: Any) -> Any:
         """The network with the memory that the task's evaluations ask for."""
@@ -176,7 +175,8 @@ class Language(Task):
         train: bool,
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean negative log-likelihood in nats per token; the sums hold "nats", "tokens", "bytes"."""
-        inputs = self.preprocess(batch) | {"memory": carry.forget(batch["first"])}
+        memory = carry.forget(batch["first"])
+        inputs = {"tokens": batch["tokens"], "targets": batch["targets"], "memory": memory}
         if self.by_document:
             inputs["documents"] = batch["documents"]
         scores, carry = apply(net, variables, inputs, arch, key, train)  # [B, T]

@@ -1,0 +1,576 @@
+"""The road from a trained supernet to a result: search, extract, verify, test, save, retrain, report.
+
+The binaries call these functions, and so may anyone with a task and a network of their own:
+
+    trained = training.fit(task, net, 500, workdir=workdir)
+    found = runs.search_and_finish(task, net, trained.variables, workdir=workdir)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import jaxnas
+from jaxnas import files, report, search, stats
+from jaxnas.cost import Cost, cost
+from jaxnas.latency import median_times
+from jaxnas.report import result as results
+from jaxnas.report.result import (
+    Candidate,
+    MetricOf,
+    Network,
+    Result,
+    SearchOf,
+    SelectionOf,
+    SpaceOf,
+    TaskOf,
+)
+from jaxnas.space import Arch
+from jaxnas.tasks import Task
+from jaxnas.training import relaxations
+from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.fit import Training, fit, prepare
+from jaxnas.training.keys import stream
+from jaxnas.training.progress import Progress
+from jaxnas.training.recipes import Fixed, Recipe, Relaxed
+from jaxnas.training.state import TrainState
+from jaxnas.training.step import data_mesh
+from jaxnas.training.trials import make_trials
+
+METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """How an architecture is found with the weights of a supernet.
+
+    Attributes:
+      method: "strategy", which evaluates architectures under a budget; or a selection: "argmax" of the
+        probabilities, the best of several draws with the supernet's weights ("sampling") or each trained
+        alone ("trials"), or "perturbation". None for "argmax" where the recipe has architecture
+        parameters, else for "strategy".
+      strategy: of `jaxnas.search`, or another; its space, cost and bounds are those of the run. None for
+        evolution.
+      baseline: whether random search with as many evaluations runs beside the strategy.
+      budget: name of the cost that is bounded, as "params".
+      least, most: bounds on it; None for no bound.
+      most_share: the upper bound as a share of the largest network's cost, in place of `most`.
+      samples: draws of "sampling" and "trials".
+      explore: share of the draws for which all options are equally probable.
+      slack: where the recipe has a target, draws cost at most that, and at least 1 - `slack` times it.
+      trial_steps: steps of each rung of trials; one in `eta` goes on to the next rung.
+      canonical: from an architecture to the one that stands for all that are equal to it when trained
+        alone, for trials; or None.
+      limit: batches of the search role that each candidate of a selection is evaluated on; None for all.
+    """
+
+    method: str | None = None
+    strategy: Any = None
+    baseline: bool = True
+    budget: str = "params"
+    least: float | None = None
+    most: float | None = None
+    most_share: float | None = None
+    samples: int = 16
+    explore: float = 0.0
+    slack: float = 1.0
+    trial_steps: tuple[int, ...] = (300,)
+    eta: int = 4
+    canonical: Callable[[Arch], Arch] | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
+        if self.samples < 1 or (self.limit is not None and self.limit < 1):
+            raise ValueError(
+                f"search.samples is {self.samples} and search.limit {self.limit}, expected at least 1."
+            )
+        steps = self.trial_steps
+        if not steps or min(steps) < 1 or list(steps) != sorted(set(steps)):
+            raise ValueError(
+                f"search.trial_steps is {steps}, expected numbers of steps that increase, such as 300,900."
+            )
+        if self.eta < 2 or not 0 <= self.explore <= 1 or not 0 < self.slack <= 1:
+            raise ValueError(
+                f"search.eta is {self.eta}, explore {self.explore} and slack {self.slack}; expected at least "
+                "2, from 0 to 1, and above 0 to 1."
+            )
+
+    def bounds(self, net: nn.Module, costs: Cost) -> dict[str, tuple[float | None, float | None]]:
+        """The bounds on costs that are asked for, {} for none."""
+        most = self.most
+        if most is None and self.most_share is not None:
+            most = math.floor(self.most_share * float(costs(net.space.largest())[self.budget]))
+        return {} if most is None and self.least is None else {self.budget: (self.least, most)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search brought out, before it is extracted.
+
+    Attributes:
+      arch: the architecture.
+      others: architectures to compare it with, by name.
+      searches, selection: how it was found, for the result.
+    """
+
+    arch: Arch
+    others: Mapping[str, Arch] = dataclasses.field(default_factory=dict)
+    searches: tuple[SearchOf, ...] = ()
+    selection: SelectionOf | None = None
+
+
+def search_space(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: Search | None = None,
+    *,
+    costs: Cost | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
+) -> Found:
+    """Searches the space of a supernet under a budget, with its weights.
+
+    Args:
+      task, net, variables: the trained supernet.
+      settings: see `Search`; by default evolution without a budget.
+      costs: of architectures; None for parameters and products.
+      seed: of the run.
+      workdir: the search goes on from its history in search/history.jsonl; None to keep none.
+      mesh: with an axis "data"; None for all devices.
+
+    Raises:
+      ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated.
+    """
+    settings = Search() if settings is None else settings
+    space = net.space
+    costs = cost(net, task.inputs) if costs is None else costs
+    bounds = settings.bounds(net, costs)
+    search.check_bounds(space, costs, bounds)
+    template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
+    strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
+    strategies = {"found": strategy}
+    if settings.baseline:
+        strategies["random search"] = search.RandomSearch(
+            space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
+        )
+    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    history = None
+    if workdir is not None:
+        history = pathlib.Path(workdir) / "search" / "history.jsonl"
+        history.parent.mkdir(parents=True, exist_ok=True)
+    archs, records = {}, []
+    for label, one in strategies.items():
+        with Progress(one.evaluations, label=f"{one.name} search") as progress:
+            result = search.run(
+                one,
+                lambda archs, size=one.batch: evaluate.scores(variables, archs, size),
+                stream(seed, "random" if label == "random search" else "evolution"),
+                history_path=history,
+                progress=lambda done, _, best, show=progress: show.update(done, {"best": best}),
+            )
+        archs[label] = result.arch
+        reach = search.reachable(space, costs)
+        records.append(
+            SearchOf(name=one.name, evaluations=len(result.history), bounds=bounds, reachable=reach)
+        )
+    return Found(archs.pop("found"), archs, tuple(records))
+
+
+def select(
+    task: Task,
+    net: nn.Module,
+    state: TrainState,
+    settings: Search,
+    *,
+    recipe: Recipe,
+    training: Training,
+    costs: Cost | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
+) -> Found:
+    """Takes an architecture by the architecture parameters of a search; see `Search.method`.
+
+    A supernet without architecture parameters counts as one for which all options are equally probable.
+
+    Args:
+      task, net: what was trained.
+      state: the last one of the training.
+      settings: see `Search`.
+      recipe, training: as in the training.
+      costs, seed, workdir, mesh: see `search_space`; trials are kept in search/history.jsonl.
+
+    Raises:
+      ValueError: "argmax" without architecture parameters; draws that all miss the target.
+    """
+    space, mesh = net.space, data_mesh(training.devices) if mesh is None else mesh
+    method, variables = settings.method or "argmax", state.evaluated()
+    has_logits = state.logits != ()
+    logits = state.logits if has_logits else space.logits()
+    even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
+    probabilities = (relaxations.average if even else relaxations.softmax)(logits)
+    found: dict[str, Any] = {}
+    if method == "argmax":
+        if not has_logits or even:
+            raise ValueError(
+                "search.method=argmax needs architecture parameters that were trained, by a recipe such as "
+                "Relaxed(relaxation='gumbel_softmax'); take sampling, trials, perturbation or strategy."
+            )
+        arch = search.argmax(space, logits)
+    else:
+        evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+        if method == "perturbation":
+            arch, decisions = search.perturbation(
+                space,
+                probabilities,
+                lambda archs: evaluate.scores(variables, archs),
+                stream(seed, "selection"),
+            )
+            found["decisions"] = tuple(
+                {
+                    "name": one.name,
+                    "position": one.position,
+                    "kept": space[one.name].options_at(one.position or 0)[one.option],
+                    "drops": list(one.drops),
+                }
+                for one in decisions
+            )
+        else:
+            drawn = _draw(settings, recipe, space, logits, costs, seed)
+            supernet = evaluate.scores(variables, drawn.archs)
+            trials: list[tuple[float, ...]] = [()] * len(supernet)
+            if method == "sampling":
+                arch, _ = search.sampling(drawn.archs, lambda archs: supernet)
+            else:
+                arch, trials = _race(task, net, settings, training, drawn, evaluate, seed, workdir, mesh)
+                found["trial_steps"] = settings.trial_steps
+                firsts = [scores[0] for scores in trials]
+                found["kendall_tau"] = float(stats.kendall_tau(supernet, np.asarray(firsts)))
+            metric = task.metrics[0]
+            found["candidates"] = tuple(
+                Candidate(
+                    architecture=space.to_dict(_row(drawn.archs, row)),
+                    explored=bool(drawn.explored[row]),
+                    supernet=float(metric.score(supernet[row])),
+                    trials=tuple(float(metric.score(score)) for score in trials[row]),
+                )
+                for row in range(len(supernet))
+            )
+    selection = SelectionOf(
+        method=method,
+        steps=int(state.step),
+        probabilities={name: np.asarray(x, np.float64).tolist() for name, x in probabilities.items()},
+        confidence=float(relaxations.confidence(probabilities)),
+        **found,
+    )
+    return Found(arch, selection=selection)
+
+
+def _draw(
+    settings: Search, recipe: Recipe, space: Any, logits: Arch, costs: Cost | None, seed: int
+) -> search.Candidates:
+    relative, low, high = None, None, None
+    if isinstance(recipe, Relaxed) and recipe.cost is not None:
+        relative = recipe.relative_cost(space, costs)
+        low, high = (1 - settings.slack) * recipe.target, recipe.target
+    return search.candidates(
+        space,
+        logits,
+        stream(seed, "selection"),
+        settings.samples,
+        explore=settings.explore,
+        explore_key=stream(seed, "exploration"),
+        cost=relative,
+        low=low,
+        high=high,
+        canonical=settings.canonical if settings.method == "trials" else None,
+    )
+
+
+def _race(
+    task: Task,
+    net: nn.Module,
+    settings: Search,
+    training: Training,
+    drawn: search.Candidates,
+    evaluate: Evaluator,
+    seed: int,
+    workdir: str | os.PathLike | None,
+    mesh: Mesh,
+) -> tuple[Arch, list[tuple[float, ...]]]:
+    """The winner of successive halving among candidates, and the scores of each, rung by rung."""
+    space, steps = net.space, settings.trial_steps
+    codes = np.asarray(space.encode(drawn.archs))
+    race = search.SuccessiveHalving(
+        space, given=search.Pool(codes), fidelities=len(steps), eta=settings.eta, batch=1
+    )
+    trials = make_trials(task, net, training, steps, evaluate, mesh, seed=seed)
+    history = None
+    if workdir is not None:
+        history = pathlib.Path(workdir) / "search" / "history.jsonl"
+        history.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(race.evaluations, label="trials") as progress:
+        result = search.run(
+            race,
+            trials,
+            stream(seed, "trials"),
+            history_path=history,
+            name="trials",
+            progress=lambda done, _, best: progress.update(done, {"best": best}),
+        )
+    told = [
+        (np.asarray(space.encode(space.from_dict(line["architecture"]))), line["score"])
+        for line in result.history
+    ]
+    scores = [
+        tuple(math.nan if score is None else score for code, score in told if np.array_equal(code, own))
+        for own in codes
+    ]
+    return result.arch, scores
+
+
+def finish(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    found: Found,
+    workdir: str | os.PathLike,
+    *,
+    costs: Cost | None = None,
+    config: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None,
+    named: Mapping[str, Arch] | None = None,
+) -> Result:
+    """Brings a found architecture out of its supernet, alone, and describes the run.
+
+    The network is extracted, verified against the supernet, measured once on the test role, saved and
+    exported to subnet/. result.json and report.html are written.
+
+    Args:
+      task, net, variables: the trained supernet.
+      found: what a search brought out.
+      workdir: where all goes.
+      costs: see `search_space`.
+      config: of the run, for the result.
+      mesh: with an axis "data"; None for all devices.
+      named: architectures to compare with, beside those that the search found.
+
+    Returns:
+      What result.json holds.
+    """
+    space, root = net.space, pathlib.Path(workdir)
+    costs = cost(net, task.inputs) if costs is None else costs
+    roles = tuple(role for role in ("search", "test") if role in task.sizes)
+    supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
+    batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
+    small = jaxnas.extract(net, variables, found.arch, verify=task.preprocess(batch))
+
+    def describe(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
+        return Network(
+            name=name,
+            architecture=space.to_dict(arch),
+            costs=_numbers(costs(arch)),
+            metrics={role: _numbers(evaluate(given, own)) for role, evaluate in evaluators.items()},
+        )
+
+    # Reported is the small network's own quality, not the supernet's.
+    alone = {role: make_evaluator(task, small.net, role, mesh=mesh) for role in roles}
+    best = describe("found", found.arch, alone, small.variables, None)
+    best = dataclasses.replace(best, extraction_error=small.error)
+    others = {
+        **found.others,
+        "smallest": space.smallest(),
+        "largest": space.largest(),
+        **(named or {}),
+    }
+    networks = tuple(describe(name, arch, supernet, variables, arch) for name, arch in others.items())
+    details = files.plain(dict(task.details()))
+    jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
+    jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+    result = Result(
+        task=describe_task(task),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        found=best,
+        networks=networks,
+        searches=found.searches,
+        selection=found.selection,
+        config=config or {},
+        versions=versions(),
+        device=jax.devices()[0].device_kind,
+    )
+    results.write(root, result)
+    report.write(root)
+    return result
+
+
+def search_and_finish(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: Search | None = None,
+    *,
+    workdir: str | os.PathLike,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> Result:
+    """`search_space` and then `finish`: from a trained supernet to a small network and a page."""
+    found = search_space(task, net, variables, settings, seed=seed, workdir=workdir, mesh=mesh)
+    return finish(task, net, variables, found, workdir, mesh=mesh)
+
+
+def retrain(
+    task: Task,
+    net: nn.Module,
+    arch: Arch,
+    training: Training,
+    workdir: str | os.PathLike,
+    *,
+    name: str = "found",
+    variables: Any = None,
+    costs: Cost | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    may_differ: tuple[str, ...] = (),
+    mesh: Mesh | None = None,
+) -> Result | None:
+    """Trains one architecture alone, on all training data, and measures it.
+
+    Args:
+      task: with or without data held out for a search; nothing is held out of this training.
+      net: the supernet, or a network of one architecture.
+      arch: the architecture.
+      training: the settings.
+      workdir: of this retraining; it goes on from there.
+      name: what the network is called in the result.
+      variables: of the supernet, to start from its part of them; None for new ones.
+      costs, seed, config, mesh: see `fit` and `finish`.
+      may_differ: fields of the config that a checkpoint may differ in.
+
+    Returns:
+      What result.json holds; None if the training was stopped and saved before its end.
+    """
+    space, root, mesh = (
+        net.space,
+        pathlib.Path(workdir),
+        data_mesh(training.devices) if mesh is None else mesh,
+    )
+    costs = cost(net, task.inputs) if costs is None else costs
+    small, start = net.clone(space=space.fix(arch)), None
+    if variables is not None:
+        start = jaxnas.extract(net, variables, arch, inputs=task.inputs).variables
+    whole = task.whole()
+    trained = fit(
+        whole,
+        small,
+        training,
+        recipe=Fixed(),
+        variables=start,
+        seed=seed,
+        workdir=root,
+        config=config,
+        may_differ=may_differ,
+        mesh=mesh,
+        name="retraining",
+    )
+    if not trained.complete:
+        return None
+    roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
+    evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
+    network = Network(
+        name=name,
+        architecture=space.to_dict(arch),
+        costs=_numbers(costs(arch)),
+        metrics={role: _numbers(evaluate(trained.variables)) for role, evaluate in evaluators.items()},
+        weights="from scratch" if variables is None else "fine-tuned",
+        seed=seed,
+        steps=int(trained.state.step),
+    )
+    result = Result(
+        task=describe_task(whole),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        found=network,
+        config=config or {},
+        versions=versions(),
+        device=jax.devices()[0].device_kind,
+    )
+    jaxnas.save_subnet(
+        root / "subnet",
+        small,
+        jax.device_get(trained.variables),
+        task.inputs,
+        extra=files.plain(dict(task.details())),
+    )
+    results.write(root, result)
+    # Apart from the result, which a run that was killed and resumed gives bit for bit.
+    times = {**trained.times, **measure(whole, small, training, mesh)}
+    files.write_json(root / "times.json", times)
+    return result
+
+
+def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
+    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+    state, step, batch = prepare(task, net, training, Fixed(), mesh)
+    given, kept = batch(0), [state]
+
+    def train() -> Any:
+        kept[0], metrics = step(kept[0], given)  # a step consumes its state
+        return metrics
+
+    variables = jax.tree.map(jnp.copy, state.variables)
+    inputs = task.preprocess(given["train"])
+    infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
+    rows = jax.tree.leaves(inputs)[0].shape[0]
+    seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
+    return {
+        "training_step_ms": 1e3 * seconds["train"],
+        "inference_rows_per_second": rows / seconds["infer"],
+    }
+
+
+def describe_task(task: Task) -> TaskOf:
+    """The task's part of a result."""
+    return TaskOf(
+        name=task.name,
+        examples=task.examples,
+        sizes=dict(task.sizes),
+        metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
+        details=files.plain(dict(task.details())),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides numbers."""
+    return {
+        "jaxnas": jaxnas.__version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: np.asarray(value).item() for name, value in values.items()}
+
+
+def _row(archs: Arch, row: int) -> Arch:
+    return jax.tree.map(lambda x: x[row], archs)
