@@ -3,7 +3,7 @@
 Every file of a run is written here: under a temporary name beside its place, put safely on disk, and
 renamed. A reader finds the old file or the whole new one, also while several processes write it. What a
 killed process leaves behind is named `.<name>.tmp-*`; it is never read, and whoever writes the same file
-more than an hour later removes it.
+more than a day later removes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import os
 import pathlib
 import secrets
 import shutil
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,7 @@ def write_bytes(path: Path, data: bytes) -> None:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
     path = pathlib.Path(path)
-    for leftover in _leftovers(path):
-        with contextlib.suppress(FileNotFoundError):  # Another process may remove it, too.
-            if time.time() - leftover.stat().st_mtime > 3600:
-                leftover.unlink()
+    _remove_old_leftovers(path)
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as file:
@@ -126,6 +124,17 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     fsync(folder.parent)
 
 
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder beside `path` to prepare files in, for this process alone; it is removed then."""
+    path = pathlib.Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_old_leftovers(path)
+    prefix = f".{path.name}.tmp-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent, ignore_cleanup_errors=True) as folder:
+        yield pathlib.Path(folder)
+
+
 def commit_folder(folder: Path, path: Path) -> None:
     """Moves a complete folder to its place by one rename, unless another process was first.
 
@@ -150,6 +159,14 @@ def commit_folder(folder: Path, path: Path) -> None:
 
 def _leftovers(path: pathlib.Path) -> list[pathlib.Path]:
     return list(path.parent.glob(f".{glob.escape(path.name)}.tmp-*"))
+
+
+def _remove_old_leftovers(path: pathlib.Path) -> None:
+    """Removes what is too old to be the work of a process that still runs."""
+    for leftover in _leftovers(path):
+        with contextlib.suppress(FileNotFoundError):  # Another process may remove it, too.
+            if time.time() - leftover.stat().st_mtime > 86_400:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def is_leftover(path: pathlib.Path) -> bool:

@@ -85,13 +85,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, write, ol
         assert os.listdir(tmp_path) == [path.name]
 
 
-def test_what_a_killed_writer_left_goes_after_an_hour(tmp_path):
+def test_what_a_killed_writer_left_goes_after_a_day(tmp_path):
     """Not before: another process may be writing it."""
     path, left, fresh = (tmp_path / name for name in ("a[1]", ".a[1].tmp-1234", ".a[1].tmp-5678"))
     for leftover in (left, fresh, tmp_path / ".a1.tmp-1234"):
         leftover.write_bytes(b"half")
-    os.utime(left, (time.time() - 4000,) * 2)
+    os.utime(left, (time.time() - 90_000,) * 2)
     files.write_bytes(path, b"whole")
+    assert sorted(os.listdir(tmp_path)) == [".a1.tmp-1234", ".a[1].tmp-5678", "a[1]"]
+    (left / "inner").mkdir(parents=True)
+    os.utime(left, (time.time() - 90_000,) * 2)
+    with files.temporary_folder(path) as folder:
+        assert folder.parent == tmp_path and not os.listdir(folder)
     assert sorted(os.listdir(tmp_path)) == [".a1.tmp-1234", ".a[1].tmp-5678", "a[1]"]
     assert files.is_leftover(fresh) and not files.is_leftover(path)
 

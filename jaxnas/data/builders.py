@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 
@@ -214,11 +213,9 @@ def prepare(
         source_dir = pathlib.Path(source_dir).expanduser()
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
-    root = final.parents[1]
-    root.mkdir(parents=True, exist_ok=True)
     # TFDS's own temporary name comes from Python's global random state, which two processes can
     # share, so each prepares in a folder that is really its own.
-    with tempfile.TemporaryDirectory(prefix=f".{name}.tmp-", dir=root, ignore_cleanup_errors=True) as own:
+    with files.temporary_folder(final.parent) as own:
         logging.info("Preparing %s in %s", name, final)
         builder = BUILDERS[name](data_dir=own, file_format="array_record")
         tfds.disable_progress_bar()

@@ -17,6 +17,7 @@ import errno
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -73,13 +74,11 @@ class Checkpointer:
         if max_to_keep < 2:
             raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
         self.directory = epath.Path(directory).absolute()
-        self._being_saved = (0, 0)  # The step, and the bytes of its state.
-        self._orbax = ocp.CheckpointManager(
-            self.directory,
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep)
-            ),
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep)
         )
+        self._being_saved = (0, 0)  # The step, and the bytes of its state.
+        self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
         # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
         logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
         self._remove_unfinished()
@@ -233,9 +232,14 @@ class Checkpointer:
 
         Orbax can do so too, but in a thread that goes on when this is closed.
         """
-        if jax.process_index() == 0:
-            for leftover in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-                leftover.rmtree(missing_ok=True)
+        deadline = time.monotonic() + 5  # The other threads of a save that failed may still write.
+        while leftovers := list(self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*")):
+            for leftover in leftovers if jax.process_index() == 0 else ():
+                with contextlib.suppress(OSError):
+                    leftover.rmtree()
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         """Renames damaged steps to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
@@ -259,10 +263,13 @@ class Checkpointer:
             yield
         except (OSError, ValueError) as error:  # TensorStore raises ValueError for a full disk.
             step, size = self._being_saved
+            with contextlib.suppress(OSError, ValueError):  # It raises its last error again.
+                self._orbax.close()
             self._remove_unfinished()
+            self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
             full = next((reason for reason in _NO_ROOM if reason in str(error)), "")
             advice = (
-                f" It takes up to {size / 1e6:.1f} MB beside the checkpoints that are kept. Delete "
+                f" It takes up to {-(-size // 10**6)} MB beside the checkpoints that are kept. Delete "
                 "something, or move the workdir to a larger disk."
             )
             raise CheckpointError(
