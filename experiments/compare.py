@@ -90,10 +90,6 @@ def build(make: strategies_lib.Make, name: str, table: tabular.Table) -> Any:
     return strategy
 
 
-def has_fidelities(strategy: Any) -> bool:
-    return hasattr(strategy, "fidelity")
-
-
 def run_strategy(
     strategy: Any, evaluate: Any, seeds: int, chunk: int, folder: pathlib.Path, label: str
 ) -> dict[str, np.ndarray]:
@@ -105,7 +101,7 @@ def run_strategy(
       evaluation, float32 [S, N].
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"codes", "scores", "seconds"} | ({"fidelity", "spent"} if has_fidelities(strategy) else set())
+    names = {"codes", "scores", "seconds"} | ({"fidelity", "spent"} if strategy.fidelities > 1 else set())
     parts, program = [], None
     many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))
     with Progress(seeds, label=label) as progress:
@@ -122,9 +118,8 @@ def run_strategy(
                 state = jax.block_until_ready(program(keys))
                 part = {"seconds": np.asarray(time.perf_counter() - start)}
                 part |= {"codes": np.asarray(state.codes), "scores": np.asarray(state.scores)}
-                if has_fidelities(strategy):
-                    race = state.memory
-                    part |= {"fidelity": np.asarray(race.fidelity), "spent": np.asarray(race.seconds)}
+                more = jax.vmap(strategy.columns)(state)
+                part |= {"spent" if name == "seconds" else name: np.asarray(x) for name, x in more.items()}
                 files.write_arrays(path, part)
             parts.append(part)
             progress.update(first + size)
@@ -185,7 +180,7 @@ def curves_of(table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], e
     `end` is the budget in seconds, None where evaluations count: what ends after it was not found.
     """
     codes, scores, spent = ran["codes"], ran["scores"], None
-    if has_fidelities(strategy):
+    if strategy.fidelities is not None:
         spent = np.cumsum(ran["spent"], axis=1, dtype=np.float64)
         full = ran["fidelity"] == strategy.fidelities - 1
         codes = np.where(full[..., None], codes, -1)
@@ -362,20 +357,26 @@ def main(argv: list[str]) -> None:
     if not flags.FLAGS.workdir:
         raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
+    if not found:
+        raise ValueError(f"--strategies is empty. There are: {', '.join(strategies_lib.STRATEGIES)}.")
     table = tabular.load(_BENCHMARK.value, _DATA.value)
+    if _EVALUATIONS.value > table.unique:
+        raise ValueError(
+            f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
+        )
     evaluate = evaluator(table, _METRIC.value)
     evaluator(table, _REPORT.value)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     made = {name: build(make, name, table) for name, make in found.items()}
     unit, end, races = None, None, None
-    if any(map(has_fidelities, made.values())):
+    if any(strategy.fidelities is not None for strategy in made.values()):
         races = fidelity_evaluator(table, _METRIC.value)
         unit = strategies_lib.full_seconds(table, _METRIC.value)
         end = _EVALUATIONS.value * unit
         # Whoever asks for cheap networks has time for more of them.
         most = min(_EVALUATIONS.value * 3 // 2, table.unique)
         for name, strategy in made.items():
-            if not has_fidelities(strategy):
+            if strategy.fidelities is None:
                 made[name] = dataclasses.replace(strategy, evaluations=most)
     settings = dict(
         benchmark=_BENCHMARK.value,
@@ -390,7 +391,7 @@ def main(argv: list[str]) -> None:
         for name, strategy in made.items():
             ending = "" if end is None else "-seconds"
             folder = workdir / "searches" / (name.replace(":", "-") + ending)
-            look_up = races if has_fidelities(strategy) else evaluate
+            look_up = races if strategy.fidelities is not None else evaluate
             ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name)
             every[name] = curves_of(table, strategy, ran, end)
             seconds[name] = ran["seconds"]

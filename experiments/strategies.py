@@ -23,7 +23,7 @@ def common(table: Table, evaluations: int) -> dict[str, Any]:
 
 
 def random(table: Table, evaluations: int) -> Any:
-    return search.RandomSearch(population=10, **common(table, evaluations))
+    return search.RandomSearch(batch=10, **common(table, evaluations))
 
 
 def local(table: Table, evaluations: int) -> Any:

@@ -14,17 +14,22 @@ Option = int | float | str
 
 
 def nearest(given: Any, known) -> str:
-    """Returns "; did you mean ...?" for the known value nearest to the given one, or ""."""
+    """The end of a sentence about an unknown value: "; did you mean 'depth'?", or "." if none is near."""
     known = list(known)
     both = [x for x in known if isinstance(x, numbers.Real) and isinstance(given, numbers.Real)]
     close = difflib.get_close_matches(str(given), [str(x) for x in known], 1, 0.5)
     if both:
         return f"; did you mean {min(both, key=lambda x: abs(x - given))!r}?"
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def plain_options(options) -> tuple[Option, ...]:
-    """Returns the options as plain, unique Python values."""
+    """The options as plain, unique Python values.
+
+    Raises:
+      TypeError: an option is neither an int, a float nor a str.
+      ValueError: there is none, one is given twice, or one fits neither int32 nor float32.
+    """
     plain = []
     for option in options:
         if isinstance(option, np.generic):
@@ -34,8 +39,11 @@ def plain_options(options) -> tuple[Option, ...]:
                 f"Choice: options are int, float or str, got {option!r} of type "
                 f"{type(option).__name__}. Give each option as an argument of its own."
             )
-        if isinstance(option, float) and not math.isfinite(option):
-            raise ValueError(f"Choice: option {option!r} is not finite.")
+        if isinstance(option, float) and not abs(option) <= np.finfo(np.float32).max:
+            what = "beyond the range of float32" if math.isfinite(option) else "not finite"
+            raise ValueError(f"Choice: option {option!r} is {what}.")
+        if isinstance(option, int) and not -(2**31) <= option < 2**31:
+            raise ValueError(f"Choice: option {option!r} is beyond the range of int32.")
         if option in plain:
             raise ValueError(f"Choice: option {option!r} is given twice; options are unique.")
         plain.append(option)
@@ -72,37 +80,46 @@ class Choice:
         ):
             object.__setattr__(self, name, value)
 
-    def _with(self, **changes) -> "Choice":
+    def replace(self, **changes: Any) -> "Choice":
+        """This choice with other attributes; `Space` checks that they fit together."""
         new = copy.copy(self)
         for name, value in changes.items():
             object.__setattr__(new, name, value)
         return new
 
     def repeat(self, length: int, active: str | None = None) -> "Choice":
-        """Returns this choice made once for each of `length` positions (layers, say).
+        """This choice made once for each position, for each layer for example.
 
-        With `active`, the name of an int choice, position l is active iff l < its value.
+        Args:
+          length: the number of positions.
+          active: the name of an int choice; position l is active iff l < its value.
+
+        Raises:
+          ValueError: a length below 1, or a choice that is repeated already.
         """
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ValueError(f"repeat: length is an int of at least 1, got {length!r}.")
         if self.length is not None:
             raise ValueError(f"repeat: this choice is already repeated {self.length} times.")
-        return self._with(length=length, active=active)
+        return self.replace(length=length, active=active)
 
     def when(self, name: str, *options: Option) -> "Choice":
-        """Returns this choice, active only where the choice `name` has one of these options.
+        """This choice, active only where the choice `name` has one of these options.
 
         Where both are repeated, position l looks at position l.
+
+        Raises:
+          ValueError: this choice has a condition already.
         """
         if self.condition is not None:
             raise ValueError(
                 f"when: this choice already depends on {self.condition[0]!r}; "
                 "let one of the two depend on the other instead."
             )
-        return self._with(condition=(name, plain_options(options)))
+        return self.replace(condition=(name, plain_options(options)))
 
     def options_at(self, position: int = 0) -> tuple[Option, ...]:
-        """Returns the options at a position; an index counts within these."""
+        """The options at a position; an index counts within these."""
         return self.options if self.per_position is None else self.per_position[position]
 
     @property
@@ -127,7 +144,9 @@ class Choice:
         """Option values by index, [width], or [length, width] where positions differ.
 
         int32 if all are ints, else float32; short positions are padded with their last option.
-        Raises TypeError for str options.
+
+        Raises:
+          TypeError: an option is a str.
         """
         if any(isinstance(o, str) for o in self.options):
             raise TypeError(f"table: options {self.options} are not all numbers.")
@@ -138,22 +157,26 @@ class Choice:
         return np.asarray(rows, dtype).reshape(len(rows), self.width)
 
     def index(self, option: Option, position: int = 0) -> int:
-        """Returns the index of an option at a position; ValueError names the nearest option."""
+        """The index of an option at a position.
+
+        Raises:
+          ValueError: it is not one of the options there; the message names the nearest one.
+        """
         options = self.options_at(position)
         if isinstance(option, bool) or option not in options:
             raise ValueError(f"{option!r} is not one of the options {options}{nearest(option, options)}")
         return options.index(option)
 
-    def _keep(self, rows: list[tuple[Option, ...]]) -> "Choice":
-        """Returns this choice with these options at its (first) positions, in their order."""
+    def keep(self, rows: list[tuple[Option, ...]]) -> "Choice":
+        """This choice with these options at its first positions, in their order; the others go."""
         kept = tuple(o for o in self.options if any(o in row for row in rows)) or self.options
         if self.length is None:
-            return self._with(options=kept)
+            return self.replace(options=kept)
         same = all(row == kept for row in rows)
-        return self._with(options=kept, length=len(rows), per_position=None if same else tuple(rows))
+        return self.replace(options=kept, length=len(rows), per_position=None if same else tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a plain dict of this choice; `from_json` reads it."""
+        """A plain dict of this choice, which `from_json` reads."""
         out: dict[str, Any] = {"options": list(self.options)}
         if self.length is not None:
             out["length"] = self.length
@@ -167,12 +190,19 @@ class Choice:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Choice":
-        """Returns the choice that `to_json` wrote."""
+        """The choice that `to_json` wrote.
+
+        Raises:
+          TypeError: not a dict.
+          ValueError: unknown keys, or no options.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"Choice.from_json: expected a dict that to_json wrote, got {values!r}.")
         unknown = set(values) - {"options", "length", "active", "when", "per_position"}
         if unknown or "options" not in values:
             raise ValueError(f"Choice.from_json: unknown keys {sorted(unknown)}, or no 'options'.")
         when, rows = values.get("when"), values.get("per_position")
-        return Choice(*values["options"])._with(
+        return Choice(*values["options"]).replace(
             length=values.get("length"),
             active=values.get("active"),
             condition=None if when is None else (when[0], tuple(when[1])),
@@ -192,13 +222,17 @@ class Choice:
 
 
 def parents(choice: Choice) -> list[str]:
-    """Returns the names of the choices on which a choice depends."""
+    """The names of the choices on which a choice depends."""
     names = [] if choice.active is None else [choice.active]
     return names + ([] if choice.condition is None else [choice.condition[0]])
 
 
 def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> None:
-    """Raises ValueError if a choice can't depend on what it says it depends on."""
+    """Checks that a choice can depend on what it says it depends on.
+
+    Raises:
+      ValueError: it cannot; the message says why.
+    """
     for parent in parents(choice):
         if parent not in choices:
             raise ValueError(

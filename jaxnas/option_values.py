@@ -12,7 +12,7 @@ from jaxnas.choice import Choice, nearest
 def to_dict(
     choices: Mapping[str, Choice], arch: Mapping[str, Any], active: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the option values of an architecture; see `Space.to_dict`."""
+    """The option values of an architecture; see `Space.to_dict`."""
     values: dict[str, Any] = {}
     for name, choice in choices.items():
         mask, index = np.asarray(active[name]), np.asarray(arch[name])
@@ -29,7 +29,16 @@ def to_dict(
 def indices(
     choices: Mapping[str, Choice], values: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns the index of each element, 0 where no value is given, and where one is given."""
+    """The index of each element, 0 where no value is given; and where one is given, bool.
+
+    Raises:
+      TypeError: the values are not a dict.
+      ValueError: an unknown name or option, or a list of another length.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"architecture: expected a dict of option values with the names {list(choices)}, got {values!r}."
+        )
     for name in values:
         if name not in choices:
             raise ValueError(
@@ -72,7 +81,11 @@ def check_complete(
     given: Mapping[str, np.ndarray],
     active: Mapping[str, Any],
 ) -> None:
-    """Raises ValueError if an active element has no value, or a list has an odd length."""
+    """Checks that every active element has a value.
+
+    Raises:
+      ValueError: one has none, or a list is longer than the depth and is not padded to its full length.
+    """
     for name, choice in choices.items():
         mask = np.asarray(active[name])
         missing = np.argwhere(mask & ~given[name])

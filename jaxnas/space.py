@@ -30,8 +30,13 @@ class Space:
 
         space = Space(depth=Choice(2, 3), num_heads=Choice(3, 4).repeat(3, active="depth"))
 
-    Raises ValueError if a choice refers to one that is not there, that is repeated differently, or
-    in a cycle, or if there are fewer repetitions than its `active` choice may ask for.
+    Attributes:
+      decisions: the name and the choice of each decision, in order.
+
+    Raises:
+      TypeError: something given is not a `Choice`.
+      ValueError: a choice refers to one that is not there, that is repeated differently, or that
+        refers back to it; or there are fewer repetitions than its `active` choice may ask for.
     """
 
     decisions: tuple[tuple[str, Choice], ...]
@@ -100,7 +105,7 @@ class Space:
     # ---- Checks.
 
     def _check_shapes(self, arch: Arch, batched: bool, hard: bool = False) -> tuple[int, ...]:
-        """Checks names, shapes and dtypes; returns the leading axes."""
+        """Checks names, shapes and dtypes, and gives the leading axes."""
         if not isinstance(arch, Mapping):
             raise TypeError(
                 f"architecture: expected a dict of arrays with the names {list(self)}, "
@@ -110,7 +115,7 @@ class Space:
             if name not in self:
                 raise ValueError(
                     f"architecture: {name!r} is not a choice of the space"
-                    f"{nearest(name, self) or '.'} Its choices are {list(self)}."
+                    f"{nearest(name, self)} Its choices are {list(self)}."
                 )
         batch = None
         for name, choice in self.decisions:
@@ -149,14 +154,18 @@ class Space:
     def check_static(self, arch: Arch) -> None:
         """Checks names, shapes and dtypes of one architecture; works on traced arrays.
 
-        Raises ValueError or TypeError that says what was given, what is expected, and what to do.
+        Raises:
+          TypeError: something else than a dict of arrays of integers or floats.
+          ValueError: other names or shapes; the message says what was given and what is expected.
         """
         self._check_shapes(arch, batched=False)
 
     def check(self, arch: Arch) -> None:
         """Checks an architecture, or a batch of them with leading axes, hard or soft; on the host.
 
-        Raises ValueError or TypeError that says what was given, what is expected, and what to do.
+        Raises:
+          TypeError: as `check_static`, or traced arrays.
+          ValueError: as `check_static`, or an index or weight that is out of range.
         """
         self._check_shapes(arch, batched=True)
         for name, choice in self.decisions:
@@ -180,7 +189,7 @@ class Space:
                 )
 
     def contains(self, arch: Arch) -> bool:
-        """Returns whether an architecture (or all of a batch) belongs to the space; on the host."""
+        """Whether an architecture, or all of a batch, belongs to the space; on the host."""
         try:
             self.check(arch)
         except (ValueError, TypeError):
@@ -190,7 +199,7 @@ class Space:
     # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed.
 
     def active(self, arch: Arch) -> dict[str, jax.Array]:
-        """Returns which elements of a hard architecture count, bool of the shapes of `arch`."""
+        """Which elements of a hard architecture count, bool of the shapes of `arch`."""
         batch = self._check_shapes(arch, batched=True, hard=True)
         masks: dict[str, jax.Array] = {}
         for name in self._order:
@@ -222,15 +231,12 @@ class Space:
         return {name: masks[name] for name in self}
 
     def canonical(self, arch: Arch) -> Arch:
-        """Returns the architecture with inactive elements set to 0.
-
-        Then equal networks are equal arrays.
-        """
+        """The architecture with inactive elements set to 0: equal networks become equal arrays."""
         masks = self.active(arch)
         return {name: jnp.where(masks[name], jnp.asarray(arch[name], jnp.int32), 0) for name in self}
 
     def encode(self, arch: Arch) -> jax.Array:
-        """Returns a hard architecture as one int32 array [..., space.length]."""
+        """A hard architecture as one int32 array [..., space.length]."""
         batch = self._check_shapes(arch, batched=True, hard=True)
         return jnp.concatenate(
             [
@@ -243,7 +249,7 @@ class Space:
         )
 
     def decode(self, code) -> Arch:
-        """Returns the architecture of a code, int [..., space.length]; the reverse of `encode`."""
+        """The architecture of a code, int [..., space.length]; the reverse of `encode`."""
         code = jnp.asarray(code, jnp.int32)
         if code.shape[-1:] != (self.length,):
             raise ValueError(f"decode: expected a last axis of {self.length}, got {code.shape}.")
@@ -258,7 +264,8 @@ class Space:
     def _masks(self, arch: Arch) -> dict[str, jax.Array]:
         return self.active(arch)  # compiled: reading a long file takes many calls
 
-    def _active_code(self, arch: Arch) -> jax.Array:
+    def active_code(self, arch: Arch) -> jax.Array:
+        """Which elements of the code of one hard architecture count, bool [space.length]."""
         return jnp.concatenate([mask.reshape(-1) for mask in self.active(arch).values()])
 
     def _uniform(self, key: jax.Array) -> Arch:
@@ -267,25 +274,31 @@ class Space:
         return self.decode(jax.random.randint(key, (self.length,), 0, sizes, jnp.int32))
 
     def sample(self, key: jax.Array, n: int | None = None) -> Arch:
-        """Returns a random canonical architecture, or a batch of `n`.
+        """A random canonical architecture.
 
         Every decision is uniform over its options, so a depth is as likely as another although
         there are more deep networks (AutoFormer's sampling, arXiv 2107.00651, and its code).
+
+        Args:
+          key: a typed key.
+          n: how many, as a batch with this leading axis; by default one, without the axis.
         """
         if n is None:
             return self.canonical(self._uniform(key))
         return jax.vmap(self.sample)(jax.random.split(key, n))
 
     def mutate(self, key: jax.Array, arch: Arch, probability: float | Mapping[str, Any]) -> Arch:
-        """Returns a canonical copy of one architecture with each element resampled at random.
+        """A canonical copy of one architecture with each element resampled with some probability.
+
+        An element that was inactive and becomes active is always drawn anew.
 
         Args:
           key: a typed key.
           arch: a hard architecture, without batch axes.
           probability: of resampling an element; one for all, or one for each name.
 
-        An element that was inactive and becomes active is always drawn anew.
-        Raises ValueError for an unknown or missing name, or a probability outside [0, 1].
+        Raises:
+          ValueError: an unknown or missing name, or a probability outside [0, 1].
         """
         self.check_static(arch)
         if not isinstance(probability, Mapping):
@@ -308,20 +321,25 @@ class Space:
             ]
         )
         fresh_key, change_key = jax.random.split(key)
-        inactive = ~self._active_code(arch)
+        inactive = ~self.active_code(arch)
         change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
         fresh = self.encode(self._uniform(fresh_key))
         return self.canonical(self.decode(jnp.where(change, fresh, self.encode(arch))))
 
     def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
-        """Returns a canonical child: each element comes from either parent with equal probability.
+        """A canonical child, each element from either parent with equal probability.
 
         An element that is active in one parent only comes from that one, so parents may differ in
-        depth. Both are hard architectures without batch axes.
+        depth.
+
+        Args:
+          key: a typed key.
+          a: a hard architecture, without batch axes.
+          b: another one.
         """
         self.check_static(a)
         self.check_static(b)
-        in_a, in_b = self._active_code(a), self._active_code(b)
+        in_a, in_b = self.active_code(a), self.active_code(b)
         code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
         first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
         return self.canonical(self.decode(jnp.where(first, code_a, code_b)))
@@ -329,7 +347,7 @@ class Space:
     # ---- Soft architectures.
 
     def logits(self) -> Arch:
-        """Returns architecture parameters with every option equally likely: float32 [..., width].
+        """Architecture parameters with every option equally likely, float32 [..., width].
 
         Zeros; beyond the options of a position so negative that no weight is left for them.
         """
@@ -341,14 +359,14 @@ class Space:
         }
 
     def harden(self, weights: Arch) -> Arch:
-        """Returns the canonical hard architecture of the largest weights, or logits.
+        """The canonical hard architecture of the largest weights, or logits.
 
-        Of equal ones the first. Pure; leading batch axes are allowed.
+        Of equal ones the first counts. Pure; leading batch axes are allowed.
         """
         return self.canonical({name: jnp.argmax(weights[name], axis=-1).astype(jnp.int32) for name in self})
 
     def soften(self, arch: Arch) -> Arch:
-        """Returns a hard architecture as one-hot weights, float32 [..., width]."""
+        """A hard architecture as one-hot weights, float32 [..., width]."""
         self._check_shapes(arch, batched=True, hard=True)
         return {
             name: jax.nn.one_hot(arch[name], choice.width, dtype=jnp.float32)
@@ -376,17 +394,18 @@ class Space:
         )
 
     def smallest(self) -> Arch:
-        """Returns the architecture of least values; of str options, the first."""
+        """The architecture of least values; of str options, the first."""
         return self._extreme(min, 0)
 
     def largest(self) -> Arch:
-        """Returns the architecture of greatest values; of str options, the last."""
+        """The architecture of greatest values; of str options, the last."""
         return self._extreme(max, -1)
 
     def enumerate(self, limit: int = 100_000) -> Arch:
-        """Returns all distinct canonical architectures as one batch [cardinality, ...].
+        """All distinct canonical architectures as one batch [cardinality, ...].
 
-        Raises ValueError if there are more than `limit`.
+        Raises:
+          ValueError: there are more than `limit`.
         """
         if self.cardinality > limit:
             raise ValueError(
@@ -399,7 +418,7 @@ class Space:
     # ---- Option values and files.
 
     def to_dict(self, arch: Arch) -> dict[str, Any]:
-        """Returns the option values of one hard architecture, as plain Python values.
+        """The option values of one hard architecture, as plain Python values.
 
         A repeated choice is a list up to its last active position, None where inactive in between;
         what is not active at all is left out.
@@ -409,11 +428,16 @@ class Space:
         return option_values.to_dict(self.choices, arch, self._masks(arch))
 
     def from_dict(self, values: Mapping[str, Any]) -> Arch:
-        """Returns the canonical architecture with these option values; the reverse of `to_dict`.
+        """The canonical architecture with these option values; the reverse of `to_dict`.
 
-        A list may end after the active positions or have the full length.
-        Raises ValueError for an unknown name or option (naming the nearest), a missing value, or a
-        list of another length.
+        Args:
+          values: option values by name; a list may end after the active positions or have the full
+            length.
+
+        Raises:
+          TypeError: the values are not a dict.
+          ValueError: an unknown name or option (the message names the nearest), a missing value, or
+            a list of another length.
         """
         index, given = option_values.indices(self.choices, values)
         arch = {name: jnp.asarray(x, jnp.int32) for name, x in index.items()}
@@ -421,7 +445,7 @@ class Space:
         return self.canonical(arch)
 
     def _narrow(self, rows: dict[str, list[tuple[Option, ...]]]) -> "Space":
-        """Returns the space with these options by position; repeats end where nothing is active."""
+        """The space with these options by position; repeats end where nothing is active."""
         new: dict[str, Choice] = {}
         for name in self._order:
             choice, kept = self.choices[name], rows[name]
@@ -429,11 +453,11 @@ class Space:
                 limit = max(new[parent].options) if parent == choice.active else new[parent].length
                 if limit is not None and choice.length is not None:
                     kept = kept[:limit]
-            choice = choice._keep(kept)
+            choice = choice.keep(kept)
             if choice.condition is not None:
                 parent, options = choice.condition
                 left = tuple(o for o in options if o in new[parent].options)
-                choice = choice._with(condition=(parent, left))  # () if it can never hold
+                choice = choice.replace(condition=(parent, left))  # () if it can never hold
             new[name] = choice
         return Space(**{name: new[name] for name in self})
 
@@ -444,7 +468,7 @@ class Space:
         }
 
     def fix(self, arch: Arch) -> "Space":
-        """Returns the space of this one hard architecture: one option for every element.
+        """The space of one hard architecture: one option for every element.
 
         A choice repeated up to the depth is cut to that depth. `smallest()` of the new space is the
         architecture in it.
@@ -462,11 +486,16 @@ class Space:
         )
 
     def restrict(self, **options) -> "Space":
-        """Returns the space with fewer options for some names, in their original order.
+        """The space with fewer options for some names, in their original order.
 
         A choice repeated up to the depth is cut to the greatest depth left. An architecture moves
         between the two spaces by `to_dict` and `from_dict`.
-        Raises ValueError if a name is unknown, or its options are none or no subset.
+
+        Args:
+          **options: the options to keep, one or a tuple of them, by name.
+
+        Raises:
+          ValueError: a name is unknown, or its options are none or no subset.
         """
         rows = self._rows()
         for name, keep in options.items():
@@ -490,10 +519,17 @@ class Space:
         return self._narrow(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a plain dict, name -> choice, that `from_json` reads. Keep its order in files."""
+        """A plain dict, name -> choice, which `from_json` reads; its order counts."""
         return {name: choice.to_json() for name, choice in self.decisions}
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Space":
-        """Returns the space that `to_json` wrote."""
+        """The space that `to_json` wrote.
+
+        Raises:
+          TypeError: not a dict.
+          ValueError: a choice in it is not one.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"Space.from_json: expected a dict that to_json wrote, got {values!r}.")
         return Space(**{name: Choice.from_json(choice) for name, choice in values.items()})

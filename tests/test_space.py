@@ -25,7 +25,7 @@ TINY = spaces.autoformer("tiny")
 # One option less at one position: positions with different numbers of options.
 RAGGED = Space(
     depth=Choice(1, 2),
-    width=Choice(3, 4, 5).repeat(2, active="depth")._with(per_position=((3, 5), (3, 4, 5))),
+    width=Choice(3, 4, 5).repeat(2, active="depth").replace(per_position=((3, 5), (3, 4, 5))),
 )
 SPACES = {
     "tiny": TINY,
@@ -378,6 +378,12 @@ def test_from_dict(change, message):
         (lambda: Choice((1, 2)), "int, float or str"),
         (lambda: Choice(True), "int, float or str"),
         (lambda: Choice(float("nan")), "not finite"),
+        (lambda: Choice(1e300), "1e[+]300 is beyond the range of float32"),
+        (lambda: Choice(2**31), "2147483648 is beyond the range of int32"),
+        (lambda: TINY.from_dict(None), "expected a dict of option values .*, got None"),
+        (lambda: Space.from_json(None), "expected a dict that to_json wrote, got None"),
+        (lambda: Space.from_json({"a": None}), "expected a dict that to_json wrote, got None"),
+        (lambda: Space(a=Choice(1).when("zzzzz", 1)), "not a choice of the space[.]$"),
         (lambda: Choice(1).repeat(0), "at least 1"),
         (lambda: Choice(1).repeat(2).repeat(2), "already repeated"),
         (lambda: Space(), "no choices"),

@@ -29,7 +29,6 @@ from jax import lax
 
 from jaxnas import Choice, Space, search
 from jaxnas.search import pareto
-from jaxnas.search.nsga2 import NSGA2
 
 _DATA = flags.DEFINE_string(
     "data",
@@ -72,11 +71,11 @@ def run_many(strategy: Any, table: jax.Array, seeds: int) -> jax.Array:
         def step(state, _):
             archs, state = strategy.ask(state)
             found = table[_SPACE.encode(archs) @ places]
-            told = found if isinstance(strategy, NSGA2) else found[:, 0]
             # What random search is told does not matter.
+            told = found[:, 0] if strategy.objectives is None else found
             return strategy.tell(state, archs, told), (found, state.valid)
 
-        length = math.ceil(strategy.evaluations / strategy.population)
+        length = math.ceil(strategy.evaluations / strategy.batch)
         scores, valid = lax.scan(step, strategy.init(key), None, length=length)[1]
         return jnp.where(valid[..., None], scores, jnp.nan).reshape(-1, 2)
 
@@ -146,14 +145,18 @@ def measure() -> dict[str, Any]:
     table = read_table(_DATA.value, _LATENCY.value)
     reference, cells = jnp.asarray(table.min(axis=0)), jnp.asarray(table)
     exact = float(pareto.hypervolume(cells, reference))
-    settings = {"evaluations": _EVALUATIONS.value, "population": _POPULATION.value}
-    ours = NSGA2(
-        _SPACE, **settings, crossover_probability=_CROSSOVER.value, mutation_probability=_MUTATION.value
+    evaluations, population = _EVALUATIONS.value, _POPULATION.value
+    ours = search.NSGA2(
+        _SPACE,
+        evaluations=evaluations,
+        population=population,
+        crossover_probability=_CROSSOVER.value,
+        mutation_probability=_MUTATION.value,
     )
     methods: dict[str, Callable[[], Any]] = {}
     for name, strategy in (
         ("jaxnas NSGA2", ours),
-        ("jaxnas random", search.RandomSearch(_SPACE, **settings)),
+        ("jaxnas random", search.RandomSearch(_SPACE, evaluations=evaluations, batch=population)),
     ):
         methods[name] = functools.partial(
             jax.jit(run_many, static_argnums=(0, 2)), strategy, cells, _SEEDS.value
@@ -169,7 +172,8 @@ def measure() -> dict[str, Any]:
     result: dict[str, Any] = {
         "table": table.shape[0],
         "latency": _LATENCY.value,
-        **settings,
+        "evaluations": evaluations,
+        "population": population,
         "front": int(pareto.pareto_front(cells).sum()),
         "hypervolume": exact,
         "reference": [float(x) for x in reference],

@@ -6,17 +6,21 @@ from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.perturbation import Perturbed, perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
-from jaxnas.search.predictor_guided import Pool, PredictorGuided
+from jaxnas.search.predictor_guided import PredictorGuided
+from jaxnas.search.proposals import propose
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, check_strategy, run, scan
-from jaxnas.search.state import State
+from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
+from jaxnas.search.state import State, ranking
+from jaxnas.search.strategy import Pool, Strategy
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
 __all__ = [
     "NSGA2",
     "PPO",
+    "Candidates",
     "Evolution",
     "Hyperband",
     "LocalSearch",
@@ -29,12 +33,19 @@ __all__ = [
     "Result",
     "SoftmaxPolicy",
     "State",
+    "Strategy",
     "SuccessiveHalving",
     "TransformerPolicy",
+    "argmax",
+    "candidates",
     "check_bounds",
     "check_strategy",
     "perturbation",
+    "propose",
+    "ranking",
     "reachable",
     "run",
+    "sampling",
     "scan",
+    "similar_cost",
 ]

@@ -2,23 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
-from jaxnas.search.state import State
-from jaxnas.space import Arch, Space
+from jaxnas.search.proposals import propose
+from jaxnas.search.state import State, ranking
+from jaxnas.search.strategy import Strategy
+from jaxnas.space import Arch
 
 
 @dataclasses.dataclass(frozen=True)
-class Evolution:
+class Evolution(Strategy):
     """Evolution within bounds: mutation and crossover of the best of all generations.
 
-    Use as `RandomSearch`. The first generation is random. Each later one has `mutations` mutants of
+    Use as `Strategy`. The first generation is random. Each later one has `mutations` mutants of
     random parents and `crossovers` children of two random parents, completed by random ones; the
     parents are the `parents` best of everything evaluated so far.
 
@@ -27,31 +25,25 @@ class Evolution:
     last generation counts, and attempts are limited, so that it always ends.
 
     Attributes:
-      space, cost, bounds, evaluations, population: as for `RandomSearch`. The paper evaluates 20
-        generations of 50.
+      population: how many a generation has: the batch. The paper evaluates 20 generations of 50.
       parents: how many of the best are parents.
       mutations: mutants per generation.
       crossovers: children of two parents per generation.
       network_probability: of resampling a decision made once for the network, as depth and width
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
-      canonical: as for `RandomSearch`.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
-    evaluations: int = 1000
     population: int = 50
     parents: int = 10
     mutations: int = 25
     crossovers: int = 25
     network_probability: float = 0.2
     layer_probability: float = 0.4
-    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
-        state_lib.check_settings(self)
+        self.check_counts("population")
+        super().__post_init__()
         if self.parents < 1 or min(self.mutations, self.crossovers) < 0:
             raise ValueError(
                 "Evolution: parents must be at least 1, mutations and crossovers at "
@@ -66,15 +58,21 @@ class Evolution:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"Evolution: {name} is {getattr(self, name)}, expected 0 to 1.")
 
-    def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
-        return state_lib.init(self, key)
+    @property
+    def name(self) -> str:
+        """As histories call it."""
+        return "evolution"
+
+    @property
+    def batch(self) -> int:
+        """A generation is asked for at a time."""
+        return self.population
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of `population` architectures and the next state; see `RandomSearch`."""
+        """A generation of architectures and the next state; see `Strategy`."""
         key, mutation_key, crossover_key, ask_key = jax.random.split(state.key, 4)
-        order, usable = state_lib.ranking(state)
+        order, usable = ranking(state)
         groups = []
         if self.mutations:
             mutants = self._mutants(mutation_key, state, order, usable)
@@ -82,23 +80,10 @@ class Evolution:
         if self.crossovers:
             children = self._children(crossover_key, state, order, usable)
             groups.append((children, jnp.where(usable > 0, self.crossovers, 0)))
-        return state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """Returns the state that knows the scores, float [population]; see `RandomSearch.tell`."""
-        return state_lib.tell(self, state, archs, scores)
-
-    def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
-        return state_lib.finished(self, state)
-
-    def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the best architecture and its score; ValueError if no score is a number."""
-        return state_lib.best(self, state)
+        return propose(self, dataclasses.replace(state, key=key), ask_key, groups)
 
     def _pick(self, key: jax.Array, usable: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Returns two different parents (if there are two) for each of n children, int32 [n]."""
+        """Two different parents, if there are two, for each of n children; int32 [n] each."""
         count = jnp.maximum(jnp.minimum(usable, self.parents), 1)
         first_key, step_key = jax.random.split(key)
         first = jax.random.randint(first_key, (n,), 0, count)

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
 from jaxnas.search.neighbours import neighbours
+from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
-from jaxnas.space import Arch, Space
+from jaxnas.search.strategy import Strategy, canonical
+from jaxnas.space import Arch
 
 
 @jax.tree_util.register_dataclass
@@ -25,8 +24,8 @@ class Climb:
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalSearch:
-    """Climbs by single changes and starts anew at a local optimum; use as `RandomSearch`.
+class LocalSearch(Strategy):
+    """Climbs by single changes and starts anew at a local optimum; use as `Strategy`.
 
     Evaluates the neighbours of where it is (architectures that differ in one decision) in random
     order and moves to the first better one. When all were evaluated it goes to a random
@@ -34,33 +33,24 @@ class LocalSearch:
     UAI 2021, algorithm 1, with the first improvement instead of the best).
 
     Attributes:
-      space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
       batch: how many to ask for at a time.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
-    evaluations: int = 1000
     batch: int = 1
-    canonical: Callable[[Arch], Arch] | None = None
-
-    def __post_init__(self):
-        state_lib.check_settings(self)
 
     def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        """The first state; see `Strategy`."""
         nowhere = Climb(jnp.zeros((self.space.length,), jnp.int32), jnp.float32(-jnp.inf))
-        return dataclasses.replace(state_lib.init(self, key), memory=nowhere)
+        return dataclasses.replace(super().init(key), memory=nowhere)
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        """A batch of architectures and the next state; see `Strategy`."""
         key, order_key, ask_key = jax.random.split(state.key, 3)
-        around = state_lib.canonical(self, neighbours(self.space, state.memory.code))
+        around = canonical(self, neighbours(self.space, state.memory.code))
         started = state.memory.score > -jnp.inf
         groups = [(jax.random.permutation(order_key, around), jnp.where(started, self.batch, 0))]
-        archs, state = state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
+        archs, state = propose(self, dataclasses.replace(state, key=key), ask_key, groups)
         asked = self.space.encode(archs)
         is_neighbour = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
         # A local optimum: what is asked now is random, and wherever it is, the climb goes on there.
@@ -70,9 +60,9 @@ class LocalSearch:
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """Returns the state that knows the scores, float [batch]; see `RandomSearch.tell`."""
+        """The state that knows the scores, float [batch]; see `Strategy`."""
         valid, climb = state.valid, state.memory
-        state = state_lib.tell(self, state, archs, scores)
+        state = super().tell(state, archs, scores)
         scores = jnp.asarray(scores, jnp.float32)
         usable = jnp.where(valid & jnp.isfinite(scores), scores, -jnp.inf)
         row = jnp.argmax(usable)
@@ -80,11 +70,3 @@ class LocalSearch:
         code = jnp.where(better, self.space.encode(archs)[row], climb.code)
         climb = Climb(code, jnp.where(better, usable[row], climb.score))
         return dataclasses.replace(state, memory=climb)
-
-    def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
-        return state_lib.finished(self, state)
-
-    def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the best architecture and its score; ValueError if no score is a number."""
-        return state_lib.best(self, state)

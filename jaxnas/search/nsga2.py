@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnas.search import pareto
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
+from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
-from jaxnas.space import Arch, Space
+from jaxnas.search.strategy import Strategy, nothing_usable
+from jaxnas.space import Arch
 
 _ATTEMPTS = 10  # Children made for each that is wanted: many repeat what is known.
 
@@ -34,7 +33,7 @@ class Survivors:
 
 
 @dataclasses.dataclass(frozen=True)
-class NSGA2:
+class NSGA2(Strategy):
     """NSGA-II within bounds: a population spread along the front of several scores.
 
         state = strategy.init(key)
@@ -52,25 +51,22 @@ class NSGA2:
     child that is known makes way for another, at last for a random one.
 
     Attributes:
-      space, cost, bounds, evaluations, population, canonical: as for `RandomSearch`.
+      population: how many a generation has: the batch.
       objectives: how many scores an architecture has, at least 2.
       crossover_probability: of a child having two parents and not one.
       mutation_probability: of resampling each element; by default 0.3 / space.length: known children
         are refused, so that those which are left have changed more.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
-    evaluations: int = 1000
     population: int = 50
     objectives: int = 2
     crossover_probability: float = 0.9
     mutation_probability: float | None = None
-    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
-        state_lib.check_settings(self)
+        self.check_counts("population")
+        super().__post_init__()
+        self.check_counts("objectives")
         if self.objectives < 2:
             raise ValueError(
                 f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
@@ -81,32 +77,32 @@ class NSGA2:
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"NSGA2: {name} is {value}, expected 0 to 1.")
 
+    @property
+    def batch(self) -> int:
+        """A generation is asked for at a time."""
+        return self.population
+
     def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        """The first state; see `Strategy`."""
         empty = jnp.full((self.population,), -1, jnp.int32)
         memory = Survivors(empty, jnp.zeros_like(empty), jnp.zeros(empty.shape, jnp.float32))
-        return dataclasses.replace(state_lib.init(self, key), memory=memory)
+        return dataclasses.replace(super().init(key), memory=memory)
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of `population` architectures and the next state; see `RandomSearch`."""
+        """A generation of architectures and the next state; see `Strategy`."""
         key, child_key, ask_key = jax.random.split(state.key, 3)
         usable = jnp.sum(state.memory.rows >= 0, dtype=jnp.int32)
         children = self._children(child_key, state, usable)
         groups = [(children, jnp.where(usable > 0, self.population, 0))]
-        return state_lib.propose(self, dataclasses.replace(state, key=key), ask_key, groups)
+        return propose(self, dataclasses.replace(state, key=key), ask_key, groups)
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """Returns the state that knows the scores of the batch last asked.
+        """The state that knows the scores, float [population, objectives]; see `Strategy`.
 
-        Args:
-          state: as `ask` returned it.
-          archs: the architectures that `ask` returned, leading axis `population`.
-          scores: float [population, objectives], higher is better. A row with a NaN or an infinity
-            is skipped and counted; it never is a parent.
-
-        Raises ValueError for another number of objectives, other shapes or dtypes.
+        Raises:
+          ValueError: another number of objectives, other shapes or dtypes.
         """
         shape = jnp.shape(scores)
         came = 1 if len(shape) == 1 else shape[-1] if len(shape) == 2 else None
@@ -116,7 +112,7 @@ class NSGA2:
                 f"{came} came: scores are {list(shape)}, expected "
                 f"{[self.population, self.objectives]}."
             )
-        new = state_lib.tell(self, state, archs, scores)
+        new = super().tell(state, archs, scores)
         rows = state.size + jnp.arange(self.population, dtype=jnp.int32)
         rows = jnp.concatenate([state.memory.rows, jnp.where(rows < new.size, rows, -1)])  # [2 P]
         scores = new.scores[jnp.maximum(rows, 0)]
@@ -128,32 +124,28 @@ class NSGA2:
             new, memory=Survivors(jnp.where(usable[order], rows[order], -1), rank[order], crowding[order])
         )
 
-    def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
-        return state_lib.finished(self, state)
-
     @functools.partial(jax.jit, static_argnums=0)
     def front(self, state: State) -> jax.Array:
-        """Returns the rows of the history that no other dominates, bool [evaluations]."""
+        """The rows of the history that no other dominates, bool [evaluations]."""
         return pareto.pareto_front(state.scores)
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the front found: its architectures, leading axis F, and scores [F, objectives].
+        """The front found: its architectures, leading axis F, and scores, float32 [F, objectives].
 
         In order of the first score, from the best down. On the host, since F is not known before;
-        `front` works under jit. Raises ValueError if no score is a number.
+        `front` works under jit.
+
+        Raises:
+          ValueError: no score is a number.
         """
         rows = jnp.flatnonzero(self.front(state))
         if not len(rows):
-            raise ValueError(
-                f"best: none of {int(state.size)} evaluations gave numbers"
-                f"{'.' if state.size == 0 else '; all scores are NaN or infinite.'}"
-            )
+            raise ValueError(f"best: {nothing_usable(state)}")
         rows = rows[jnp.argsort(-state.scores[rows, 0])]
         return self.space.decode(state.codes[rows]), state.scores[rows]
 
     def _parents(self, key: jax.Array, memory: Survivors, usable: jax.Array, n: int) -> jax.Array:
-        """Returns the winners of 2 n tournaments of two, as places in the population; [n, 2]."""
+        """The winners of 2 n tournaments of two, as places in the population; int32 [n, 2]."""
         draw_key, tie_key = jax.random.split(key)
         one, two = jax.random.randint(draw_key, (2, n, 2), 0, jnp.maximum(usable, 1))
         rank, crowding = memory.rank, memory.crowding
@@ -163,7 +155,7 @@ class NSGA2:
         return jnp.where(wins, one, two)
 
     def _children(self, key: jax.Array, state: State, usable: jax.Array) -> jax.Array:
-        """Returns codes of children, int32 [10 P, length]; anything while there are no parents."""
+        """Codes of children, int32 [10 P, length]; anything while there are no parents."""
         rate = self.mutation_probability
         rate = 0.3 / self.space.length if rate is None else rate
 

@@ -24,7 +24,7 @@ CONTEXT = 3
 
 
 def _allowed(space: Space) -> jax.Array:
-    """Returns which options each decision has, bool [L, W]."""
+    """Which options each decision has, bool [L, W]."""
     width = max(space.sizes)
     return jnp.arange(width)[None, :] < jnp.asarray(space.sizes, jnp.int32)[:, None]
 
@@ -38,7 +38,7 @@ def _canonical(space: Space, code: jax.Array) -> jax.Array:
 
 
 def _decided_in_order(space: Space) -> np.ndarray:
-    """Returns for which decisions all that may make them inactive are decided before, bool [L]."""
+    """For which decisions all that may make them inactive are decided before, bool [L]."""
     order, known = list(space.choices), []
     for place, (_, choice) in enumerate(space.decisions):
         deciding = [choice.active, choice.condition[0] if choice.condition else None]
@@ -48,9 +48,9 @@ def _decided_in_order(space: Space) -> np.ndarray:
 
 
 def _score(space: Space, logits: jax.Array, code: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns log-probability and entropy of the active decisions under logits [L, W]."""
+    """Log-probability and entropy of the active decisions under logits [L, W]."""
     log_probabilities = jax.nn.log_softmax(jnp.where(_allowed(space), logits, -1e9))
-    active = space._active_code(space.decode(code)).astype(jnp.float32)
+    active = space.active_code(space.decode(code)).astype(jnp.float32)
     chosen = jnp.take_along_axis(log_probabilities, code[:, None], axis=1)[:, 0]
     entropy = -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=1)
     return jnp.sum(active * chosen), jnp.sum(active * entropy)
@@ -67,18 +67,18 @@ class SoftmaxPolicy:
     scale: float = 1e-3
 
     def init(self, key: jax.Array, space: Space) -> Any:
-        """Returns the parameters at the start."""
+        """The parameters at the start."""
         shape = (space.length, max(space.sizes))
         return {"logits": self.scale * jax.random.normal(key, shape), "value": jnp.float32(0)}
 
     def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
-        """Returns a random canonical architecture, int32 [L]."""
+        """A random canonical architecture, int32 [L]."""
         del context
         logits = jnp.where(_allowed(space), params["logits"], -jnp.inf)
         return _canonical(space, _pick(key, logits))
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
-        """Returns log-probability, entropy and value, float32 [] each."""
+        """Log-probability, entropy and value, float32 [] each."""
         del context
         return *_score(space, params["logits"], code), params["value"]
 
@@ -124,7 +124,9 @@ class TransformerPolicy:
     (in the spirit of masked-attention density estimators, arXiv 2006.00939).
 
     Attributes:
-      width, layers, heads: of the Transformer.
+      width: of the tokens.
+      layers: how many blocks there are.
+      heads: of the attention.
     """
 
     width: int = 32
@@ -135,12 +137,12 @@ class TransformerPolicy:
         return _Decoder(space, self.width, self.layers, self.heads)
 
     def init(self, key: jax.Array, space: Space) -> Any:
-        """Returns the parameters at the start."""
+        """The parameters at the start."""
         code = jnp.zeros((space.length,), jnp.int32)
         return self._module(space).init(key, code, jnp.zeros((CONTEXT,)))["params"]
 
     def sample(self, params: Any, space: Space, key: jax.Array, context: jax.Array) -> jax.Array:
-        """Returns a random canonical architecture, int32 [L]."""
+        """A random canonical architecture, int32 [L]."""
         allowed, module = _allowed(space), self._module(space)
 
         known = jnp.asarray(_decided_in_order(space))
@@ -150,7 +152,7 @@ class TransformerPolicy:
             logits, _ = module.apply({"params": params}, code, context)
             option = _pick(key, jnp.where(allowed[place], logits[place], -jnp.inf))
             # Later decisions see what `evaluate` will show them: an inactive one is canonical.
-            active = space._active_code(space.decode(code))[place] | ~known[place]
+            active = space.active_code(space.decode(code))[place] | ~known[place]
             return code.at[place].set(jnp.where(active, option, 0)), None
 
         steps = jnp.arange(space.length), jax.random.split(key, space.length)
@@ -158,6 +160,6 @@ class TransformerPolicy:
         return _canonical(space, code)
 
     def evaluate(self, params: Any, space: Space, code: jax.Array, context: jax.Array) -> Any:
-        """Returns log-probability, entropy and value, float32 [] each."""
+        """Log-probability, entropy and value, float32 [] each."""
         logits, value = self._module(space).apply({"params": params}, code, context)
         return *_score(space, logits, code), value

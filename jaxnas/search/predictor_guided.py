@@ -7,34 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
-from jaxnas.search.state import State
-from jaxnas.space import Arch, Space
+from jaxnas.search.proposals import listed, propose
+from jaxnas.search.state import State, ranking
+from jaxnas.search.strategy import Pool, Strategy, canonical
+from jaxnas.space import Arch
 
 ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pool:
-    """The architectures that a search may choose from, canonical codes int32 [n, L]."""
-
-    codes: np.ndarray
-
-
 @dataclasses.dataclass(frozen=True)
-class PredictorGuided:
+class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
     First `initial` random architectures; then, refitting before each batch, those of the largest
     acquisition among the candidates: the whole space where it can be listed (or a given pool), else
     mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
-    Use as `RandomSearch`.
+    Use as `Strategy`.
 
     Attributes:
-      space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
       predictor: with `fit(key, inputs, targets, mask)` and `predict(fitted, inputs)`; see
         `jaxnas.predictors`.
       features: from an architecture to the predictor's inputs, a pytree; traceable.
@@ -49,9 +40,6 @@ class PredictorGuided:
       mutants: candidates made at a time, where the space can't be listed.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
     evaluations: int = 100
     predictor: Any = None
     features: Callable[[Arch], Any] | None = None
@@ -61,10 +49,9 @@ class PredictorGuided:
     batch: int = 1
     pool: Pool | None = None
     mutants: int = 512
-    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
-        state_lib.check_settings(self)
+        super().__post_init__()
         if self.predictor is None or self.features is None:
             raise ValueError(
                 "PredictorGuided needs a predictor and features: for example predictor="
@@ -82,13 +69,13 @@ class PredictorGuided:
             )
 
     def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
-        state = state_lib.init(self, key)
-        listed = state_lib.listed(self)
-        if listed is None:
+        """The first state; see `Strategy`."""
+        state = super().init(key)
+        every = listed(self)
+        if every is None:
             return state
         # Made once: a predictor's inputs may be costly, and are the same for all searches.
-        codes = jnp.asarray(listed)
+        codes = jnp.asarray(every)
         inputs = jax.lax.map(self._inputs, codes, batch_size=256)
         taken = jnp.zeros(codes.shape[:1], bool)
         rows = jnp.zeros((self.evaluations,), jnp.int32)
@@ -96,7 +83,7 @@ class PredictorGuided:
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        """A batch of architectures and the next state; see `Strategy`."""
         key, fit_key, choice_key, ask_key = jax.random.split(state.key, 4)
         state = dataclasses.replace(state, key=key)
         if not state.memory:
@@ -127,19 +114,6 @@ class PredictorGuided:
         )
         return self.space.decode(codes[chosen]), state
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """Returns the state that knows the scores, float [batch]; see `RandomSearch.tell`."""
-        return state_lib.tell(self, state, archs, scores)
-
-    def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
-        return state_lib.finished(self, state)
-
-    def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the best architecture and its score; ValueError if no score is a number."""
-        return state_lib.best(self, state)
-
     def _inputs(self, code: jax.Array) -> Any:
         assert self.features is not None  # checked at the start
         return self.features(self.space.decode(code))
@@ -147,7 +121,7 @@ class PredictorGuided:
     def _value(
         self, fitted: Any, inputs: Any, seen: Any, rows: jax.Array, known: jax.Array, key: jax.Array
     ) -> jax.Array:
-        """Returns the acquisition of candidates; `seen[rows]` where `known` are evaluated already."""
+        """The acquisition of candidates, float [n]; `seen[rows]` where `known` are evaluated already."""
         mean, std = self.predictor.predict(fitted, inputs)
         if self.acquisition == "upper_confidence":
             return mean + self.confidence * std
@@ -164,7 +138,7 @@ class PredictorGuided:
     ) -> tuple[Arch, State]:
         space = self.space
         mutant_key, random_key = jax.random.split(choice_key)
-        order, usable = state_lib.ranking(state)
+        order, usable = ranking(state)
         parents = state.codes[order[:10]]
         rows = jnp.arange(self.mutants) % jnp.clip(usable, 1, 10)
         rate = min(2 / space.length, 0.5)
@@ -174,7 +148,7 @@ class PredictorGuided:
 
         made = jax.vmap(mutant)(jax.random.split(mutant_key, self.mutants), parents[rows])
         fresh = space.encode(space.sample(random_key, self.mutants // 4))
-        candidates = state_lib.canonical(self, jnp.concatenate([made, fresh]))
+        candidates = canonical(self, jnp.concatenate([made, fresh]))
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
         known = jnp.arange(self.evaluations) < state.size
         fitted = self.predictor.fit(fit_key, seen, state.scores, known)
@@ -188,4 +162,4 @@ class PredictorGuided:
         )
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size < self.initial, 0, self.batch)
-        return state_lib.propose(self, state, ask_key, [(best_first, quota)])
+        return propose(self, state, ask_key, [(best_first, quota)])

@@ -5,18 +5,17 @@ REINFORCE (Williams 1992; Zoph and Le 2017) and PPO (Schulman et al. 2017), for 
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
 from jaxnas.search.policies import SoftmaxPolicy
-from jaxnas.search.state import State
-from jaxnas.space import Arch, Space
+from jaxnas.search.proposals import propose
+from jaxnas.search.state import State, ranking
+from jaxnas.search.strategy import Strategy, check_key
+from jaxnas.space import Arch
 
 _DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.
 
@@ -33,15 +32,14 @@ class Learner:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reinforce:
-    """Policy gradients on batches of architectures; use as `RandomSearch`.
+class Reinforce(Strategy):
+    """Policy gradients on batches of architectures; use as `Strategy`.
 
     The reward of an architecture is the share of all scores so far that its own exceeds: whatever
     the unit of the scores, and robust against a few very bad ones. Nothing is evaluated twice: of
     the policy's draws the new ones are asked for, and random ones if there are too few.
 
     Attributes:
-      space, cost, bounds, evaluations, canonical: as for `RandomSearch`.
       policy: see `policies`.
       batch: architectures for each update.
       learning_rate: of Adam.
@@ -54,10 +52,6 @@ class Reinforce:
       steps_per_batch: gradient steps on each batch.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
-    evaluations: int = 1000
     policy: Any = SoftmaxPolicy()
     batch: int = 10
     learning_rate: float = 1e-2
@@ -67,10 +61,9 @@ class Reinforce:
     queue: int = 0
     queue_weight: float = 1.0
     steps_per_batch: int = 1
-    canonical: Callable[[Arch], Arch] | None = None
 
     def __post_init__(self):
-        state_lib.check_settings(self)
+        super().__post_init__()
         if self.baseline not in ("average", "value"):
             raise ValueError(
                 f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
@@ -82,29 +75,30 @@ class Reinforce:
         return not isinstance(self.policy, SoftmaxPolicy)
 
     def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        """The first state; see `Strategy`."""
+        check_key(key)
         key, policy_key = jax.random.split(key)
         params = self.policy.init(policy_key, self.space)
         learner = Learner(params, self._optimizer().init(params), jnp.float32(0), jnp.float32(0))
-        return dataclasses.replace(state_lib.init(self, key), memory=learner)
+        return dataclasses.replace(super().init(key), memory=learner)
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of architectures and the next state; see `RandomSearch`."""
+        """A batch of architectures and the next state; see `Strategy`."""
         key, draw_key, ask_key = jax.random.split(state.key, 3)
         context = self._context(state)
         codes = jax.vmap(lambda key: self.policy.sample(state.memory.params, self.space, key, context))(
             jax.random.split(draw_key, _DRAWS * self.batch)
         )
         state = dataclasses.replace(state, key=key)
-        return state_lib.propose(self, state, ask_key, [(codes, self.batch)])
+        return propose(self, state, ask_key, [(codes, self.batch)])
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """Returns the state that knows the scores, float [batch]; see `RandomSearch.tell`."""
+        """The state that knows the scores, float [batch]; see `Strategy`."""
         context, used = self._context(state), state.valid & jnp.isfinite(jnp.asarray(scores))
         codes = self.space.encode(archs)
-        state = state_lib.tell(self, state, archs, scores)
+        state = super().tell(state, archs, scores)
         rewards = jax.vmap(lambda score: self._reward(state, score))(jnp.asarray(scores, jnp.float32))
         rewards, weights = jnp.where(used, rewards, 0), used.astype(jnp.float32)
         learner = state.memory
@@ -113,7 +107,7 @@ class Reinforce:
         average = keep * learner.average + (1 - keep) * mean
         weight = keep * learner.weight + (1 - keep)
         baseline = average / jnp.maximum(weight, 1e-6)
-        order, usable = state_lib.ranking(state)
+        order, usable = ranking(state)
         best = state.codes[order[: max(self.queue, 1)]]
         chosen = jnp.arange(max(self.queue, 1)) < jnp.minimum(self.queue, usable)
         evaluate = jax.vmap(self.policy.evaluate, (None, None, 0, None))
@@ -137,14 +131,6 @@ class Reinforce:
             params = optax.apply_updates(params, updates)
         return dataclasses.replace(state, memory=Learner(params, opt_state, average, weight))
 
-    def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
-        return state_lib.finished(self, state)
-
-    def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the best architecture and its score; ValueError if no score is a number."""
-        return state_lib.best(self, state)
-
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(self.learning_rate))
 
@@ -159,7 +145,7 @@ class Reinforce:
         return jnp.sum(jnp.where(known, below, 0)) / count
 
     def _context(self, state: State) -> jax.Array:
-        """Returns what was seen so far: progress, and mean and spread of the last batch's rewards."""
+        """What was seen so far: progress, and mean and spread of the last batch's rewards."""
         progress = state.size.astype(jnp.float32) / self.evaluations
         rows = jnp.arange(self.evaluations)
         last = (rows >= state.size - self.batch) & (rows < state.size) & ~jnp.isnan(state.scores)

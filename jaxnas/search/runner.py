@@ -1,7 +1,7 @@
-"""Runs a search: asks, evaluates, tells; as one compiled scan, or step by step with a history.
+"""Runs a search: asks, evaluates, tells; step by step with a history, or as one compiled program.
 
-Step by step the history is a file from which the search resumes exactly. Both ways are the same
-search: the same key gives the same architectures in the same order.
+The history is a file from which the search resumes exactly. Both ways are the same search: the same key
+gives the same architectures in the same order.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.search import history as history_lib
-from jaxnas.search import state as state_lib
+from jaxnas import files
+from jaxnas.search import history
 from jaxnas.search.state import State
+from jaxnas.search.strategy import Strategy, check_key, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
-_TELLING = 20  # So many failures and no success: there is no use in going on.
+_TELLING = 20  # After so many failures and no success there is no use in going on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Result:
       score: its score; with several objectives float32 [front, objectives].
       costs: its costs, {} if the strategy has no cost function or several objectives.
       state: the last state of the strategy.
-      history: the lines of the history of this search, in order.
+      history: the lines of the history of this search, in order; see `history`.
       resumed: how many evaluations were taken from the history file.
     """
 
@@ -41,89 +41,77 @@ class Result:
     score: Any
     costs: dict[str, int | float]
     state: State
-    history: list[dict[str, Any]]
+    history: list[history.Line]
     resumed: int
 
 
-def scan(strategy: Any, evaluate: Callable[..., Any], key: jax.Array) -> Any:
-    """Returns the last state of a search that runs as one `lax.scan`; for jit, and vmap over keys.
+def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> State:
+    """A search as one traced loop, for jit, and for vmap over keys.
+
+    A thousand searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
 
     Args:
-      strategy: any of this package, or another; see `run`.
-      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable.
-        Rows that are not valid are evaluated too, and ignored.
-        Of a strategy with fidelities (one with a method `fidelity`, as `Hyperband`): from a batch and
-        a fidelity, int32 [], to scores or (scores, seconds), float32 [batch] each.
+      strategy: of this package, or one's own; see `Strategy`.
+      evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what
+        it draws or computes by NumPy is frozen. Rows that are not valid are evaluated too, and
+        ignored. Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or
+        (scores, seconds), float [batch] each.
       key: a typed key.
 
-    The state's `codes`, `scores` [evaluations, ...] and `size` are the history, in order. A thousand
-    searches at once are `jax.vmap(lambda key: search.scan(strategy, evaluate, key))(keys)`.
+    Returns:
+      The last state; its `codes`, `scores` [evaluations, ...] and `size` are the history, in order.
 
-    Raises TypeError for what is no strategy, and ValueError for bounds that no architecture keeps.
+    Raises:
+      TypeError: something else than a strategy, a function or a typed key.
+      ValueError: bounds that no architecture keeps.
+    """
+    check_search(strategy, evaluate, key)
+
+    def turn(state: State) -> State:
+        archs, asked = strategy.ask(state)
+        if strategy.fidelities is None:
+            return strategy.tell(asked, archs, evaluate(archs))
+        told = evaluate(archs, strategy.fidelity(asked))
+        return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
+
+    if strategy.fidelities is not None:
+        # How many batches there are depends on the scores and the seconds.
+        return jax.lax.while_loop(lambda s: ~strategy.finished(s), turn, strategy.init(key))
+    length = -(-strategy.evaluations // strategy.batch)
+    return jax.lax.scan(lambda state, _: (turn(state), None), strategy.init(key), length=length)[0]
+
+
+def check_search(strategy: Any, evaluate: Any, key: Any) -> None:
+    """Checks what a search is made of.
+
+    Raises:
+      TypeError: something else than a strategy, a function and a typed key.
     """
     check_strategy(strategy)
-    if _has_fidelities(strategy):
-        # How many batches there are depends on the scores and the seconds.
-        def turn(state):
-            archs, asked = strategy.ask(state)
-            told = evaluate(archs, strategy.fidelity(asked))
-            return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
-
-        return jax.lax.while_loop(lambda s: ~strategy.finished(s), turn, strategy.init(key))
-
-    def step(state, _):
-        archs, asked = strategy.ask(state)
-        return strategy.tell(asked, archs, evaluate(archs)), None
-
-    length = -(-strategy.evaluations // state_lib.batch_size(strategy))
-    return jax.lax.scan(step, strategy.init(key), length=length)[0]
+    if not callable(evaluate):
+        raise TypeError(
+            f"search: evaluate is {evaluate!r}, expected a function from a batch of architectures to scores."
+        )
+    check_key(key)
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raises TypeError where a strategy lacks what `run` and `scan` read of it; see `run`."""
-    needed = ["space", "cost", "bounds", "evaluations", "init", "ask", "tell", "finished", "best"]
-    missing = [name for name in needed if not hasattr(strategy, name)]
-    if not (hasattr(strategy, "batch") or hasattr(strategy, "population")):
-        missing.append("batch")
-    if missing or not dataclasses.is_dataclass(strategy):
-        lacks = f"lacks {', '.join(missing)}" if missing else "is not a dataclass"
-        raise TypeError(
-            f"search: {type(strategy).__name__} {lacks}. A strategy is a frozen dataclass "
-            f"with {', '.join(needed)} and batch (or population); its state has the fields "
-            "of jaxnas.search.state.State."
-        )
+    """Checks that something is a strategy.
 
-
-def _has_fidelities(strategy: Any) -> bool:
-    """Returns whether a strategy asks for evaluations of several fidelities.
-
-    It has a method `fidelity`, its `tell` takes seconds, and its state's memory holds `fidelity` and
-    `seconds` [H] of each evaluation.
+    Raises:
+      TypeError: it is not.
     """
-    return hasattr(strategy, "fidelity")
-
-
-def _traceable(strategy: Any, evaluate: Callable[..., Any]) -> bool:
-    """Returns whether an evaluation can be a part of a compiled program."""
-    one = jax.eval_shape(
-        lambda: strategy.space.decode(
-            jnp.zeros((state_lib.batch_size(strategy), strategy.space.length), jnp.int32)
+    if not isinstance(strategy, Strategy):
+        what = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+        what += " itself, not one of its instances," if isinstance(strategy, type) else ""
+        raise TypeError(
+            f"search: {what} is no strategy. A strategy is a frozen dataclass that inherits "
+            "jaxnas.search.Strategy and has a method ask."
         )
-    )
-    fidelity = (jax.ShapeDtypeStruct((), jnp.int32),) if _has_fidelities(strategy) else ()
-    try:
-        told = jax.eval_shape(evaluate, one, *fidelity)
-    except Exception:  # Whatever it says to arrays without values, on the host it is called with arrays.
-        return False
-    expected = (state_lib.batch_size(strategy), *state_lib.objectives(strategy))
-    parts = told if fidelity and isinstance(told, tuple) and len(told) == 2 else (told,)
-    return all(
-        isinstance(x, jax.ShapeDtypeStruct) and (x.shape, x.dtype) == (expected, jnp.float32) for x in parts
-    )
 
 
 def run(
-    strategy: Any,
+    strategy: Strategy,
     evaluate: Callable[..., Any],
     key: jax.Array,
     *,
@@ -131,106 +119,154 @@ def run(
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
     progress: Callable[[int, int, float], None] | None = None,
+    traced: bool = False,
 ) -> Result:
     """Runs a search to its end, and returns what it found.
 
-    Where `evaluate` can be traced, and neither a history file nor progress is asked for, the search
-    is one compiled program (`scan`); otherwise a loop on the host. The course is the same.
-
     Args:
-      strategy: one of this package, or a frozen dataclass with the same fields (`space`, `cost`,
-        `bounds`, `evaluations`, `batch` or `population`) and methods (`init`, `ask`, `tell`,
-        `finished`, `best`), whose state has the fields of `State`.
-      evaluate: from a batch of architectures (leading axis n) to scores, float [n]; higher is
-        better. On the host it is called once per generation; n is the population, and less only
-        at the end. Of a strategy with fidelities also from a fidelity; see `scan`.
+      strategy: one of this package, or one's own; see `Strategy`.
+      evaluate: from a batch of architectures (leading axis n) to scores, float [n] (or [n, M]);
+        higher is better. It is called once for each generation; n is the strategy's batch, and less
+        only at the end of a search or of a rung. Of a strategy with fidelities it takes the
+        fidelity, an int, too, and may return (scores, seconds), float [n] each.
       key: a typed key; the same key, settings and scores give the same search.
       evaluations: the budget, instead of the strategy's own.
-      history_path: a JSONL file with a line for each evaluation, written after each generation.
+      history_path: a JSONL file with a line for each evaluation, appended to after each generation.
         If it holds generations of this search, they are not evaluated again: the search goes on as
         if it had never stopped. A generation that is not complete there is evaluated anew.
-        Searches of other names share the file.
-      name: of this search in the file; by default "random", "evolution", or the strategy's class.
+        Searches of other names may share the file, one after the other.
+      name: of this search in the file; by default the strategy's.
       progress: called after each generation with evaluations done, the budget and the best score
         (NaN while there is none).
+      traced: compile the evaluation and the search into one program (`scan`), for functions that JAX
+        can trace; without a history file and progress.
 
-    Raises TypeError for what is no strategy; ValueError for bounds that no architecture keeps, scores
-    of another shape, only NaN scores (after 20, or at the end), or a history of another search (naming
-    what differs, and leaving the file as it is); OSError, before the first evaluation, if the history
-    can't be written.
+    Raises:
+      TypeError: something else than a strategy, a function or a typed key.
+      ValueError: bounds that no architecture keeps, scores of another shape, only failed evaluations
+        (after 20, or at the end), or a history that is damaged or of another search (the message has
+        what differs, and the file stays as it is).
+      OSError: before the first evaluation, if the history cannot be written.
     """
-    check_strategy(strategy)
+    check_search(strategy, evaluate, key)
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
-    names = {"RandomSearch": "random", "Evolution": "evolution"}
-    name = name or names.get(type(strategy).__name__, type(strategy).__name__)
-    settings = state_lib.as_text(strategy, key)
-    everything = history_lib.read(history_path) if history_path is not None else []
-    others = [line for line in everything if line["strategy"] != name]
-    recorded = [line for line in everything if line["strategy"] == name]
-    _check_recorded(recorded, settings, strategy.evaluations, history_path)
-    if history_path is not None:
-        history_lib.check_writable(history_path)
-    elif progress is None and _traceable(strategy, evaluate):
+    name, settings = name or strategy.name, history.settings_of(strategy, key)
+    if traced:
+        if history_path is not None or progress is not None:
+            raise ValueError("run: a traced search has neither a history file nor progress.")
         # Compiled anew in each call: what the evaluation closes over may have changed.
         state = jax.jit(functools.partial(scan, strategy, evaluate))(key)
-        _check_scores(state)
-        return _result(strategy, state, _lines(strategy, name, settings, state), 0)
+        return _result(strategy, state, _lines(strategy, name, settings, state, []), 0)
 
-    state, lines, resumed = strategy.init(key), [], 0
+    recorded = [] if history_path is None else history.read(history_path, name)
+    history.check_settings(recorded, settings, history_path)
+    _check_length(recorded, strategy.evaluations, history_path)
+    state, lines, replaying, resumed = strategy.init(key), [], history_path is not None, 0
     while not strategy.finished(state):
-        generation = int(state.generation)
         archs, asked = strategy.ask(state)
         rows = np.flatnonzero(np.asarray(asked.valid))
         if not len(rows):
             state = asked  # exhausted
             break
-        new = _describe(strategy, name, archs, rows, len(lines), generation)
-        fidelity = (strategy.fidelity(asked),) if _has_fidelities(strategy) else ()
-        for line in new if fidelity else ():
-            line["fidelity"] = int(fidelity[0])
-        old = [line for line in recorded if line["generation"] == generation]
-        _check_replay(strategy.space, old, new, history_path)
-        shape = (*asked.valid.shape, *state_lib.objectives(strategy))
-        scores = np.full(shape, np.nan, np.float32)
-        if len(old) == len(new):
-            scores[rows] = [history_lib.score_from_json(line["score"]) for line in old]
-            took = np.asarray([line.get("seconds", 0.0) for line in old], np.float32)
-            resumed += len(old)
-        else:
-            recorded = [line for line in recorded if line["generation"] < generation]
-            scores[rows], took = _told(evaluate, archs, rows, shape[1:], fidelity)
-        seconds = ()
-        if fidelity and took is not None:
-            seconds = (np.zeros(shape, np.float32),)
-            seconds[0][rows] = took
-        for at, (line, row) in enumerate(zip(new, rows, strict=True)):
-            line["score"] = history_lib.score_to_json(scores[row])
-            if fidelity:
-                # What is no number counts as 0, as for the strategy.
-                usable = took is not None and np.isfinite(took[at])
-                line["seconds"] = float(took[at]) if usable else 0.0
-        if not lines:
-            new[0]["settings"] = settings
+        old = [line for line in recorded if line["generation"] == int(asked.generation)]
+        known = replaying and len(old) == len(rows)
+        told = _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows)
+        state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
+        new = _lines(strategy, name, settings, state, lines)
+        if replaying:
+            _check_replay(old, new, recorded[len(lines) :], history_path)
+        if known:
+            resumed += len(new)
+        elif history_path is not None:
+            if replaying:  # A killed process, or a smaller budget, left a part of this generation.
+                history.cut(history_path, name, keep=len(lines))
+            files.append_lines(history_path, new)
+            replaying = False
         lines += new
-        state = strategy.tell(asked, archs, scores, *seconds)
-        if history_path is not None and len(old) < len(new):
-            history_lib.write(history_path, others + lines)
         if len(lines) >= _TELLING:
             _check_scores(state)
         if progress is not None:
-            failed = _all_failed(state)
-            best = float("nan") if failed else float(np.max(strategy.best(state)[1]))
+            best = float("nan") if _all_failed(state) else float(np.max(strategy.best(state)[1]))
             progress(len(lines), strategy.evaluations, best)
-    _check_scores(state)
     return _result(strategy, state, lines, resumed)
 
 
-def _all_failed(state: Any) -> bool:
+def _evaluated(
+    strategy: Strategy, evaluate: Callable[..., Any], asked: State, archs: Arch, rows: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """What the evaluation says of some rows: scores, float32 [rows, ...], and seconds if it tells them."""
+    archs = jax.tree.map(lambda x: x[rows], archs)
+    shape = (len(rows), *score_shape(strategy))
+    if strategy.fidelities is None:
+        return (_checked(evaluate(archs), "", shape),)
+    told = evaluate(archs, int(strategy.fidelity(asked)))
+    if not isinstance(told, tuple):
+        return (_checked(told, "", shape),)
+    return _checked(told[0], "", shape), _checked(told[1], "seconds ", shape[:1])
+
+
+def _checked(told: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What an evaluation returned, as float32, if it has that shape."""
+    told = np.asarray(told)
+    if told.shape != shape or told.dtype.kind not in "fiu" and told.dtype != "bfloat16":
+        raise ValueError(
+            f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
+            f"{shape[0]} architectures, expected float {list(shape)}."
+        )
+    return told.astype(np.float32)
+
+
+def _recorded(strategy: Strategy, lines: list[history.Line]) -> tuple[np.ndarray, ...]:
+    """What the evaluation said of recorded lines, as `_evaluated`."""
+    scores = np.asarray([line["score"] for line in lines], np.float32)  # null becomes NaN
+    if strategy.fidelities is None:
+        return (scores,)
+    return scores, np.asarray([line.get("seconds", 0.0) for line in lines], np.float32)
+
+
+def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
+    """What is known of some rows, as a whole batch."""
+    whole = np.zeros((batch, *told.shape[1:]), np.float32)
+    whole[rows] = told
+    return whole
+
+
+def _lines(
+    strategy: Strategy, name: str, settings: dict, state: State, before: list[history.Line]
+) -> list[history.Line]:
+    """The lines of the history behind those that there are, made of the state."""
+    told = {"score": state.scores, **strategy.columns(state)}
+    columns = {column: np.asarray(values) for column, values in told.items()}
+    codes, born = np.asarray(state.codes), np.asarray(state.born)
+    lines = []
+    for row in range(len(before), int(state.size)):
+        arch = strategy.space.decode(codes[row])
+        line = {
+            "index": row,
+            "strategy": name,
+            "generation": int(born[row]),
+            "architecture": strategy.space.to_dict(arch),
+            **_costs(strategy, arch),
+            **{column: values[row] for column, values in columns.items()},
+        }
+        lines.append(line if row else line | {"settings": settings})
+    return history.seal(lines, before)
+
+
+def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
+    """The costs of one architecture as plain Python numbers."""
+    if strategy.cost is None:
+        return {}
+    # Called with concrete arrays, since a cost may be more exact on them than under jit.
+    return {name: np.asarray(x).item() for name, x in strategy.cost(arch).items()}
+
+
+def _all_failed(state: State) -> bool:
     return int(state.skipped) == int(state.size)
 
 
-def _check_scores(state: Any) -> None:
+def _check_scores(state: State) -> None:
     if _all_failed(state):
         raise ValueError(
             f"search: all {int(state.size)} scores so far are NaN or infinite; the "
@@ -239,27 +275,9 @@ def _check_scores(state: Any) -> None:
         )
 
 
-def _lines(strategy: Any, name: str, settings: dict, state: Any) -> list[dict[str, Any]]:
-    """Returns the history of a search that ran as one program, as the loop would have written it."""
-    size = int(state.size)
-    born, scores = np.asarray(state.born)[:size], np.asarray(state.scores)[:size]
-    archs = strategy.space.decode(state.codes[:size])
-    lines = []
-    for generation in np.unique(born):
-        rows = np.flatnonzero(born == generation)
-        lines += _describe(strategy, name, archs, rows, len(lines), int(generation))
-    for row, line in enumerate(lines):
-        if _has_fidelities(strategy):
-            line["fidelity"] = int(state.memory.fidelity[row])
-        line["score"] = history_lib.score_to_json(scores[row])
-        if _has_fidelities(strategy):
-            line["seconds"] = float(state.memory.seconds[row])
-    lines[0]["settings"] = settings
-    return lines
-
-
-def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int) -> Result:
-    if len(lines) < strategy.evaluations and getattr(state, "exhausted", True):
+def _result(strategy: Strategy, state: State, lines: list[history.Line], resumed: int) -> Result:
+    _check_scores(state)
+    if len(lines) < strategy.evaluations and bool(state.exhausted):
         _log.warning(
             "search: stopped after %d of %d evaluations: no other feasible architecture was found.",
             len(lines),
@@ -270,70 +288,12 @@ def _result(strategy: Any, state: Any, lines: list[dict[str, Any]], resumed: int
             "search: %d of %d scores were NaN or infinite and were skipped.", int(state.skipped), len(lines)
         )
     arch, score = strategy.best(state)
-    if state_lib.objectives(strategy):
+    if strategy.objectives is not None:
         return Result(arch, np.asarray(score), {}, state, lines, resumed)
     return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
 
 
-def _told(
-    evaluate: Callable[..., Any], archs: Arch, rows: np.ndarray, objectives: tuple[int, ...], fidelity: tuple
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the scores of some rows, float32 [rows, ...], and the seconds, if they are told."""
-    told, seconds = evaluate(jax.tree.map(lambda x: x[rows], archs), *fidelity), None
-    if fidelity and isinstance(told, tuple):
-        told, seconds = told
-        seconds = _checked(seconds, "seconds ", rows, ())
-    return _checked(told, "", rows, objectives), seconds
-
-
-def _checked(told: Any, what: str, rows: np.ndarray, objectives: tuple[int, ...]) -> np.ndarray:
-    """Returns what an evaluation told of some rows, float32 [rows, ...], if it has that shape."""
-    told, expected = np.asarray(told), (*rows.shape, *objectives)
-    if told.shape != expected or told.dtype.kind not in "fiu" and told.dtype != "bfloat16":
-        raise ValueError(
-            f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
-            f"{len(rows)} architectures, expected float {list(expected)}."
-        )
-    return told.astype(np.float32)
-
-
-def _costs(strategy: Any, arch: Arch) -> dict[str, Any]:
-    """Returns the costs of one architecture as plain Python numbers."""
-    if strategy.cost is None:
-        return {}
-    # Called with concrete arrays, since a cost may be more exact on them than under jit.
-    return {name: np.asarray(x).item() for name, x in strategy.cost(arch).items()}
-
-
-def _describe(
-    strategy: Any, name: str, archs: Arch, rows: np.ndarray, first: int, generation: int
-) -> list[dict[str, Any]]:
-    """Returns the lines of a generation, still without scores."""
-    lines = []
-    host = jax.tree.map(np.asarray, archs)
-    for i, row in enumerate(rows):
-        arch = {key: jnp.asarray(x[row]) for key, x in host.items()}
-        lines.append(
-            {
-                "index": first + i,
-                "strategy": name,
-                "generation": generation,
-                "architecture": strategy.space.to_dict(arch),
-                **_costs(strategy, arch),
-            }
-        )
-    return lines
-
-
-def _check_recorded(recorded: list[dict], settings: dict, evaluations: int, path: Any) -> None:
-    if not recorded:
-        return
-    changed = history_lib.differences(recorded[0].get("settings", {}), settings)
-    if changed:
-        raise ValueError(
-            f"{path} holds a search with other settings: {'; '.join(changed)}. "
-            "Restore the settings, or choose another history file or name."
-        )
+def _check_length(recorded: list[history.Line], evaluations: int, path: Any) -> None:
     if len(recorded) > evaluations:
         raise ValueError(
             f"{path} holds {len(recorded)} evaluations of this search, more than "
@@ -341,21 +301,32 @@ def _check_recorded(recorded: list[dict], settings: dict, evaluations: int, path
         )
 
 
-def _check_replay(space: Any, old: list[dict], new: list[dict], path: Any) -> None:
-    """Checks that the recorded lines of a generation are those that the search asks for."""
+def _check_replay(
+    old: list[history.Line], new: list[history.Line], left: list[history.Line], path: Any
+) -> None:
+    """Checks that the recorded lines of a generation are those that the search asked for.
+
+    Args:
+      old: the recorded lines of the generation, fewer than asked for if it was not complete.
+      new: the lines as they are now.
+      left: the recorded lines of this generation and of those behind it.
+      path: of the history.
+
+    Raises:
+      ValueError: they differ, in more than the scores that are evaluated anew.
+    """
     fault = f"{len(old)} architectures, now {len(new)}" if len(old) > len(new) else None
+    if len(old) < len(new) and len(left) > len(old):
+        fault = f"{len(old)} architectures, now {len(new)}"
     for line, expected in zip(old, new, strict=False):
-        if not history_lib.same_architecture(space, line["architecture"], expected["architecture"]):
-            fault = f"architecture {line['architecture']}, now {expected['architecture']}"
-        for name in set(expected) - {"architecture", "index", "generation", "strategy"}:
-            if line.get(name) != expected[name]:
-                fault = f"{name} {line.get(name)}, now {expected[name]}"
+        for name in {*line, *expected} - {"score", "seconds", "digest"}:
+            if line.get(name) != expected.get(name):
+                fault = f"{name} {line.get(name)}, now {expected.get(name)}"
         if fault:
             break
     if fault:
-        at = new[min(len(new), len(old)) - 1] if len(old) > len(new) else expected
         raise ValueError(
-            f"{path} is not the history of this search: in generation "
-            f"{at['generation']}, near index {at['index']}, it recorded {fault}. Use "
-            "the supernet, cost function and version that wrote it, or another file."
+            f"{path} is not the history of this search: in generation {new[0]['generation']}, from index "
+            f"{new[0]['index']}, it recorded {fault}. Use the supernet, cost function and version that "
+            "wrote it, or another file."
         )

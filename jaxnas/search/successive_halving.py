@@ -6,15 +6,15 @@ cheapest (few epochs), the last one is what counts.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxnas.search import state as state_lib
-from jaxnas.search.bounds import Cost
-from jaxnas.search.state import State
+from jaxnas.search.proposals import propose
+from jaxnas.search.state import State, next_rows
+from jaxnas.search.strategy import Pool, Strategy
 from jaxnas.space import Arch, Space
 
 
@@ -46,12 +46,12 @@ class Race:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyperband:
+class Hyperband(Strategy):
     """Races of successive halving that start at each fidelity in turn, until the budget is spent.
 
     A race that starts at fidelity f draws architectures that were never evaluated, evaluates them at
     f, and takes the best 1 / `eta` of them to the next fidelity, up to the last. With `starts=(0,)`
-    every race starts at the cheapest: `SuccessiveHalving`. Use as `RandomSearch`, but for two things:
+    every race starts at the cheapest: `SuccessiveHalving`. Use as `Strategy`, but for two things:
 
         archs, state = strategy.ask(state)                # all of one fidelity
         scores, seconds = evaluate(archs, strategy.fidelity(state))
@@ -60,28 +60,28 @@ class Hyperband:
     An evaluation counts if it ends within the budget; the best is that at the highest fidelity of
     which there is a score. Scores that are no numbers never go on.
 
+    With `given` there is one race, of these architectures and in their order, from the cheapest
+    fidelity to the last.
+
     Attributes:
-      space, cost, bounds, canonical: as for `RandomSearch`.
       evaluations: at most, of all fidelities together: the capacity of the history.
       fidelities: how many there are.
       budget: seconds, as the evaluation tells them; None for no limit.
       eta: one in `eta` goes on, and at least one.
       first: architectures at the start of a race from the cheapest fidelity.
       starts: the fidelities where races start, in turn; by default all.
-      batch: how many to ask for at a time; by default `first`.
+      batch: how many to ask for at a time; 0 for `first`. With 1 the history file is written
+        after every evaluation.
+      given: the architectures of the only race; they say what `first` and `evaluations` are.
     """
 
-    space: Space
-    cost: Cost | None = None
-    bounds: Any = ()
-    evaluations: int = 1000
     fidelities: int = 2
     budget: float | None = None
     eta: int = 3
     first: int = 27
     starts: tuple[int, ...] | None = None
-    batch: int | None = None
-    canonical: Callable[[Arch], Arch] | None = None
+    batch: int = 0
+    given: Pool | None = None
 
     def __post_init__(self):
         if self.fidelities < 1 or self.eta < 2 or self.first < 1:
@@ -97,32 +97,41 @@ class Hyperband:
                 f"Hyperband: starts is {starts}, expected fidelities from 0 to {self.fidelities - 1}."
             )
         object.__setattr__(self, "starts", starts)
-        if self.batch is None:
+        if self.given is not None:
+            codes = check_given(self.space, self.given, self.bounds)
+            object.__setattr__(self, "starts", (0,))
+            object.__setattr__(self, "first", len(codes))
+            object.__setattr__(self, "evaluations", sum(self.rungs(0)))
+        if self.batch == 0:
             object.__setattr__(self, "batch", self.first)
-        state_lib.check_settings(self)
+        super().__post_init__()
 
     def rungs(self, start: int) -> list[int]:
-        """Returns how many architectures a race has at each fidelity from `start`, if none fails."""
+        """How many architectures a race has at each fidelity from `start`, if none fails."""
         counts = [max(-(-self.first // self.eta**start), 1)]
         while len(counts) < self.fidelities - start:
             counts.append(max(counts[-1] // self.eta, 1))
         return counts
 
     def init(self, key: jax.Array) -> State:
-        """Returns the first state; raises ValueError for bounds that no architecture keeps."""
+        """The first state; see `Strategy`."""
         rows, zero = self.evaluations, jnp.zeros((), jnp.int32)
         race = Race(
             jnp.full((rows,), -1, jnp.int32), jnp.zeros((rows,), jnp.float32), zero, zero, zero, zero, zero
         )
-        return dataclasses.replace(state_lib.init(self, key), memory=self._start(race, zero, zero))
+        return dataclasses.replace(super().init(key), memory=self._start(race, zero, zero))
 
     def fidelity(self, state: State) -> jax.Array:
-        """Returns the fidelity of the batch that was asked, int32 []."""
+        """The fidelity of the batch that was asked, int32 []."""
         return state.memory.current
+
+    def columns(self, state: State) -> dict[str, jax.Array]:
+        """What the history says of each evaluation beside its score."""
+        return {"fidelity": state.memory.fidelity, "seconds": state.memory.seconds}
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
-        """Returns a batch of architectures to evaluate at `fidelity` of the next state, and that.
+        """A batch of architectures to evaluate at `fidelity` of the next state, and that state.
 
         Rows where `state.valid` is False are fillers, as a rung or the budget of evaluations ends.
         """
@@ -134,7 +143,11 @@ class Hyperband:
         asked = place < open_rows
 
         def new() -> tuple[jax.Array, State]:
-            archs, proposed = state_lib.propose(self, state, ask_key, [])
+            if self.given is not None:
+                codes = jnp.asarray(self.given.codes, jnp.int32)
+                rows = jnp.where(asked, done + place, done)
+                return codes[rows], dataclasses.replace(state, valid=asked)
+            archs, proposed = propose(self, state, ask_key, [])
             valid = proposed.valid & asked
             found = jnp.sum(valid, dtype=jnp.int32)
             # Fewer than the rung has room for, and not than a whole batch.
@@ -154,7 +167,7 @@ class Hyperband:
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any, seconds: Any = None) -> State:
-        """Returns the state that knows the scores of the batch last asked.
+        """The state that knows the scores of the batch last asked.
 
         Args:
           state: as `ask` returned it.
@@ -162,7 +175,8 @@ class Hyperband:
           scores: float [batch], higher is better. NaN: counted, never best, never goes on.
           seconds: what each evaluation took, float [batch]; what is no number counts as 0.
 
-        Raises ValueError for other shapes or dtypes, or seconds that a budget needs and lacks.
+        Raises:
+          ValueError: other shapes or dtypes, or no seconds where there is a budget.
         """
         if seconds is None and self.budget is not None:
             raise ValueError(
@@ -177,27 +191,30 @@ class Hyperband:
                 f"float for each row asked, {list(shape)}."
             )
         race = state.memory
-        rows = jnp.where(state.valid, state.size + jnp.arange(shape[0], dtype=jnp.int32), self.evaluations)
+        rows = next_rows(state.size, state.valid, self.evaluations)
         told = jnp.where(jnp.isfinite(seconds), seconds, 0).astype(jnp.float32)
         race = dataclasses.replace(
             race,
             fidelity=race.fidelity.at[rows].set(race.current, mode="drop"),
             seconds=race.seconds.at[rows].set(told, mode="drop"),
         )
-        state = dataclasses.replace(state_lib.tell(self, state, archs, scores), memory=race)
+        state = dataclasses.replace(super().tell(state, archs, scores), memory=race)
         return dataclasses.replace(state, memory=self._advance(state))
 
     def finished(self, state: State) -> jax.Array:
-        """Returns whether the budget is spent or the feasible space exhausted, bool []."""
+        """Whether the budget is spent, the given race over or the feasible space exhausted, bool []."""
         # An exhausted space has no new race, but the one that is being run goes on to its end.
         over = state.exhausted & _starts_race(state) & ~jnp.any(state.valid)
         over |= state.size >= self.evaluations
+        if self.given is not None:
+            over |= state.memory.number > 0
         return over if self.budget is None else over | (jnp.sum(state.memory.seconds) >= self.budget)
 
     def best(self, state: State) -> tuple[Arch, jax.Array]:
-        """Returns the best architecture at the highest fidelity within the budget, and its score.
+        """The best architecture at the highest fidelity within the budget, and its score.
 
-        Raises ValueError if no score within the budget is a number.
+        Raises:
+          ValueError: no score within the budget is a number.
         """
         usable, race = ~jnp.isnan(state.scores), state.memory
         if self.budget is not None:
@@ -210,7 +227,7 @@ class Hyperband:
         return self.space.decode(state.codes[row]), state.scores[row]
 
     def _start(self, race: Race, number: jax.Array, row: jax.Array) -> Race:
-        """Returns the memory at the start of a race, whose first evaluation is in that row."""
+        """The memory at the start of a race, whose first evaluation is in that row."""
         assert self.starts is not None  # set at the start
         turn = number % len(self.starts)
         counts = jnp.asarray([self.rungs(start)[0] for start in self.starts], jnp.int32)
@@ -224,7 +241,7 @@ class Hyperband:
         )
 
     def _advance(self, state: State) -> Race:
-        """Returns the memory with the next rung, or the next race, where the rung is complete."""
+        """The memory with the next rung, or the next race, where the rung is complete."""
         race = state.memory
         count = state.size - race.begun
         complete = (count >= race.want) | (_starts_race(state) & state.exhausted)
@@ -242,8 +259,42 @@ class Hyperband:
 
 
 def SuccessiveHalving(space: Space, **settings: Any) -> Hyperband:
-    """Returns a `Hyperband` whose races all start at the cheapest fidelity; settings are its own."""
+    """A `Hyperband` whose races all start at the cheapest fidelity.
+
+        candidates = search.Pool(space.encode(archs))
+        race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
+        result = search.run(race, evaluate, key, history_path=path)  # evaluate(archs, fidelity)
+
+    Args:
+      space: the search space.
+      **settings: the other settings of `Hyperband`.
+    """
     return Hyperband(space, starts=(0,), **settings)
+
+
+def check_given(space: Space, given: Pool, bounds: Any) -> np.ndarray:
+    """Checks the architectures of a given race and returns their codes, int32 [n, L].
+
+    Raises:
+      ValueError: there are none, they are not of this space, some are equal, or there are bounds.
+    """
+    codes = np.asarray(given.codes)
+    if codes.ndim != 2 or codes.shape[1] != space.length or codes.dtype.kind != "i" or not len(codes):
+        raise ValueError(
+            f"Hyperband: the given codes are {codes.dtype}{list(codes.shape)}, expected int32 "
+            f"[n, {space.length}] with n of at least 1: search.Pool(space.encode(archs))."
+        )
+    with jax.ensure_compile_time_eval():
+        archs = space.decode(codes)
+        space.check(archs)
+        networks = np.asarray(space.encode(space.canonical(archs)))
+    if len(np.unique(networks, axis=0)) < len(codes):
+        raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
+    if bounds:
+        raise ValueError(
+            "Hyperband: bounds are for architectures that are drawn; leave out those given instead."
+        )
+    return codes
 
 
 def _starts_race(state: State) -> jax.Array:
@@ -251,7 +302,7 @@ def _starts_race(state: State) -> jax.Array:
 
 
 def _rung_before(state: State) -> jax.Array:
-    """Returns the rows of the rung before whose score is a number, bool [H]."""
+    """The rows of the rung before whose score is a number, bool [H]."""
     row = jnp.arange(state.scores.shape[0], dtype=jnp.int32)
     there = (row >= state.memory.previous) & (row < state.memory.begun)
     return there & ~jnp.isnan(state.scores)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import compare as compare_binary
-from jaxnas import files, tabular
+from jaxnas import files, search, tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 
@@ -154,6 +154,8 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
         (["--strategies=randm"], "'randm' is not a strategy; did you mean 'random'?"),
         (["--strategies=nowhere:mine"], "'nowhere:mine' could not be imported"),
         (["--metric=accuracy"], "'accuracy' is not a metric of the table"),
+        (["--strategies="], "--strategies is empty"),
+        (["--evaluations=6467"], "--evaluations=6467, but nasbench201 has 6466 different networks"),
         (["--at=10,41"], "--at=10,41: expected numbers from 1 to the 40 evaluations"),
         (
             ["--benchmark=nasbench_graph_cora", "--strategies=random,hyperband"],
@@ -215,13 +217,14 @@ def test_what_ends_after_the_budget_of_seconds_was_not_found():
         "codes": np.asarray([[[0], [1], [2]]], np.int32),
         "scores": np.asarray([[1, 2, 3]], np.float32),
     }
-    whole = compare_binary.curves_of(table, None, ran, end=None)
+    strategy = search.RandomSearch(space)
+    whole = compare_binary.curves_of(table, strategy, ran, end=None)
     assert whole.networks == [3] and whole.to_best == [3]
-    cut = compare_binary.curves_of(table, None, ran, end=180.0)
+    cut = compare_binary.curves_of(table, strategy, ran, end=180.0)
     assert cut.networks == [2] and np.isnan(cut.to_best).all()
     np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])
 
 
 def test_what_is_no_strategy_is_refused_before_anything_runs():
-    with pytest.raises(ValueError, match="--strategies: own:mine: search: object lacks space, cost"):
+    with pytest.raises(ValueError, match="--strategies: own:mine: search: object is no strategy"):
         compare_binary.build(lambda table, evaluations: object(), "own:mine", None)

@@ -65,7 +65,7 @@ def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
         evaluations=200,
         batch=5,
     )
-    result = search.run(strategy, evaluate, KEYS[0])
+    result = search.run(strategy, evaluate, KEYS[0], traced=True)
     allowed = {tuple(row) for row in np.asarray(pool).tolist() if 1 <= row[4] <= 2}
     asked = np.asarray(result.state.codes)[: int(result.state.size)].tolist()
     assert {tuple(row) for row in asked} == allowed and len(asked) == len(allowed)
@@ -101,7 +101,10 @@ def test_a_history_is_recognised_with_features_made_anew(tmp_path):
 def test_a_batch_larger_than_the_space_asks_for_all_of_it():
     space = Space(op=Choice("a", "b").repeat(3))
     strategy = guided(space, predictors.one_hot(space), batch=10, initial=2)
-    result = search.run(strategy, lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32), KEYS[0])
+    count = lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32)  # noqa: E731
+    result = search.run(strategy, count, KEYS[0], traced=True)
+        strategy, lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32), KEYS[0], traced=True
+    )
     assert int(result.state.size) == 8 and result.score == 3
 
 

@@ -68,26 +68,21 @@ def test_races_halve_and_carry_the_best_on():
         assert len(np.unique(codes[starts], axis=0)) == len(starts)
 
 
-def on_host(function):
-    """An evaluation that can't be traced: then a search is a loop, which shares what is compiled."""
-    return lambda archs, fidelity: jax.tree.map(np.asarray, function(archs, int(fidelity)))
-
-
 @pytest.mark.parametrize("strategy", [RACES, TIMED])
 def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
     path, many = tmp_path / "history.jsonl", scanned(strategy)
-    result = search.run(strategy, on_host(evaluate), KEYS[1], history_path=path)
+    result = search.run(strategy, evaluate, KEYS[1], history_path=path)
     np.testing.assert_array_equal(many.codes[1], result.state.codes)
     np.testing.assert_array_equal(many.scores[1], result.state.scores)
     np.testing.assert_array_equal(many.memory.fidelity[1], result.state.memory.fidelity)
     np.testing.assert_array_equal(many.memory.seconds[1], result.state.memory.seconds)
     if strategy is TIMED:
-        compiled = search.run(strategy, evaluate, KEYS[1])
+        compiled = search.run(strategy, evaluate, KEYS[1], traced=True)
         assert json.dumps(compiled.history) == json.dumps(result.history)
     # As if killed in the middle of a generation: what is complete is not evaluated again.
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:14]))
-    again = search.run(strategy, on_host(evaluate), KEYS[1], history_path=path)
+    again = search.run(strategy, evaluate, KEYS[1], history_path=path)
     assert 9 <= again.resumed <= 14 and again.history == result.history
     assert path.read_text() == "".join(lines)
 
@@ -129,12 +124,12 @@ def test_bounds_and_canonical_hold():
 def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
     strategy = search.SuccessiveHalving(SMALL, evaluations=100, fidelities=3, first=6, eta=2)
     assert strategy.starts == (0,)
-    result = search.run(strategy, evaluate, KEYS[0])
+    result = search.run(strategy, evaluate, KEYS[0], traced=True)
     # Nine architectures: a race of six, and one of the three that are left.
     fidelity = np.asarray(result.state.memory.fidelity)[: len(result.history)]
     np.testing.assert_array_equal(fidelity, [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
     assert bool(result.state.exhausted) and bool(strategy.finished(result.state))
-    loop = search.run(strategy, on_host(evaluate), KEYS[0])
+    loop = search.run(strategy, evaluate, KEYS[0])
     assert loop.history == result.history
 
 
@@ -144,7 +139,7 @@ def test_failed_evaluations_are_counted_and_never_go_on():
         failed = archs["op"][:, 0] != 2
         return jnp.where(failed, jnp.nan, jnp.where(scores > 6, jnp.inf, scores)), seconds
 
-    state = search.run(RACES, on_host(sometimes), KEYS[0]).state
+    state = search.run(RACES, sometimes, KEYS[0]).state
     scores, fidelity = np.asarray(state.scores), np.asarray(state.memory.fidelity)
     assert int(state.size) == 70 and int(state.skipped) == np.isnan(scores).sum() > 0
     first = np.flatnonzero(fidelity == 0)[:9]
@@ -155,21 +150,76 @@ def test_failed_evaluations_are_counted_and_never_go_on():
     lost = {tuple(code) for code in codes[np.isnan(scores) & (fidelity == 0)]}
     assert not lost & {tuple(code) for code in codes[fidelity > 0][np.isfinite(scores[fidelity > 0])]}
     with pytest.raises(ValueError, match="scores so far are NaN or infinite"):
-        search.run(RACES, on_host(lambda archs, f: evaluate(archs, f)[0] * jnp.nan), KEYS[0])
+        search.run(RACES, lambda archs, f: evaluate(archs, f)[0] * jnp.nan, KEYS[0])
 
 
 def test_seconds_may_be_left_out_where_no_budget_needs_them():
     def silent(archs, fidelity):
         return evaluate(archs, fidelity)[0]
 
-    result = search.run(RACES, on_host(silent), KEYS[1])
+    result = search.run(RACES, silent, KEYS[1])
     np.testing.assert_array_equal(result.state.codes, scanned(RACES).codes[1])
     assert {line["seconds"] for line in result.history} == {0.0}
     with pytest.raises(ValueError, match=r"budget is 150.0 seconds, but the evaluation does not tell"):
         search.run(TIMED, silent, KEYS[1])
 
 
+GIVEN = SPACE.encode(SPACE.sample(jax.random.key(9), 7))
+TRIALS = search.SuccessiveHalving(SPACE, given=search.Pool(np.asarray(GIVEN)), fidelities=3, eta=2, batch=1)
+
+
+def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
+    assert TRIALS.rungs(0) == [7, 3, 1] and TRIALS.evaluations == 11
+    path, calls = tmp_path / "history.jsonl", []
+
+    def trial(archs, fidelity):
+        calls.append((SPACE.encode(archs)[0].tolist(), fidelity, path.read_text().count("\n")))
+        return evaluate(archs, fidelity)
+
+    result = search.run(TRIALS, trial, KEYS[0], history_path=path)
+    codes, scores = np.asarray(result.state.codes), np.asarray(result.state.scores)
+    np.testing.assert_array_equal(codes[:7], GIVEN)
+    np.testing.assert_array_equal(codes[7:10], codes[np.argsort(-scores[:7], kind="stable")[:3]])
+    np.testing.assert_array_equal(codes[10], codes[7 + np.argmax(scores[7:10])])
+    np.testing.assert_array_equal(SPACE.encode(result.arch), codes[10])
+    assert calls == [(codes[i].tolist(), f, i) for i, f in enumerate([0] * 7 + [1] * 3 + [2])]
+    # Killed in a trial: those before it are not run again.
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:8]) + lines[8][:30])
+    calls.clear()
+    again = search.run(TRIALS, trial, KEYS[0], history_path=path)
+    assert len(calls) == 3 and again.resumed == 8 and path.read_text() == "".join(lines)
+    state = jax.jit(functools.partial(search.scan, TRIALS, evaluate))(KEYS[0])
+    np.testing.assert_array_equal(state.codes, codes)
+    with pytest.raises(ValueError, match="other settings: first .*given"):
+        other = dataclasses.replace(TRIALS, given=search.Pool(np.asarray(GIVEN)[:4]))
+        search.run(other, evaluate, KEYS[0], history_path=path)
+
+
+def test_a_given_race_ends_where_trials_fail():
+    def trial(archs, fidelity):
+        scores = evaluate(archs, fidelity)[0]
+        return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, scores)
+
+    race = dataclasses.replace(TRIALS, batch=0)
+    result = search.run(race, trial, KEYS[0])
+    assert [line["fidelity"] for line in result.history] == [0] * 7 + [1] * 3
+    assert result.score == np.nanmax(np.asarray(result.state.scores))
+
+
 def test_clear_errors():
+    def given(codes, **settings):
+        return lambda: search.SuccessiveHalving(SPACE, given=search.Pool(np.asarray(codes)), **settings)
+
+    for build, message in (
+        (given(np.zeros((0, 5), np.int32)), r"given codes are int32\[0, 5\], expected int32 \[n, 5\]"),
+        (given(np.zeros((2, 4), np.int32)), r"int32\[2, 4\]"),
+        (given(np.full((1, 5), 4, np.int32)), "is 4, expected an index"),
+        (given(np.zeros((2, 5), np.int32)), "some of the given architectures are equal"),
+        (given(GIVEN, cost=lambda arch: arch, bounds={"a": (1, 2)}), "leave out those given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build()
     with pytest.raises(ValueError, match=r"starts is \(3,\), expected fidelities from 0 to 2"):
         search.Hyperband(SPACE, fidelities=3, starts=(3,))
     with pytest.raises(ValueError, match="budget is 0.0 seconds"):

@@ -230,7 +230,7 @@ def scan(strategy, state):
         archs, state = strategy.ask(state)
         return strategy.tell(state, archs, scores_of(archs)), None
 
-    length = -(-strategy.evaluations // strategy.population)
+    length = -(-strategy.evaluations // strategy.batch)
     return jax.lax.scan(step, state, None, length=length)[0]
 
 
@@ -311,7 +311,7 @@ def test_the_survivors_are_the_better_half(many_seeds):
 
 def test_nan_scores_are_skipped():
     state = STRATEGY.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="none of 0 evaluations gave numbers"):
+    with pytest.raises(ValueError, match="none of 0 evaluations gave a number"):
         STRATEGY.best(state)
     archs, asked = STRATEGY.ask(state)
     state = STRATEGY.tell(asked, archs, np.full((20, 2), np.nan, np.float32))
@@ -362,5 +362,5 @@ def test_nsga2_clear_errors():
             NSGA2(SPACE, **change)
     with pytest.raises(ValueError, match="no architecture has params of at most 1"):
         NSGA2(SPACE, cost, {"params": (None, 1)}).init(jax.random.key(0))
-    assert hash(STRATEGY) == hash(NSGA2(SPACE, cost, BOUNDS, 120, 20))
+    assert hash(STRATEGY) == hash(NSGA2(SPACE, cost, BOUNDS, 120, population=20))
     assert isinstance(STRATEGY.init(jax.random.key(0)), search.State)

@@ -1,5 +1,6 @@
 """Search: each architecture once, bounds kept, no hang, same key same search, exact resume."""
 
+import dataclasses
 import json
 import math
 
@@ -10,7 +11,7 @@ import pytest
 
 from jaxnas import search, spaces
 from jaxnas.search import bounds as bounds_lib
-from jaxnas.search import state as state_lib
+from jaxnas.search import proposals
 from jaxnas.space import Choice, Space
 
 SPACE = Space(
@@ -35,7 +36,7 @@ COST, SMALL_COST = make_cost(SPACE), make_cost(SMALL)
 EVOLUTION = search.Evolution(
     SPACE, COST, BOUNDS, evaluations=120, population=20, parents=5, mutations=10, crossovers=10
 )
-RANDOM = search.RandomSearch(SPACE, COST, BOUNDS, evaluations=120, population=20)
+RANDOM = search.RandomSearch(SPACE, COST, BOUNDS, evaluations=120, batch=20)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +63,7 @@ def scan(strategy, state):
         archs, state = strategy.ask(state)
         return strategy.tell(state, archs, jax.vmap(fitness)(archs)), None
 
-    return jax.lax.scan(step, state, None, length=strategy.evaluations // strategy.population)[0]
+    return jax.lax.scan(step, state, None, length=strategy.evaluations // strategy.batch)[0]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_reachable():
 )
 def test_an_impossible_bound_is_refused_before_the_search(bounds, message):
     with pytest.raises(ValueError, match=message):
-        search.run(search.RandomSearch(SPACE, COST, bounds), None, jax.random.key(0))
+        search.run(search.RandomSearch(SPACE, COST, bounds), evaluate, jax.random.key(0))
 
 
 def test_bounds_of_a_listed_space_are_decided_exactly():
@@ -211,10 +212,10 @@ def test_integer_costs_are_compared_exactly():
 def test_packed_codes_are_exact():
     space = spaces.autoformer("base")
     codes = space.encode(space.sample(jax.random.key(0), 500))
-    packed = np.asarray(state_lib._pack(space, codes))
+    packed = np.asarray(proposals._pack(space, codes))
     assert packed.shape[1] <= 3
     changed = codes.at[:, -1].set((codes[:, -1] + 1) % 3)
-    both = np.concatenate([packed, np.asarray(state_lib._pack(space, changed))])
+    both = np.concatenate([packed, np.asarray(proposals._pack(space, changed))])
     plain = np.concatenate([codes, changed])
     assert len(np.unique(both, axis=0)) == len(np.unique(plain, axis=0))
     assert packed.min() >= 0
@@ -225,6 +226,10 @@ def test_packed_codes_are_exact():
 
 class Stop(Exception):
     pass
+
+
+def never(archs):
+    raise AssertionError("evaluated")
 
 
 def stop_after(calls):
@@ -276,7 +281,7 @@ def test_resume_equals_the_uninterrupted_search(finished_run, tmp_path, calls, c
         np.testing.assert_array_equal(getattr(again.state, name), getattr(result.state, name))
     np.testing.assert_array_equal(*(jax.random.key_data(r.state.key) for r in (again, result)))
     assert again.resumed == (0 if cut == 10**6 else 20 * calls - (20 if cut else 0))
-    assert run(score=None, history_path=path).resumed == 120  # nothing is evaluated
+    assert run(score=never, history_path=path).resumed == 120  # nothing is evaluated
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -287,7 +292,31 @@ def test_two_searches_share_a_file(finished_run, tmp_path):
     assert path.read_text().startswith(finished_run[1])
     assert random.history[0]["strategy"] == "random" and random.resumed == 0
     for strategy in (EVOLUTION, RANDOM):
-        assert run(strategy, None, history_path=path).resumed == 120
+        assert run(strategy, never, history_path=path).resumed == 120
+
+
+def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
+    """A generation cut short by a smaller budget, with lines of another search behind it."""
+    path, alone = tmp_path / "history.jsonl", tmp_path / "alone.jsonl"
+    run(evaluations=30, history_path=path)
+    short = path.read_text()
+    run(RANDOM, evaluations=40, history_path=path)
+    random = path.read_text().removeprefix(short)
+    # Killed while it wrote: one whole line of the next generation, and a part of another.
+    run(RANDOM, evaluations=60, history_path=alone)
+    lines = alone.read_text().splitlines(keepends=True)
+    assert "".join(lines[:40]) == random
+    path.write_text(short + random + lines[40] + lines[41][:50])
+    inode = path.stat().st_ino
+    result = run(evaluations=60, history_path=path)
+    assert result.resumed == 20
+    got = path.read_text().splitlines(keepends=True)
+    assert "".join(got[:20]) == "".join(short.splitlines(keepends=True)[:20])
+    assert got[20:61] == lines[:41] and [json.loads(x)["index"] for x in got[61:]] == list(range(20, 60))
+    assert run(RANDOM, evaluations=60, history_path=path).resumed == 40
+    assert sorted(path.read_text().splitlines()[-20:]) == sorted(alone.read_text().splitlines()[-20:])
+    assert run(evaluations=60, score=never, history_path=path).resumed == 60
+    assert path.stat().st_ino != inode  # cut once, and appended to from then on
 
 
 def test_a_larger_budget_goes_on(finished_run, tmp_path):
@@ -305,30 +334,43 @@ def test_a_larger_budget_goes_on(finished_run, tmp_path):
     [
         ({"seed": 1}, r"other settings: key \(recorded \[0, 0\], now \[0, 1\]\)"),
         (
-            {"strategy": search.Evolution(SPACE, COST, BOUNDS, 120, 20, 4, 10, 10)},
+            {"strategy": dataclasses.replace(EVOLUTION, parents=4)},
             r"other settings: parents \(recorded 5, now 4\)",
         ),
         (
-            {"strategy": search.Evolution(SPACE, COST, {"params": (30, 91)}, 120, 20, 5, 10, 10)},
+            {"strategy": dataclasses.replace(EVOLUTION, bounds={"params": (30, 91)})},
             r"bounds \(recorded .*90.*now .*91",
         ),
-        ({"line": ("params", 1)}, "not the history of this search: .*params 1, now"),
-        ({"line": ("architecture", {"depth": 6})}, "recorded architecture {'depth': 6}, now"),
-        ({"text": "hello\nyou\n"}, "line 1 is not JSON"),
-        ({"text": '{"step": 1}\n'}, r"line 1 has no \['architecture'"),
+        (
+            {"strategy": dataclasses.replace(EVOLUTION, cost=lambda arch: {**COST(arch), "macs": 1})},
+            "not the history of this search: in generation 0, .*macs .*, now 1",
+        ),
+        # A score, a line lost in the middle, a part of a line at the end that is not ours.
+        ({"line": (25, "score", 99.0)}, "line 26 of .* is not what the search 'evolution' wrote there"),
+        ({"line": (25, "score", "high")}, "line 26 of .* is not what the search 'evolution' wrote there"),
+        ({"line": (25, "params", 1)}, "line 26 of .* is not what the search 'evolution' wrote there"),
+        ({"line": (25, "index", None)}, "line 26 of .* a line before it was lost"),
+        ({"text": b"hello\nyou\n"}, "line 1 of .* is not valid JSON"),
+        ({"text": b'{"step": 1}\n'}, "line 1 of .* has no 'index'"),
+        ({"text": b"[" * 100_000 + b"\n"}, "line 1 of .* nested too deeply"),
+        ({"text": b"\x80\x04\n\xff"}, "is not a history of a search"),
+        ({"text": b"\x80\x04\n"}, "line 1 of .* is not JSON: byte 0 is not UTF-8"),
+        ({"text": None}, "is a folder; give the path of a history file"),
     ],
 )
 def test_a_history_of_another_search_is_refused(finished_run, tmp_path, change, message):
     path = tmp_path / "history.jsonl"
     lines = [json.loads(line) for line in finished_run[1].splitlines()]
+    change = dict(change)
     if "line" in change:
-        name, value = change.pop("line")
-        lines[25][name] = value
-    path.write_text(change.pop("text", "".join(json.dumps(line) + "\n" for line in lines)))
-    before = path.read_text()
+        row, name, value = change.pop("line")
+        lines[row][name] = value
+        lines = [line for line in lines if line["index"] is not None]
+    text = change.pop("text", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    path.write_bytes(text) if text is not None else path.mkdir()
     with pytest.raises(ValueError, match=message):
-        run(history_path=path, **change)
-    assert path.read_text() == before
+        run(score=never if "strategy" not in change else evaluate, history_path=path, **change)
+    assert text is None or path.read_bytes() == text
 
 
 def test_nan_scores_are_skipped(tmp_path):
@@ -342,8 +384,8 @@ def test_nan_scores_are_skipped(tmp_path):
     nans = [line for line in result.history if line["score"] is None]
     assert len(nans) == int(result.state.skipped) > 0
     assert result.score <= 5 and len(result.history) == 120
-    assert run(score=None, history_path=path).score == result.score
-    with pytest.raises(ValueError, match="all 120 scores so far are NaN"):
+    assert run(score=never, history_path=path).score == result.score
+    with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
         run(score=lambda archs: np.full(20, np.nan))
     with pytest.raises(ValueError, match="none of 0 evaluations"):
         RANDOM.best(RANDOM.init(jax.random.key(0)))
@@ -375,15 +417,15 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
         search.run(strategy, failing(30), jax.random.key(0), history_path=tmp_path / "none")
 
 
-def test_an_evaluation_is_read_anew_in_each_run():
+def test_a_traced_evaluation_is_read_anew_in_each_run():
     sign = [1.0]
 
     def score(archs):
         return sign[0] * evaluate(archs)
 
-    first = search.run(RANDOM, score, jax.random.key(0))
+    first = search.run(RANDOM, score, jax.random.key(0), traced=True)
     sign[0] = -1.0
-    second = search.run(RANDOM, score, jax.random.key(0))
+    second = search.run(RANDOM, score, jax.random.key(0), traced=True)
     assert first.score == max(line["score"] for line in first.history)
     assert second.score == -min(line["score"] for line in first.history)
 
@@ -396,17 +438,6 @@ def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
     assert search.run(RANDOM, score, jax.random.key(0)).score == run(RANDOM).score
 
 
-def test_what_is_no_strategy_is_refused():
-    class Mine:
-        init = ask = tell = finished = best = space = cost = bounds = evaluations = None
-
-    with pytest.raises(TypeError, match=r"search: Mine lacks batch. A strategy is a frozen dataclass"):
-        search.run(Mine(), evaluate, jax.random.key(0))
-    Mine.batch = 1
-    with pytest.raises(TypeError, match="Mine is not a dataclass"):
-        search.run(Mine(), evaluate, jax.random.key(0))
-
-
 def test_infinite_scores_are_skipped_and_counted():
     def score(archs):
         scores = np.asarray(evaluate(archs)).copy()
@@ -415,15 +446,15 @@ def test_infinite_scores_are_skipped_and_counted():
 
     result = run(score=score)
     assert np.isfinite(result.score) and int(result.state.skipped) == 30
-    assert result.history[0]["score"] == "inf"
-    with pytest.raises(ValueError, match="all 120 scores so far are NaN or infinite"):
+    assert result.history[0]["score"] is None and result.history[1]["score"] is not None
+    with pytest.raises(ValueError, match="all 20 scores so far are NaN or infinite"):
         run(score=lambda archs: np.full(20, -np.inf, np.float32))
 
 
 def test_clear_errors(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        run(score=None, history_path=tmp_path / "file" / "history.jsonl")
+        run(score=never, history_path=tmp_path / "file" / "history.jsonl")
     with pytest.raises(ValueError, match=r"returned float32\[3\] for 20 architectures"):
         run(score=lambda archs: np.zeros(3, np.float32))
     archs, state = RANDOM.ask(RANDOM.init(jax.random.key(0)))

@@ -1,6 +1,5 @@
 """Promises that every strategy keeps: one course however it is run, nothing twice, no hang, clear errors."""
 
-import collections
 import dataclasses
 import functools
 import json
@@ -12,9 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxnas import search
-from jaxnas.search.bits import random_words
 from jaxnas.search.neighbours import mutate_one, neighbours
-from jaxnas.search.regularized_evolution import _distinct
 from jaxnas.space import Choice, Space
 
 # One worker for all: they share the searches.
@@ -44,7 +41,7 @@ def cost(arch):
 TRANSFORMER = search.TransformerPolicy(width=8, layers=1, heads=2)
 COMMON = dict(space=SPACE, evaluations=60)
 STRATEGIES = {
-    "random": search.RandomSearch(population=10, **COMMON),
+    "random": search.RandomSearch(batch=10, **COMMON),
     "local": search.LocalSearch(**COMMON),
     "ageing": search.RegularizedEvolution(population=10, sample=4, **COMMON),
     "ageing, unique": search.RegularizedEvolution(population=10, sample=4, unique=True, **COMMON),
@@ -78,12 +75,63 @@ def test_one_program_and_the_host_loop_are_the_same_search(name, tmp_path):
     assert again.resumed == 60 and again.history == result.history
 
 
-def test_run_compiles_what_can_be_traced_and_gives_the_same_history(tmp_path):
+def test_a_traced_search_has_the_same_history(tmp_path):
     strategy, key = STRATEGIES["random"], SEEDS[0]
-    fast = search.run(strategy, evaluate, key)
+    fast = search.run(strategy, evaluate, key, traced=True)
     slow = search.run(strategy, lambda archs: np.asarray(evaluate(archs)), key)
     assert json.dumps(fast.history) == json.dumps(slow.history)
     assert fast.score == slow.score and fast.resumed == 0
+    with pytest.raises(ValueError, match="a traced search has neither a history file nor progress"):
+        search.run(strategy, evaluate, key, traced=True, history_path=tmp_path / "history.jsonl")
+
+
+def test_an_evaluation_is_not_traced_unless_that_is_asked_for():
+    """What NumPy draws is drawn anew in each generation."""
+    random = np.random.default_rng(0)
+
+    def noisy(archs):
+        return np.float32(random.normal()) + 0 * archs["width"].astype(jnp.float32)
+
+    strategy = search.RandomSearch(SPACE, evaluations=20, batch=1)
+    scores = [line["score"] for line in search.run(strategy, noisy, SEEDS[0]).history]
+    assert len(set(scores)) == 20
+    frozen = search.run(strategy, noisy, SEEDS[0], traced=True)
+    assert len({line["score"] for line in frozen.history}) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(search.Strategy):
+    """A strategy of one's own: mutants of the best so far, two at a time."""
+
+    batch: int = 2
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state):
+        key, mutant_key, ask_key = jax.random.split(state.key, 3)
+        order, _ = search.ranking(state)
+        best = self.space.decode(jnp.maximum(state.codes[order[0]], 0))
+        mutants = jax.vmap(lambda k: self.space.mutate(k, best, 0.2))(jax.random.split(mutant_key, 20))
+        state = dataclasses.replace(state, key=key)
+        quota = jnp.where(state.size > 0, self.batch, 0)
+        return search.propose(self, state, ask_key, [(self.space.encode(mutants), quota)])
+
+
+def test_a_strategy_of_ones_own_does_all_that_ours_do(tmp_path):
+    strategy, path = Mine(SPACE, cost, {"params": (10, 40)}, evaluations=41), tmp_path / "history.jsonl"
+    result = search.run(strategy, evaluate, SEEDS[0], history_path=path)
+    assert result.history[0]["strategy"] == "Mine" and len(result.history) == 41
+    assert all(10 <= line["params"] <= 40 for line in result.history)
+    assert len(np.unique(result.state.codes, axis=0)) == 41
+    assert search.run(strategy, evaluate, SEEDS[0], history_path=path).resumed == 41
+    many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(SEEDS)
+    np.testing.assert_array_equal(many.codes[0], result.state.codes)
+
+    @dataclasses.dataclass(frozen=True)
+    class Silent(search.Strategy):
+        """Says nothing."""
+
+    with pytest.raises(NotImplementedError, match="Silent needs a method ask"):
+        search.run(Silent(SPACE), evaluate, SEEDS[0])
 
 
 @every_strategy
@@ -125,7 +173,7 @@ def test_bounds_and_canonical_hold(name):
 @pytest.mark.parametrize("kind", [search.LocalSearch, search.Reinforce, search.PPO])
 def test_an_exhausted_space_ends_the_search(kind):
     strategy = kind(space=SMALL, evaluations=100)
-    result = search.run(strategy, lambda a: jnp.sum(a["op"], 1).astype(jnp.float32), SEEDS[0])
+    result = search.run(strategy, lambda a: jnp.sum(a["op"], 1).astype(jnp.float32), SEEDS[0], traced=True)
     assert len(result.history) == 27 and bool(strategy.finished(result.state))
     assert bool(result.state.exhausted) and result.score == 6
 
@@ -145,22 +193,36 @@ def test_failed_evaluations_are_skipped_and_counted(name):
 
 
 def test_the_tournament_draws_different_ones_uniformly():
-    bits = jax.random.bits(jax.random.key(0), (4000, 3), jnp.uint16)
-    drawn = np.asarray(jax.vmap(lambda b: _distinct(b, jnp.int32(6)))(bits))
-    assert drawn.min() == 0 and drawn.max() == 5
-    assert all(len(set(row)) == 3 for row in drawn.tolist())
-    counts = collections.Counter(tuple(sorted(row)) for row in drawn.tolist())
-    assert len(counts) == 20  # all subsets of 3 of 6, each expected 200 times
-    assert sum((n - 200) ** 2 / 200 for n in counts.values()) < 43.8  # chi-squared, p = 0.001
+    """Of six with scores 0 to 5, the winner of three different ones is 2 in one case of 20, 5 in ten."""
+    space = Space(op=Choice(*range(6)))
+    strategy = search.RegularizedEvolution(space, evaluations=7, population=6, sample=3)
+    state = dataclasses.replace(
+        strategy.init(SEEDS[0]),
+        codes=jnp.asarray([*range(6), -1], jnp.int32)[:, None],
+        scores=jnp.asarray([*range(6), np.nan], jnp.float32),
+        size=jnp.int32(6),
+    )
+    keys = jax.random.split(jax.random.key(0), 8000)
+    mutants = np.asarray(jax.jit(strategy._mutants)(keys, state))[:, 0]
+    # A mutant is any option but the winner's own.
+    wins = np.asarray([0, 0, 1, 3, 6, 10]) / 20
+    expected = 8000 * (1 - wins) / 5
+    assert scipy.stats.chisquare(np.bincount(mutants, minlength=6), expected).pvalue > 1e-3
 
 
 def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     arch = SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0]))
-    code = np.asarray(SPACE.encode(arch))
-    words = random_words(jax.random.key(0), jnp.int32(0), (500, 2))
-    mutants = np.asarray(jax.vmap(lambda pair: mutate_one(SPACE, pair, code))(words))
-    around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code)}
+    code = SPACE.encode(arch)
+    keys = jax.random.split(jax.random.key(0), 6000)
+    mutants = np.asarray(jax.jit(jax.vmap(lambda key: mutate_one(SPACE, key, code)))(keys))
+    around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code.tolist())}
     assert {tuple(row) for row in mutants.tolist()} == around
+    # Six decisions count, each as often as another, and so does each of a decision's other options.
+    widths, depths = (np.bincount(mutants[:, k])[:4] for k in (0, 1))
+    both = [*np.delete(widths, code[0]), *np.delete(depths, code[1])]
+    expected = [6000 / 6 / 3] * 3 + [6000 / 6 / 2] * 2
+    rest = 6000 - sum(both), 6000 - sum(expected)
+    assert scipy.stats.chisquare([*both, rest[0]], [*expected, rest[1]]).pvalue > 1e-3
 
 
 def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by():
@@ -200,13 +262,24 @@ def test_a_policy_that_sees_the_budget_goes_on_with_the_same_one_only(tmp_path):
 def test_clear_errors():
     with pytest.raises(ValueError, match="sample is 11, expected 1 to the population of 10"):
         search.RegularizedEvolution(SPACE, population=10, sample=11)
-    with pytest.raises(ValueError, match="population is 40000, expected less than 32768"):
-        search.RegularizedEvolution(SPACE, population=40_000)
+    for wrong in (10.5, "10", 0, None):
+        with pytest.raises(ValueError, match=f"evaluations is {wrong!r}, expected an int of at least 1"):
+            search.RandomSearch(SPACE, evaluations=wrong)
+        with pytest.raises(ValueError, match="population is"):
+            search.Evolution(SPACE, population=wrong)
+    for key in (0, None, jax.random.PRNGKey(0), SEEDS):
+        with pytest.raises(TypeError, match=r"key is .*expected one typed key, such as jax.random.key\(0\)"):
+            search.run(STRATEGIES["random"], evaluate, key)
+    with pytest.raises(TypeError, match="evaluate is None, expected a function"):
+        search.run(STRATEGIES["random"], None, SEEDS[0])
+    for wrong in (search.RandomSearch, object()):
+        with pytest.raises(TypeError, match="is no strategy. A strategy is a frozen dataclass that inherits"):
+            search.run(wrong, evaluate, SEEDS[0])
     with pytest.raises(ValueError, match="baseline is 'none', expected 'average' or 'value'"):
         search.Reinforce(SPACE, baseline="none")
     with pytest.raises(ValueError, match="batch is 0"):
         search.LocalSearch(SPACE, batch=0)
     with pytest.raises(ValueError, match="this space reaches"):
         search.run(search.LocalSearch(SPACE, cost, {"params": (None, 1)}), evaluate, SEEDS[0])
-    with pytest.raises(ValueError, match="all 60 scores so far are NaN or infinite"):
+    with pytest.raises(ValueError, match="all 20 scores so far are NaN or infinite"):
         search.run(STRATEGIES["ageing"], lambda a: jnp.full(1, jnp.nan), SEEDS[0])

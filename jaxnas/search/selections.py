@@ -1,0 +1,201 @@
+"""Selections: from the architecture parameters of a differentiable search to one architecture.
+
+For any space and any task. The most probable options are `argmax`; the best of several draws under an
+evaluation is `sampling` of `candidates`; `perturbation` has a file of its own; and candidates that are
+trained alone run as a race:
+
+    drawn = search.candidates(space, logits, key, 8, explore=0.25)
+    race = search.SuccessiveHalving(space, given=search.Pool(space.encode(drawn.archs)), batch=1)
+    result = search.run(race, train_alone, key, history_path=path)  # (archs, fidelity) -> scores
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.search.bounds import Cost
+from jaxnas.search.random_search import RandomSearch
+from jaxnas.space import Arch, Space, nearest
+
+_DRAWS = 64  # For each architecture asked for: many are equal, or cost too much.
+
+
+class Candidates(NamedTuple):
+    """Different architectures to select from.
+
+    Attributes:
+      archs: a batch of hard architectures, leading axis n.
+      explored: which of them were drawn uniformly and not by the probabilities, bool [n].
+    """
+
+    archs: Arch
+    explored: np.ndarray
+
+
+def argmax(space: Space, logits: Arch) -> Arch:
+    """The hard architecture of the most probable options.
+
+    Args:
+      space: the search space.
+      logits: architecture parameters, float [..., options] by name, as `space.logits()` shapes them.
+    """
+    space.check_static(logits)
+    return space.harden(logits)
+
+
+def candidates(
+    space: Space,
+    logits: Arch,
+    key: jax.Array,
+    count: int,
+    *,
+    explore: float = 0.0,
+    explore_key: jax.Array | None = None,
+    cost: Callable[[Arch], Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    canonical: Callable[[Arch], Arch] | None = None,
+) -> Candidates:
+    """Different architectures, drawn by the probabilities, and a share of them uniformly.
+
+    Where the probabilities give too few, more are drawn uniformly, if any are.
+
+    Args:
+      space: the search space.
+      logits: architecture parameters, float [..., options] by name.
+      key: of the draws by the probabilities.
+      count: how many at most; there are fewer where too few different ones keep the bounds.
+      explore: the share drawn uniformly over the options of each decision, from 0 to 1.
+      explore_key: of those; by default made of `key`.
+      cost: from an architecture to one number, traceable; needed for bounds.
+      low: the least cost; None for no bound.
+      high: the greatest cost; None for no bound.
+      canonical: from an architecture to the one that stands for all that count as equal.
+
+    Returns:
+      At least one and at most `count` architectures, those drawn by the probabilities first.
+
+    Raises:
+      ValueError: no draw keeps the bounds (the message has what they cost), or a setting is out of range.
+    """
+    if count < 1 or not 0 <= explore <= 1:
+        raise ValueError(
+            f"candidates: count is {count} and explore is {explore}; expected a count of at least 1 and a "
+            "share from 0 to 1."
+        )
+    if cost is None and (low is not None or high is not None):
+        raise ValueError(f"candidates: there are bounds, low={low} and high={high}, but no cost.")
+    space.check_static(logits)
+    anywhere = round(explore * count)
+    explore_key = jax.random.fold_in(key, 1) if explore_key is None else explore_key
+    codes, costs, explored = [], [], []
+    for weights, draw_key, most in ((logits, key, count - anywhere), (space.logits(), explore_key, count)):
+        if weights is not logits and not anywhere:
+            break
+        drawn = _draws(space, weights, draw_key, _DRAWS * count)
+        if cost is not None:
+            costs.append(np.asarray(jax.vmap(cost)(space.decode(drawn)), np.float64))
+            fits = (costs[-1] >= (-np.inf if low is None else low)) & (
+                costs[-1] <= (np.inf if high is None else high)
+            )
+            drawn = drawn[fits]
+        drawn = drawn[_first(space, drawn, canonical)][:most]
+        codes.append(drawn)
+        explored += [weights is not logits] * len(drawn)
+    joined = np.concatenate(codes)
+    if not len(joined):
+        every = np.concatenate(costs)
+        raise ValueError(
+            f"candidates: none of {len(every)} draws costs {low} to {high}; they cost "
+            f"{every.min():.6g} to {every.max():.6g}. Change the bounds, explore a larger share, or search "
+            "for longer or with the cost in the loss."
+        )
+    keep = _first(space, joined, canonical)[:count]
+    return Candidates(space.decode(joined[keep]), np.asarray(explored)[keep])
+
+
+def _draws(space: Space, logits: Arch, key: jax.Array, count: int) -> np.ndarray:
+    """Canonical codes of draws by the probabilities of the options, int32 [count, L]."""
+    keys = jax.random.split(key, len(space))
+    archs = {
+        name: jax.random.categorical(one, logits[name], axis=-1, shape=(count, *space[name].shape))
+        for name, one in zip(space, keys, strict=True)
+    }
+    return np.asarray(space.encode(space.canonical(archs)))
+
+
+def _first(space: Space, codes: np.ndarray, canonical: Callable[[Arch], Arch] | None) -> np.ndarray:
+    """Where each architecture, or the one that stands for it, is for the first time; in order."""
+    if canonical is not None and len(codes):
+        codes = np.asarray(space.encode(jax.vmap(canonical)(space.decode(codes))))
+    return np.sort(np.unique(codes, axis=0, return_index=True)[1])
+
+
+def sampling(archs: Arch, evaluate: Callable[[Arch], Any]) -> tuple[Arch, np.ndarray]:
+    """The best of some architectures by an evaluation, as with the supernet's weights.
+
+    Args:
+      archs: a batch of hard architectures, leading axis n, such as `candidates(...).archs`.
+      evaluate: from the batch to scores, float [n]; higher is better. NaN never is the best.
+
+    Returns:
+      The best architecture, and the scores of all, float64 [n].
+
+    Raises:
+      ValueError: scores of another shape, or none that is a number.
+    """
+    scores = np.asarray(evaluate(archs), np.float64)
+    count = len(next(iter(archs.values())))
+    if scores.shape != (count,):
+        raise ValueError(f"sampling: the scores are {list(scores.shape)} for {count} architectures.")
+    if not np.isfinite(scores).any():
+        raise ValueError(f"sampling: none of the {count} scores is a number; look at the evaluation.")
+    best = int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))
+    return jax.tree.map(lambda x: x[best], archs), scores
+
+
+def similar_cost(
+    space: Space,
+    cost: Cost,
+    name: str,
+    arch: Arch,
+    key: jax.Array,
+    *,
+    slack: float = 0.05,
+    count: int = 64,
+    fixed: float = 0.0,
+) -> Arch:
+    """Different random architectures as dear as a given one, without that one.
+
+    They say whether a search found more than the right size: a baseline of equal cost.
+
+    Args:
+      space: the search space.
+      cost: a function from an architecture to {name: number}, traceable.
+      name: of the cost that is compared.
+      arch: the given architecture.
+      key: a typed key.
+      slack: how far their cost may be from the given one's, as a part of it.
+      count: how many are drawn; there are fewer where the space has no more.
+      fixed: a part of the cost that every network has, and that the slack is not a part of.
+
+    Returns:
+      A batch of architectures, leading axis of at most `count`; it may be 0.
+
+    Raises:
+      ValueError: there is no cost of that name.
+    """
+    costs = cost(arch)
+    if name not in costs:
+        raise ValueError(f"similar_cost: {name!r} is not a cost{nearest(name, costs)}")
+    dear = np.asarray(costs[name]).item()
+    slack = slack * (dear - fixed)
+    bounds = {name: (dear - slack, dear + slack)}
+    strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)
+    archs, state = strategy.ask(strategy.init(key))
+    same = jnp.all(space.encode(archs) == space.encode(space.canonical(arch))[None], axis=1)
+    rows = np.flatnonzero(state.valid & ~same)
+    return jax.tree.map(lambda x: x[rows], archs)

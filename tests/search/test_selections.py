@@ -1,0 +1,125 @@
+"""Selections of a differentiable search: what is drawn, within which cost, and the best of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxnas import search
+from jaxnas.space import Choice, Space
+
+SPACE = Space(depth=Choice(2, 4), op=Choice("none", "a", "b").repeat(4, active="depth"))
+KEY = jax.random.key(0)
+
+
+def cost(arch):
+    """How many positions do something."""
+    return jnp.sum(SPACE.active(arch)["op"] & (arch["op"] > 0), axis=-1)
+
+
+def canonical(arch):
+    """It does not matter where the positions are that do nothing."""
+    order = jnp.argsort(arch["op"] == 0, stable=True)
+    return {**arch, "op": arch["op"][order]}
+
+
+def peaked(strength=4.0):
+    """Depth 4 and "a" everywhere are the most probable."""
+    logits = SPACE.logits()
+    return {
+        "depth": logits["depth"].at[1].add(strength),
+        "op": logits["op"].at[:, 1].add(strength),
+    }
+
+
+def values(batch):
+    return [SPACE.to_dict(jax.tree.map(lambda x, i=i: x[i], batch)) for i in range(len(batch["depth"]))]
+
+
+def test_argmax():
+    assert SPACE.to_dict(search.argmax(SPACE, peaked())) == {"depth": 4, "op": ["a"] * 4}
+    with pytest.raises(ValueError, match="no value for 'op'"):
+        search.argmax(SPACE, {"depth": jnp.zeros(2)})
+
+
+def test_candidates_are_different_ones_by_the_probabilities():
+    found = search.candidates(SPACE, peaked(), KEY, 10)
+    codes = np.asarray(SPACE.encode(found.archs))
+    assert SPACE.contains(found.archs) and len(np.unique(codes, axis=0)) == 10
+    np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(found.archs)), codes)
+    assert not found.explored.any()
+    assert {"depth": 4, "op": ["a"] * 4} in values(found.archs)
+    assert np.mean(np.asarray(found.archs["op"])[:, :2] == 1) > 0.6
+    again = search.candidates(SPACE, peaked(), KEY, 10)
+    np.testing.assert_array_equal(SPACE.encode(again.archs), codes)
+
+
+def test_the_draws_have_the_probabilities_of_the_softmax():
+    space = Space(op=Choice(0, 1, 2).repeat(2))
+    logits = {"op": jnp.asarray([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]])}
+    drawn = search.selections._draws(space, logits, KEY, 9000)
+    for position in range(2):
+        expected = 9000 * np.asarray(jax.nn.softmax(logits["op"][position]), np.float64)
+        counts = np.bincount(drawn[:, position], minlength=3)
+        assert scipy.stats.chisquare(counts, expected * 9000 / expected.sum()).pvalue > 1e-3
+
+
+def test_a_share_is_explored_and_more_where_the_probabilities_give_too_few():
+    found = search.candidates(SPACE, peaked(2.0), KEY, 8, explore=0.25)
+    assert found.explored.tolist() == [False] * 6 + [True] * 2
+    sure = search.candidates(SPACE, peaked(100.0), KEY, 8, explore=0.25)
+    assert sure.explored.tolist() == [False] + [True] * 7
+    assert len(np.unique(SPACE.encode(sure.archs), axis=0)) == 8
+    assert len(search.candidates(SPACE, peaked(100.0), KEY, 8).explored) == 1
+    other = search.candidates(SPACE, peaked(2.0), KEY, 8, explore=0.25, explore_key=jax.random.key(7))
+    one, two = (np.asarray(SPACE.encode(x.archs)) for x in (found, other))
+    np.testing.assert_array_equal(one[:6], two[:6])
+    assert not np.array_equal(one[6:], two[6:])
+
+
+def test_candidates_keep_the_bounds_and_equal_ones_count_once():
+    found = search.candidates(SPACE, peaked(0.0), KEY, 20, cost=cost, low=2, high=3, canonical=canonical)
+    assert set(np.asarray(jax.vmap(cost)(found.archs)).tolist()) == {2, 3}
+    alike = np.asarray(SPACE.encode(jax.vmap(canonical)(found.archs)))
+    assert len(np.unique(alike, axis=0)) == len(alike) == 16  # 4 at depth 2; 4 and 8 at depth 4
+    for change, message in (
+        ({"cost": cost, "low": 5}, "none of 1280 draws costs 5 to None; they cost 0 to 4"),
+        ({"high": 5}, "there are bounds, low=None and high=5, but no cost"),
+        ({"explore": 1.5}, "explore is 1.5"),
+        ({"count": 0}, "count is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            search.candidates(**{"space": SPACE, "logits": peaked(0.0), "key": KEY, "count": 20} | change)
+
+
+def test_sampling_takes_the_best_and_never_a_nan():
+    found = search.candidates(SPACE, peaked(0.0), KEY, 12)
+
+    def evaluate(archs):
+        scores = np.asarray(jnp.sum(archs["op"], axis=1), np.float32)
+        return np.where(scores == scores.max(), np.nan, scores)
+
+    best, scores = search.sampling(found.archs, evaluate)
+    assert np.isnan(scores).any() and float(jnp.sum(best["op"])) == np.nanmax(scores)
+    with pytest.raises(ValueError, match="none of the 12 scores is a number"):
+        search.sampling(found.archs, lambda archs: np.full(12, np.nan))
+    with pytest.raises(ValueError, match=r"the scores are \[3\] for 12 architectures"):
+        search.sampling(found.archs, lambda archs: np.zeros(3))
+
+
+def test_architectures_of_similar_cost():
+    space = Space(width=Choice(*range(10, 30)).repeat(4))
+
+    def named(arch):
+        return {"params": 1000 + jnp.sum(arch["width"] + 10)}
+
+    arch = space.from_dict({"width": [20, 20, 20, 20]})
+    for fixed, most in ((0, 54), (1000, 4)):
+        found = search.similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
+        params = np.asarray(jax.vmap(named)(found)["params"])
+        assert len(params) == 40 and np.abs(params - 1080).max() <= most
+        assert len(np.unique(np.asarray(found["width"]), axis=0)) == 40
+        assert not np.any(np.all(np.asarray(found["width"]) == 10, axis=1))
+    with pytest.raises(ValueError, match="'macs' is not a cost."):
+        search.similar_cost(space, named, "macs", arch, KEY)
