@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from experiments import config as config_lib
+from experiments import binary
 from experiments import strategies as strategies_lib
 from jaxnas import files, search, stats, tabular
 from jaxnas.report import comparison
@@ -101,7 +101,9 @@ def run_strategy(
       evaluation, float32 [S, N].
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"codes", "scores", "seconds"} | ({"fidelity", "spent"} if strategy.fidelities > 1 else set())
+    names = {"codes", "scores", "seconds"} | (
+        {"fidelity", "spent"} if strategy.fidelities is not None else set()
+    )
     parts, program = [], None
     many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))
     with Progress(seeds, label=label) as progress:
@@ -351,9 +353,7 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     files.write_json(path, settings)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     if not flags.FLAGS.workdir:
         raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
@@ -420,5 +420,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_lib.define_run_flags()
-    config_lib.run(main)
+    binary.define_run_flags()
+    binary.run(main)

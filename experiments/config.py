@@ -1,70 +1,141 @@
-"""Configs of the binaries: frozen dataclasses, overridden by name, printed, stored, compared.
+"""Configs of the binaries: plain objects, overridden by name, printed, stored, compared.
 
-A registry of configs is a plain dictionary from names to instances. A binary reads
-
-    def main(argv):
-        config, workdir = config_lib.from_flags(CONFIGS)
-
-    def run():
-        config_lib.define_flags(CONFIGS, default="digits")
-        app.run(main)
+A config holds a task, a network, a recipe and settings as the objects that they are, so each field is
+declared once, by its own class. `--set network.dtype=bfloat16` replaces a field of such an object, after
+the text is read as the type of the field.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
+import inspect
+import os
 import pathlib
+import runpy
 import sys
+import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from absl import app, flags, logging
-from jaxnas.training.loop import DivergedError
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
 
-from experiments import typed
-from jaxnas.files import diff, plain, write_json
-from jaxnas.training.checkpoint import CheckpointError
-from jaxnas.training.workdir import WorkdirError
+from experiments import expressions, typed
+from jaxnas import files, runs
+from jaxnas.space import Space
+from jaxnas.tasks import Task
+from jaxnas.training import Relaxed, Training, Uniform
 
-__all__ = [
-    "ConfigError",
-    "define_flags",
-    "diff",
-    "from_dict",
-    "from_flags",
-    "override",
-    "pretty",
-    "select",
-    "store",
-    "to_dict",
-    "to_json",
-]
-
-Config = TypeVar("Config")
-# The flags below belong, in --help, to the binary that defines them.
-flags.disclaim_key_flags()
+DTYPES = ("float32", "bfloat16")
 
 
 class ConfigError(ValueError):
-    """A config name, field name or value that is not one."""
+    """A config name, field name or value that is not one, or a file without a config."""
 
 
-def select(registry: Mapping[str, Config], name: str) -> Config:
-    """Returns the config of a name, or raises ConfigError with the nearest name and all of them."""
-    if name not in registry:
-        raise ConfigError(f"there is no config {name!r}. {_suggest(name, list(registry))}")
-    return registry[name]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides the course of a run; paths are flags and stay out of it.
+
+    Attributes:
+      name: of the config.
+      seed: of everything that is random.
+      task: what the network is trained for, and on what.
+      network: with a `space`; the supernet.
+      training: of the supernet.
+      recipe: which architectures a step trains.
+      search: how an architecture is found.
+      retraining: of an architecture alone; None for the settings of `training`.
+      latency: whether the latency of architectures is measured and counts as a cost, "latency_ns".
+      measure: from (network, task, batch size) to a `jaxnas.latency.LatencyTable`; None for one decision
+        at a time.
+      architectures: architectures to compare with, as option values, by name.
+    """
+
+    name: str
+    seed: int = 0
+    task: Task
+    network: nn.Module
+    training: Training
+    recipe: Any = Uniform()
+    search: runs.Search = runs.Search()
+    retraining: Training | None = None
+    latency: bool = False
+    measure: Any = None
+    architectures: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(getattr(self.network, "space", None), Space):
+            raise ConfigError(
+                f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
+                "network is a Flax module with the search space as a field."
+            )
+        recipe = self.recipe
+        if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
+            raise ConfigError(
+                f"recipe.start is {recipe.start}, and training.steps {self.training.steps}: the architecture "
+                "parameters would never be trained."
+            )
+
+    @property
+    def alone(self) -> Training:
+        """How an architecture is trained alone."""
+        return self.training if self.retraining is None else self.retraining
+
+
+def find(registry: Mapping[str, Config], name: str) -> Config:
+    """The config of a name, or in a Python file.
+
+    Args:
+      registry: known configs by name.
+      name: one of them, or the path of a file that has `CONFIG`, a `Config`, or `CONFIGS`, several by name
+        (then `path.py:name` says which).
+
+    Raises:
+      ConfigError: no such config, with the nearest one; a file that is missing, that fails, or has none.
+    """
+    path, colon, wanted = name.partition(".py:")
+    if not name.endswith(".py") and not colon:
+        if name not in registry:
+            raise ConfigError(
+                f"there is no config {name!r}. {_suggest(name, list(registry))}; or give the path of a file "
+                "of your own, --config=path/to/my_config.py"
+            )
+        return registry[name]
+    path = pathlib.Path(path + ".py" if colon else name).resolve()
+    if not path.is_file():
+        raise ConfigError(f"--config: there is no file {path}")
+    sys.path.insert(0, str(path.parent))
+    try:
+        module = types.SimpleNamespace(**runpy.run_path(str(path)))
+    except Exception as error:
+        line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(path)), None)
+        at = f"line {line} of {path}" if line else str(path)
+        raise ConfigError(f"--config: {at} fails with {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    several = getattr(module, "CONFIGS", None)
+    config = (
+        several.get(wanted) if colon and isinstance(several, Mapping) else getattr(module, "CONFIG", None)
+    )
+    if not isinstance(config, Config):
+        has = f"; its CONFIGS are {', '.join(several)}" if isinstance(several, Mapping) else ""
+        raise ConfigError(
+            f"--config: {path} has no config: set CONFIG = Config(name=..., task=..., network=..., "
+            f"training=...), with `from experiments.config import Config`{has}"
+        )
+    return config
 
 
 def override(config: Config, assignments: Sequence[str]) -> Config:
-    """Returns a config with some fields replaced.
+    """A config with some fields replaced.
 
     Args:
-      config: a frozen dataclass, whose fields may be dataclasses.
-      assignments: such as "seed=3", "training.steps=300", "widths=64,96", "limit=none".
+      config: with dataclasses and Flax modules as fields.
+      assignments: such as "seed=3", "training.steps=300", "network.space=par(6)", "search.limit=none".
 
     Returns:
       A new config; `config` is unchanged.
@@ -78,161 +149,102 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
         name = name.strip()
         if not equals:
             raise ConfigError(f"--set {assignment}: expected name=value, such as seed=3")
-        types_of = _field_types(type(config))
-        if name not in types_of:
-            groups = sorted({n.rpartition(".")[0] for n in types_of if "." in n})
-            if name in groups:
-                inner = ", ".join(n for n in types_of if n.startswith(f"{name}."))
-                raise ConfigError(f"--set {assignment}: {name} is a group; set one of {inner}")
-            raise ConfigError(
-                f"--set {assignment}: there is no field {name!r}. {_suggest(name, list(types_of))}"
-            )
-        try:
-            value = typed.parse(text, types_of[name])
-        except typed.WrongType:
-            expected = typed.name(types_of[name])
-            raise ConfigError(f"--set {assignment}: {name} takes {expected}, not {text.strip()!r}") from None
-        changes[name] = value
+        changes[name] = _parse(config, name, text.strip(), assignment)
     # All at once: what the fields have to do with each other is checked when all are there.
     return _replace(config, changes)
 
 
-def store(config: Any, workdir: pathlib.Path, *, ran: bool) -> None:
-    """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
-    path = workdir / "config.json"
-    if ran or not path.exists():
-        write_json(path, to_dict(config))
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Returns a config as nested dictionaries that JSON can hold."""
-    return plain(dataclasses.asdict(config))
-
-
-def to_json(config: Any) -> str:
-    """Returns a config as JSON text."""
-    return json.dumps(to_dict(config), indent=2) + "\n"
-
-
-def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "") -> Config:
-    """Makes a config from nested dictionaries, the inverse of `to_dict`.
-
-    Raises:
-      ConfigError: an unknown field, a missing field without default, or a value of another type.
-    """
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    for name in values:
-        if name not in fields:
-            raise ConfigError(f"there is no field {where + name!r}. {_suggest(name, list(fields))}")
-    arguments = {}
-    for name, field in fields.items():
-        if name not in values:
-            if field.default is field.default_factory is dataclasses.MISSING:
-                raise ConfigError(f"the field {where + name!r} is missing")
-            continue
-        value, hint = values[name], hints[name]
-        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-            arguments[name] = from_dict(hint, value, f"{where}{name}.")
-            continue
-        try:
-            arguments[name] = typed.check(value, hint)
-        except typed.WrongType:
-            raise ConfigError(f"the field {where + name!r} takes {typed.name(hint)}, not {value!r}") from None
-    return cls(**arguments)
-
-
-def pretty(config: Any) -> str:
-    """Returns a config as aligned lines, one a field, to be printed when a run starts."""
-    flat = {name: _get(config, name.split(".")) for name in _field_types(type(config))}
-    width = max(map(len, flat), default=0)
-    return "\n".join(f"  {name:<{width}}  {value!r}" for name, value in flat.items())
-
-
-def define_flags(registry: Mapping[str, Any], default: str | None = None) -> None:
-    """Defines --config, --workdir and --set; called once, before `absl.app.run`."""
-    names = ", ".join(registry)
-    flags.DEFINE_string("config", default, f"Name of the config: {names}.")
-    define_run_flags()
-    flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
-
-
-def define_run_flags() -> None:
-    """Defines what every binary with a workdir has: --workdir and --traceback."""
-    flags.DEFINE_string(
-        "workdir", None, "Directory that the run writes to; made if it is not there. Required."
-    )
-    flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
-
-
-def run(main: Callable[[list[str]], None]) -> None:
-    """Runs a binary; a mistake of its user ends it with the message alone.
-
-    `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects
-    and always show it.
-    """
-
-    def guarded(argv: list[str]) -> None:
-        try:
-            main(argv)
-        except (ValueError, OSError, CheckpointError, WorkdirError, DivergedError) as error:
-            if flags.FLAGS.traceback:
-                raise
-            sys.exit(f"error: {error}")
-
-    app.run(guarded)
-
-
-def from_flags(registry: Mapping[str, Config]) -> tuple[Config, str]:
-    """Reads --config, --set and --workdir; wrong ones end the program with a message.
-
-    Returns:
-      The config, and the workdir as it was given.
-    """
-    values = flags.FLAGS
+def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
+    fields = _leaves(config)
+    if name not in fields:
+        inner = [known for known in fields if known.startswith(f"{name}.")]
+        if inner:
+            raise ConfigError(f"--set {assignment}: {name} is a group; set one of {', '.join(inner)}")
+        raise ConfigError(f"--set {assignment}: there is no field {name!r}. {_suggest(name, list(fields))}")
+    value, hint = fields[name]
+    if isinstance(value, Space):
+        return expressions.space(text, assignment)
+    if _is_dtype(value):
+        if text not in DTYPES:
+            raise ConfigError(f"--set {assignment}: {name} takes one of {', '.join(DTYPES)}, not {text!r}")
+        return getattr(jnp, text)
     try:
-        if values.config is None:
-            raise ConfigError(f"--config is missing. It is one of: {', '.join(registry)}")
-        if not values.workdir:
-            raise ConfigError("--workdir is missing. It is the directory that the run writes to")
-        config = override(select(registry, values.config), values.set)
-    except ValueError as error:  # also what a config's own checks raise
-        raise app.UsageError(str(error)) from error
-    # Orbax logs some twenty lines at INFO for each checkpoint; --verbosity=0 shows them.
-    if not values["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)
-    return config, values.workdir
+        return typed.parse(text, hint)
+    except typed.WrongType:
+        raise ConfigError(f"--set {assignment}: {name} takes {typed.name(hint)}, not {text!r}") from None
 
 
-def _field_types(cls: type, prefix: str = "") -> dict[str, Any]:
-    """{"seed": int, "training.steps": int} for a dataclass."""
-    hints = typing.get_type_hints(cls)
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            flat.update(_field_types(hint, f"{prefix}{field.name}."))
+def to_dict(value: Any) -> Any:
+    """A config, or a part of it, as nested plain values that JSON can hold."""
+    if isinstance(value, Space):
+        return value.to_json()
+    if _is_dtype(value):
+        return jnp.dtype(value).name
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: to_dict(getattr(value, name)) for name in _names(value)}
+    if isinstance(value, Mapping):
+        return {str(name): to_dict(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(part) for part in value]
+    if value is None or isinstance(value, (bool, int, float, str, os.PathLike)):
+        return files.plain(value)
+    if isinstance(value, np.ndarray) or hasattr(value, "dtype"):
+        array = np.asarray(value)
+        if array.size <= 64:
+            return files.plain(array)
+        return f"{array.dtype}{list(array.shape)} sha256:{files.sha256(array.tobytes())[:16]}"
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def pretty(config: Config) -> str:
+    """A config as aligned lines, one a field, to be printed when a run starts."""
+    flat = {name: value for name, (value, _) in _leaves(config).items()}
+    width = max(map(len, flat), default=0)
+    return "\n".join(f"  {name:<{width}}  {_show(value)}" for name, value in flat.items())
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Space):
+        return f"{value.cardinality:.4g} architectures" if value.cardinality > 1e6 else repr(value)
+    return repr(to_dict(value))
+
+
+def _names(value: Any) -> list[str]:
+    """The fields of an object that its user sets."""
+    hidden = ("parent", "name") if isinstance(value, nn.Module) else ()
+    return [field.name for field in dataclasses.fields(value) if field.init and field.name not in hidden]
+
+
+def _leaves(value: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """For each field, dotted, its value and its type; fields that hold an object are groups."""
+    hints = typing.get_type_hints(type(value))
+    flat: dict[str, tuple[Any, Any]] = {}
+    for name in _names(value):
+        part, hint = getattr(value, name), hints.get(name, Any)
+        group = dataclasses.is_dataclass(part) and not isinstance(part, (type, Space))
+        if group:
+            flat.update(_leaves(part, f"{prefix}{name}."))
         else:
-            flat[prefix + field.name] = hint
+            flat[prefix + name] = (part, hint)
     return flat
 
 
-def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A config with the fields of these dotted names replaced."""
-    new = {name: value for name, value in changes.items() if "." not in name}
+def _is_dtype(value: Any) -> bool:
+    return isinstance(value, (type, np.dtype)) and value in (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def _replace(value: Any, changes: Mapping[str, Any]) -> Any:
+    """An object with the fields of these dotted names replaced."""
+    new = {name: part for name, part in changes.items() if "." not in name}
     groups: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
+    for name, part in changes.items():
         group, dot, rest = name.partition(".")
         if dot:
-            groups.setdefault(group, {})[rest] = value
-    new |= {group: _replace(getattr(config, group), inner) for group, inner in groups.items()}
-    return dataclasses.replace(config, **new)
-
-
-def _get(config: Any, names: list[str]) -> Any:
-    for name in names:
-        config = getattr(config, name)
-    return config
+            groups.setdefault(group, {})[rest] = part
+    new |= {group: _replace(getattr(value, group), inner) for group, inner in groups.items()}
+    if isinstance(value, nn.Module):
+        return value.clone(**new)
+    return dataclasses.replace(value, **new)
 
 
 def _suggest(name: str, valid: list[str]) -> str:

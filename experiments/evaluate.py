@@ -1,69 +1,46 @@
-"""Evaluates a saved network, or any architecture of a trained supernet, on a split.
+"""Measures a saved network, or any architecture of a trained supernet, on a role of the data.
 
   python -m experiments.evaluate --config=digits --workdir=runs/digits
-  python -m experiments.evaluate --config=digits --workdir=runs/digits --architecture=largest
-  python -m experiments.evaluate --config=digits --workdir=runs/digits --split=search \\
-      --architecture='{"embed_dim": 32, "depth": 2, "num_heads": [1, 2], "mlp_ratio": [2.0, 3.0]}'
+  python -m experiments.evaluate --config=digits --workdir=runs/digits --architecture=largest --role=search
 
-Prints one JSON object: architecture, params, macs, split, images, accuracy.
+Prints one JSON object: the architecture, its costs, the role, how many examples it has, and the metrics.
 """
 
 from __future__ import annotations
 
 import json
-import pathlib
-from typing import Any
 
-import jax
-from absl import app, flags
+import numpy as np
+from absl import flags
 
 import jaxnas
-from experiments import config as config_lib
+from experiments import binary
 from experiments.configs import CONFIGS
-from experiments.search import evaluator, trained_params
-from experiments.setup import Setup, build, define_data_flags
+from jaxnas import training
 
 
-def pick(setup: Setup, text: str) -> Any:
-    """An architecture from the command line: "smallest", "largest", or JSON of option values."""
-    space = setup.net.space
-    if text in ("smallest", "largest"):
-        return getattr(space, text)()
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise app.UsageError(
-            f"--architecture is {text!r}: expected 'saved', 'smallest', 'largest' or JSON such as "
-            f"{json.dumps(space.to_dict(space.smallest()))}."
-        ) from error
-    return space.from_dict(values)
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
-    config, path = config_lib.from_flags(CONFIGS)
-    workdir = pathlib.Path(path)
+def main() -> None:
+    config, workdir = binary.read_config(CONFIGS)
     if not workdir.is_dir():
-        raise app.UsageError(f"There is no directory {path}.")
-    setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
-    role, wanted = flags.FLAGS.split, flags.FLAGS.architecture
-    if wanted == "saved":
-        net, params = jaxnas.load_subnet(workdir / "subnet")
-        arch = net.space.smallest()
+        raise FileNotFoundError(f"There is no directory {workdir}.")
+    session, role = binary.bring_to_life(config), flags.FLAGS.role
+    costs = session.costs(workdir)
+    if flags.FLAGS.architecture:
+        net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)
+        variables, space = session.trained(workdir).evaluated(), net.space
     else:
-        net, params, arch = setup.net, trained_params(setup, workdir), pick(setup, wanted)
-    split = {"search": setup.dataset.search, "test": setup.dataset.test}[role]
-    evaluate = evaluator(setup, net, role)
-    cost = jaxnas.cost(net, setup.input_shape)(arch)
+        net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=type(session.net))
+        costs, arch, space = jaxnas.cost(net, session.task.inputs), None, net.space
+    shown = space.smallest() if arch is None else arch
+    metrics = training.make_evaluator(session.task, net, role, mesh=session.mesh)(variables, arch)
     print(
         json.dumps(
             {
-                "architecture": net.space.to_dict(arch),
-                **{name: int(value) for name, value in cost.items()},
-                "split": role,
-                "images": len(split),
-                "accuracy": float(jax.device_get(evaluate(params, arch))),
+                "architecture": space.to_dict(shown),
+                **{name: np.asarray(value).item() for name, value in costs(shown).items()},
+                "role": role,
+                session.task.examples: session.task.sizes[role],
+                **{name: float(value) for name, value in metrics.items()},
             },
             indent=2,
         )
@@ -71,10 +48,13 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    config_lib.define_flags(CONFIGS)
-    define_data_flags()
+    binary.define_flags(CONFIGS)
+    flags.DEFINE_string("network", "subnet", "Folder of a saved network, within the workdir.")
     flags.DEFINE_string(
-        "architecture", "saved", "saved (in workdir/subnet), smallest, largest, or option values as JSON."
+        "architecture",
+        None,
+        "Instead, an architecture with the supernet's weights: found, smallest, largest, a name of the "
+        "config's, random:K, or option values as JSON.",
     )
-    flags.DEFINE_enum("split", "test", ["search", "test"], "What to evaluate on.")
-    config_lib.run(main)
+    flags.DEFINE_enum("role", "test", ["search", "validation", "test"], "What to measure on.")
+    binary.run(main)

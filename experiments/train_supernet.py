@@ -1,8 +1,7 @@
-"""Trains a supernet: every step trains one random architecture, all share one set of weights.
+"""Trains a supernet by the recipe of a config.
 
   python -m experiments.train_supernet --config=digits --workdir=runs/digits
-  python -m experiments.train_supernet --config=fashion_mnist --workdir=runs/fashion \\
-      --source_dir=/path/to/idx/files --set training.steps=3000 --set seed=1
+  python -m experiments.train_supernet --config=my_config.py --workdir=runs/mine --set training.steps=300
 
 Started again with the same workdir it goes on from the last checkpoint, to the same result.
 Then: python -m experiments.search with the same --config, --set and --workdir.
@@ -10,76 +9,44 @@ Then: python -m experiments.search with the same --config, --set and --workdir.
 
 from __future__ import annotations
 
-from absl import app, flags
-
-from experiments import config as config_lib
+from experiments import binary
+from experiments.config import pretty
 from experiments.configs import CONFIGS
-from experiments.setup import build, define_data_flags
-from jaxnas.data import Batches
-from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.loop import LoopSettings, fit, monitored, watch_record
-from jaxnas.training.step import make_train_step
-from jaxnas.training.workdir import open_workdir
+from jaxnas import training
+from jaxnas.training.progress import times_line
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
-    config, path = config_lib.from_flags(CONFIGS)
-    print(config_lib.pretty(config), flush=True)
-    with open_workdir(path) as workdir:
-        setup = build(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
-        settings = config.training
-        space = setup.net.space
+def main() -> int:
+    config, path = binary.read_config(CONFIGS)
+    print(pretty(config), flush=True)
+    with training.open_workdir(path) as workdir:
+        session = binary.bring_to_life(config)
         print(
-            f"{space.cardinality:.3e} architectures, {len(setup.dataset.train)} training images, "
-            f"{setup.mesh.size} device(s)",
+            f"{session.net.space.cardinality:.3e} architectures, {session.task.sizes['train']:,} "
+            f"{session.task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )
-        config_lib.store(config, workdir, ran=False)
-        optimizer, schedule = setup.optimizer()
-        step = make_train_step(
-            setup.net,
-            optimizer,
-            schedule,
-            setup.augment,
-            setup.mesh,
-            setup.input_shape,
-            freeze_inactive=settings.freeze_inactive,
+        binary.store(config, workdir, ran=False)
+        trained = training.fit(
+            session.task,
+            session.net,
+            config.training,
+            recipe=config.recipe,
+            cost=session.costs(workdir),
+            seed=config.seed,
+            workdir=workdir,
+            config=session.deciding,
+            mesh=session.mesh,
         )
-        evaluate = make_evaluator(
-            setup.net,
-            setup.dataset.search,
-            config.search.batch_size,
-            setup.standardize,
-            setup.mesh,
-            role="search",
-        )
-        archs = monitored(space, setup.key("monitor"))
-        _, complete = fit(
-            setup.initial_state(),
-            step,
-            Batches(setup.dataset.train.require("train"), settings.batch_size, config.seed),
-            workdir,
-            LoopSettings(
-                settings.steps,
-                settings.log_every,
-                settings.evaluate_every,
-                settings.checkpoint_every,
-                settings.steps_per_call,
-            ),
-            mesh=setup.mesh,
-            watch=lambda state: watch_record(evaluate(state.params, archs)),
-            config=config_lib.to_dict(config),
-        )
-        config_lib.store(config, workdir, ran=True)
-        if complete:
-            print(f"trained: {settings.steps} steps, checkpoints in {path}/checkpoints", flush=True)
-        else:
-            print("stopped and saved; the same command goes on from here", flush=True)
+        binary.store(config, workdir, ran=True)
+    print(times_line(trained.times), flush=True)
+    if not trained.complete:
+        print("stopped and saved; the same command goes on from here", flush=True)
+        return binary.STOPPED
+    print(f"trained: {int(trained.state.step)} steps, checkpoints in {path}/checkpoints", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    config_lib.define_flags(CONFIGS)
-    define_data_flags()
-    config_lib.run(main)
+    binary.define_flags(CONFIGS)
+    binary.run(main)

@@ -1,5 +1,7 @@
 """Ready-made search spaces for the supernets, and published networks as architectures of them."""
 
+import jax.numpy as jnp
+
 from jaxnas.space import Arch, Choice, Space
 
 # AutoFormer, arXiv 2107.00651, table 1, and the released configurations. Two entries are wider than
@@ -128,3 +130,13 @@ def par_rule(blocks: int = 32, ratio: float = 5) -> Arch:
     attention = {i * reach // count for i in range(count)}
     names = ["attention" if i in attention else "feed_forward" for i in range(blocks)]
     return par(blocks).from_dict({"block": names})
+
+
+def without_gaps(arch: Arch) -> Arch:
+    """The stack of `par` with its identity blocks behind all others.
+
+    For a network that is trained alone it does not matter where they stand, so this one stands for all
+    stacks that have the same other blocks in the same order.
+    """
+    block = arch["block"]  # int32 [blocks]; identity is the option 0
+    return {"block": block[jnp.argsort(block == 0, stable=True)]}

@@ -1,0 +1,30 @@
+"""Training: one state, one step, recipes, and one loop with exact resume, for every task."""
+
+from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
+from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.fit import DivergedError, Trained, Training, fit
+from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
+from jaxnas.training.state import TrainState
+from jaxnas.training.step import data_mesh, make_step
+from jaxnas.training.workdir import WorkdirError, open_workdir
+
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "ConfigMismatch",
+    "DivergedError",
+    "Evaluator",
+    "Fixed",
+    "Recipe",
+    "Relaxed",
+    "TrainState",
+    "Trained",
+    "Training",
+    "Uniform",
+    "WorkdirError",
+    "data_mesh",
+    "fit",
+    "make_evaluator",
+    "make_step",
+    "open_workdir",
+]

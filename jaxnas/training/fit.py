@@ -269,6 +269,39 @@ def prepare(
     return state, step, batch
 
 
+def restore(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    workdir: str | os.PathLike,
+    config: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None,
+) -> Trained | None:
+    """The last state that a training has saved; None if it has saved none.
+
+    Args:
+      task, net, training, recipe: as given to `fit`.
+      workdir: of the training.
+      config: compared with that of the checkpoint.
+      mesh: with an axis "data"; None for the devices that the settings ask for.
+
+    Raises:
+      ConfigMismatch: a checkpoint of another config.
+    """
+    folder = pathlib.Path(workdir) / "checkpoints"
+    if not folder.is_dir():  # asking must not create it
+        return None
+    mesh = data_mesh(training.devices) if mesh is None else mesh
+    state, _, _ = prepare(task, net, training, recipe, mesh)
+    with Checkpointer(folder) as checkpointer:
+        found = checkpointer.restore_latest(state, config)
+    if found is None:
+        return None
+    _, state, metadata = found
+    return Trained(state, bool(metadata.get("complete")), {})
+
+
 def _loop(
     state: TrainState,
     step: Step,

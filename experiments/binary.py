@@ -1,0 +1,220 @@
+"""What the binaries share: flags, exit codes, and a config brought to life.
+
+Exit status: 0 done, 2 a mistake of the user, 143 stopped by a signal and saved, 1 everything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from absl import app, flags, logging
+from jax.sharding import Mesh
+
+import jaxnas
+from experiments import config as config_lib
+from experiments.config import Config, ConfigError
+from jaxnas import files, latency, search, training
+from jaxnas.cost import Cost, cost
+from jaxnas.report import result
+from jaxnas.space import Arch
+from jaxnas.tasks import Task
+from jaxnas.training.fit import restore
+from jaxnas.training.keys import stream
+
+STOPPED = 143  # as a shell says of a process that SIGTERM ended
+# These belong, in --help, to the binary that defines them.
+flags.disclaim_key_flags()
+
+# Settings that change no weights: a workdir may go on with others.
+FREE = ("search", "retraining", "architectures", "latency", "measure")
+FREE_TRAINING = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+
+
+def define_flags(registry: Mapping[str, Config]) -> None:
+    """Defines --config, --set, --workdir, --data_dir, --source_dir and --traceback."""
+    names = ", ".join(registry)
+    flags.DEFINE_string("config", None, f"Name of the config ({names}), or path/to/my_config.py.")
+    flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
+    flags.DEFINE_string("data_dir", None, "Where prepared data sets are; by default TFDS's own folder.")
+    flags.DEFINE_string("source_dir", None, "Where original files are, for data that are not yet prepared.")
+    define_run_flags()
+
+
+def define_run_flags() -> None:
+    """Defines what every binary with a workdir has: --workdir and --traceback."""
+    flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there. Required.")
+    flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Runs a binary; a mistake of its user ends it with the message alone.
+
+    `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects and
+    always show it.
+    """
+
+    def guarded(argv: list[str]) -> None:
+        mistakes = (ValueError, OSError, training.CheckpointError, training.WorkdirError)
+        try:
+            if len(argv) > 1:
+                raise ConfigError(f"Unexpected arguments: {' '.join(argv[1:])}")
+            # Orbax logs some twenty lines at INFO for each checkpoint; --verbosity=0 shows them.
+            if not flags.FLAGS["verbosity"].present:
+                logging.set_verbosity(logging.WARNING)
+            sys.exit(main() or 0)
+        except (*mistakes, training.DivergedError) as error:
+            if flags.FLAGS.traceback:
+                raise
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            sys.exit(2 if isinstance(error, mistakes) else 1)
+
+    app.run(guarded)
+
+
+def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
+    """The config that the flags ask for, and the workdir.
+
+    Raises:
+      ConfigError: a flag is missing or wrong.
+    """
+    values = flags.FLAGS
+    if values.config is None:
+        raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
+    if not values.workdir:
+        raise ConfigError("--workdir is missing. It is the directory that the run writes to")
+    config = config_lib.override(config_lib.find(registry, values.config), values.set)
+    return config, pathlib.Path(values.workdir)
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A config brought to life.
+
+    Attributes:
+      config: what it was made of.
+      task: with its data.
+      net: the supernet.
+      mesh: of the devices in use.
+      deciding: the part of the config that decides the weights, as plain values.
+    """
+
+    config: Config
+    task: Task
+    net: nn.Module
+    mesh: Mesh
+    deciding: dict[str, Any]
+
+    def costs(self, workdir: pathlib.Path) -> Cost:
+        """Parameters and products of an architecture and, where the config asks for it, its latency.
+
+        Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
+        goes by the same table.
+        """
+        exact = cost(self.net, self.task.inputs)
+        if not self.config.latency:
+            return exact
+        path, rows = workdir / "latency.json", self.config.training.batch_size or 1
+        if not path.exists():
+            measure = measured if self.config.measure is None else self.config.measure
+            measure(self.net, self.task, rows).save(path)
+        table = latency.load(path)
+        if table.device != jax.devices()[0].device_kind:
+            raise ValueError(
+                f"{path} was measured on {table.device}, and this is {jax.devices()[0].device_kind}. Take "
+                "another workdir, or delete the file to measure anew."
+            )
+        own = table.cost(self.net.space)
+        return lambda arch: {**exact(arch), **own(arch)}
+
+    def trained(self, workdir: pathlib.Path) -> training.TrainState:
+        """The state at the end of the supernet's training.
+
+        Raises:
+          FileNotFoundError: nothing was trained here, or not to the end.
+          ConfigMismatch: it was trained with another config.
+        """
+        config = self.config
+        found = restore(
+            self.task, self.net, config.training, config.recipe, workdir, self.deciding, self.mesh
+        )
+        if found is None or not found.complete:
+            step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
+            raise FileNotFoundError(
+                f"{workdir} has {step} of {config.training.steps} steps. First run "
+                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
+            )
+        return found.state
+
+    def architecture(self, text: str, workdir: pathlib.Path, costs: Cost) -> Arch:
+        """An architecture from the command line.
+
+        Args:
+          text: "found" by the search in the workdir, "smallest", "largest", a name of the config's
+            `architectures`, "random:K" (the K-th, from 0, of random architectures as dear as the found
+            one), or option values as JSON.
+          workdir: of the search.
+          costs: of architectures; latency counts where it is measured, else products.
+
+        Raises:
+          ConfigError: none of these.
+          FileNotFoundError: nothing was found yet.
+        """
+        space = self.net.space
+        if text in ("smallest", "largest"):
+            return getattr(space, text)()
+        if text in self.config.architectures:
+            return space.from_dict(self.config.architectures[text])
+        if text == "found" or text.startswith("random:"):
+            found = space.from_dict(result.read(workdir).found.architecture)
+            if text == "found":
+                return found
+            name = "latency_ns" if self.config.latency else "macs"
+            fixed = float(costs(space.smallest())[name])
+            alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
+            number, count = text.partition(":")[2], len(next(iter(alike.values())))
+            if not number.isdecimal() or int(number) >= count:
+                raise ConfigError(
+                    f"--architecture is {text!r}; there are {count} random architectures within 5 % of the "
+                    "found one's cost, random:0 and so on."
+                )
+            return jax.tree.map(lambda x: x[int(number)], alike)
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError:
+            values = None
+        if not isinstance(values, dict):
+            names = ["found", "smallest", "largest", *self.config.architectures, "random:0"]
+            raise ConfigError(
+                f"--architecture is {text!r}; expected {', '.join(names)}, or JSON such as "
+                f"{json.dumps(space.to_dict(space.smallest()))}."
+            )
+        return space.from_dict(values)
+
+
+def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
+    """A latency table of any network, one decision at a time; see `jaxnas.latency.table`."""
+    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), task.inputs)
+    return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
+
+
+def bring_to_life(config: Config) -> Session:
+    """Loads the data of a config."""
+    task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    mesh = training.data_mesh(config.training.devices)
+    deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
+    deciding["training"] = {k: v for k, v in deciding["training"].items() if k not in FREE_TRAINING}
+    return Session(config, task, config.network, mesh, deciding)
+
+
+def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
+    """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
+    path = workdir / "config.json"
+    if ran or not path.exists():
+        files.write_json(path, config_lib.to_dict(config))

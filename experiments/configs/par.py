@@ -1,0 +1,211 @@
+"""PAR Transformer: which blocks of a Transformer-XL should be attention, on real text."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from experiments.config import Config
+from jaxnas import latency, runs, spaces, supernets, tasks
+from jaxnas.supernets import transformer_xl_latency
+from jaxnas.training import Relaxed, Training
+
+
+def stacks(blocks: int) -> dict[str, Any]:
+    """The stacks that a found one is compared with: Transformer-XL itself, and the published rule."""
+    space = spaces.par(blocks)
+    return {
+        "interleaved": space.to_dict(spaces.interleaved(blocks)),
+        "par_rule": space.to_dict(spaces.par_rule(blocks)),
+    }
+
+
+def measure_blocks(net: supernets.TransformerXL, task: tasks.Language, rows: int) -> latency.LatencyTable:
+    """The latency of each block by itself, the same at every place."""
+    shape = rows, task.length
+    calls = transformer_xl_latency.block_calls(net, *shape)
+    setting = transformer_xl_latency.setting_of(net, *shape)
+    return latency.options_table("block", calls, setting=setting, idle="identity")
+
+
+def _relaxed(blocks: int, **settings: Any) -> Relaxed:
+    defaults = dict(learning_rate=1e-2, confidence=0.75, reference=stacks(blocks)["interleaved"])
+    return Relaxed(**(defaults | settings))
+
+
+_SHAKESPEARE = Training(
+    steps=800,
+    batch_size=16,
+    learning_rate=3e-3,
+    warmup_steps=50,
+    weight_decay=1e-4,
+    clip=1.0,
+    evaluate_every=100,
+    checkpoint_every=400,
+)
+
+# The whole flow in under ten minutes on two cores.
+TINY_SHAKESPEARE = Config(
+    name="tiny_shakespeare",
+    task=tasks.Language(data="tiny_shakespeare", length=64),
+    network=supernets.TransformerXL(
+        spaces.par(8),
+        vocabulary=256,
+        width=64,
+        num_heads=4,
+        head_dim=16,
+        hidden=256,
+        memory_length=64,
+        dropout=0.0,
+        init_std=0.1,
+        scan_blocks=True,
+    ),
+    training=_SHAKESPEARE,
+    recipe=_relaxed(8, start=200, every=2, learning_rate=3e-2),
+    search=runs.Search(limit=50),
+    architectures=stacks(8),
+)
+
+_EPOCH = Training(
+    steps=1000,
+    batch_size=16,
+    learning_rate=1e-2,
+    warmup_steps=100,
+    weight_decay=1e-4,
+    clip=1.0,
+    evaluate_every=1000,
+    checkpoint_every=250,
+)
+
+# One epoch of a small network: a search and a retraining in some minutes each on one core.
+WIKITEXT2_SMALL = Config(
+    name="wikitext2_small",
+    task=tasks.Language(data="wikitext2", length=128),
+    network=supernets.TransformerXL(
+        spaces.par(10),
+        vocabulary=33_278,
+        width=64,
+        num_heads=4,
+        head_dim=16,
+        hidden=256,
+        memory_length=128,
+        cutoffs=(221, 2502, 7519, 16987),  # by elastic.choose_cutoffs on the training text, as all below
+        dropout=0.0,
+        pre_norm=True,
+        init_std=0.05,
+        scan_blocks=True,
+    ),
+    training=dataclasses.replace(_EPOCH, evaluate_every=25),
+    # Attention is worth nothing until the weights are: an early start gives it up everywhere.
+    recipe=_relaxed(
+        10, start=500, every=2, learning_rate=0.1, cost="latency_ns", cost_weight=0.5, target=0.55
+    ),
+    search=runs.Search(
+        method="sampling", samples=32, limit=50, canonical=spaces.without_gaps, budget="latency_ns"
+    ),
+    retraining=_EPOCH,
+    latency=True,
+    measure=measure_blocks,
+    architectures=stacks(10),
+)
+
+# The same with 16 blocks, and a search that trains what it draws.
+WIKITEXT2_DEEP = dataclasses.replace(
+    WIKITEXT2_SMALL,
+    name="wikitext2_deep",
+    network=WIKITEXT2_SMALL.network.clone(space=spaces.par(16)),
+    recipe=dataclasses.replace(WIKITEXT2_SMALL.recipe, target=0.42, reference=stacks(16)["interleaved"]),
+    search=dataclasses.replace(
+        WIKITEXT2_SMALL.search,
+        method="trials",
+        samples=16,
+        slack=0.05,
+        explore=0.5,
+        trial_steps=(300, 900),
+    ),
+    architectures=stacks(16),
+)
+
+_WIKITEXT = Training(
+    steps=8000,
+    batch_size=32,
+    learning_rate=2e-3,
+    warmup_steps=400,
+    weight_decay=1e-4,
+    clip=0.25,
+    evaluate_every=1000,
+    checkpoint_every=1000,
+)
+
+# Hours on two cores, minutes on a GPU.
+WIKITEXT2 = Config(
+    name="wikitext2",
+    task=tasks.Language(data="wikitext2", length=64, memory_length=128, same_length=True),
+    network=supernets.TransformerXL(
+        spaces.par(12),
+        vocabulary=33_278,
+        width=128,
+        num_heads=4,
+        head_dim=32,
+        hidden=512,
+        memory_length=64,
+        cutoffs=(521, 7073),
+        div_value=2,
+        tie_projections=True,
+        dropout=0.1,
+        init_std=0.05,
+        scan_blocks=True,
+    ),
+    training=_WIKITEXT,
+    recipe=_relaxed(12, start=2000, cost="latency_ns", cost_weight=0.5),
+    search=runs.Search(limit=50, budget="latency_ns"),
+    latency=True,
+    measure=measure_blocks,
+    architectures=stacks(12),
+)
+
+# Transformer-XL of 12 layers as 24 blocks, on bytes: for a GPU.
+ENWIK8 = Config(
+    name="enwik8",
+    task=tasks.Language(data="enwik8", length=512, memory_length=2048, same_length=True, clamp_length=820),
+    network=supernets.TransformerXL(
+        spaces.par(24),
+        vocabulary=256,
+        width=512,
+        num_heads=8,
+        head_dim=64,
+        hidden=2048,
+        memory_length=512,
+        dtype=jnp.bfloat16,
+        scan_blocks=True,
+    ),
+    training=Training(
+        steps=40_000,
+        batch_size=24,
+        learning_rate=2.5e-4,
+        warmup_steps=1000,
+        weight_decay=1e-4,
+        clip=0.25,
+        evaluate_every=500,
+        checkpoint_every=500,
+    ),
+    recipe=_relaxed(24, start=10_000, cost="latency_ns", cost_weight=0.5),
+    search=runs.Search(limit=50, budget="latency_ns"),
+    retraining=Training(
+        steps=400_000,
+        batch_size=24,
+        learning_rate=2.5e-4,
+        warmup_steps=1000,
+        weight_decay=1e-4,
+        clip=0.25,
+        evaluate_every=5000,
+        checkpoint_every=5000,
+    ),
+    latency=True,
+    measure=measure_blocks,
+    architectures=stacks(24),
+)
+
+CONFIGS = (TINY_SHAKESPEARE, WIKITEXT2_SMALL, WIKITEXT2_DEEP, WIKITEXT2, ENWIK8)
