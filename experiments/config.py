@@ -181,7 +181,8 @@ def to_dict(value: Any) -> Any:
     if _is_dtype(value):
         return jnp.dtype(value).name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_dict(getattr(value, name)) for name in _names(value)}
+        fields = {name: to_dict(getattr(value, name)) for name in _names(value)}
+        return {"type": type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(name): to_dict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -206,6 +207,8 @@ def pretty(config: Config) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, Space):
         return f"{value.cardinality:.4g} architectures" if value.cardinality > 1e6 else repr(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__
     return repr(to_dict(value))
 
 
@@ -222,7 +225,7 @@ def _leaves(value: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
     for name in _names(value):
         part, hint = getattr(value, name), hints.get(name, Any)
         group = dataclasses.is_dataclass(part) and not isinstance(part, (type, Space))
-        if group:
+        if group and _names(part):
             flat.update(_leaves(part, f"{prefix}{name}."))
         else:
             flat[prefix + name] = (part, hint)
