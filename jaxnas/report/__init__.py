@@ -1,8 +1,19 @@
-"""Figures and the HTML pages of runs."""
+"""The page of a run, its result file, and the page of a comparison of strategies."""
 
-from jaxnas.report import figures
-from jaxnas.report.language import write_language
-from jaxnas.report.page import render, summary_lines, write
-from jaxnas.report.read import Run, read_run
+from jaxnas.report import comparison, result
+from jaxnas.report.page import render, summary_lines, times_line, write
+from jaxnas.report.picture import save_png
+from jaxnas.report.read import Retrained, Run, read_run
 
-__all__ = ["Run", "figures", "read_run", "render", "summary_lines", "write", "write_language"]
+__all__ = [
+    "Retrained",
+    "Run",
+    "comparison",
+    "read_run",
+    "render",
+    "result",
+    "save_png",
+    "summary_lines",
+    "times_line",
+    "write",
+]

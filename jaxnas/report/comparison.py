@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxnas import files
-from jaxnas.report import style, svg
+from jaxnas.report import svg, words
+from jaxnas.report.document import document, note, section, table
 
 # Colours of lines in light and in dark (Okabe-Ito, adjusted for contrast); dashes tell them apart too.
 _COLOURS = (
@@ -29,9 +30,8 @@ _COLOURS = (
 
 def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
     """Writes the page of a comparison, atomically, and returns its path."""
-    path = pathlib.Path(path)
     files.write_text(path, render(result))
-    return path
+    return pathlib.Path(path)
 
 
 def render(result: dict[str, Any]) -> str:
@@ -39,14 +39,15 @@ def render(result: dict[str, Any]) -> str:
     strategies, sign = result["strategies"], 1 if result["objective"] == "max" else -1
     best = max(strategies, key=lambda s: sign * s["final"]["mean"])
     title = (
-        f"{best['name']} finds {_figure(best['final']['mean'])} {_words(result['report_metric'])} "
+        f"{best['name']} finds {_figure(best['final']['mean'])} {words.plain(result['report_metric'])} "
         f"in {_budget(result)}"
     )
+    seen, shown = words.plain(result["metric"]), words.plain(result["report_metric"])
     lead = (
-        f"{len(strategies)} strategies on {svg.esc(result['benchmark'])} "
-        f"({svg.count(result['networks'])} different networks), {svg.count(result['seeds'])} searches "
-        f"each. They see {_words(result['metric'])} only; shown is {_words(result['report_metric'])} of "
-        f"the best so far by that. Bands: 95 % of the mean, by bootstrap over searches."
+        f"{len(strategies)} strategies were compared on {result['benchmark']}, which has "
+        f"{svg.count(result['networks'])} different networks, with {svg.count(result['seeds'])} searches "
+        f"each. They see the {seen} only; the page shows the {shown} of the best network so far by that. "
+        "Bands hold the mean with 95 % confidence, by bootstrap over the searches."
     )
     rules = "".join(
         f".k{i}{{color:{light}}}.line.k{i}{{stroke-dasharray:{dash or 'none'}}}"
@@ -55,40 +56,27 @@ def render(result: dict[str, Any]) -> str:
         for i, (light, dark, dash) in enumerate(_COLOURS)
     )
     legend = svg.legend([("line", f"k{i % 8}", s["name"]) for i, s in enumerate(strategies)])
-    body = (
-        _section(
-            f"How far from the best {_words(result['report_metric'])}",
-            legend,
-            _regret(result, "reported", "regret"),
-            "The best in the table, less what the incumbent has. It need not fall to 0: the best by "
-            f"{_words(result['metric'])} has {_figure(result['best']['reported_of_found'])}, the best of "
-            f"all {_figure(result['best']['reported'])}.",
-        )
-        + _section(
-            f"How far from the best {_words(result['metric'])}",
+    best_of_all = (
+        "Regret is the best in the table, less what the best network so far has. It need not fall to 0: "
+        f"the best by {seen} has {_figure(result['best']['reported_of_found'])}, and the best of all has "
+        f"{_figure(result['best']['reported'])}."
+    )
+    ranks = "Ranks are taken search by search; 1 is best, and equal results share a rank."
+    panels = (
+        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret"), best_of_all),
+        (
+            f"How far from the best {seen}",
             legend,
             _regret(result, "found", "seen"),
-            "What the strategies themselves see and follow.",
-        )
-        + _section(
-            "Mean rank among the strategies",
-            legend,
-            _ranks(result),
-            "Search by search, 1 is best; equal results share a rank.",
-        )
-        + _section("Time of one search", "", _times(result), _device(result))
-        + _section("Figures", "", _table(result), "")
+            "This is what the strategies themselves see and follow.",
+        ),
+        ("Mean rank among the strategies", legend, _ranks(result), ranks),
+        ("Time of one search", "", _times(result), _device(result)),
+        ("Figures", "", _table(result), ""),
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
-        "'unsafe-inline'; img-src data:\">\n"
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{svg.esc(title)}</title>\n<style>{style.CSS}{rules}</style>\n</head>\n<body>\n<main>\n"
-        f'<header>\n<p class="eyebrow">jaxnas · comparison of search strategies</p>\n'
-        f'<h1>{svg.esc(title)}</h1>\n<p class="lead">{lead}</p>\n</header>\n{body}\n</main>\n</body>\n'
-        "</html>\n"
+    body = "\n".join(section(name, keys, figure, note(svg.esc(text))) for name, keys, figure, text in panels)
+    return document(
+        title, "jaxnas · comparison of search strategies", svg.esc(title), svg.esc(lead), body, rules
     )
 
 
@@ -106,23 +94,14 @@ def _budget(result: dict[str, Any]) -> str:
     return f"the time of {result['evaluations']} full trainings"
 
 
-def _section(title: str, legend: str, figure: str, note: str) -> str:
-    note = f'<p class="note-line">{svg.esc(note)}</p>' if note else ""
-    return f"<section><h2>{svg.esc(title)}</h2>{legend}{figure}{note}</section>\n"
-
-
-def _words(metric: str) -> str:
-    return svg.esc(metric.replace("_", " "))
-
-
 def _figure(value: float) -> str:
     return f"{value:.5g}"
 
 
 def _device(result: dict[str, Any]) -> str:
     return (
-        f"All {result['seeds']} searches in programs of {result['chunk']} at a time on "
-        f"{result['device']}, compiling apart."
+        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
+        f"{result['device']}; the time of compiling is left out."
     )
 
 
@@ -158,7 +137,7 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {mean[-1]:.3g}" for mean, _, _, s in lines)
     return svg.figure(
-        f"{name}-curve", frame.width, frame.height, f"Mean regret by {axis}", about, "".join(body)
+        f"{name}-curve", (frame.width, frame.height), f"Mean regret by {axis}", about, "".join(body)
     )
 
 
@@ -180,7 +159,7 @@ def _ranks(result: dict[str, Any]) -> str:
         points = [(frame.x(n), frame.y(r)) for n, r in zip(s[places], s["rank"], strict=True)]
         body.append(svg.line(points, f"k{i % 8}"))
     about = "; ".join(f"{s['name']} ends at {s['rank'][-1]:.2f}" for s in strategies)
-    return svg.figure("rank-curve", frame.width, frame.height, f"Mean rank by {axis}", about, "".join(body))
+    return svg.figure("rank-curve", (frame.width, frame.height), f"Mean rank by {axis}", about, "".join(body))
 
 
 def _times(result: dict[str, Any]) -> str:
@@ -190,13 +169,11 @@ def _times(result: dict[str, Any]) -> str:
     for i, s in enumerate(strategies):
         y, width = 34 * i + 4, 560 * s["seconds_per_search"] / longest
         body.append(svg.text(250, y + 18, s["name"], "value", "end"))
-        body.append(
-            f'<rect class="bar{i % 8}" x="260" y="{y}" width="{svg.num(max(width, 1))}" height="24"/>'
-        )
+        body.append(svg.rect(260, y, max(width, 1), 24, f"bar{i % 8}"))
         text = svg.duration(s["seconds_per_search"])
         body.append(svg.text(268 + width, y + 18, text, "value"))
     about = "; ".join(f"{s['name']} {svg.duration(s['seconds_per_search'])}" for s in strategies)
-    return svg.figure("times", 960, height, "Wall time of one search", about, "".join(body))
+    return svg.figure("times", (960, height), "Wall time of one search", about, "".join(body))
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -220,9 +197,5 @@ def _table(result: dict[str, Any]) -> str:
             queries,
             svg.duration(s["seconds_per_search"]),
         )
-        rows.append(f"<tr><th>{svg.esc(s['name'])}</th>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
-    heads = "".join(f"<th>{h}</th>" for h in head)
-    return (
-        f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}'
-        "</tbody></table></div>"
-    )
+        rows.append((s["name"], cells))
+    return table(head, rows)

@@ -1,87 +1,191 @@
-"""Reads the files of a finished run for its report, and says clearly what is wrong with them."""
+"""Reads the files of a finished run for its page, and says clearly what is wrong with them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas import files
+from jaxnas.report import result as result_lib
+from jaxnas.report import words
+from jaxnas.report.result import MetricOf, Network, Result
 from jaxnas.report.svg import is_number
 
-NETWORKS = ("best", "random_search", "smallest", "largest")
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Retrained:
+    """A network that was trained alone.
+
+    Attributes:
+      network: what came out.
+      times: what its times.json holds; {} if there is none.
+    """
+
+    network: Network
+    times: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a workdir holds: the result, the lines of the metrics and of the search history."""
+    """What a workdir holds.
 
-    result: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    history: list[dict[str, Any]]
+    Attributes:
+      result: what was found.
+      metrics: records of training, each step once.
+      history: evaluations of all searches, by strategy and index.
+      retrained: networks trained alone, by folder.
+    """
 
-    def section(self, name: str) -> dict[str, Any]:
-        """A part of the result, {} if it is absent."""
-        return self.result.get(name) or {}
+    result: Result
+    metrics: tuple[Record, ...] = ()
+    history: tuple[Record, ...] = ()
+    retrained: tuple[Retrained, ...] = ()
 
-    def strategy(self, name: str) -> list[dict[str, Any]]:
+    @property
+    def metric(self) -> MetricOf:
+        """The metric that architectures are searched by."""
+        return self.result.task.metrics[0]
+
+    @property
+    def sign(self) -> int:
+        """What turns a metric into a score, of which more is better, and back."""
+        return 1 if self.metric.direction == "max" else -1
+
+    @property
+    def search_role(self) -> str:
+        """The role of the data that scores were measured on."""
+        return next((r for r in ("search", "validation") if r in self.result.found.metrics), "search")
+
+    @property
+    def final_role(self) -> str:
+        """The role of the data that says how good the found network is."""
+        roles = self.result.found.metrics
+        return next((r for r in ("test", "validation", *roles) if r in roles), "test")
+
+    @property
+    def cost(self) -> str | None:
+        """The cost to show first: the first one with a budget, else the parameters."""
+        costs = self.result.found.costs
+        bounded = [name for s in self.result.searches for name, p in s.bounds.items() if p != (None, None)]
+        return next((name for name in (*bounded, "params", *costs) if name in costs), None)
+
+    @property
+    def bounds(self) -> dict[str, tuple[float | None, float | None]]:
+        """The budget: (least, most) by cost, over all searches."""
+        pairs = [pair for search in self.result.searches for pair in search.bounds.items()]
+        return {name: pair for name, pair in pairs if pair != (None, None)}
+
+    @property
+    def reference(self) -> Network | None:
+        """What the found network is compared with: the largest, else another one with a name."""
+        others = [
+            net for net in self.result.networks if net.name not in ("random search", "smallest", "found")
+        ]
+        return next((net for net in others if net.name == "largest"), others[0] if others else None)
+
+    def network(self, name: str) -> Network | None:
+        """A network of the result by its name."""
+        return next((net for net in self.result.networks if net.name == name), None)
+
+    def value(self, network: Network, role: str) -> float | None:
+        """The first metric of a network in a role, if it is a finite number."""
+        value = network.metrics.get(role, {}).get(self.metric.name)
+        return value if is_number(value) else None
+
+    def strategy(self, name: str) -> list[Record]:
         """Evaluations of one strategy in the order in which they were made."""
-        return [line for line in self.history if line.get("strategy") == name]
+        return [line for line in self.history if line["strategy"] == name]
 
-    def of_split(self, split: str) -> list[dict[str, Any]]:
+    def of_split(self, split: str) -> list[Record]:
         """Metrics of one split by increasing step."""
-        lines = [line for line in self.metrics if line.get("split") == split]
-        return sorted(lines, key=lambda line: line["step"])
+        return sorted(
+            (line for line in self.metrics if line["split"] == split), key=lambda line: line["step"]
+        )
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """Reads result.json, metrics.jsonl and search/history.jsonl of ``workdir``.
+    """Reads the files of a workdir. Only result.json must be there.
 
-    Only result.json must be there. Raises FileNotFoundError if it is not, and ValueError, naming
-    the file (and line), where a file is not the JSON it should be or lacks what a page cannot do
-    without.
+    Args:
+      workdir: with result.json, and, where they exist, metrics.jsonl, search/history.jsonl and
+        retrained/*/result.json with times.json.
+
+    Returns:
+      What they hold.
+
+    Raises:
+      FileNotFoundError: there is no result.json.
+      ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = pathlib.Path(workdir)
-    path = root / "result.json"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: a report needs a finished run (train, search and evaluate first)"
-        )
-    result = files.read_json(path)
-    check_result(result, str(path))
-    history = files.read_lines(root / "search" / "history.jsonl", ("strategy", "params", "score"))
-    return Run(result, read_metrics(root), _order(history))
+    result = result_lib.read(root)
+    choices = result.space.choices
+    if result.selection is not None:
+        where = f"{root / result_lib.NAME}: selection: probabilities"
+        check_probabilities(result.selection.probabilities, choices, where)
+    metrics = _records(root / "metrics.jsonl", ("split", "step"), numbers=("step",))
+    for number, line in metrics:
+        if line["split"] == "architecture":
+            where = f"line {number} of {root / 'metrics.jsonl'}: probabilities"
+            check_probabilities(line.get("probabilities"), choices, where)
+    history = _records(root / "search" / "history.jsonl", ("strategy", "index", "score"), numbers=("index",))
+    retrained = []
+    for path in sorted(root.glob("retrained/*/result.json")):
+        times = path.with_name("times.json")
+        values = files.read_json(times) if times.is_file() else {}
+        if not isinstance(values, dict):
+            raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
+        retrained.append(Retrained(result_lib.read(path.parent).found, values))
+    return Run(
+        result,
+        tuple(_last(metrics, ("split", "step"))),
+        tuple(sorted(_last(history, ("strategy", "index")), key=lambda x: (x["strategy"], x["index"]))),
+        tuple(retrained),
+    )
 
 
-def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Reads metrics.jsonl, [] if there is none; ValueError names a line that is no record."""
-    lines = files.read_lines(pathlib.Path(workdir) / "metrics.jsonl", ("step", "split"))
-    return _last(lines, ("split", "step"))
+def _records(path: pathlib.Path, keys: tuple[str, ...], numbers: tuple[str, ...]) -> list[tuple[int, Record]]:
+    """(line number, record) of a file of JSON lines whose first key is a name, the others being `numbers`."""
+    records = list(enumerate(files.read_lines(path, keys), start=1))
+    for number, record in records:
+        for key in keys:
+            value = record[key]
+            # A score that was not finite is null.
+            right = isinstance(value, str) if key == keys[0] else is_number(value)
+            if not right and (key in (keys[0], *numbers) or value is not None):
+                kind = "a name" if key == keys[0] else "a number"
+                raise ValueError(f"line {number} of {path}: {key!r} should be {kind}, found {value!r}.")
+    return records
 
 
-def check_result(result: Any, name: str = "result") -> None:
-    """Raises ValueError, naming ``name`` and the field, if ``result`` cannot be reported."""
-    if not isinstance(result, dict):
-        raise ValueError(f"{name}: expected an object, found {type(result).__name__}")
-    if "best" not in result:
-        raise ValueError(f"{name}: 'best' is missing (the network that the search found)")
-    for key in (*NETWORKS, "config", "data", "space", "search", "versions"):
-        part = result.get(key)
-        if part is not None and not isinstance(part, dict):
-            raise ValueError(f"{name}: {key!r} should be an object, found {type(part).__name__}")
-    for key in ("params", "search_accuracy", "test_accuracy"):
-        if not is_number((result["best"] or {}).get(key)):
-            raise ValueError(f"{name}: 'best' has no finite number {key!r}")
+def _last(records: Sequence[tuple[int, Record]], keys: tuple[str, ...]) -> list[Record]:
+    """The last record of each identity: a resumed run may write a step a second time."""
+    return list({tuple(record[key] for key in keys): record for _, record in records}.values())
 
 
-def _last(lines: list[dict[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Keeps the last line of each identity: a resumed run may write a step a second time."""
-    return list({tuple(line[k] for k in keys): line for line in lines}.values())
+def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError, beginning with `where`, unless each option of each choice has one number."""
+    if not isinstance(probabilities, Mapping):
+        raise ValueError(f"{where}: expected an object, found {type(probabilities).__name__}.")
+    for name, rows in probabilities.items():
+        if name not in choices:
+            raise ValueError(f"{where}: {name!r} is no choice of the space; it has {', '.join(choices)}.")
+        length, options = choices[name].get("length"), words.width_of(choices[name])
+        if length is None:
+            right = _is_row(rows, options)
+        else:
+            right = (
+                isinstance(rows, list) and len(rows) == length and all(_is_row(row, options) for row in rows)
+            )
+        if not right:
+            shape = f"[{options}]" if length is None else f"[{length}, {options}]"
+            raise ValueError(f"{where}: {name!r} should be finite numbers of shape {shape}.")
 
 
-def _order(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    numbered = [{"index": i, **line} for i, line in enumerate(history)]
-    numbered = _last(numbered, ("strategy", "index"))
-    usable = [line for line in numbered if is_number(line["params"]) and is_number(line["score"])]
-    return sorted(usable, key=lambda line: (line["strategy"], line["index"]))
+def _is_row(row: Any, options: int) -> bool:
+    return isinstance(row, list) and len(row) == options and all(map(is_number, row))

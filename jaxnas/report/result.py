@@ -43,8 +43,10 @@ class TaskOf:
       name: of the data set.
       examples: what an example is called, as "images" or "tokens".
       sizes: examples in each role.
-      metrics: the first is the one that architectures are searched by.
-      details: whatever else describes the data, by name.
+      metrics: the first is the one that architectures are searched by; at least one.
+      details: whatever else describes the data, by name; the picture of a vision transformer names
+        "image_shape" and "num_classes" where they are here.
+      inputs: what the network takes, in words, as "float32 [batch, 8, 8, 1], normalised as in training".
     """
 
     name: str
@@ -52,6 +54,7 @@ class TaskOf:
     sizes: Mapping[str, int]
     metrics: tuple[MetricOf, ...]
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,7 +160,7 @@ class Result:
 
     Attributes:
       task, space: see there.
-      found: the network that the search brought out; None for a retraining of a network without one.
+      found: the network that the search brought out, or the one that a retraining trained.
       networks: others, to compare it with.
       searches: over architectures.
       selection: by architecture parameters, or None.
@@ -205,7 +208,10 @@ def read(workdir: str | os.PathLike) -> Result:
             f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "
             "search again in its workdir, which writes it anew."
         )
-    return _parse(values, Result, str(path))
+    result = _parse(values, Result, str(path))
+    if not result.task.metrics:
+        raise ValueError(f"{path}: task: metrics: expected at least one metric, found none.")
+    return result
 
 
 def _parse(value: Any, hint: Any, where: str) -> Any:
@@ -232,6 +238,8 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, found {type(value).__name__}.")
         items = (args[0],) * len(value) if args[-1] is Ellipsis else args
+        if len(items) != len(value):
+            raise ValueError(f"{where}: expected {len(items)} values, found {len(value)}.")
         return tuple(_parse(item, kind, where) for item, kind in zip(value, items, strict=True))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):

@@ -30,7 +30,7 @@ padding:26px 28px 24px;margin:20px 0}
 section>p{max-width:48em;margin:0 0 14px;text-wrap:pretty}
 section>p.say{color:var(--soft)}
 .note-line{color:var(--soft);font-size:14px}
-.tiles{display:grid;grid-template-columns:repeat(6,1fr);gap:12px;margin:0}
+.tiles{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:12px;margin:0}
 .tiles>div{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:14px 16px}
 .tiles dt{color:var(--soft);font-size:13px;line-height:1.3}
 .tiles dd{margin:0}
@@ -52,7 +52,7 @@ stroke-linejoin:round}
 .mark{stroke:var(--card);stroke-width:1}
 .evolution{color:var(--evolution)}.random{color:var(--random)}.largest,.smallest,.extreme{
 color:var(--extreme)}.sampled{color:var(--sampled)}.train{color:var(--train)}
-.mark.evolution,.mark.extreme,.mark.largest,.mark.smallest,.mark.sampled{fill:currentColor}
+.mark.evolution,.mark.extreme,.mark.largest,.mark.smallest,.mark.sampled,.mark.train{fill:currentColor}
 .mark.random{fill:var(--card);stroke:var(--random);stroke-width:1.5}
 .mark.late1{fill-opacity:.35;stroke-opacity:.6}.mark.late2{fill-opacity:.62;stroke-opacity:.75}
 .mark.late3{fill-opacity:.92}
@@ -72,18 +72,27 @@ color:var(--extreme)}.sampled{color:var(--sampled)}.train{color:var(--train)}
 .head{fill:var(--evolution)}.mlp{fill:var(--sampled)}
 .box{fill:var(--card);stroke:var(--soft);stroke-width:1.2}
 svg .off{opacity:.65}
+.block0{fill:var(--evolution)}.block1{fill:var(--sampled)}.block2{fill:var(--random)}
+.block3{fill:var(--extreme)}.block4{fill:var(--soft)}
+.block-idle{fill:none;stroke:var(--ghost);stroke-dasharray:3 3}
+svg .letter{font-weight:650;font-size:12px}svg .number{font-size:12px}
+svg .letter.on,svg .number.on{fill:var(--card)}
+.shade{fill:var(--ink)}.most{fill:none;stroke:var(--best);stroke-width:2.5;pointer-events:none}
+rect.ghost,.letter,.number{pointer-events:none}
+.fixed{min-width:min-content}.fixed svg{display:block}
+img.motion{max-width:100%;height:auto;border-radius:8px;background:#fff}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 20px;padding:0;margin:6px 0 14px;
 font-size:14px;color:var(--soft)}
 .legend li{display:flex;align-items:center;gap:7px}
 .legend svg{width:26px;height:16px;flex:none}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:28px;margin-top:22px}
+.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:28px;margin-top:22px}
 table{border-collapse:collapse;width:100%;font-size:15px;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:8px 0 8px 14px;border-bottom:1px solid var(--line);
 vertical-align:baseline}
 th:first-child,td:first-child{text-align:left;padding-left:0}
-thead th{color:var(--soft);font-weight:500;font-size:13.5px;white-space:nowrap}
+thead th{color:var(--soft);font-weight:500;font-size:13.5px;vertical-align:bottom}
 td.size{white-space:nowrap}tbody th{font-weight:600}tbody tr:last-child>*{border-bottom:0}
-table.plain th,table.plain td{text-align:left;vertical-align:top;overflow-wrap:anywhere}
+table.plain th,table.plain td{text-align:left;vertical-align:top;overflow-wrap:break-word}
 table.plain tbody th{font-weight:500;color:var(--soft);white-space:nowrap;
 font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:13px;padding-right:8px}
 tr.first th,tr.first td{font-weight:650}
@@ -98,7 +107,7 @@ pre+.note-line{margin-top:10px}section>svg+.note-line{margin-bottom:0}
 .splits{display:flex;gap:3px;height:34px;margin:14px 0 16px}
 .splits div{border-radius:5px;min-width:6px}
 .s-train{background:var(--train)}.s-search{background:var(--evolution)}
-.s-test{background:var(--best)}
+.s-validation{background:var(--sampled)}.s-test{background:var(--best)}
 .swatch{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px}
 pre{background:var(--code);border:1px solid var(--line);border-radius:9px;padding:13px 15px;
 overflow-x:auto;margin:8px 0 0;
@@ -114,11 +123,13 @@ main{padding:22px 12px 48px}section{padding:20px 16px;border-radius:12px}
 .tiles{grid-template-columns:1fr 1fr;gap:8px}
 .tiles>div{padding:12px 13px}.tiles .big{font-size:22px}
 svg.wide{display:none}svg.narrow{display:block}.pair{grid-template-columns:1fr;gap:20px}
-table{font-size:14px}.figures tr{display:grid;grid-template-columns:1.2fr 1fr 1fr 1fr}
-.figures th:first-child{grid-column:1/-1;border:0;padding-bottom:0}
-.figures thead th:first-child{display:none}.figures td:nth-child(2),.figures th:nth-child(2){
-text-align:left;padding-left:0}.figures tr.first td{border-bottom:1px solid var(--line)}
-th,td{padding:7px 0 7px 8px}thead th{font-size:12px;white-space:normal}
+table{font-size:14px}th,td{padding:7px 0 7px 8px}thead th{font-size:12px;white-space:normal}
+.figures thead{display:none}.figures tr{display:grid;grid-template-columns:repeat(3,1fr);gap:4px 10px;
+padding:10px 0;border-bottom:1px solid var(--line)}.figures tr:last-child{border:0}
+.figures th,.figures td{border:0;padding:0;text-align:left}.figures th{grid-column:1/-1}
+.figures td:empty{display:none}
+.figures td::before{content:attr(data-name);display:block;color:var(--soft);font-weight:400;font-size:11.5px;
+line-height:1.3}
 .facts{columns:1}header p.lead{font-size:16px}
 pre{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}}
 @media print{body{background:#fff}section,.tiles>div{break-inside:avoid}}

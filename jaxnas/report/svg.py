@@ -31,6 +31,11 @@ def num(value: float) -> str:
     return "0" if text == "-0" else text
 
 
+def identifier(name: str) -> str:
+    """A name with nothing in it but letters, digits and dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in name)
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """True for a finite int or float, not for a bool, None or text."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -50,7 +55,7 @@ def count(value: object) -> str:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """A number with a unit prefix and at most ``digits`` significant digits: 41.2 k, 5.9 M."""
+    """A number with a unit prefix and at most ``digits` significant digits: 41.2 k, 5.9 M."""
     for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor * (1 - 0.5 * 10.0**-digits):
             return f"{_significant(value / factor, digits)}{NBSP}{unit}"
@@ -154,7 +159,7 @@ def axes(
     x_texts: Labels = short_labels,
     y_texts: Labels = short_labels,
 ) -> str:
-    """Grid, tick labels and axis names; ``x_texts`` and ``y_texts`` turn ticks into labels."""
+    """Grid, tick labels and axis names; ``x_texts` and ``y_texts` turn ticks into labels."""
     xs = (log_ticks if frame.x_log else ticks)(*frame.x_range, max(4, int((frame.x1 - frame.left) / 115)))
     ys = ticks(*frame.y_range, max(3, int((frame.y1 - frame.top) / 40)))
     out = []
@@ -173,7 +178,7 @@ def axes(
 
 
 def text(x: float, y: float, value: object, kind: str, anchor: str = "start") -> str:
-    """One line of text of class ``kind`` at a pixel position."""
+    """One line of text of class ``kind` at a pixel position."""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text class="{kind}" x="{num(x)}" y="{num(y)}"{where}>{esc(value)}</text>'
 
@@ -220,14 +225,52 @@ def mark(name: str, x: float, y: float, r: float, kind: str, title: str = "") ->
     return f'<path class="mark {kind}{hit}" d="{shape(name, x, y, r)}">{inside}</path>'
 
 
-def figure(name: str, width: float, height: float, title: str, about: str, body: str, kind: str = "") -> str:
-    """The <svg> element: ``name`` must be unique on the page, ``about`` says what is to be seen."""
+def figure(
+    name: str, size: tuple[float, float], title: str, about: str, body: str, narrow: bool | None = None
+) -> str:
+    """The <svg> element of a figure.
+
+    Args:
+      name: unique on the page.
+      size: width and height in pixels.
+      title: what it is.
+      about: what is to be seen in it.
+      body: what is drawn.
+      narrow: whether it is the form for narrow screens or that for wide ones; None for all screens.
+
+    Returns:
+      The element as text.
+    """
+    kind = "" if narrow is None else "narrow" if narrow else "wide"
+    name = f"{name}-{kind}" if kind else name
     return (
-        f'<svg class="{kind}" viewBox="0 0 {num(width)} {num(height)}" role="img" '
+        f'<svg class="{kind}" viewBox="0 0 {num(size[0])} {num(size[1])}" role="img" '
         f'aria-labelledby="{name}-t {name}-d" xmlns="http://www.w3.org/2000/svg">'
         f'<title id="{name}-t">{esc(title)}</title><desc id="{name}-d">{esc(about)}</desc>'
         f"{body}</svg>"
     )
+
+
+def rect(
+    x: float, y: float, width: float, height: float, kind: str, radius: float = 0, about: str = ""
+) -> str:
+    """A rectangle of class `kind`; `about` is what a pointer over it shows."""
+    title = f"><title>{esc(about)}</title></rect>" if about else "/>"
+    return (
+        f'<rect class="{kind}{" hit" if about else ""}" x="{num(x)}" y="{num(y)}" width="{num(width)}" '
+        f'height="{num(height)}" rx="{radius:g}"{title}'
+    )
+
+
+def strips(frame: Frame, positions: Sequence[float], title: Callable[[float], str]) -> str:
+    """Invisible columns around x values of a plot; a pointer over one shows `title(value)`."""
+    out, edge = [], frame.left
+    for i, value in enumerate(positions):
+        last = i + 1 == len(positions)
+        right = frame.x1 if last else frame.x((value + positions[i + 1]) / 2)
+        out.append(rect(edge, frame.top, right - edge, frame.y1 - frame.top, "strip", 0, title(value)))
+        edge = right
+    return "".join(out)
 
 
 def legend(entries: Sequence[tuple[str, str, str]]) -> str:

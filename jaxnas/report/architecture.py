@@ -1,0 +1,174 @@
+"""What the found network looks like: layers of a transformer, stacks of blocks, or decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxnas.report import svg, words
+from jaxnas.report.document import both, details, plain_table, say, section
+from jaxnas.report.read import Run
+from jaxnas.report.result import Network
+from jaxnas.report.svg import rect
+
+Architecture = Mapping[str, Any]
+
+
+def panel(run: Run) -> str:
+    """The section of the architecture."""
+    architecture, choices = run.result.found.architecture, run.result.space.choices
+    title, table = "The found architecture", decisions(architecture, choices)
+    if not architecture:
+        return ""
+    if is_transformer(architecture):
+        text = (
+            "Every layer has attention and an MLP, and adds what they compute to the stream at the "
+            "left. Outlines show what the largest network of the space has."
+        )
+        parts = [say(text), both(transformer, architecture, choices, run.result.task.details)]
+    elif stacked := [name for name in architecture if words.is_stack(choices.get(name, {}))]:
+        parts = [part for name in stacked for part in (stack_legend(name, choices), stacks(run, name))]
+    else:
+        return section(title, table)
+    return section(title, *parts, details("all decisions and their options", table))
+
+
+def decisions(architecture: Architecture, choices: Mapping[str, Any]) -> str:
+    """A table of every decision, its value and its options."""
+    rows = []
+    for name, value in architecture.items():
+        options = ", ".join(words.options_of(choices.get(name, {}))) or "–"
+        text = ", ".join(map(words.show, value)) if isinstance(value, (list, tuple)) else words.show(value)
+        rows.append([svg.esc(part) for part in (words.plain(name), text, options)])
+    return plain_table(("decision", "value", "options"), rows)
+
+
+def stack_legend(name: str, choices: Mapping[str, Any]) -> str:
+    """What the signs in the blocks of a stack mean."""
+    signs = words.letters(words.options_of(choices[name]))
+    meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]
+    text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))} from input to output."
+    return say(f"{text} {words.listed(meant)}.")
+
+
+def stacks(run: Run, name: str) -> str:
+    """The values of a repeated choice, of each different network as a row of blocks."""
+    nets: dict[str, Network] = {"found": run.result.found}
+    for net in (*run.result.networks, *(one.network for one in run.retrained)):
+        seen = [known.architecture.get(name) for known in nets.values()]
+        if net.architecture.get(name) and net.architecture[name] not in seen:
+            nets["found before" if net.name in nets else net.name] = net
+    options = words.options_of(run.result.space.choices[name])
+    signs, busy = words.letters(options), [option for option in options if option not in words.IDLE]
+    longest = max(len(net.architecture[name]) for net in nets.values())
+    cell, left = min(56.0, 820 / longest), 130
+    body = []
+    for row, (label, net) in enumerate(nets.items()):
+        y = 40 * row + 2
+        body.append(
+            svg.text(left - 12, y + 22, label if len(label) <= 18 else f"{label[:17]}…", "value", "end")
+        )
+        for position, option in enumerate(net.architecture[name]):
+            if option is None:
+                continue
+            x, sign = left + cell * position, signs.get(option, "?")
+            kind = f"block{busy.index(option) % 5}" if option in busy else "block-idle"
+            body.append(rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(option)}"))
+            look = "letter on" if option in busy else "letter"
+            body.append(svg.text(x + cell / 2 - 2, y + 22, sign, look, "middle"))
+    about = "; ".join(f"{label}: {' '.join(map(str, net.architecture[name]))}" for label, net in nets.items())
+    size = (left + cell * longest, 40 * len(nets) + 4)
+    drawn = svg.figure(f"stack-{svg.identifier(name)}", size, f"The stacks of {name}", about, "".join(body))
+    # Small figures keep their size, and wide ones scroll on narrow screens.
+    return f'<div class="scroll"><div class="fixed" style="width:{svg.num(size[0])}px">{drawn}</div></div>'
+
+
+def is_transformer(architecture: Architecture) -> bool:
+    """Whether an architecture has a width, and heads and an MLP ratio for each layer."""
+    layered: list[Any] = [architecture.get("num_heads"), architecture.get("mlp_ratio")]
+    return (
+        svg.is_number(architecture.get("embed_dim"))
+        and all(isinstance(values, list) and values for values in layered)
+        and len(layered[0]) == len(layered[1])
+        and all(v is None or svg.is_number(v) for values in layered for v in values)
+    )
+
+
+def transformer(
+    architecture: Architecture, choices: Mapping[str, Any], details: Mapping[str, Any], narrow: bool = False
+) -> str:
+    """Draws a transformer: a row for each layer with its heads and its MLP, beside the stream.
+
+    What the largest network of the space would have more is drawn as a ghost, and so are layers
+    beyond the depth.
+    """
+    embed, heads, ratios = (architecture[name] for name in ("embed_dim", "num_heads", "mlp_ratio"))
+    length = choices.get("num_heads", {}).get("length")
+    layers = max(len(heads), length if svg.is_number(length) else 0)
+    heads, ratios = (list(values) + [None] * (layers - len(values)) for values in (heads, ratios))
+    depth = architecture.get("depth")
+    depth = min(int(depth), layers) if svg.is_number(depth) else layers
+    active = [i < depth and heads[i] is not None and ratios[i] is not None for i in range(layers)]
+    most_embed = _most(choices, "embed_dim", [embed])
+    most_heads = int(_most(choices, "num_heads", heads))
+    most_hidden = round(most_embed * _most(choices, "mlp_ratio", ratios)) or 1
+    width, row = (400, 24) if narrow else (960, 26)
+    label_x, stream_x, stream_w = (8, 68, 30) if narrow else (8, 130, 64)
+    heads_x, heads_w = (98, 100) if narrow else (216, 260)
+    mlp_x, mlp_w = (228, 118) if narrow else (532, 340)
+    top, end = 64, 64 + row * layers
+
+    band = stream_w * embed / most_embed
+    stop = top + row * depth
+    block_h = row - 10
+    block_w = max(2.0, min(40.0, (heads_w - 22) / most_heads - 3))
+    out = [
+        svg.text(label_x, 16, f"{'embed' if narrow else 'embed dim'} {svg.count(embed)}", "name"),
+        svg.text(heads_x, 16, "heads" if narrow else "attention heads", "name"),
+        svg.text(mlp_x, 16, "MLP hidden size", "name"),
+        rect(stream_x - stream_w / 2, 44, stream_w, end + 6 - 44, "ghost", 4),
+        rect(stream_x - band / 2, 44, band, stop + 4 - 44, "stream", 4),
+        rect(stream_x - 2, stop + 4, 4, end + 6 - stop - 4, "stream", 0),
+    ]
+    for layer in range(layers):
+        y = top + row * layer + row / 2
+        kind = "" if active[layer] else " off"
+        label = f"{layer + 1}" if narrow else f"layer {layer + 1}"
+        out.append(svg.text(label_x, y + 4, label, f"tick{kind}"))
+        n = int(heads[layer]) if active[layer] else 0
+        if active[layer]:
+            out.append(f'<path class="wire" d="M{svg.num(stream_x + band / 2)} {svg.num(y)}H{mlp_x}"/>')
+        for i in range(most_heads):
+            x = heads_x + i * (block_w + 3)
+            out.append(
+                rect(x, y - block_h / 2, block_w, block_h, "head" if i < n else f"paper ghost{kind}", 2.5)
+            )
+        edge = heads_x + most_heads * (block_w + 3)
+        out.append(rect(mlp_x, y - 7, mlp_w, 14, f"paper ghost{kind}", 2.5))
+        size = mlp_x + mlp_w + 8, y + 4
+        if not active[layer]:
+            out.append(svg.text(*size, "skipped", "tick off"))
+            continue
+        # The number hides the wire behind it, so that it can be read.
+        out.append(rect(edge, y - 9, 9 * len(str(n)) + 6, 18, "paper", 0))
+        out.append(svg.text(edge + 3, y + 4, n, "value"))
+        hidden = round(embed * ratios[layer])
+        out.append(rect(mlp_x, y - 7, mlp_w * hidden / most_hidden, 14, "mlp", 2.5))
+        out.append(svg.text(*size, svg.count(hidden), "value"))
+    shape = " × ".join(map(str, details.get("image_shape") or ()))
+    classes = details.get("num_classes")
+    first = f"patches of a {shape} image" if shape else "input"
+    last = f"classifier, {classes} classes" if classes else "output"
+    box = 24 + 7 * max(len(first), len(last))
+    left = max(2, stream_x - box / 2)
+    for y, label in ((26, first), (end + 6, last)):
+        out.append(rect(left, y, box, 26, "box", 5))
+        out.append(svg.text(left + box / 2, y + 17, label, "note", "middle"))
+    about = f"{depth} of {layers} layers; embedding {svg.count(embed)}. " + "; ".join(
+        f"layer {i + 1}: {heads[i]} heads, MLP {round(embed * ratios[i])}" for i in range(layers) if active[i]
+    )
+    return svg.figure("network", (width, end + 44), "The found architecture", about, "".join(out), narrow)
+
+
+def _most(choices: Mapping[str, Any], name: str, values: list[Any]) -> float:
+    return max([v for v in [*choices.get(name, {}).get("options", ()), *values] if svg.is_number(v)] + [1e-9])

@@ -1,0 +1,125 @@
+"""The frame of a page and the HTML pieces it is made of: sections, notes, tables, lists of facts.
+
+A page is one file that loads nothing. Text given to these functions is escaped by them, unless they
+say that they take HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxnas.report import style
+from jaxnas.report.svg import esc
+
+
+def document(title: str, eyebrow: str, heading: str, lead: str, body: str, rules: str = "") -> str:
+    """The whole page as text.
+
+    Args:
+      title: of the window, as text.
+      eyebrow: the small line above the heading, as text.
+      heading: HTML.
+      lead: the paragraph below it, as HTML.
+      body: the sections, as HTML.
+      rules: styles beside those of every page.
+
+    Returns:
+      An HTML document without a clock, a path or chance in it.
+    """
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # The browser itself then refuses anything that is not in this file.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"
+        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
+        f"<title>{esc(title)}</title>\n<style>{style.CSS}{rules}</style>\n</head>\n<body>\n<main>\n"
+        f'<header>\n<p class="eyebrow">{esc(eyebrow)}</p>\n<h1>{heading}</h1>\n<p class="lead">{lead}</p>\n'
+        f"</header>\n{body}\n</main>\n<script>{style.SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A titled section of the page from HTML parts, empty ones left out; "" if all are empty."""
+    if not any(parts):
+        return ""
+    return f"<section>\n<h2>{esc(title)}</h2>\n" + "\n".join(part for part in parts if part) + "\n</section>"
+
+
+def say(html: str) -> str:
+    """What a section shows, as a paragraph of HTML before its figure."""
+    return f'<p class="say">{html}</p>' if html else ""
+
+
+def note(html: str) -> str:
+    """A remark in HTML below a figure or a table."""
+    return f'<p class="note-line">{html}</p>' if html else ""
+
+
+def code(title: str, text: str) -> str:
+    """A titled block of code."""
+    return f"<h3>{esc(title)}</h3><pre>{esc(text)}</pre>"
+
+
+def details(summary: str, html: str) -> str:
+    """HTML that is shown when its summary is clicked."""
+    return f"<details><summary>{esc(summary)}</summary>{html}</details>"
+
+
+def both(draw: Callable[..., str], *args: Any) -> str:
+    """A figure for wide and for narrow screens, since small text cannot be scaled down."""
+    return draw(*args, narrow=False) + draw(*args, narrow=True)
+
+
+def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], first: bool = False) -> str:
+    """A table of figures.
+
+    Args:
+      head: names of the columns.
+      rows: for each its name and its cells, as text.
+      first: whether the first row stands out.
+
+    Returns:
+      HTML; on narrow screens each row becomes a small card.
+    """
+    top = "".join(f"<th>{esc(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr{' class=first' if first and i == 0 else ''}><th>{esc(name)}</th>"
+        + "".join(
+            f'<td data-name="{esc(column)}">{esc(cell)}</td>'
+            for column, cell in zip(head[1:], cells, strict=True)
+        )
+        + "</tr>"
+        for i, (name, cells) in enumerate(rows)
+    )
+    return (
+        f'<div class="scroll"><table class="figures"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of words, whose cells are HTML; the first of each row names it."""
+    top = "".join(f"<th>{esc(name)}</th>" for name in head)
+    body = "".join(
+        f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, *cells in rows
+    )
+    return (
+        f'<div class="scroll"><table class="plain"><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def facts(title: str, values: Any) -> str:
+    """A titled list of names and values from nested dictionaries; "" if there are none."""
+    rows = "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in flat(values))
+    return f'<h3>{esc(title)}</h3><dl class="facts">{rows}</dl>' if rows else ""
+
+
+def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """(dotted name, value) of every leaf of nested dictionaries; {} has none."""
+    if isinstance(value, dict):
+        inner = f"{name}." if name else ""
+        return [leaf for key, part in value.items() for leaf in flat(part, f"{inner}{key}")]
+    return [(name, value)]

@@ -1,0 +1,171 @@
+"""The top of the page: what was found and how, what it costs, and how sure that is."""
+
+from __future__ import annotations
+
+from jaxnas.report import networks, selection, words
+from jaxnas.report.read import Run
+from jaxnas.report.result import Network
+from jaxnas.report.svg import count, esc, is_number, percent
+
+# Extraction must reproduce the supernet's outputs this closely (relative, in float32).
+EXACT = 1e-5
+
+
+def final(
+    run: Run, network: Network | None = None
+) -> tuple[float | None, float | None, networks.Group | None]:
+    """How good an architecture is, by default the found one: the metric, its spread over seeds, and of whom.
+
+    That is the best group of retrainings of the architecture; without any, the network's own weights.
+    """
+    network = network or run.result.found
+    for group in networks.groups_of(run, network):
+        value = group.metric(run.metric.name, run.final_role)
+        if value is not None:
+            return *value, group
+    return run.value(network, run.final_role), None, None
+
+
+def headline(run: Run) -> tuple[str, str, str]:
+    """What was found in one line: the part before its most important figure, that figure, and the rest."""
+    metric, name = run.metric, words.metric_name(run.metric, run.final_role)
+    before, after = f"{name[:1].upper()}{name[1:]} of ", words.unit_text(metric)
+    if metric.unit == "%":
+        before, after = "", f" {name}"
+    if run.cost is not None:
+        after += f" with {words.cost_amount(run.cost, run.result.found.costs[run.cost])}"
+        share = _share(run)
+        after += f", {share[1]} of the {share[0]} network’s" if share else ""
+    return before, words.value_text(metric, final(run)[0], 1), after
+
+
+def _share(run: Run) -> tuple[str, str] | None:
+    """The reference network's name, and the first cost of the found one as a part of its own."""
+    if run.cost is None or run.reference is None:
+        return None
+    mine, whole = run.result.found.costs[run.cost], run.reference.costs.get(run.cost)
+    if not (is_number(mine) and is_number(whole) and whole > 0):
+        return None
+    return run.reference.name, percent(mine / whole, 0)
+
+
+def lead(run: Run) -> str:
+    """What was done and how sure the result is, as HTML sentences."""
+    result, sentences = run.result, []
+    space = f"{words.power_text(result.space.cardinality)} different networks"
+    searches = [one for one in result.searches if not one.name.startswith("random")] or result.searches
+    bounds = [f"{_between(name, *pair)}" for name, pair in run.bounds.items()]
+    within = f", within a budget of {esc(words.listed(bounds))}" if bounds else ""
+    if result.selection is not None:
+        sentences.append(
+            f"A differentiable search of {count(result.selection.steps)} steps over {space} learned how "
+            f"probable each option should be, and {selection.how(run)}{'' if searches else within}."
+        )
+    if searches:
+        names = words.listed([words.strategy_name(one.name) for one in searches])
+        text = f"{esc(names[:1].upper() + names[1:])} made {count(sum(one.evaluations for one in searches))}"
+        sentences.append(f"{text} evaluations among {space}{within}.")
+        sentences.append("All of them share the weights of one supernet.")
+    if not sentences:
+        sentences.append(f"The search space holds {space}.")
+    if result.found.extraction_error is not None:
+        text = "The one chosen was extracted as a stand-alone network and measured on"
+        sentences.append(f"{text} the {esc(run.final_role)} data.")
+    return " ".join([*sentences, *_stacked(run), *_sure(run)])
+
+
+def _between(cost: str, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return (
+            f"at {'most' if low is None else 'least'} {words.cost_amount(cost, high if low is None else low)}"
+        )
+    return f"{words.cost_text(low)} to {words.cost_amount(cost, high)}"
+
+
+def _stacked(run: Run) -> list[str]:
+    """How often each option occurs in stacks of named blocks."""
+    sentences = []
+    for name, choice in run.result.space.choices.items():
+        values = run.result.found.architecture.get(name)
+        if not (words.is_stack(choice) and isinstance(values, (list, tuple))):
+            continue
+        counts = {option: list(values).count(option) for option in words.options_of(choice)}
+        parts = [
+            f"{n} {'is' if n == 1 else 'are'} {words.plain(option)}" for option, n in counts.items() if n
+        ]
+        parts = parts or ["none is active"]
+        sentences.append(
+            esc(f"Of its {len(values)} positions of {words.plain(name)}, {words.listed(parts)}.")
+        )
+    return sentences
+
+
+def _sure(run: Run) -> list[str]:
+    """How far the main figure can be trusted."""
+    value, spread, group = final(run)
+    name, sentences = words.metric_name(run.metric, run.final_role), []
+    if group is not None:
+        text = f"Trained {group.weights}" if group.weights == "from scratch" else "Fine-tuned"
+        figure = networks.spread_text(run.metric, (value or 0.0, spread)) + words.unit_text(run.metric)
+        if spread is None:
+            sentences.append(
+                f"{text} with one seed, it has a {name} of {figure}; another seed would differ a little."
+            )
+        else:
+            text += f" with {len(group.members)} seeds, it has a mean {name} of {figure}"
+            sentences.append(f"{text}, where ± is one standard deviation.")
+    error = words.standard_error(run.result.task, run.metric, run.final_role, value)
+    if error is not None:
+        examples = (
+            f"{count(run.result.task.sizes[run.final_role])} {run.final_role} {run.result.task.examples}"
+        )
+        figure = words.difference_text(run.metric, error)[1:]
+        sentences.append(f"With {examples} the standard error of the {name} is {figure}.")
+    return [esc(sentence) for sentence in sentences]
+
+
+def tiles(run: Run) -> str:
+    """The figures that most people look for, as HTML."""
+    result, metric, found, role = run.result, run.metric, run.result.found, run.final_role
+    value, spread, group = final(run)
+    error = words.standard_error(result.task, metric, role, value)
+    sub = "with inherited weights" if found.weights == "inherited" else found.weights
+    if group is not None:
+        number = len(group.members)
+        sub = f"{number} seed{'s' if number > 1 else ''}, {group.weights}"
+    elif error is not None:
+        sub = f"± {100 * error:.2f} (s.e., {count(result.task.sizes[role])} {result.task.examples})"
+    shown = [(words.metric_name(metric, role, unit=True), words.value_text(metric, value), sub, "")]
+    for other in result.task.metrics[1:3]:
+        known = group.metric(other.name, role) if group is not None else None
+        one = known[0] if known else found.metrics.get(role, {}).get(other.name)
+        if one is not None:
+            shown.append((words.metric_name(other, role, unit=True), words.value_text(other, one), "", ""))
+    seen = run.value(found, run.search_role)
+    if run.search_role != role and seen is not None:
+        label = words.metric_name(metric, run.search_role, unit=True)
+        shown.append((label, words.value_text(metric, seen), "what the search saw", ""))
+    for name, cost in found.costs.items():
+        full = count(cost) if words.cost_text(cost) != count(cost) and float(cost).is_integer() else ""
+        shown.append((words.cost_name(name), words.cost_text(cost), full, ""))
+    share = _share(run)
+    if share is not None and run.reference is not None:
+        gap = f"of its {words.cost_name(run.cost or '')}"
+        theirs, _, other = final(run, run.reference)
+        weights = group.weights if group else found.weights
+        same = weights == (other.weights if other else run.reference.weights)
+        if same and value is not None and theirs is not None:
+            gap += f"; {words.difference_text(metric, value - theirs)} {words.metric_name(metric, role)}"
+        shown.append((f"against the {share[0]} network", share[1], gap, ""))
+    error = found.extraction_error
+    if is_number(error):
+        good = error <= EXACT
+        verdict = f"{'✓ within' if good else '✗ above'} {EXACT:g}, relative"
+        shown.append(("extraction error", f"{error:.1e}", verdict, "good" if good else "bad"))
+    columns = len(shown) if len(shown) <= 6 else -(-len(shown) // 2)
+    body = "".join(
+        f'<div><dt>{esc(name)}</dt><dd><div class="big">{esc(figure)}</div>'
+        f'<div class="sub {kind}">{esc(sub)}</div></dd></div>'
+        for name, figure, sub, kind in shown
+    )
+    return f'<dl class="tiles" style="--columns:{columns}">{body}</dl>'

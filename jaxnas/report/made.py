@@ -1,0 +1,83 @@
+"""What the run was made of and how to go on: the data and their roles, the saved network, the commands."""
+
+from __future__ import annotations
+
+from jaxnas.report.document import code, facts, note, plain_table, say, section
+from jaxnas.report.read import Run
+from jaxnas.report.svg import count, esc
+
+_USES = {
+    "train": "the weights are trained on it, and nothing else",
+    "search": "held out of training; the scores of the search are measured on it, and decide what is found",
+    "validation": "never trained on; it shows how well a network generalises while settings are chosen",
+    "test": "seen by neither training nor search; the networks are measured on it when everything has ended",
+}
+
+_LOAD = """import jaxnas
+
+net, variables = jaxnas.load_subnet("{subnet}")  # the folder beside this page
+predictions = net.apply(variables, inputs)"""
+
+_LOAD_EXPORTED = """from jax import export  # needs jax and flatbuffers alone; runs on CPU, CUDA GPU and TPU
+
+model = export.deserialize(open("{subnet}/model.stablehlo", "rb").read())
+predictions = model.call(inputs)"""
+
+_AGAIN = """python -m experiments.train_supernet --config={name} --workdir=DIR
+python -m experiments.search --config={name} --workdir=DIR
+python -m experiments.retrain --config={name} --workdir=DIR
+python -m experiments.evaluate --config={name} --workdir=DIR"""
+
+
+def data_panel(run: Run) -> str:
+    """The section of the data: what they are, and which role was used for what."""
+    task = run.result.task
+    sizes = {role: size for role, size in task.sizes.items() if size > 0}
+    bar = "".join(
+        f'<div class="s-{role}" style="flex:{size}"></div>' for role, size in sizes.items() if role in _USES
+    )
+    rows = []
+    for role, size in task.sizes.items():
+        swatch = f'<span class="swatch s-{role}"></span>' if role in _USES else ""
+        rows.append((swatch + esc(role), esc(count(size)), _USES.get(role, "as the task defines it")))
+    details = [f"{esc(name.replace('_', ' '))}: {esc(_shape(value))}" for name, value in task.details.items()]
+    return section(
+        "Data, and which part was used for what",
+        say(", ".join([esc(task.name), *details])),
+        f'<div class="splits" aria-hidden="true">{bar}</div>' if bar else "",
+        plain_table(("role", task.examples, "use"), rows) if rows else "",
+    )
+
+
+def _shape(value: object) -> str:
+    return " × ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def loading_panel(run: Run) -> str:
+    """The section on how to use the found network."""
+    subnet, inputs = run.result.subnet or "subnet", run.result.task.inputs
+    return section(
+        "Use the network",
+        say(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
+        code("With jaxnas", _LOAD.format(subnet=subnet)),
+        code("Without jaxnas, as exported StableHLO", _LOAD_EXPORTED.format(subnet=subnet)),
+    )
+
+
+def settings_panel(run: Run) -> str:
+    """The section on how the run was made: commands, configuration and versions."""
+    name = run.result.config.get("name")
+    versions = dict(run.result.versions) | ({"device": run.result.device} if run.result.device else {})
+    return section(
+        "How this was made",
+        code("Run it again", _AGAIN.format(name=name)) if isinstance(name, str) and name else "",
+        note(
+            "The same configuration on the same kind of machine gives the same weights, the same search and "
+            "this page again. Give fields that differ from the named configuration with "
+            "<code>--set field=value</code>."
+        )
+        if name
+        else "",
+        facts("Configuration", dict(run.result.config)) or note("The configuration was not recorded."),
+        facts("Made with", versions),
+    )

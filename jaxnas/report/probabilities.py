@@ -1,0 +1,180 @@
+"""How probable each option of each decision is: a heat map, as a PNG, and over time as a GIF.
+
+The options of a repeated choice are rows and its positions columns, as dark as they are probable; the
+most probable option of each position is framed, with its probability in per cent. Pictures need Pillow
+(`pip install 'jaxnas[images]'`).
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxnas.report import svg, words
+from jaxnas.report.document import say, section
+from jaxnas.report.read import Run
+
+CELL, LEFT, TOP, BOTTOM = 46, 118, 44, 30
+MOST_FRAMES = 80
+FRAME_MS, LAST_FRAME_MS = 120, 2500
+
+Probabilities = Mapping[str, Any]
+
+
+def panel(run: Run) -> str:
+    """The section of the probabilities; "" without architecture parameters."""
+    selection, choices = run.result.selection, run.result.space.choices
+    if selection is None or not selection.probabilities:
+        return ""
+    text = (
+        "The search gave each option a probability, which is shown in per cent after "
+        f"{svg.count(selection.steps)} steps. Darker is more probable, and the most probable option of each "
+        f"decision is framed. In the least decided one that option has {svg.percent(selection.confidence)}."
+    )
+    parts = [say(text)]
+    single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
+    for name, rows in selection.probabilities.items():
+        if name not in single:
+            parts.append(f"<h3>{svg.esc(words.plain(name))}</h3>{repeated(name, rows, choices[name])}")
+    parts.append(singles(single, choices) if single else "")
+    for name, picture in pictures(run).items():
+        if not name.endswith(".gif"):
+            continue
+        data = base64.b64encode(picture).decode()
+        parts.append(
+            '<h3>During the search</h3><img class="motion" alt="The probabilities while the supernet was '
+            f'trained" src="data:image/gif;base64,{data}">'
+        )
+    return section("How probable each option is", *parts)
+
+
+def labels_of(choice: Mapping[str, Any]) -> list[str]:
+    """Names of the options of a choice; numbers where they differ by position."""
+    if choice.get("per_position"):
+        return [f"option {i + 1}" for i in range(words.width_of(choice))]
+    return [words.plain(option) for option in words.options_of(choice)]
+
+
+def repeated(name: str, rows: Sequence[Sequence[float]], choice: Mapping[str, Any]) -> str:
+    """The heat map of a repeated choice: [positions][options]."""
+    cell, body, labels = min(56.0, 820 / len(rows)), [], labels_of(choice)
+    for column, label in enumerate(labels):
+        # The last option is in the first row.
+        y = 44 * (len(labels) - 1 - column)
+        body.append(svg.text(118, y + 26, label, "value", "end"))
+        for position, row in enumerate(rows):
+            options = words.options_of(choice, position)
+            option = words.plain(options[column]) if column < len(options) else label
+            about = f"{words.plain(name)} {position + 1}: {option} {svg.percent(row[column])}"
+            body += _cell(130 + cell * position, y, (cell - 3, 41), row, column, about)
+    height = 44 * len(labels) + 34
+    every = -(-20 // int(cell)) if cell < 20 else 1
+    for position in range(0, len(rows), every):
+        body.append(svg.text(130 + cell * (position + 0.5), height - 10, position + 1, "tick", "middle"))
+    size = (130 + cell * len(rows), height)
+    return _figure(
+        f"probabilities-{svg.identifier(name)}", size, f"Probabilities of {words.plain(name)}", body
+    )
+
+
+def singles(probabilities: Mapping[str, Sequence[float]], choices: Mapping[str, Any]) -> str:
+    """The heat map of choices that are not repeated: a row each, with the options' names in the cells."""
+    most, body = max(map(len, probabilities.values())), []
+    cell = min(110.0, 820 / most)
+    for number, (name, row) in enumerate(probabilities.items()):
+        y = 62 * number
+        body.append(svg.text(118, y + 26, words.plain(name), "value", "end"))
+        for column, label in enumerate(labels_of(choices[name])):
+            x, about = 130 + cell * column, f"{words.plain(name)} {label}: {svg.percent(row[column])}"
+            body += _cell(x, y, (cell - 3, 38), row, column, about)
+            body.append(svg.text(x + cell / 2 - 1, y + 53, label, "tick", "middle"))
+    size = (130 + cell * most, 62 * len(probabilities))
+    return _figure("probabilities", size, "Probabilities of the single choices", body)
+
+
+def _cell(
+    x: float, y: float, size: tuple[float, float], row: Sequence[float], column: int, about: str
+) -> list[str]:
+    """One probability: its shade, a frame, and its per cent if it is the largest of its row."""
+    value, most = row[column], column == max(range(len(row)), key=row.__getitem__)
+    shade = f'<g fill-opacity="{value:.3f}">{svg.rect(x, y, *size, "shade", 0, about)}</g>'
+    out = [shade, svg.rect(x, y, *size, "most" if most else "ghost")]
+    if most and size[0] > 16:
+        kind = "number on" if value > 0.5 else "number"
+        out.append(svg.text(x + size[0] / 2, y + size[1] / 2 + 4, f"{100 * value:.0f}", kind, "middle"))
+    return out
+
+
+def _figure(name: str, size: tuple[float, float], title: str, body: list[str]) -> str:
+    about = "Darker is more probable; the most probable option has its per cent"
+    drawn = svg.figure(name, size, title, about, "".join(body))
+    return f'<div class="scroll"><div class="fixed" style="width:{svg.num(size[0])}px">{drawn}</div></div>'
+
+
+def trajectory(run: Run) -> list[tuple[int, Probabilities]]:
+    """(step, probabilities by choice) in order, the last being the result's."""
+    selection = run.result.selection
+    if selection is None or not selection.probabilities:
+        return []
+    moments = [(line["step"], line["probabilities"]) for line in run.of_split("architecture")]
+    same = [
+        one for one in moments if one[0] < selection.steps and one[1].keys() == selection.probabilities.keys()
+    ]
+    return [*same, (selection.steps, selection.probabilities)]
+
+
+def pictures(run: Run) -> dict[str, bytes]:
+    """The last moment as PNG and all as GIF, by file name; {} without probabilities or Pillow."""
+    moments, choices = trajectory(run), run.result.space.choices
+    if not moments or importlib.util.find_spec("PIL") is None:
+        return {}
+    # The last moment is always there.
+    every = -(-len(moments) // MOST_FRAMES)
+    frames = [_frame(values, choices, f"step {step:,}") for step, values in moments[::-1][::every][::-1]]
+    png, gif = io.BytesIO(), io.BytesIO()
+    frames[-1].save(png, "PNG", optimize=True)
+    # Some greys are enough, and a third of the bytes.
+    frames = [frame.point(lambda grey: round(grey / 17) * 17) for frame in frames]
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    frames[0].save(
+        gif, "GIF", save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
+    )
+    return {"probabilities.png": png.getvalue(), "probabilities.gif": gif.getvalue()}
+
+
+def _frame(probabilities: Probabilities, choices: Mapping[str, Any], caption: str) -> Any:
+    """A picture of one moment, choices one below the other: a greyscale `PIL.Image`."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    tables = [(name, rows if "length" in choices[name] else [rows]) for name, rows in probabilities.items()]
+    heights = [CELL * words.width_of(choices[name]) + BOTTOM for name, _ in tables]
+    widest = max(max(len(rows) for _, rows in tables), 3)
+    image = Image.new("L", (LEFT + CELL * widest + 12, TOP + sum(heights)), 255)
+    canvas = ImageDraw.Draw(image)
+    font, small = ImageFont.load_default(16), ImageFont.load_default(13)
+    canvas.text((12, 12), caption, fill=0, font=font)
+    top = TOP
+    for (name, rows), height in zip(tables, heights, strict=True):
+        labels = labels_of(choices[name])
+        for column, label in enumerate(labels):
+            y = top + CELL * (len(labels) - 1 - column)
+            canvas.text((LEFT - 10, y + CELL / 2), label[:13], fill=0, font=font, anchor="rm")
+            for position, row in enumerate(rows):
+                x, shade = LEFT + CELL * position, round(255 * (1 - row[column]))
+                canvas.rectangle((x, y, x + CELL - 1, y + CELL - 1), fill=shade, outline=170)
+                if column == max(range(len(row)), key=row.__getitem__):
+                    ink = 255 if shade < 128 else 0
+                    canvas.rectangle((x + 2, y + 2, x + CELL - 3, y + CELL - 3), outline=ink, width=2)
+                    middle = (x + CELL / 2, y + CELL / 2)
+                    canvas.text(middle, f"{100 * row[column]:.0f}", fill=ink, font=font, anchor="mm")
+        foot = top + CELL * len(labels) + 13
+        if "length" in choices[name]:
+            for position in range(len(rows)):
+                middle = (LEFT + CELL * (position + 0.5), foot)
+                canvas.text(middle, str(position + 1), fill=90, font=small, anchor="mm")
+        canvas.text((LEFT - 10, foot), words.plain(name)[:16], fill=90, font=small, anchor="rm")
+        top += height
+    return image

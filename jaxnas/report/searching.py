@@ -1,0 +1,115 @@
+"""How the searches went: the best so far by evaluations, and the verdict against random search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jaxnas.report import svg, words
+from jaxnas.report.document import both, note, say, section
+from jaxnas.report.read import Run
+from jaxnas.report.result import Network
+from jaxnas.report.scatter import Strategy, strategies
+
+
+def panel(run: Run) -> str:
+    """The section of the searches; "" for a run without any."""
+    if not (run.history or run.result.searches):
+        return ""
+    other = run.network("random search")
+    parts = [say(svg.esc(_verdict(run, other))) if other else ""]
+    curves = best_so_far(run)
+    if curves:
+        entries = [("line", strategy.kind, strategy.label) for strategy, _ in reversed(curves)]
+        parts += [svg.legend(entries), both(draw, run)]
+    else:
+        parts.append(note("The search has no history here, so its way cannot be drawn."))
+    if other is None:
+        parts.append(note("Random search was not run beside it, so the gain of the search is not known."))
+    return section("Search against random search" if other else "How the search went", *parts)
+
+
+def best_so_far(run: Run) -> list[tuple[Strategy, list[float]]]:
+    """For each strategy of the history, the best metric after each of its evaluations."""
+    curves = []
+    for strategy in strategies(run):
+        best, values = -math.inf, []
+        for line in run.strategy(strategy.name):
+            best = max(best, line["score"] if svg.is_number(line["score"]) else best)
+            values += [run.sign * best] if math.isfinite(best) else []
+        curves += [(strategy, values)] if values else []
+    return curves
+
+
+def _verdict(run: Run, other: Network) -> str:
+    """What the search gained over random search, and whether that can be told from chance."""
+    metric, task, sentences = run.metric, run.result.task, []
+    for role in dict.fromkeys((run.search_role, run.final_role)):
+        mine, theirs = run.value(run.result.found, role), run.value(other, role)
+        if mine is None or theirs is None:
+            continue
+        gap = words.difference_text(metric, abs(mine - theirs))[1:]
+        gain = run.sign * (mine - theirs)
+        how = "exactly as good as" if not gain else f"{gap} {'better' if gain > 0 else 'worse'} than"
+        text = f"On the {role} data the found network is {how} random search’s best"
+        errors = [words.standard_error(task, metric, role, value) or 0.0 for value in (mine, theirs)]
+        error = math.hypot(*errors)
+        if role == run.final_role and error and gain:
+            sure = abs(gain) >= 2 * error
+            text += (
+                f", {abs(gain) / error:.1f} times the"
+                if sure
+                else f", which so few {task.examples} cannot tell"
+            )
+            text += " standard error of that difference" if sure else " from chance: the standard error"
+            text += (
+                f" ({words.difference_text(metric, error)[1:]})"
+                if sure
+                else (f" of the difference is {words.difference_text(metric, error)[1:]}")
+            )
+        sentences.append(text + ".")
+    return " ".join(sentences)
+
+
+def draw(run: Run, narrow: bool = False) -> str:
+    """The curves as SVG."""
+    metric, curves = run.metric, best_so_far(run)
+    most = max(len(values) for _, values in curves)
+    # The first evaluations may be far worse than all others: they may leave the plot.
+    worst = min(run.sign * values[min(len(values) - 1, len(values) // 25)] for _, values in curves)
+    best = max(run.sign * values[-1] for _, values in curves)
+    pad = 0.1 * (best - worst) or 0.05 * abs(best) or 0.005
+    low, high = sorted((run.sign * (worst - pad), run.sign * (best + pad)))
+    size = (400, 280) if narrow else (960, 330)
+    frame = svg.Frame(*size, (0, max(most, 2)), (low, high), left=52 if narrow else 56, top=28)
+    name = f"best {words.metric_name(metric, run.search_role, unit=True)} so far"
+    body = [
+        svg.axes(frame, "evaluations", name, lambda xs: [svg.count(x) for x in xs], words.axis_texts(metric))
+    ]
+    for strategy, values in curves:
+        points = [(frame.x(i), frame.y(value)) for i, value in enumerate(values, 1)]
+        body.append(svg.line(_corners(points), strategy.kind, steps=True))
+        body.append(svg.mark(strategy.mark, *points[-1], 6, strategy.kind))
+    if not narrow:
+        number = min(most, 120)
+        places = [max(1, round(most * (i + 1) / number)) for i in range(number)]
+
+        def title(place: float) -> str:
+            reached = [
+                f"{strategy.label}: {words.value_text(metric, values[min(int(place), len(values)) - 1])}"
+                for strategy, values in curves
+            ]
+            return "\n".join([f"after {svg.count(place)} evaluations", *reached])
+
+        body.append(svg.strips(frame, places, title))
+    about = "; ".join(
+        f"{strategy.label} reaches {words.value_text(metric, values[-1])} after {len(values)} evaluations"
+        for strategy, values in curves
+    )
+    return svg.figure("search", size, "Best so far", about, "".join(body), narrow)
+
+
+def _corners(points: Sequence[svg.Point]) -> list[svg.Point]:
+    """Drops the points inside a flat run: the line looks the same and the page is smaller."""
+    keep = [i for i, p in enumerate(points) if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
+    return [points[i] for i in keep]

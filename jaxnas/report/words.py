@@ -1,0 +1,155 @@
+"""Names and numbers as a page says them: costs, metrics with their units, and architectures in a line."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxnas.report import svg
+from jaxnas.report.result import MetricOf, TaskOf
+
+_COSTS = {"params": "parameters", "macs": "MACs"}
+# Options that do nothing, by the usual names.
+IDLE = frozenset({"identity", "skip", "none", "zero", "zeroize"})
+
+
+def cost_name(name: str) -> str:
+    """What a cost is called on the page: "parameters" for "params", "latency (ms)" for "latency_ms"."""
+    return _COSTS.get(name) or (f"{plain(name[:-3])} (ms)" if name.endswith("_ms") else plain(name))
+
+
+def cost_amount(name: str, value: object) -> str:
+    """A cost in a sentence: "41,226 parameters", "1.2 ms latency"."""
+    return f"{cost_text(value)} " + (f"ms {plain(name[:-3])}" if name.endswith("_ms") else cost_name(name))
+
+
+def cost_text(value: object) -> str:
+    """A cost: whole numbers below a million in full, others with a unit prefix."""
+    if not svg.is_number(value):
+        return "–"
+    return svg.count(value) if float(value).is_integer() and abs(value) < 1e6 else svg.short(value)
+
+
+def strategy_name(name: str) -> str:
+    """What a strategy of the history is called: "random search" for "random"."""
+    return "random search" if name == "random" else plain(name)
+
+
+def plain(name: str) -> str:
+    """A name of the program as words: "feed_forward" becomes "feed forward"."""
+    return name.replace("_", " ")
+
+
+def value_text(metric: MetricOf, value: object, digits: int = 2) -> str:
+    """A value of a metric without its name: "97.81 %" or "4.812"; a dash where there is none."""
+    if metric.unit == "%":
+        return svg.percent(value, digits)
+    if not svg.is_number(value):
+        return "–"
+    text = f"{value:#.4g}"
+    return text.rstrip(".") if "e" not in text else f"{value:.3e}"
+
+
+def axis_texts(metric: MetricOf) -> svg.Labels:
+    """What turns the ticks of an axis of this metric into labels."""
+    return svg.percent_labels if metric.unit == "%" else svg.short_labels
+
+
+def unit_text(metric: MetricOf) -> str:
+    """What stands behind a value in a sentence: " nats per token", or nothing where the name says it."""
+    said = metric.unit in ("", "%", metric.name, plain(metric.name))
+    return "" if said else f"{svg.NBSP}{metric.unit}"
+
+
+def metric_name(metric: MetricOf, role: str = "", unit: bool = False) -> str:
+    """As "search accuracy"; with `unit`, as "search loss (nats per token)"."""
+    name = f"{role} {plain(metric.name)}".strip()
+    return f"{name} ({unit_text(metric).strip()})" if unit and unit_text(metric) else name
+
+
+def difference_text(metric: MetricOf, difference: float) -> str:
+    """A difference with its sign: in percentage points, or in the metric's own unit."""
+    if metric.unit == "%":
+        points = 100 * difference
+        text = "±0.00" if abs(points) < 0.005 else f"{points:+.2f}"
+        return f"{text} points".replace("-", "−")
+    return f"{difference:+.3g}{unit_text(metric)}".replace("-", "−")
+
+
+def standard_error(task: TaskOf, metric: MetricOf, role: str, value: object) -> float | None:
+    """Standard error of an accuracy over the examples of a role (binomial); None for other metrics."""
+    examples = task.sizes.get(role, 0)
+    accuracy = metric.unit == "%" and metric.name.endswith("accuracy")
+    if not (accuracy and examples > 0 and svg.is_number(value) and 0 <= value <= 1):
+        return None
+    return math.sqrt(value * (1 - value) / examples)
+
+
+def power_text(digits: str) -> str:
+    """A whole number in HTML: in full below ten million, else as 1.2 × 10⁹."""
+    if not (digits.isascii() and digits.isdecimal()):
+        return svg.esc(digits)
+    if len(digits) <= 7:
+        return svg.count(int(digits))
+    lead, power = f"{decimal.Decimal(digits):.1e}".split("e+")
+    return f"{lead} × 10<sup>{power}</sup>"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """As "a", "a and b", or "a, b and c"."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def options_of(choice: Mapping[str, Any], position: int | None = None) -> list[str]:
+    """The names of the options of a choice of the space, at one of its positions."""
+    rows = choice.get("per_position")
+    options = rows[position] if rows and position is not None else choice.get("options", ())
+    return [show(option) for option in options]
+
+
+def width_of(choice: Mapping[str, Any]) -> int:
+    """How many options a position of a choice of the space has at most."""
+    return max(map(len, choice.get("per_position") or [choice.get("options", ())]))
+
+
+def show(value: Any) -> str:
+    """One option value, or the values of a repeated choice without commas."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(show, value))
+    return "–" if value is None else f"{value:g}" if svg.is_number(value) else str(value)
+
+
+def letters(options: Sequence[str]) -> dict[str, str]:
+    """One sign for each option: a dash where it does nothing, else initials, or numbers if those coincide."""
+    busy = [option for option in options if option not in IDLE]
+    makers = (
+        lambda option: option[:1].upper(),
+        lambda option: "".join(part[:1] for part in plain(option).split()).upper(),
+        lambda option: option[:1].upper() + "".join(filter(str.isdigit, option))[:2],
+    )
+    signs: list[str] = [str(i + 1) for i in range(len(busy))]
+    for make in makers:
+        made = [make(option) for option in busy]
+        if len({*made}) == len(made) and all(made):
+            signs = made
+            break
+    return dict(zip(busy, signs, strict=True)) | {option: "–" for option in options if option in IDLE}
+
+
+def is_stack(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice of the space is repeated and all its options are words."""
+    return "length" in choice and all(isinstance(option, str) for option in choice.get("options", (None,)))
+
+
+def describe(architecture: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+    """An architecture in one line; a lone stack of blocks as its letters."""
+    parts = []
+    for name, value in architecture.items():
+        choice = choices.get(name, {})
+        if is_stack(choice) and isinstance(value, (list, tuple)):
+            signs = letters(options_of(choice))
+            value = [signs.get(one, one) for one in value]
+        parts.append((name, show(value)))
+    return parts[0][1] if len(parts) == 1 else "; ".join(f"{plain(name)} {text}" for name, text in parts)
