@@ -15,7 +15,7 @@ Elements = dict[Element, list[tuple[Element, frozenset[int]]]]
 
 
 def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
-    """Returns each element with its parents and the indices of a parent for which it is active."""
+    """Each element with its parents and the indices of a parent for which it is active."""
     elements: Elements = {}
     for name in order:
         choice = choices[name]
@@ -44,7 +44,7 @@ def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
 
 
 def cardinality(choices: Mapping[str, Choice], order: Iterable[str]) -> int:
-    """Returns the number of distinct canonical architectures; `order` has parents first."""
+    """The number of distinct canonical architectures; `order` has parents first."""
     elements = _elements(choices, order)
 
     def count(undecided: list[Element], decided: dict[Element, int | None]) -> int:
@@ -66,7 +66,7 @@ def cardinality(choices: Mapping[str, Choice], order: Iterable[str]) -> int:
 
 
 def _parts(left: list[Element], elements: Elements) -> list[list[Element]]:
-    """Returns the elements in groups that do not depend on each other, each in the given order."""
+    """The elements in groups that do not depend on each other, each in the given order."""
     leader = {element: element for element in left}
 
     def find(element: Element) -> Element:
@@ -85,7 +85,7 @@ def _parts(left: list[Element], elements: Elements) -> list[list[Element]]:
 
 
 def enumerate_all(choices: Mapping[str, Choice], order: Iterable[str]) -> dict[str, np.ndarray]:
-    """Returns all distinct canonical architectures, int32 [cardinality, ...] by name."""
+    """All distinct canonical architectures, int32 [cardinality, ...] by name."""
     elements = _elements(choices, order)
     columns: dict[Element, np.ndarray] = {}
     active: dict[Element, np.ndarray] = {}

@@ -20,9 +20,10 @@ _ATTEMPTS = 100  # Rounds of the walk towards bounds, of 1,024 architectures eac
 
 
 def normalise(bounds: Any) -> Bounds:
-    """Returns bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
+    """Bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
 
-    Raises ValueError if a pair isn't one, holds no numbers, or its minimum is above its maximum.
+    Raises:
+      ValueError: a pair is not one, holds no numbers, or its minimum is above its maximum.
     """
     items: list[tuple[Any, ...]] = (
         list(bounds)
@@ -49,7 +50,7 @@ def normalise(bounds: Any) -> Bounds:
 
 
 def within(bounds: Bounds, costs: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns whether costs keep all bounds, bool of their shape; for use under jit and vmap."""
+    """Whether costs keep all bounds, bool of their shape; for use under jit and vmap."""
     inside = jnp.ones(next(iter(costs.values())).shape if costs else (), bool)
     for name, low, high in bounds:
         value = costs[name]
@@ -71,12 +72,12 @@ def _as(value: jax.Array, bound: float, rounding: Callable[[float], int]) -> jax
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def costs_of(space: Space, cost: Cost, codes: jax.Array) -> dict[str, jax.Array]:
-    """Returns the costs of encoded architectures [n, space.length] as arrays [n]."""
+    """The costs of encoded architectures [n, space.length] as arrays [n]."""
     return dict(jax.vmap(lambda code: cost(space.decode(code)))(codes))
 
 
 def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) -> jax.Array:
-    """Returns which of the encoded architectures [n, space.length] keep the bounds, bool [n]."""
+    """Which of the encoded architectures [n, space.length] keep the bounds, bool [n]."""
     if not bounds:
         return jnp.ones(codes.shape[:1], bool)
     return within(bounds, costs_of(space, cost, codes))
@@ -84,7 +85,7 @@ def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) 
 
 @functools.lru_cache(maxsize=32)
 def catalogue(space: Space) -> np.ndarray | None:
-    """Returns the codes of all architectures of a small space, int32 [n, length]; else None."""
+    """The codes of all architectures of a small space, int32 [n, length]; None of a large one."""
     if space.cardinality > _ENUMERATED:
         return None
     with jax.ensure_compile_time_eval():
@@ -111,18 +112,21 @@ _neighbours = jax.jit(neighbours, static_argnums=0)
 
 
 def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[str, tuple]:
-    """Returns the least and the greatest value of each cost over the space, {name: (min, max)}.
-
-    Args:
-      space: the search space.
-      cost: a function from an architecture to {name: number}, traceable.
-      key: for random starting points; by default `jax.random.key(0)`.
+    """The least and the greatest value of each cost over the space.
 
     Exact for spaces of up to 20,000 architectures, which are all costed. In larger ones, for each
     cost: from the best of the smallest, the largest and 1,024 random architectures, the element
     that helps most is changed until none helps. That is exact for a cost that rises with each
     decision whatever the others (params, macs), or is a sum over decisions; for others the true
     range may be wider.
+
+    Args:
+      space: the search space.
+      cost: a function from an architecture to {name: number}, traceable.
+      key: for random starting points; by default `jax.random.key(0)`.
+
+    Returns:
+      {name: (min, max)}, as plain numbers.
     """
     with jax.ensure_compile_time_eval():
         codes = catalogue(space)
@@ -167,7 +171,7 @@ def _checked(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
 
 
 def check_bounds(space: Space, cost: Cost | None, bounds: Any, key: jax.Array | None = None) -> np.ndarray:
-    """Returns codes of some architectures within the bounds, int32 [n, length] with n <= 64.
+    """Finds some architectures within the bounds, before any search.
 
     Args:
       space: the search space.
@@ -175,9 +179,13 @@ def check_bounds(space: Space, cost: Cost | None, bounds: Any, key: jax.Array | 
       bounds: {name: (min | None, max | None)}.
       key: for random attempts; by default `jax.random.key(0)`.
 
-    Raises ValueError, before any search, if there is no cost of that name, if a bound lies outside
-    the reachable range (which the message tells), or if nothing was found between the bounds: by
-    listing a small space, otherwise by a walk towards the bounds over 100 x 1,024 architectures.
+    Returns:
+      Their codes, int32 [n, length] with n from 1 to 64.
+
+    Raises:
+      ValueError: there is no cost of that name, a bound lies outside the reachable range (which the
+        message has), or nothing was found between the bounds: by listing a small space, otherwise
+        by a walk towards the bounds over 100 x 1,024 architectures.
     """
     bounds = normalise(bounds)
     with jax.ensure_compile_time_eval():
@@ -264,7 +272,7 @@ def _walk(space: Space, cost: Cost, bounds: Bounds, key: jax.Array, ranges: dict
 
 
 def _distance(bounds: Bounds, costs: Mapping[str, np.ndarray], ranges: dict) -> np.ndarray:
-    """Returns how far costs are from the bounds, in units of the reachable range; float64 [n]."""
+    """How far costs are from the bounds, in units of the reachable range; float64 [n]."""
     total = np.zeros(len(next(iter(costs.values()))))
     for name, low, high in bounds:
         span = max(ranges[name][1] - ranges[name][0], 1e-30)

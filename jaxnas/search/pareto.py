@@ -12,10 +12,16 @@ _BLOCK = 128  # Rows compared with all others at a time, where N x N would not f
 
 
 def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns whether a is at least b in all objectives and above it in one.
+    """Whether a is at least b in all objectives and above it in one.
 
-    Scores [..., M] and [..., M], which broadcast; bool [...]. Nothing dominates a NaN, or is
-    dominated by one.
+    Nothing dominates a NaN, or is dominated by one.
+
+    Args:
+      a: scores, float [..., M].
+      b: scores that broadcast against them.
+
+    Returns:
+      bool [...].
     """
     return jnp.all(a >= b, axis=-1) & jnp.any(a > b, axis=-1)
 
@@ -24,7 +30,7 @@ def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
 def non_dominated_rank(
     objectives: jax.Array, valid: jax.Array | None = None, violation: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
+    """The front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
 
     Args:
       objectives: scores, float [N, M].
@@ -33,8 +39,8 @@ def non_dominated_rank(
         dominates any that does not; of two that do not, the smaller violation does, whatever the
         scores, and neither if they are equal (Deb et al. 2002, definition 1). NaN: not valid.
 
-    Returns int32 [N]; rows that are not valid have N, behind all others. Memory grows with N x N
-    bytes.
+    Returns:
+      int32 [N]; rows that are not valid have N, behind all others. Memory grows with N x N bytes.
     """
     scores, usable = _prepare(objectives, valid)
     beats = jnp.zeros((len(scores),) * 2, bool)  # [i, j]: i is above j in some objective
@@ -60,18 +66,20 @@ def non_dominated_rank(
 
 @jax.jit
 def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns how far the neighbours of each point are in its front: more is less crowded.
+    """How far the neighbours of each point are in its front: more is less crowded.
+
+    Of equal scores the first row has the lower place when scores fall (Deb et al. 2002, section
+    III-B; the average and the order of equal scores are pymoo's).
 
     Args:
       objectives: scores, float [N, M].
       rank: the front of each point, int32 [N], from `non_dominated_rank`.
       valid: the rows that count, bool [N]; by default all.
 
-    Returns float32 [N]: the gap between the two neighbours as a part of the front's range, averaged
-    over objectives; infinite at the ends of each objective, and in fronts of one or two; 0 in rows
-    that are not valid. An objective in which a front has one value, or an infinite range, adds 0.
-    Of equal scores the first row has the lower place when scores fall (Deb et al. 2002, section
-    III-B; the average and the order of equal scores are pymoo's).
+    Returns:
+      float32 [N]: the gap between the two neighbours as a part of the front's range, averaged over
+      objectives; infinite at the ends of each objective, and in fronts of one or two; 0 in rows
+      that are not valid. An objective in which a front has one value, or an infinite range, adds 0.
     """
     scores, usable = _prepare(objectives, valid)
     n = len(scores)
@@ -99,9 +107,16 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
 
 @jax.jit
 def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns which points no other dominates; bool [N], for scores float [N, M].
+    """Which points no other dominates. Equal points are all in the front.
 
-    Equal points are all in the front. Memory grows with N, time with its square.
+    Memory grows with N, time with its square.
+
+    Args:
+      objectives: scores, float [N, M].
+      valid: the rows that count, bool [N]; by default all.
+
+    Returns:
+      bool [N].
     """
     scores, usable = _prepare(objectives, valid)
     others = jnp.where(usable[:, None], scores, jnp.nan)
@@ -114,15 +129,17 @@ def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.A
 
 @jax.jit
 def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """Returns the volume that is dominated by the points and above a reference, float32 [].
+    """The volume that is dominated by the points and above a reference, float32 [].
+
+    Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three.
 
     Args:
       objectives: scores, float [N, M], with M = 2 or 3.
       reference: a lower bound, float [M]; points that are not above it in all objectives add 0.
       valid: the rows that count, bool [N]; by default all.
 
-    Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three. Raises
-    ValueError for another number of objectives, or a reference of another shape.
+    Raises:
+      ValueError: another number of objectives, or a reference of another shape.
     """
     scores, usable = _prepare(objectives, valid)
     if scores.shape[1] not in (2, 3):
@@ -151,7 +168,7 @@ def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | 
 
 
 def _prepare(objectives: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns scores as float32 [N, M], and the rows that count; raises ValueError for shapes."""
+    """Scores as float32 [N, M], and the rows that count, bool [N]."""
     scores = jnp.asarray(objectives, jnp.float32)
     if scores.ndim != 2 or 0 in scores.shape:
         raise ValueError(

@@ -42,7 +42,7 @@ def perturbation(
     *,
     tune: Callable[[Arch], None] | None = None,
 ) -> tuple[Arch, list[Perturbed]]:
-    """Returns the architecture that is left when decisions are made one by one, in random order.
+    """The architecture that is left when decisions are made one by one, in random order.
 
     An option is removed by giving it no weight; the other weights stay as they are, they are not made
     to sum to one again (as the authors' code does).

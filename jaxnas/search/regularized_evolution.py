@@ -68,8 +68,9 @@ class RegularizedEvolution(Strategy):
 
         def mutant(key: jax.Array) -> jax.Array:
             draw_key, key = jax.random.split(key)
-            age = jax.random.choice(draw_key, self.population, (self.sample,), replace=False)
-            rows = jnp.maximum(state.size - 1 - age, 0)
+            # Where the largest of random numbers are: different ages, all equally probable.
+            ages = jax.lax.top_k(jax.random.uniform(draw_key, (self.population,)), self.sample)[1]
+            rows = jnp.maximum(state.size - 1 - ages, 0)
             winner = rows[jnp.argmax(jnp.nan_to_num(state.scores[rows], nan=-jnp.inf))]
             return mutate_one(self.space, key, jnp.maximum(state.codes[winner], 0))
 

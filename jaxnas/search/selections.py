@@ -89,32 +89,30 @@ def candidates(
     if cost is None and (low is not None or high is not None):
         raise ValueError(f"candidates: there are bounds, low={low} and high={high}, but no cost.")
     space.check_static(logits)
-    anywhere = round(explore * count)
-    explore_key = jax.random.fold_in(key, 1) if explore_key is None else explore_key
-    codes, costs, explored = [], [], []
-    for weights, draw_key, most in ((logits, key, count - anywhere), (space.logits(), explore_key, count)):
-        if weights is not logits and not anywhere:
-            break
-        drawn = _draws(space, weights, draw_key, _DRAWS * count)
+    low, high = -np.inf if low is None else low, np.inf if high is None else high
+    costs: list[np.ndarray] = []
+
+    def draw(weights: Arch, key: jax.Array, most: int) -> np.ndarray:
+        codes = _draws(space, weights, key, _DRAWS * count)
         if cost is not None:
-            costs.append(np.asarray(jax.vmap(cost)(space.decode(drawn)), np.float64))
-            fits = (costs[-1] >= (-np.inf if low is None else low)) & (
-                costs[-1] <= (np.inf if high is None else high)
-            )
-            drawn = drawn[fits]
-        drawn = drawn[_first(space, drawn, canonical)][:most]
-        codes.append(drawn)
-        explored += [weights is not logits] * len(drawn)
-    joined = np.concatenate(codes)
-    if not len(joined):
+            costs.append(np.asarray(jax.vmap(cost)(space.decode(codes)), np.float64))
+            codes = codes[(costs[-1] >= low) & (costs[-1] <= high)]
+        return codes[_first(space, codes, canonical)][:most]
+
+    anywhere = round(explore * count)
+    searched = codes = draw(logits, key, count - anywhere)
+    if anywhere:
+        explore_key = jax.random.fold_in(key, 1) if explore_key is None else explore_key
+        codes = np.concatenate([searched, draw(space.logits(), explore_key, count)])
+    if not len(codes):
         every = np.concatenate(costs)
         raise ValueError(
-            f"candidates: none of {len(every)} draws costs {low} to {high}; they cost "
-            f"{every.min():.6g} to {every.max():.6g}. Change the bounds, explore a larger share, or search "
-            "for longer or with the cost in the loss."
+            f"candidates: none of {len(every)} draws costs {low} to {high}; they cost {every.min():.6g} to "
+            f"{every.max():.6g}. Change the bounds, explore a larger share, or search for longer or with the "
+            "cost in the loss."
         )
-    keep = _first(space, joined, canonical)[:count]
-    return Candidates(space.decode(joined[keep]), np.asarray(explored)[keep])
+    keep = _first(space, codes, canonical)[:count]
+    return Candidates(space.decode(codes[keep]), keep >= len(searched))
 
 
 def _draws(space: Space, logits: Arch, key: jax.Array, count: int) -> np.ndarray:

@@ -241,8 +241,7 @@ def check_key(key: Any) -> None:
     Raises:
       TypeError: it is something else.
     """
-    if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key) or key.shape:
-        what = (
-            f"{key!r}" if isinstance(key, int) else f"{jax.typeof(key) if hasattr(key, 'dtype') else key!r}"
-        )
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape:
+        what = jax.typeof(key) if isinstance(key, jax.Array) else repr(key)
         raise TypeError(f"search: key is {what}, expected one typed key, such as jax.random.key(0).")

@@ -101,10 +101,11 @@ def test_a_history_is_recognised_with_features_made_anew(tmp_path):
 def test_a_batch_larger_than_the_space_asks_for_all_of_it():
     space = Space(op=Choice("a", "b").repeat(3))
     strategy = guided(space, predictors.one_hot(space), batch=10, initial=2)
-    count = lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32)  # noqa: E731
+
+    def count(archs):
+        return jnp.sum(archs["op"], 1).astype(jnp.float32)
+
     result = search.run(strategy, count, KEYS[0], traced=True)
-        strategy, lambda archs: jnp.sum(archs["op"], 1).astype(jnp.float32), KEYS[0], traced=True
-    )
     assert int(result.state.size) == 8 and result.score == 3
 
 

@@ -84,7 +84,7 @@ def test_candidates_keep_the_bounds_and_equal_ones_count_once():
     alike = np.asarray(SPACE.encode(jax.vmap(canonical)(found.archs)))
     assert len(np.unique(alike, axis=0)) == len(alike) == 16  # 4 at depth 2; 4 and 8 at depth 4
     for change, message in (
-        ({"cost": cost, "low": 5}, "none of 1280 draws costs 5 to None; they cost 0 to 4"),
+        ({"cost": cost, "low": 5}, "none of 1280 draws costs 5 to inf; they cost 0 to 4"),
         ({"high": 5}, "there are bounds, low=None and high=5, but no cost"),
         ({"explore": 1.5}, "explore is 1.5"),
         ({"count": 0}, "count is 0"),
