@@ -41,7 +41,7 @@ _DTYPES = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
     )
 }
-_LARGEST = 2**31  # elements of an input, and positions of a space: beyond it a description is damaged
+_LARGEST = 2**28  # elements of an example, and positions of a space: what says more is damaged
 
 
 def save_subnet(
@@ -302,7 +302,7 @@ def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.M
         )
     fields = {key: _decode(value) for key, value in values.items()}
     space = fields["space"]
-    if not isinstance(space, Space) or space.length > _LARGEST // 1000:
+    if not isinstance(space, Space) or space.length > _LARGEST >> 8:
         raise ValueError("'space' is no search space, or far too large.")
     net = module(**fields)
     _check_single(net.space)

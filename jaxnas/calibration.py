@@ -34,8 +34,9 @@ def calibrate(
 
     A running average is linear, `new = m * old + (1 - m) * batch`, whatever layer keeps it. The first batch,
     run from two different averages, tells m; every batch run from zeros then gives its own statistics. They
-    are joined exactly, as if all batches were one: the mean of the means and, for a pair named "mean" and
-    "var", the variance of the union. What no batch changes, as layers that do not run, stays.
+    are joined as if all batches were one: the mean of the means and, for a pair named "mean" and "var", the
+    variance of the union. What no batch changes, as layers that do not run, stays. The rounding of m limits
+    the relative error, to about 1e-5 at a momentum of 0.99.
 
     Args:
       net: any Flax module with a `space`.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import network
-from jaxnas.inputs import one_example, specification
+from jaxnas.inputs import describe, one_example, specification
 from jaxnas.space import Arch
 from jaxnas.supernets.stacking import STACKED, unstack_layers
 from jaxnas.tensors import check_tensors
@@ -168,6 +168,11 @@ def _difference(
     with jax.default_matmul_precision("float32"):
         large_out = network.predictions(jax.jit(net.apply)(variables, batch, arch))
         small_out = network.predictions(jax.jit(small.apply)(small_variables, batch))
+    if describe(large_out) != describe(small_out):
+        raise ValueError(
+            f"The predictions of {type(net).__name__} are {describe(large_out)}, and those of the extracted "
+            f"network {describe(small_out)}: no decision may change their shapes or types."
+        )
     pairs = [
         (np.asarray(x, np.float64), np.asarray(y, np.float64))
         for x, y in zip(jax.tree.leaves(large_out), jax.tree.leaves(small_out), strict=True)

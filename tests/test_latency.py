@@ -10,9 +10,8 @@ import pytest
 from jaxnas import latency, spaces, supernets
 
 SPACE = spaces.par(3)
-TABLE = latency.LatencyTable(
-    "block", {"identity": 0, "feed_forward": 300, "attention": 1000}, "cpu", {"batch": 2}
-)
+ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
+TABLE = latency.LatencyTable(0, ADDED, "cpu", {"batch": 2})
 
 
 def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():

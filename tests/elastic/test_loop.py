@@ -56,11 +56,11 @@ def test_stacked_parameters_are_the_same_network():
     assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
     with pytest.raises(ValueError, match="unstack_layers"):
         setting("narrow")(arch, stacked)
-    small = jaxnas.extract(case.net, stacked, arch, verify=case.images)[1]
+    small = jaxnas.extract(case.net, {"params": stacked}, arch, verify=case.images).variables
     jax.tree.map(
         np.testing.assert_array_equal,
         small,
-        jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)[1],
+        jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE).variables,
     )
     other = case.params | {"block_1": {"bias": jnp.zeros(3)}}
     with pytest.raises(ValueError, match="block_1 and block_0 differ in size"):
@@ -122,7 +122,7 @@ def test_heads_are_turns_and_not_branches():
     def products(heads):
         space = spaces.vit((8, 12), (1, 2), heads, (1.0, 2.0))
         net = jaxnas.supernets.ViT(space, 8, 4, 3, 4, scan_layers=True)
-        params = stack_layers(jaxnas.init(net, jax.random.key(0), (2, 8, 8, 3)))
+        params = stack_layers(jaxnas.init(net, jax.random.key(0), (2, 8, 8, 3))["params"])
         gradient = jax.grad(lambda params, arch: jnp.sum(net.apply({"params": params}, images, arch)))
         return str(jax.make_jaxpr(gradient)(params, space.largest())).count("dot_general")
 
