@@ -61,9 +61,9 @@ class LanguageSetup:
         return jax.random.fold_in(jax.random.key(self.config.seed), STREAMS[stream])
 
     @property
-    def segment(self) -> tuple[int, int]:
+    def segment(self) -> jax.ShapeDtypeStruct:
         """Shape of one example: the costs are for it."""
-        return (1, self.training.length)
+        return jax.ShapeDtypeStruct((1, self.training.length), jnp.int32)
 
     def evaluator(self, net: TransformerXL, role: str, segments: int | None = None) -> Any:
         """From parameters and architectures to the loss on a stream; as the config's evaluation."""
@@ -101,7 +101,7 @@ class LanguageSetup:
         path, shape = workdir / "latency.json", (self.training.batch_size, self.training.length)
         if measure and not path.exists():
             calls = transformer_xl_latency.block_calls(self.net, *shape)
-            setting = transformer_xl_transformer_xl_latency.setting_of(self.net, *shape)
+            setting = transformer_xl_latency.setting_of(self.net, *shape)
             latency.options_table("block", calls, setting=setting, idle="identity").save(path)
         if not path.exists():
             return exact
@@ -189,7 +189,7 @@ def unused(config: LanguageConfig, *names: str) -> tuple[str, ...]:
 
 def new_params(setup: LanguageSetup, stream: str) -> Any:
     """Parameters of the supernet at the start, as it is trained: stacked by block if it is scanned."""
-    params = jaxnas.init(setup.net, setup.key(stream), setup.segment)
+    params = jaxnas.init(setup.net, setup.key(stream), setup.segment)["params"]
     return stack_layers(params) if setup.net.scan_blocks else params
 
 

@@ -51,9 +51,10 @@ from jaxnas.training.workdir import open_workdir, write_json_atomic
 def initial_state(setup: LanguageSetup, net: Any, inherited: pathlib.Path | None) -> LanguageState:
     """The state at step 0, on the mesh; with the weights of a saved network, or new ones."""
     if inherited is None:
-        params = jaxnas.init(net, setup.key("retraining_init"), setup.segment)
+        params = jaxnas.init(net, setup.key("retraining_init"), setup.segment)["params"]
     else:
-        saved, params = jaxnas.load_subnet(inherited)
+        saved, variables = jaxnas.load_subnet(inherited)
+        params = variables["params"]
         if saved != net.clone(dropout=saved.dropout, attention_dropout=saved.attention_dropout):
             raise ValueError(
                 f"--weights=inherited: {inherited} holds another network, {saved}; only "
@@ -104,7 +105,7 @@ def measure(setup: LanguageSetup, net: Any, step: Any, state: Any, batches: Any)
     memory = net.empty_memory(batch["tokens"].shape[0])
     score = jax.jit(
         lambda params, batch, memory: net.apply(
-            {"params": params}, batch["tokens"], targets=batch["targets"], memory=memory
+            {"params": params}, {"tokens": batch["tokens"], "targets": batch["targets"], "memory": memory}
         )
     )
     seconds = median_times({"train": train, "infer": lambda: score(state.params, batch, memory)}, repeats=20)
@@ -162,7 +163,7 @@ def main(argv: list[str]) -> None:
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
-        jaxnas.save_subnet(workdir / "subnet", net, params)
+        jaxnas.save_subnet(workdir / "subnet", net, {"params": params}, setup.segment)
         write_json_atomic(workdir / "result.json", result)
         # Apart from the result, which a run that was killed and resumed gives bit for bit.
         write_json_atomic(workdir / "times.json", {**times, "seconds": time.monotonic() - started})

@@ -155,19 +155,20 @@ def finish(
     best = results["evolution"].arch
     images, _ = setup.dataset.search.take(np.arange(min(64, len(setup.dataset.search))))
     batch = setup.standardize(jnp.asarray(images))
-    small, small_params, error = jaxnas.extract(setup.net, params, best, verify=batch)
+    small, variables, error = jaxnas.extract(setup.net, {"params": params}, best, verify=batch)
     test = evaluator(setup, small, "test")
     found = describe(best)
     # Reported is the small network's own accuracy, not the supernet's.
-    found["test_accuracy"] = float(test(small_params, small.space.smallest()))
+    found["test_accuracy"] = float(test(variables["params"], small.space.smallest()))
     found["extraction_error"] = error
     jaxnas.save_subnet(
         workdir / "subnet",
         small,
-        small_params,
+        variables,
+        setup.input_shape,
         extra={"mean": setup.dataset.mean.tolist(), "std": setup.dataset.std.tolist()},
     )
-    jaxnas.export_subnet(workdir / "subnet", small, small_params, setup.input_shape)
+    jaxnas.export_subnet(workdir / "subnet", small, variables, setup.input_shape)
 
     bounds = search_bounds(config, cost, space)
     result = {

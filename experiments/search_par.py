@@ -294,8 +294,9 @@ def finish(setup: LanguageSetup, cost: Any, relative: Any, state: SearchState, w
     params = jax.device_get(state.params)
     tokens = search_stream(setup).tokens[: 2 * config.training.length]
     tokens = jnp.asarray(tokens.reshape(2, -1))
-    small, small_params, error = jaxnas.extract(net, params, arch, verify=tokens)
-    jaxnas.save_subnet(workdir / "subnet", small, small_params)
+    small, variables, error = jaxnas.extract(net, {"params": params}, arch, verify=tokens)
+    jaxnas.save_subnet(workdir / "subnet", small, variables, tokens)
+    small_params = variables["params"]
     # Weights that were never alone: this says how much a retraining has to make up for.
     nats = float(setup.evaluator(small, "search", config.search.segments)(small_params))
     probabilities = relaxations.softmax(state.logits)

@@ -84,7 +84,7 @@ class Setup:
 
     def initial_state(self) -> TrainState:
         """The state at step 0, on every device of the mesh."""
-        params = jaxnas.init(self.net, self.key("init"), self.input_shape)
+        params = jaxnas.init(self.net, self.key("init"), self.input_shape)["params"]
         if self.net.scan_layers:
             params = stack_layers(params)
         state = init_state(params, self.optimizer()[0], self.key("training"))

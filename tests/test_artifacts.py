@@ -83,14 +83,17 @@ def test_loaded_network_runs(saved):
     net, variables = extracted("narrow")
     loaded, loaded_variables = artifacts.load_subnet(saved)
     images = normal(*SHAPE)
-    np.testing.assert_array_equal(jit(loaded.apply)(loaded_variables, images), jit(net.apply)(variables, images))
+    np.testing.assert_array_equal(
+        jit(loaded.apply)(loaded_variables, images), jit(net.apply)(variables, images)
+    )
 
 
 def test_files_can_be_read_without_jaxnas(saved):
     net, variables = extracted("narrow")
     tensors = safetensors.numpy.load_file(saved / "model.safetensors")
     np.testing.assert_array_equal(
-        tensors["params/block_0/attention/qkv_kernel"], variables["params"]["block_0"]["attention"]["qkv_kernel"]
+        tensors["params/block_0/attention/qkv_kernel"],
+        variables["params"]["block_0"]["attention"]["qkv_kernel"],
     )
     description = json.loads((saved / "subnet.json").read_text())
     assert description["module"] == "ViT" and description["extra"] == {"mean": [0.5]}
@@ -134,13 +137,21 @@ def test_a_network_of_the_users_own(tmp_path):
         artifacts.export_subnet(tmp_path / "subnet", loaded, same, INPUTS, ("cpu",)).read_bytes()
     )
     np.testing.assert_array_equal(program.call(INPUTS)["y"], loaded.apply(same, INPUTS)["y"])
-    with pytest.raises(ValueError, match=r"unknown module 'Everything'.*load_subnet\(path, module=Everything"):
+    with pytest.raises(
+        ValueError, match=r"unknown module 'Everything'.*load_subnet\(path, module=Everything"
+    ):
         artifacts.load_subnet(tmp_path / "subnet")
     with pytest.raises(ValueError, match="it is of the module 'Everything', and not of 'ViT'"):
         artifacts.load_subnet(tmp_path / "subnet", module=jaxnas.supernets.ViT)
 
 
-@pytest.mark.parametrize("value", [nn.relu, [1], {"a": 1}, float("nan"), (1, object()), nn.Dense(3)], ids=str)
+def repr_of_type(value):
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "value", [nn.relu, [1], {"a": 1}, float("nan"), (1, object()), nn.Dense(3)], ids=repr_of_type
+)
 def test_fields_that_cannot_be_stored(value, tmp_path):
     net = EVERYTHING.clone(anything=value)
     variables = jaxnas.init(EVERYTHING, jax.random.key(0), INPUTS)
@@ -160,7 +171,11 @@ def test_saving_refuses_what_is_not_one_network(tmp_path):
 
     cases = [
         ((case.net, case.variables, SHAPE), ValueError, "60; extract one of them first"),
-        ((net, {"params": {**variables["params"], "head": {}}}, SHAPE), ValueError, "missing: params/head/bias"),
+        (
+            (net, {"params": {**variables["params"], "head": {}}}, SHAPE),
+            ValueError,
+            "missing: params/head/bias",
+        ),
         ((net, variables["params"], SHAPE), ValueError, "Parameters alone are given as"),
         ((net, half, SHAPE), ValueError, "bfloat16 instead of float32"),
         ((net, broken, SHAPE), ValueError, "NaN or infinite values in this network: params/block_0"),
@@ -238,7 +253,9 @@ def several_architectures(folder):
 
 
 def enormous(folder):
-    describe(folder, lambda d: (d["fields"].update(image_size=10**9), d["inputs"].update(shape=[10**9] * 2 + [1])))
+    describe(
+        folder, lambda d: (d["fields"].update(image_size=10**9), d["inputs"].update(shape=[10**9] * 2 + [1]))
+    )
 
 
 DAMAGE = {
@@ -254,7 +271,10 @@ DAMAGE = {
         r"misshapen: params/head/bias \(3,\) instead of \(5,\)",
     ),
     "type": (of_double, "params/head/bias float64 instead of float32"),
-    "nan": (lambda f: store(f, lambda t: t.update({BIAS: t[BIAS] * np.nan})), "NaN or infinite .*params/head/bias"),
+    "nan": (
+        lambda f: store(f, lambda t: t.update({BIAS: t[BIAS] * np.nan})),
+        "NaN or infinite .*params/head/bias",
+    ),
     "not JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text('{"format": 1'), "not valid JSON"),
     "deep JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text("[" * 100_000), "nested too deeply"),
     "not a dict": (lambda f: (f / artifacts.DESCRIPTION).write_text("3"), "'format' is missing"),
@@ -272,7 +292,10 @@ DAMAGE = {
     "a dict as a field": (field("head_dim", {"import": "os"}), "is no value of a field"),
     "dtype": (field("dtype", {"dtype": "float31"}), "unknown dtype 'float31'; did you mean 'float32'"),
     "size": (field("image_size", 9), "not a multiple"),
-    "another size": (field("image_size", 16), r"cannot be made for the inputs float32\[1, 8, 8, 1\].*Expected images"),
+    "another size": (
+        field("image_size", 16),
+        r"cannot be made for the inputs float32\[1, 8, 8, 1\].*Expected images",
+    ),
     "an enormous size": (enormous, "cannot be"),
     "inputs": (entry("inputs", {"shape": [8, -8, 1], "dtype": "float32"}), "expected a list of ints"),
     "no inputs": (entry("inputs", None), "None does not describe inputs"),

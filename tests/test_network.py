@@ -316,7 +316,9 @@ class Normalised(nn.Module):
         x = nn.BatchNorm(use_running_average=not train, momentum=0.99, name="norm")(x)
         blocks = {"narrow": Deep(nn.Dense(4), train), "wide": Deep(nn.Dense(16), train)}
         x = Mixture(blocks, name="choice")(decision, x)
-        return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="last")(nn.Dropout(0.2, deterministic=not train)(x))
+        return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="last")(
+            nn.Dropout(0.2, deterministic=not train)(x)
+        )
 
 
 def test_calibration_is_the_statistics_of_all_data():
@@ -334,9 +336,7 @@ def test_calibration_is_the_statistics_of_all_data():
         assert one["params"] is not None
         # What the inputs become is what the next layer has seen: one batch of everything.
         whole = jaxnas.calibrate(net, one, {"op": jnp.int32(0)}, rows.astype(np.float32)[None])
-        np.testing.assert_allclose(
-            whole["batch_stats"]["norm"]["var"], statistics["norm"]["var"], rtol=1e-4
-        )
+        np.testing.assert_allclose(whole["batch_stats"]["norm"]["var"], statistics["norm"]["var"], rtol=1e-4)
     assert not np.allclose(found[0]["batch_stats"]["last"]["mean"], found[1]["batch_stats"]["last"]["mean"])
     run = functools.partial(jaxnas.calibrate, net, variables)
     for mapped in (
@@ -352,7 +352,9 @@ def test_calibration_is_the_statistics_of_all_data():
     # An extracted network is calibrated as its supernet is.
     small, cut, _ = jaxnas.extract(net, found[1], {"op": jnp.int32(1)}, verify=data[0])
     again = jaxnas.calibrate(small, cut, None, data)["batch_stats"]
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), again, cut["batch_stats"])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), again, cut["batch_stats"]
+    )
 
 
 def test_calibration_needs_batches_and_statistics():

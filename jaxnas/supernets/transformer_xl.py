@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import MACS, SPECS
@@ -28,7 +29,6 @@ from jaxnas.elastic.recurrent import (
 )
 from jaxnas.elastic.width import Decision, fixed
 from jaxnas.space import Arch, Space
-from jaxnas.elastic.decisions import Decisions
 from jaxnas.supernets.stacking import STACKED, stack_layers
 
 OPTIONS = ("identity", "feed_forward", "attention")

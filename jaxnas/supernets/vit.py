@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.elastic.attention import MultiHeadAttention
+from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
     DenseParameters,
@@ -31,7 +32,6 @@ from jaxnas.elastic.parameter import MACS, SPECS, Sharing
 from jaxnas.elastic.switch import Sublayer
 from jaxnas.elastic.width import Decision, Width, fixed, joint, width
 from jaxnas.space import Space
-from jaxnas.elastic.decisions import Decisions
 from jaxnas.supernets.stacking import STACKED, stack_layers
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxnas import spaces
-from jaxnas.supernets.convert import from_torch_autoformer
 from jaxnas.annotations import annotations
 from jaxnas.subnet import extract
+from jaxnas.supernets.convert import from_torch_autoformer
 from jaxnas.supernets.vit import ViT
 
 torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
@@ -53,7 +53,7 @@ def random_params(net, shape):
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda like: jnp.asarray(0.3 * random.normal(size=like.shape).astype(np.float32)),
-        nn.meta.unbox(annotations(net, shape).shapes),
+        nn.meta.unbox(annotations(net, shape).variables["params"]),
     )
 
 

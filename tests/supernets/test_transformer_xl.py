@@ -203,9 +203,7 @@ def long_pass():
 @functools.cache
 def segment_pass(memory_length):
     net = NET.clone(memory_length=memory_length)
-    return jit(
-        lambda p, x, arch, memory: net.apply({"params": p}, {"tokens": x, "memory": memory}, arch)
-    )
+    return jit(lambda p, x, arch, memory: net.apply({"params": p}, {"tokens": x, "memory": memory}, arch))
 
 
 def kept_sizes(call, *inputs):
