@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 
 from jaxnas import products
@@ -24,6 +23,7 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
 from jaxnas.inputs import describe, one_example
+from jaxnas.tensors import flatten
 
 Path = tuple[str, ...]
 _CALL = "jaxnas_call_"  # named scope of a call of a module's method, with its number
@@ -139,9 +139,9 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
         ) from error
     if not jax.tree.leaves(outputs):
         raise ValueError(f"{name} returns no array; it returned {outputs!r}.")
-    found = flax.traverse_util.flatten_dict(recorded.get(SPECS, {}), is_leaf=_is_spec)
+    found = flatten(recorded.get(SPECS, {}), is_leaf=_is_spec)
     specs = {}
-    for (collection, *path), leaf in flax.traverse_util.flatten_dict(nn.meta.unbox(variables)).items():
+    for (collection, *path), leaf in flatten(nn.meta.unbox(variables)).items():
         # An array that no elastic layer declared has one size.
         plain = ParameterSpec(tuple(map(constant, leaf.shape)), (None,) * leaf.ndim, constant(1))
         spec = found.get(tuple(path), plain)

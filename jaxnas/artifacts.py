@@ -1,7 +1,7 @@
 """Sub-networks as files: save, load, and export to run where jaxnas isn't installed.
 
-Nothing in a file is imported or run: a file names a class, and gives values of its fields. The class is one of
-ours with that name, or the one that the reader gives.
+Nothing in a file is imported or run: a file names a class, and gives values of its fields. The class is one
+of ours with that name, or the one that the reader gives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pathlib
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ from jaxnas.choice import nearest
 from jaxnas.inputs import describe, one_example, with_batch
 from jaxnas.space import Space
 from jaxnas.subnet import Variables, check_variables
-from jaxnas.tensors import check_finite, check_tensors
+from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
 
 FORMAT = 2
 TENSORS = "model.safetensors"
@@ -41,7 +40,14 @@ _DTYPES = {
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
     )
 }
-_LARGEST = 2**31  # elements of an input, and positions of a space: beyond it a description is damaged
+_TENSOR_DTYPES = {
+    "BOOL": np.bool_,
+    "BF16": jnp.bfloat16,
+    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+}
+_LARGEST = 2**28  # elements of an example, and positions of a space: what says more is damaged
 
 
 def save_subnet(
@@ -79,7 +85,7 @@ def save_subnet(
     name = type(net).__name__
     if _OURS.get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
-    flat = flax.traverse_util.flatten_dict(check_variables(variables))
+    flat = flatten(check_variables(variables))
     example = one_example(inputs)
     _check(net, example, flat, "this network")
     check_finite(flat, "this network")
@@ -133,7 +139,7 @@ def load_subnet(
     flat = {tuple(name.split("/")): value for name, value in tensors.items()}
     _check(net, example, flat, f"the network that {folder / DESCRIPTION} describes")
     check_finite(flat, str(folder / TENSORS))
-    variables = flax.traverse_util.unflatten_dict({p: jnp.asarray(x) for p, x in flat.items()})
+    variables = unflatten({p: jnp.asarray(x) for p, x in flat.items()})
     return net, {"params": {}, **variables}
 
 
@@ -199,7 +205,7 @@ def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what:
         raise ValueError(
             f"{name} cannot be made for the inputs {describe(example)}: {type(error).__name__}: {error}"
         ) from error
-    expected = flax.traverse_util.flatten_dict(shapes)
+    expected = flatten(shapes)
     check_tensors(flat, expected, what)
     wrong = [
         f"{'/'.join(p)} {x.dtype} instead of {expected[p].dtype}"
@@ -229,9 +235,9 @@ def _encode(field: str, value: Any) -> Any:
         if isinstance(value, (type, type(jnp.float32), np.dtype)) and value in (dtype, np.dtype(dtype)):
             return {"dtype": name}
     raise ValueError(
-        f"The field {field!r} is {value!r} of type {type(value).__name__}, which cannot be stored. Fields "
-        "of a saved network hold ints, finite floats, bools, strings, None, tuples of these, a space, or "
-        "dtypes; give, say, the name of a function instead of the function."
+        f"The field {field!r} is {str(value)[:80]!r} of type {type(value).__name__}, which cannot be stored. "
+        "Fields of a saved network hold ints, finite floats, bools, strings, None, tuples of these, a space, "
+        "or dtypes; give, say, the name of a function instead of the function."
     )
 
 
@@ -257,7 +263,8 @@ def _encode_inputs(tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_encode_inputs(item) for item in tree]}
     raise ValueError(
-        f"The inputs of a saved network are arrays in dicts, lists and tuples; there is a {type(tree).__name__}."
+        "The inputs of a saved network are arrays in dicts, lists and tuples; there is a "
+        f"{type(tree).__name__}."
     )
 
 
@@ -301,7 +308,7 @@ def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.M
         )
     fields = {key: _decode(value) for key, value in values.items()}
     space = fields["space"]
-    if not isinstance(space, Space) or space.length > _LARGEST // 1000:
+    if not isinstance(space, Space) or space.length > _LARGEST >> 8:
         raise ValueError("'space' is no search space, or far too large.")
     net = module(**fields)
     _check_single(net.space)
@@ -327,6 +334,12 @@ def _read_tensors(path: pathlib.Path, size: Any, digest: Any) -> dict[str, np.nd
     if files.sha256(data) != digest:
         raise ValueError(f"{path} is damaged or of another save: its content has changed.")
     try:
-        return safetensors.numpy.load(data)
+        # Not `safetensors.numpy.load`, which has no bfloat16.
+        return {
+            name: np.frombuffer(tensor["data"], _TENSOR_DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+            for name, tensor in safetensors.deserialize(data)
+        }
+    except KeyError as error:
+        raise ValueError(f"{path} has tensors of the unknown type {error}.") from error
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error

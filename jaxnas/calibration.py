@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 
 from jaxnas import network
 from jaxnas.inputs import describe
 from jaxnas.space import Arch
+from jaxnas.tensors import flatten, unflatten
 
 STATISTICS = "batch_stats"
 _START = 1024.0  # a power of two, large beside statistics: what is left of it is the momentum, exactly
@@ -34,8 +34,9 @@ def calibrate(
 
     A running average is linear, `new = m * old + (1 - m) * batch`, whatever layer keeps it. The first batch,
     run from two different averages, tells m; every batch run from zeros then gives its own statistics. They
-    are joined exactly, as if all batches were one: the mean of the means and, for a pair named "mean" and
-    "var", the variance of the union. What no batch changes, as layers that do not run, stays.
+    are joined as if all batches were one: the mean of the means and, for a pair named "mean" and "var", the
+    variance of the union. What no batch changes, as layers that do not run, stays. The rounding of m limits
+    the relative error, to about 1e-5 at a momentum of 0.99.
 
     Args:
       net: any Flax module with a `space`.
@@ -63,14 +64,14 @@ def calibrate(
             f"front, the same for all; got {describe(batches)}."
         )
     key = jax.random.key(0) if key is None else key
-    old = flax.traverse_util.flatten_dict(nn.meta.unbox(variables[STATISTICS]))
+    old = flatten(nn.meta.unbox(variables[STATISTICS]))
     averages = {path for path, leaf in old.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
 
     def run(start: float, batch: Any) -> dict[tuple[str, ...], jax.Array]:
         flat = {path: jnp.full_like(x, start) if path in averages else x for path, x in old.items()}
-        given = {**variables, STATISTICS: flax.traverse_util.unflatten_dict(flat)}
+        given = {**variables, STATISTICS: unflatten(flat)}
         _, changed = net.apply(given, batch, arch, train=True, mutable=[STATISTICS], rngs=key)
-        new = flax.traverse_util.flatten_dict(nn.meta.unbox(changed[STATISTICS]))
+        new = flatten(nn.meta.unbox(changed[STATISTICS]))
         return {path: new[path] for path in averages}
 
     first = jax.tree.map(lambda x: x[0], batches)
@@ -85,7 +86,7 @@ def calibrate(
         if path[-1] == "var" and partner in averages:
             value = value + jnp.var(found[partner], axis=0)
         new[path] = jnp.where(changed[path], value, old[path])
-    return {**variables, STATISTICS: flax.traverse_util.unflatten_dict(new)}
+    return {**variables, STATISTICS: unflatten(new)}
 
 
 def _share_of_the_batch(zero: jax.Array, one: jax.Array, changed: jax.Array) -> jax.Array:

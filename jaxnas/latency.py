@@ -1,8 +1,8 @@
 """Measured latency: what extracted networks take on the device in use, and a table of it as a cost.
 
 A table is measured once (warm-up, then the median of interleaved runs), stored as JSON with the device's
-name, and read again wherever architectures are compared for that device. It is additive: it adds to the time of
-one network what each decision changes by itself.
+name, and read again wherever architectures are compared for that device. It is additive: to the time of one
+network it adds what each decision changes by itself.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def table(
       base: the architecture to start from; the largest by default.
     """
     space = net.space
-    base = space.canonical(space.largest() if base is None else base)
+    start_from: Arch = space.canonical(space.largest() if base is None else base)
     changes: dict[tuple[str, str], Arch] = {}
     options: dict[str, dict[str, int]] = {}
     for name, choice in space.decisions:
@@ -208,19 +208,19 @@ def table(
             label = name if choice.length is None else f"{name}[{position}]"
             at = () if choice.length is None else position
             for index, option in enumerate(choice.options_at(position)):
-                value = np.array(base[name])
+                value = np.array(start_from[name])
                 options.setdefault(label, {})[str(option)] = 0
                 if value[at] != index:
                     value[at] = index
-                    changes[label, str(option)] = {**base, name: jnp.asarray(value)}
-    archs = jax.tree.map(lambda *leaves: jnp.stack(leaves), base, *changes.values())
+                    changes[label, str(option)] = {**start_from, name: jnp.asarray(value)}
+    archs = jax.tree.map(lambda *leaves: jnp.stack(leaves), start_from, *changes.values())
     start, *seconds = measure(net, variables, inputs, archs, train=train, repeats=repeats)
     for (label, option), value in zip(changes, seconds, strict=True):
         options[label][option] = round((value - start) * 1e9)
     setting = {
         "network": type(net).__name__,
         "inputs": describe(specification(inputs)),
-        "base": space.to_dict(base),
+        "base": space.to_dict(start_from),
         "pass": "training" if train else "inference",
     }
     return LatencyTable(round(start * 1e9), options, jax.devices()[0].device_kind, setting)

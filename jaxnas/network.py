@@ -1,8 +1,8 @@
 """The contract of a network, checked in one place.
 
-A network is a Flax module with a field `space`, called as `net.apply(variables, inputs, arch, train=...)` with
-one pytree of inputs, batch in front. It returns its predictions, or a tuple whose first element they are.
-Everything else that `jaxnas.init`, `cost`, `extract` and their like need is found out by tracing.
+A network is a Flax module with a field `space`, called as `net.apply(variables, inputs, arch, train=...)`
+with one pytree of inputs, batch in front. It returns its predictions, or a tuple whose first element they
+are. Everything else that `jaxnas.init`, `cost`, `extract` and their like need is found out by tracing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import inspect
 from typing import Any
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +22,7 @@ from jaxnas.choice import Choice
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Arch, Space
+from jaxnas.tensors import flatten
 
 SAMPLES = 2  # random architectures whose extracted networks are counted, beside the extremes
 
@@ -46,7 +46,7 @@ def check_contract(net: Any) -> None:
             f"{name} has no search space. Give the module a field `space: jaxnas.Space`, and read its "
             "decisions in __call__ by jaxnas.elastic.Decisions(self.space, arch)."
         )
-    if not callable(getattr(net, "__call__", None)):
+    if not callable(net):
         raise TypeError(f"{name} has no __call__(self, inputs, arch=None, *, train=False).")
     parameters = list(inspect.signature(net.__call__).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -176,7 +176,7 @@ def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arc
             f"{what} cannot be extracted: with the space of this architecture alone, and called without "
             f"one, the network fails with {type(error).__name__}: {error}"
         ) from error
-    stored = flax.traverse_util.flatten_dict(nn.meta.unbox(variables).get("params", {}))
+    stored = flatten(nn.meta.unbox(variables).get("params", {}))
     expected = {
         path: tuple(table.at_host(host) for table in spec.axes)
         for path, spec in recorded.specs.items()

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import network
 from jaxnas.elastic.loop import STACKED, unstack_layers
-from jaxnas.inputs import one_example, specification
+from jaxnas.inputs import describe, one_example, specification
 from jaxnas.space import Arch
-from jaxnas.tensors import check_tensors
+from jaxnas.tensors import check_tensors, flatten, unflatten
 
 Variables = dict[str, Any]
 TOLERANCE = 1e-5  # of the verification, relative, in float32
@@ -37,7 +36,7 @@ class Subnet(NamedTuple):
 
 
 def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
-    """Initial maximal variables of a network. It also works under `jax.jit`, so that they can be made sharded.
+    """Initial maximal variables of a network; under `jax.jit` too, so that they can be made sharded.
 
     Args:
       net: any Flax module with a `space`.
@@ -95,8 +94,8 @@ def extract(
     expected = nn.meta.unbox(recorded.variables)
     if STACKED in variables["params"] and STACKED not in expected["params"]:
         variables = {**variables, "params": unstack_layers(variables["params"])}
-    stored = flax.traverse_util.flatten_dict(variables)
-    check_tensors(stored, flax.traverse_util.flatten_dict(expected), "the supernet's variables")
+    stored = flatten(variables)
+    check_tensors(stored, flatten(expected), "the supernet's variables")
     specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
     active = {
         # Sliced on the host: on the device every new shape would be compiled.
@@ -107,7 +106,7 @@ def extract(
     small = net.clone(space=net.space.fix(arch))
     example = one_example(verify if inputs is None else inputs)
     _check_cut(small, active, example)
-    small_variables = flax.traverse_util.unflatten_dict(active)
+    small_variables = unflatten(active)
     if verify is None:
         return Subnet(small, small_variables)
     error = _difference(net, variables, arch, small, small_variables, verify)
@@ -143,7 +142,7 @@ def _check_cut(small: nn.Module, active: dict[tuple[str, ...], Any], example: An
     """Checks the collections beside the parameters, which are checked for every network (`network.check`)."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     expected = nn.meta.unbox(jax.eval_shape(small.init, key, example))
-    flat = flax.traverse_util.flatten_dict(expected)
+    flat = flatten(expected)
     wrong = [
         f"{'/'.join(path)} ({_shape(active.get(path))}, expected {_shape(flat.get(path))})"
         for path in sorted({*active, *flat})
@@ -168,6 +167,11 @@ def _difference(
     with jax.default_matmul_precision("float32"):
         large_out = network.predictions(jax.jit(net.apply)(variables, batch, arch))
         small_out = network.predictions(jax.jit(small.apply)(small_variables, batch))
+    if describe(large_out) != describe(small_out):
+        raise ValueError(
+            f"The predictions of {type(net).__name__} are {describe(large_out)}, and those of the extracted "
+            f"network {describe(small_out)}: no decision may change their shapes or types."
+        )
     pairs = [
         (np.asarray(x, np.float64), np.asarray(y, np.float64))
         for x, y in zip(jax.tree.leaves(large_out), jax.tree.leaves(small_out), strict=True)

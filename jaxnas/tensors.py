@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import flax.traverse_util
 import jax.numpy as jnp
 import numpy as np
 
+Path = tuple[str, ...]
+# From nested dicts to leaves by their paths.
+flatten: Callable[..., dict[Path, Any]] = flax.traverse_util.flatten_dict
+unflatten: Callable[[dict[Path, Any]], dict[str, Any]] = flax.traverse_util.unflatten_dict
 
-def check_tensors(given: dict, expected: dict, what: str) -> None:
+
+def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str) -> None:
     """Compares names and shapes of tensors.
 
     Raises:
@@ -28,7 +37,7 @@ def check_tensors(given: dict, expected: dict, what: str) -> None:
         raise ValueError(f"These tensors don't fit {what}. " + "; ".join(problems) + ".")
 
 
-def check_finite(tensors: dict, what: str) -> None:
+def check_finite(tensors: dict[Path, Any], what: str) -> None:
     """Refuses floating tensors that hold NaN or an infinity.
 
     Raises:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import spaces, supernets
-from jaxnas.cost import annotations
+from jaxnas.annotations import annotations
 
 NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two, where they are in a loop
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
@@ -40,6 +40,10 @@ class Setting:
     images: jax.Array  # SHAPE
     weights: jax.Array  # of the logits in the loss [batch, classes]
     traces: list  # one entry for each time that `run` was traced
+
+    @property
+    def variables(self):
+        return {"params": self.params}
 
     @property
     def space(self):

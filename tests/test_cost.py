@@ -15,7 +15,8 @@ from small_nets import SETTINGS, SHAPE, sample, setting, take
 
 import jaxnas
 from jaxnas import spaces, supernets
-from jaxnas.cost import annotations
+from jaxnas.annotations import annotations
+from jaxnas.inputs import specification
 
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
@@ -33,14 +34,13 @@ def autoformer(size, **changes):
     return supernets.ViT(spaces.autoformer(size), **given | changes)
 
 
-def lower(net, params, shape):
+def lower(net, variables, inputs):
     """The traced and lowered forward pass of an extracted network."""
-    images = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return jax.jit(lambda params, x: net.apply({"params": params}, x)).lower(params, images)
+    return jax.jit(net.apply).lower(variables, specification(inputs))
 
 
 def xla_macs(text):
-    """The multiply-accumulates of all products in the text of an HLO module, M * N * K each."""
+    """The multiply-accumulates of all products and convolutions in the text of an HLO module."""
     products, calls, entry, current = {}, {}, None, None
     shapes = {}
     for line in text.splitlines():
@@ -54,7 +54,7 @@ def xla_macs(text):
             continue
         name, shape, operation, rest = found.groups()
         shapes[current, name] = [int(size) for size in shape.split(",") if size]
-        assert operation not in ("convolution", "while", "conditional", "custom-call")
+        assert operation not in ("while", "conditional", "custom-call")
         if operation == "call":
             calls[current].append(re.search(r"to_apply=%?([\w.-]+)", rest)[1])
         if operation == "dot":
@@ -62,6 +62,10 @@ def xla_macs(text):
             summed = re.search(r"lhs_contracting_dims={([\d,]+)}", rest)[1].split(",")
             inner = math.prod(left[int(axis)] for axis in summed)
             products[current] += math.prod(shapes[current, name]) * inner
+        if operation == "convolution":
+            right = shapes[current, rest.split(")")[0].split(", ")[1].split()[-1].lstrip("%")]
+            outputs = re.search(r"dim_labels=\w+_(\w+)->", rest)[1].index("o")
+            products[current] += math.prod(shapes[current, name]) * math.prod(right) // right[outputs]
 
     def total(computation):
         return products[computation] + sum(map(total, calls[computation]))
@@ -78,10 +82,10 @@ def xla_macs(text):
 def test_costs_are_those_of_the_extracted_network(name, seed):
     case = setting(name)
     arch = sample(case.space, seed)
-    small, params = jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)
+    small, variables, _ = jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE)
     costs = cost_of(name)(arch)
-    assert costs["params"] == sum(leaf.size for leaf in jax.tree.leaves(params))
-    counted = xla_macs(lower(small, params, SHAPE).as_text("hlo"))
+    assert costs["params"] == sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    counted = xla_macs(lower(small, variables, SHAPE).as_text("hlo"))
     assert costs["macs"] * SHAPE[0] == counted
     # The extracted network counts itself as its supernet does.
     assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
@@ -92,8 +96,7 @@ def test_macs_are_half_of_xlas_flops():
     net, arch = autoformer("tiny"), spaces.published("tiny")
     small = net.clone(space=net.space.fix(arch))
     images = jax.ShapeDtypeStruct(IMAGE, jnp.float32)
-    params = jax.eval_shape(small.init, jax.random.key(0), images)["params"]
-    lowered = lower(small, params, IMAGE)
+    lowered = lower(small, jax.eval_shape(small.init, jax.random.key(0), images), IMAGE)
     macs = jaxnas.cost(net, IMAGE)(arch)["macs"]
     assert xla_macs(lowered.as_text("hlo")) == macs
     assert 2 * macs <= lowered.cost_analysis()["flops"] <= 1.15 * 2 * macs
@@ -115,7 +118,7 @@ def test_published_autoformers(size, params, params_without, flops, macs_without
     arch = spaces.published(size)
     net, plain = autoformer(size), autoformer(size, max_relative_position=0)
     assert jaxnas.cost(net, IMAGE)(arch)["params"] == params
-    assert jaxnas.autoformer_flops(net)(arch) == flops
+    assert supernets.autoformer_flops(net)(arch) == flops
     assert jaxnas.cost(plain, IMAGE)(arch) == {"params": params_without, "macs": macs_without}
 
 
@@ -206,6 +209,13 @@ def test_soft_cost_is_the_expected_cost(name):
     assert all(np.all(np.asarray(leaf) >= 0) and np.any(leaf != 0) for leaf in gradient.values())
 
 
+def test_architectures_out_of_range_are_refused():
+    cost, arch = cost_of("narrow"), setting("narrow").space.largest()
+    for wrong in (arch | {"depth": jnp.int32(2)}, arch | {"depth": jnp.int32(-1)}):
+        with pytest.raises(ValueError, match="'depth' is -?[12], expected an index"):
+            cost(wrong)
+
+
 def test_annotations_name_the_axes():
     """Of every parameter: its maximal shape, as stored, and the logical names for a mesh."""
     case = setting("narrow")
@@ -213,4 +223,4 @@ def test_annotations_name_the_axes():
     spec = recorded.specs["block_0", "attention", "qkv_kernel"]
     assert tuple(table.maximum for table in spec.axes) == (12, 3, 4, 4)
     assert spec.names == ("embed", None, "heads", None)
-    assert recorded.shapes["block_0"]["mlp"]["in"]["kernel"].names == ("embed", "mlp")
+    assert recorded.variables["params"]["block_0"]["mlp"]["in"]["kernel"].names == ("embed", "mlp")

@@ -1,18 +1,40 @@
 """Measured latency as a cost."""
 
+import dataclasses
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnas import latency, spaces, supernets
+import jaxnas
+from jaxnas import Choice, Space, latency, spaces, supernets
+from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
+from jaxnas.supernets.transformer_xl_latency import block_calls, setting_of
 
 SPACE = spaces.par(3)
-TABLE = latency.LatencyTable(
-    "block", {"identity": 0, "feed_forward": 300, "attention": 1000}, "cpu", {"batch": 2}
-)
+ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
+TABLE = latency.LatencyTable(0, ADDED, "cpu", {"batch": 2})
+
+
+class Identity(nn.Module):
+    def __call__(self, x):
+        return x
+
+
+class Wide(nn.Module):
+    space: Space
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        hidden = width(lambda size: size, decisions["hidden"])
+        x = nn.BatchNorm(use_running_average=not train)(inputs["x"])
+        y = Dense(name="in")(x, fixed(512), hidden)
+        y = Dense(name="out")(y, hidden, fixed(512))
+        return Mixture({"identity": Identity(), "dense": nn.Dense(512)})(decisions["last"], y)
 
 
 def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
@@ -31,16 +53,53 @@ def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
     assert TABLE.cost(SPACE.fix(arch))(SPACE.fix(arch).smallest()) == {"latency_ns": 1300}
 
 
+def test_what_is_inactive_takes_no_time():
+    space = Space(depth=Choice(1, 2), width=Choice(8, 16).repeat(2, active="depth"))
+    table = latency.LatencyTable(
+        100,
+        {"depth": {"1": -40, "2": 0}, "width[0]": {"8": -3, "16": 0}, "width[1]": {"8": -5, "16": 0}},
+        "cpu",
+        {},
+    )
+    cost = table.cost(space)
+    for values, expected in (
+        ({"depth": 2, "width": [16, 16]}, 100),
+        ({"depth": 2, "width": [8, 8]}, 92),
+        ({"depth": 1, "width": [8]}, 57),
+        ({"depth": 1, "width": [16]}, 60),
+    ):
+        assert cost(space.from_dict(values)) == {"latency_ns": expected}
+
+
 def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
     net = supernets.TransformerXL(
         SPACE, vocabulary=5, width=64, num_heads=2, head_dim=8, hidden=512, memory_length=16
     )
-    tables = [latency.measure_blocks(net, 4, 64, train=train, repeats=5) for train in (False, True)]
-    for table in tables:
-        assert table.nanoseconds["identity"] == 0 < table.nanoseconds["feed_forward"]
+    for train in (False, True):
+        calls = block_calls(net, 4, 64, train=train)
+        setting = setting_of(net, 4, 64, train=train)
+        table = latency.options_table("block", calls, setting=setting, idle="identity", repeats=5)
+        added = table.options["block"]
+        assert added["identity"] == 0 < added["feed_forward"]
         assert table.device == jax.devices()[0].device_kind and table.setting["memory_length"] == 16
-    tables[0].save(tmp_path / "latency.json")
-    assert latency.load(tmp_path / "latency.json") == tables[0]
+    table.save(tmp_path / "latency.json")
+    assert latency.load(tmp_path / "latency.json") == table
+
+
+def test_any_network_is_measured():
+    """With batch statistics and a pytree of inputs, forward and training; the larger network takes longer."""
+    net = Wide(Space(hidden=Choice(1, 2048), last=Choice("identity", "dense")))
+    inputs = {"x": jax.ShapeDtypeStruct((128, 512), jnp.float32)}
+    variables = jaxnas.init(net, jax.random.key(0), inputs)
+    archs = jax.tree.map(lambda *x: jnp.stack(x), net.space.smallest(), net.space.largest())
+    for train in (False, True):
+        small, large = latency.measure(net, variables, inputs, archs, train=train, repeats=5)
+        assert 0 < small < large
+    table = latency.table(net, variables, inputs, repeats=5)
+    assert table.options["hidden"]["2048"] == 0 > table.options["hidden"]["1"]
+    assert table.setting["inputs"] == "{'x': float32[128, 512]}"
+    assert set(table.options["last"]) == {"identity", "dense"} and table.nanoseconds > 0
+    assert table.cost(net.space)(net.space.largest()) == {"latency_ns": table.nanoseconds}
 
 
 def test_calls_are_made_in_turn():
@@ -52,13 +111,18 @@ def test_calls_are_made_in_turn():
 
 
 def test_clear_errors(tmp_path):
-    other = latency.LatencyTable("block", {"identity": 0, "attention": 5}, "cpu", {})
-    with pytest.raises(ValueError, match=r"for cpu has no \['feed_forward'\], only \['identity'"):
+    other = dataclasses.replace(TABLE, options={"block": {"identity": 0, "attention": 5}})
+    with pytest.raises(
+        ValueError, match=r"for cpu has no \['feed_forward'\] of 'block\[0\]', only \['identity'"
+    ):
         other.cost(SPACE)
     path = tmp_path / "latency.json"
-    for text in ("{", "{}", json.dumps({"format": 2}), '{"format": 1, "choice": "block"}'):
+    for text in ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3"):
         path.write_text(text)
         with pytest.raises(ValueError, match="is not a latency table"):
             latency.load(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        latency.load(path)
     with pytest.raises(FileNotFoundError):
         latency.load(tmp_path / "none.json")

@@ -80,7 +80,7 @@ def measure() -> dict[str, Any]:
         "unrolled": ViT(space, **common),
     }
     shape = (_BATCH.value, 224, 224, 3)
-    params = jaxnas.init(nets["unrolled"], keys[0], shape)
+    params = jaxnas.init(nets["unrolled"], keys[0], shape)["params"]
     layouts = {"scan": stack_layers(params)}  # as a scanned network is trained and served
     images = jax.random.normal(keys[1], shape)
     labels = jax.random.randint(keys[2], shape[:1], 0, 1000)
@@ -116,7 +116,8 @@ def measure() -> dict[str, Any]:
     # unrolled supernet, the largest, comes behind the scanned one.
     networks = []
     for arch in archs:
-        small, small_params = jaxnas.extract(nets["unrolled"], params, arch, input_shape=shape)
+        small, variables, _ = jaxnas.extract(nets["unrolled"], {"params": params}, arch, inputs=shape)
+        small_params = variables["params"]
         forward = forward_of(small)
         both = {"forward": forward, "gradient": gradient_of(forward)}
         programs_of = {kind: compiled(fn, small_params, images) for kind, fn in both.items()}

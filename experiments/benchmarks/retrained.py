@@ -44,8 +44,8 @@ def main(argv: list[str]) -> None:
     rows, length = config.retraining.batch_size, config.retraining.length
     networks: dict[str, Any] = {}
     for folder in sorted(pathlib.Path(path).glob("retrained/*/subnet")):
-        net, params = jaxnas.load_subnet(folder)
-        networks.setdefault(letters(blocks_of(net)), (net, params))
+        net, variables = jaxnas.load_subnet(folder)
+        networks.setdefault(letters(blocks_of(net)), (net, variables["params"]))
     interleaved = spaces.par(config.model.blocks).to_dict(spaces.interleaved(config.model.blocks))
     base = letters(interleaved["block"])
     if base not in networks:
@@ -59,8 +59,8 @@ def main(argv: list[str]) -> None:
 
         @jax.jit
         def infer(params: Any, batch: Any, memory: Any, net: Any = net) -> Any:
-            targets = batch["targets"]
-            return net.apply({"params": params}, batch["tokens"], targets=targets, memory=memory)
+            inputs = {"tokens": batch["tokens"], "targets": batch["targets"], "memory": memory}
+            return net.apply({"params": params}, inputs)
 
         calls[name, "training"] = functools.partial(train, params, batch, memory)
         calls[name, "inference"] = functools.partial(infer, params, batch, memory)

@@ -55,7 +55,8 @@ def main(argv: list[str]) -> None:
         dtype=jnp.dtype(FLAGS.dtype),
         init_std=0.05,
     )
-    params = jaxnas.init(net, jax.random.key(0), (1, FLAGS.length))
+    tokens = jax.ShapeDtypeStruct((1, FLAGS.length), jnp.int32)
+    params = jaxnas.init(net, jax.random.key(0), tokens)["params"]
     stacked = supernets.stack_layers(params)
     batch = random_batch(FLAGS.batch, FLAGS.length, FLAGS.vocabulary)
 
@@ -82,7 +83,8 @@ def main(argv: list[str]) -> None:
         forms[name] = (call, weights, soft, seconds)
     rows, compile_alone = [], []
     for arch in archs:
-        small, small_params = jaxnas.extract(net, params, arch, input_shape=(1, FLAGS.length))
+        small, variables, _ = jaxnas.extract(net, {"params": params}, arch, inputs=tokens)
+        small_params = variables["params"]
         alone, seconds = compiled(small, small_params, None)
         compile_alone.append(seconds)
         calls = {"extracted": functools.partial(alone, small_params, None)}

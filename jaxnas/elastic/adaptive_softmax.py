@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnas.elastic.parameter import record_macs
+from jaxnas.elastic.parameter import MACS, record_macs
 from jaxnas.elastic.width import constant
 
 Bias = Literal["none", "head", "all"]
@@ -289,7 +289,9 @@ class AdaptiveVocabulary(nn.Module):
         self._record(rows, macs)
 
     def _record(self, rows: int, macs: int) -> None:
-        record_macs(self, constant(rows * macs))
+        # Only then: the sizes of a program that is exported are no numbers.
+        if self.is_mutable_collection(MACS):
+            record_macs(self, constant(rows * macs))
 
     def _projection(self, cluster: Cluster) -> int:
         return self.width * cluster.width if cluster.projected else 0

@@ -120,7 +120,7 @@ class Width:
 
     def mask(self, dtype: Any = jnp.float32) -> jax.Array:
         """Weight of each channel, [maximum]: 1 or 0 if hard, the probability of being active if soft."""
-        return joint(self).masks(dtype)[0]
+        return jnp.ones(self.maximum, dtype) if self.is_fixed else joint(self).masks(dtype)[0]
 
 
 def fixed(size: int, axis: str | None = None) -> Width:

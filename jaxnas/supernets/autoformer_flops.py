@@ -12,7 +12,7 @@ def autoformer_flops(net: ViT) -> Callable[[Arch], float]:
     """The FLOPs function of the official AutoFormer code, quirks included, for comparison with papers.
 
     It counts multiply-accumulates with one token too many inside blocks, the head on every token and an
-    approximate relative-position term; biases and activations partly. For the true products use `jaxnas.cost`.
+    approximate relative-position term; biases and activations partly. `jaxnas.cost` counts true products.
 
     Args:
       net: on RGB images.

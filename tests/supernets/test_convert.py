@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxnas import spaces
-from jaxnas.convert import from_torch_autoformer
-from jaxnas.cost import annotations
+from jaxnas.annotations import annotations
 from jaxnas.subnet import extract
+from jaxnas.supernets.convert import from_torch_autoformer
 from jaxnas.supernets.vit import ViT
 
 torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
@@ -53,7 +53,7 @@ def random_params(net, shape):
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda like: jnp.asarray(0.3 * random.normal(size=like.shape).astype(np.float32)),
-        nn.meta.unbox(annotations(net, shape).shapes),
+        nn.meta.unbox(annotations(net, shape).variables["params"]),
     )
 
 
@@ -88,7 +88,8 @@ def test_converted_network_is_the_official_one(values):
     """And the plain PyTorch network with its weights too: what the benchmark compares is equal."""
     net = network()
     state, images = checkpoint(net), random_images(net)
-    small, params = from_torch_autoformer(state, net, SPACE.from_dict(values))
+    small, variables = from_torch_autoformer(state, net, SPACE.from_dict(values))
+    params = variables["params"]
     arguments = state, values, to_torch(images)
     expected = torch_reference.official_forward(*arguments, head_dim=net.head_dim)
     assert relative_error(jax.jit(small.apply)({"params": params}, images), expected) < 1e-5
@@ -112,7 +113,8 @@ def test_converted_network_is_the_official_one(values):
 def test_converted_network_of_other_settings(seed, kwargs, channels):
     net, values = network(**kwargs), ARCHS["mixed"]
     state, images = checkpoint(net, seed, channels=channels), random_images(net, channels=channels)
-    small, params = from_torch_autoformer(state, net, SPACE.from_dict(values))
+    small, variables = from_torch_autoformer(state, net, SPACE.from_dict(values))
+    params = variables["params"]
     arguments = state, values, to_torch(images)
     expected = torch_reference.official_forward(*arguments, head_dim=net.head_dim)
     assert relative_error(jax.jit(small.apply)({"params": params}, images), expected) < 1e-5
@@ -124,7 +126,7 @@ def test_converted_parameters_are_those_of_extraction():
     arch = SPACE.from_dict(ARCHS["mixed"])
     state = checkpoint(net)
     shape = random_images(net).shape
-    expected, like = extract(net, random_params(net, shape), arch, input_shape=shape)
+    expected, like, _ = extract(net, {"params": random_params(net, shape)}, arch, inputs=shape)
     small, params = from_torch_autoformer(state, net, arch)
     assert small == expected
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(
@@ -147,7 +149,7 @@ def test_bias_follows_the_number_of_heads():
     flat = state["blocks.0.attn.qkv.bias"].numpy()
     for heads in (1, 2, 3):
         arch = SPACE.from_dict(dict(embed_dim=24, depth=1, num_heads=[heads], mlp_ratio=[1.5]))
-        bias = from_torch_autoformer(state, net, arch)[1]["block_0"]["attention"]["qkv_bias"]
+        bias = from_torch_autoformer(state, net, arch)[1]["params"]["block_0"]["attention"]["qkv_bias"]
         assert bias.shape == (3, heads, 16)
         assert np.array_equal(bias.reshape(-1), flat[: 48 * heads])
 
@@ -215,7 +217,7 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
         return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(3), labels]), logits
 
     (_, logits), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    small_params = extract(net, params, arch, input_shape=images.shape)[1]
+    small_params = extract(net, {"params": params}, arch, inputs=images.shape).variables["params"]
     model = plain_torch(net, small_params, values)
     output = model(to_torch(images).double())
     torch.nn.functional.cross_entropy(output, torch.from_numpy(labels)).backward()
@@ -238,6 +240,6 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
 def test_plain_torch_network_of_other_sizes_is_refused():
     net = network()
     values = ARCHS["smallest"]
-    params = from_torch_autoformer(checkpoint(net), net, SPACE.from_dict(values))[1]
+    params = from_torch_autoformer(checkpoint(net), net, SPACE.from_dict(values))[1]["params"]
     with pytest.raises(ValueError, match="block_1/attention/key_columns"):
         plain_torch(net, params, ARCHS["middle"])

@@ -80,7 +80,8 @@ def compiled(form):
         TRACES[form].append(arch)
 
         def loss(params):
-            scores, new = net.apply({"params": params}, tokens, arch, targets=targets, memory=memory)
+            inputs = {"tokens": tokens, "targets": targets, "memory": memory}
+            scores, new = net.apply({"params": params}, inputs, arch)
             return -jnp.mean(scores), (scores, new)
 
         gradient, (scores, new) = jax.grad(loss, has_aux=True)(params)
@@ -202,7 +203,7 @@ def long_pass():
 @functools.cache
 def segment_pass(memory_length):
     net = NET.clone(memory_length=memory_length)
-    return jit(lambda p, x, arch, memory: net.apply({"params": p}, x, arch, memory=memory))
+    return jit(lambda p, x, arch, memory: net.apply({"params": p}, {"tokens": x, "memory": memory}, arch))
 
 
 def kept_sizes(call, *inputs):
@@ -248,7 +249,7 @@ def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
     net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
     mesh, memory = data_mesh(2), net.empty_memory(4)
-    params = supernets.stack_layers(jaxnas.init(net, jax.random.key(0), (1, LENGTH)))
+    params = supernets.stack_layers(jaxnas.init(net, jax.random.key(0), TOKENS)["params"])
     words = jnp.zeros((4, LENGTH), jnp.int32)
     batch = {"tokens": words, "targets": words, "first": jnp.zeros(4, bool)}
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -264,7 +265,8 @@ def test_rows_on_several_devices_are_not_gathered():
 def test_no_gradient_flows_into_the_memory():
     def loss(inputs):
         memory = PAST.replace(inputs=inputs)
-        scores, new = NET.apply({"params": params_of("unrolled")}, TOKENS, SPACE.largest(), memory=memory)
+        given = {"tokens": TOKENS, "memory": memory}
+        scores, new = NET.apply({"params": params_of("unrolled")}, given, SPACE.largest())
         return jnp.sum(new.inputs), jnp.sum(scores)
 
     through_memory, _ = jax.jit(lambda x: jax.vjp(loss, x)[1]((1.0, 0.0)))(PAST.inputs)[0], None
@@ -278,7 +280,8 @@ def test_documents_see_themselves_only():
 
     @jit
     def apply(tokens, documents, memory):
-        return NET.apply({"params": params}, tokens, arch, memory=memory, documents=documents)
+        given = {"tokens": tokens, "memory": memory, "documents": documents}
+        return NET.apply({"params": params}, given, arch)
 
     memory = PAST.replace(documents=jnp.zeros((3, MEMORY), jnp.int32))
     together, new = apply(TOKENS, documents, memory)
@@ -320,10 +323,11 @@ def test_masks_and_distances_at_evaluation():
 @given(seed=seeds)
 def test_extracted_networks_give_the_same(form, seed):
     """P3, and P7: as many parameters, exactly, and XLA's own count of products."""
-    net, params, arch = FORMS[form], params_of(form), sample(seed)
-    small, small_params, error = jaxnas.extract(net, params, arch, verify=TOKENS[:2])
+    net, variables, arch = FORMS[form], {"params": params_of(form)}, sample(seed)
+    small, small_variables, error = jaxnas.extract(net, variables, arch, verify=TOKENS[:2])
+    small_params = small_variables["params"]
     assert error < (1e-5 if form != "bfloat16" else 2e-2)
-    cost = jaxnas.cost(net, (1, LENGTH))(arch)
+    cost = jaxnas.cost(net, TOKENS)(arch)
     sizes = [leaf.size for leaf in jax.tree.leaves(small_params)]
     assert cost["params"] == sum(sizes)
     names = {path[1] for path in flax.traverse_util.flatten_dict(small_params) if "block" in path[0]}
@@ -334,10 +338,11 @@ def test_extracted_networks_give_the_same(form, seed):
 @pytest.mark.parametrize("form", ["unrolled", "pre-norm"])
 def test_products_are_those_that_xla_counts(form):
     arch = SPACE.from_dict({"block": ["attention", "feed_forward", "identity", "attention"]})
-    net, params, _ = jaxnas.extract(FORMS[form], params_of(form), arch, verify=TOKENS[:1])
-    forward = jax.jit(lambda params, tokens: net.apply({"params": params}, tokens)[0])
-    text = forward.lower(params, TOKENS[:1]).as_text("hlo")
-    assert xla_macs(text) == jaxnas.cost(FORMS[form], (1, LENGTH))(arch)["macs"]
+    variables = {"params": params_of(form)}
+    net, variables, _ = jaxnas.extract(FORMS[form], variables, arch, verify=TOKENS[:1])
+    forward = jax.jit(lambda variables, tokens: net.apply(variables, tokens)[0])
+    text = forward.lower(variables, TOKENS[:1]).as_text("hlo")
+    assert xla_macs(text) == jaxnas.cost(FORMS[form], TOKENS)(arch)["macs"]
 
 
 @settings(max_examples=10)
@@ -371,9 +376,9 @@ def test_vmap_over_architectures_is_the_loop(form):
     """P5, hard and soft."""
     archs = SPACE.sample(jax.random.key(4), 3)
     for batch in (archs, jax.vmap(SPACE.soften)(archs)):
-        apply = functools.partial(FORMS[form].apply, targets=TARGETS, memory=past_of(form))
+        inputs = {"tokens": TOKENS, "targets": TARGETS, "memory": past_of(form)}
         variables = {"params": params_of(form)}
-        many, _ = jit(jax.vmap(apply, (None, None, 0)))(variables, TOKENS, batch)
+        many, _ = jit(jax.vmap(FORMS[form].apply, (None, None, 0)))(variables, inputs, batch)
         for i in range(3):
             np.testing.assert_allclose(many[i], run(form, take(batch, i))[0], rtol=1e-4, atol=1e-5)
 
@@ -381,7 +386,7 @@ def test_vmap_over_architectures_is_the_loop(form):
 @settings(max_examples=5)
 @given(seed=seeds)
 def test_soft_costs_are_expected_costs(seed):
-    cost = jaxnas.cost(NET, (1, LENGTH))
+    cost = jaxnas.cost(NET, TOKENS)
     weights = jax.nn.softmax(jax.random.normal(jax.random.key(seed), (BLOCKS, 3)))
     every = SPACE.enumerate()
     probability = np.prod(np.asarray(weights)[np.arange(BLOCKS), np.asarray(every["block"])], axis=1)
@@ -397,9 +402,8 @@ def test_dropout_is_on_in_training_alone():
         return jit(
             lambda key: net.apply(
                 {"params": params_of("unrolled")},
-                TOKENS,
+                {"tokens": TOKENS, "targets": TARGETS},
                 SPACE.largest(),
-                targets=TARGETS,
                 train=train,
                 rngs={"dropout": key},
             )[0]
@@ -412,14 +416,14 @@ def test_dropout_is_on_in_training_alone():
 
 def test_saved_networks_come_back(tmp_path):
     arch = spaces.par_rule(BLOCKS)
-    small, params = jaxnas.extract(NET, params_of("unrolled"), arch, input_shape=(1, LENGTH))
-    jaxnas.save_subnet(tmp_path / "subnet", small, params)
+    small, variables, _ = jaxnas.extract(NET, {"params": params_of("unrolled")}, arch, inputs=TOKENS)
+    jaxnas.save_subnet(tmp_path / "subnet", small, variables, TOKENS)
     loaded, same = jaxnas.load_subnet(tmp_path / "subnet")
     assert loaded == small
-    jax.tree.map(np.testing.assert_array_equal, same, params)
-    path = jaxnas.export_subnet(tmp_path / "subnet", small, params, (1, LENGTH))
+    jax.tree.map(np.testing.assert_array_equal, same, variables)
+    path = jaxnas.export_subnet(tmp_path / "subnet", small, variables, TOKENS)
     program = jax.export.deserialize(path.read_bytes())
-    scores, _ = jit(small.apply)({"params": params}, TOKENS)
+    scores, _ = jit(small.apply)(variables, TOKENS)
     np.testing.assert_allclose(program.call(TOKENS), scores, rtol=1e-4, atol=1e-5)
 
 
@@ -447,14 +451,19 @@ def test_clear_errors():
         with pytest.raises(ValueError, match=f"TransformerXL: {name} is {wrong}, expected"):
             NET.clone(**{name: wrong})
     assert NET.clone(cutoffs=[5, 12]) == NET
+    apply = functools.partial(NET.apply, {"params": params_of("unrolled")})
     with pytest.raises(ValueError, match="memory_length is 0 and width 8"):
         NET.clone(memory_length=0, same_length=True)
     with pytest.raises(ValueError, match=r"memory has shapes .*, expected \(4, 3, 5, 8\) and \(3, 5\)"):
-        NET.apply({"params": params_of("unrolled")}, TOKENS, SPACE.largest(), memory=NET.empty_memory(2))
-    with pytest.raises(ValueError, match=r"tokens \[B, T\], got shape \(6,\)"):
-        NET.apply({"params": params_of("unrolled")}, TOKENS[0], SPACE.largest())
+        apply({"tokens": TOKENS, "memory": NET.empty_memory(2)}, SPACE.largest())
+    with pytest.raises(ValueError, match=r"integer tokens \[B, T\], got int32 of shape \(6,\)"):
+        apply(TOKENS[0], SPACE.largest())
+    with pytest.raises(ValueError, match=r"integer tokens \[B, T\], got float32 of shape \(3, 6\)"):
+        apply(TOKENS.astype(jnp.float32), SPACE.largest())
+    with pytest.raises(ValueError, match="takes the inputs .*, and no 'target'"):
+        apply({"tokens": TOKENS, "target": TARGETS}, SPACE.largest())
     with pytest.raises(ValueError, match="more than one architecture"):
-        NET.apply({"params": params_of("unrolled")}, TOKENS)
+        apply(TOKENS)
     with pytest.raises(ValueError, match="blocks come in pairs; got 5"):
         spaces.interleaved(5)
     with pytest.raises(ValueError, match="ratio is 0.5"):

@@ -130,7 +130,8 @@ def test_extracted_is_the_same_function(name, seed):
     """Outputs and gradients; the weights are prefixes, as weight entanglement defines them."""
     case = setting(name)
     arch = sample(case.space, seed)
-    small, params = jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)
+    small, variables, _ = jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE)
+    params = variables["params"]
     logits, _, gradient = case(arch)
 
     @jit
@@ -158,15 +159,14 @@ def test_extracted_is_the_same_function(name, seed):
 def test_extract_verifies():
     case = setting("wide")
     arch = sample(case.space, 5)
-    *_, error = jaxnas.extract(case.net, case.params, arch, verify=case.images)
-    assert 0 <= error <= 1e-5
+    assert 0 <= jaxnas.extract(case.net, case.variables, arch, verify=case.images).error <= 1e-5
 
 
 def test_verification_fails_where_the_networks_differ(monkeypatch):
     case = setting("wide")
     monkeypatch.setattr(jaxnas.subnet, "TOLERANCE", -1.0)
     with pytest.raises(ValueError, match="differs from the supernet by"):
-        jaxnas.extract(case.net, case.params, case.space.smallest(), verify=case.images)
+        jaxnas.extract(case.net, case.variables, case.space.smallest(), verify=case.images)
 
 
 def primitives(jaxpr):
@@ -185,7 +185,8 @@ def primitives(jaxpr):
 def test_nothing_of_the_supernet_is_in_the_extracted_program(name, seed):
     case = setting(name)
     arch = sample(case.space, seed)
-    small, params = jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)
+    small, variables, _ = jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE)
+    params = variables["params"]
 
     def loss(params):
         return jnp.sum(small.apply({"params": params}, case.images))

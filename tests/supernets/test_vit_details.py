@@ -62,7 +62,7 @@ def test_soft_positions_with_fewer_options_are_the_hard_ones():
     plain["mlp_ratio"]["per_position"] = [[1.0, 2.0, 3.0], [1.0, 2.0]]
     space = jaxnas.Space.from_json(plain)
     net = vit(space=space, head_dim=4)
-    params = jaxnas.init(net, jax.random.key(0), SHAPE)
+    params = jaxnas.init(net, jax.random.key(0), SHAPE)["params"]
     apply = jit(lambda arch: net.apply({"params": params}, normal(*SHAPE), arch))
     for seed in range(2):
         arch = sample(space, seed)
@@ -158,7 +158,7 @@ def test_drop_path_rises_linearly_to_the_last_stored_layer():
 def test_initial_values():
     """Normal of deviation 0.02, as in AutoFormer; patches uniform, as PyTorch's convolution."""
     net = supernets.ViT(spaces.vit((32, 64), (1,), (2,), (2.0,)), 16, 4, 10)
-    params = jaxnas.init(net, jax.random.key(0), (1, 16, 16, 3))
+    params = jaxnas.init(net, jax.random.key(0), (1, 16, 16, 3))["params"]
     flat = flax.traverse_util.flatten_dict(params)
     assert not any(isinstance(leaf, nn.meta.AxisMetadata) for leaf in flat.values())
     for path, leaf in flat.items():
@@ -274,24 +274,24 @@ def test_images_of_another_size():
 @pytest.mark.parametrize(
     "change, options, message",
     [
-        (lambda a, p: (a, p), {}, "either verify=batch, or input_shape"),
-        (lambda a, p: (a | {"depth": jnp.int32(2)}, p), {"input_shape": SHAPE}, "'depth' is 2"),
+        (lambda a, p: (a, p), {}, "either verify=batch, or inputs="),
+        (lambda a, p: (a | {"depth": jnp.int32(2)}, p), {"inputs": SHAPE}, "'depth' is 2"),
         (
             lambda a, p: (jax.tree.map(lambda x: x[None], a), p),
-            {"input_shape": SHAPE},
+            {"inputs": SHAPE},
             r"shape \(1,\), expected \(\) \(vmap over a batch\)",
         ),
         (
             lambda a, p: (a, p | {"head": {}}),
-            {"input_shape": SHAPE},
-            "missing: head/bias, head/kernel",
+            {"inputs": SHAPE},
+            "missing: params/head/bias, params/head/kernel",
         ),
         (
             lambda a, p: (a, p | {"tail": p["head"]}),
-            {"input_shape": SHAPE},
-            "unexpected: tail/bias",
+            {"inputs": SHAPE},
+            "unexpected: params/tail/bias",
         ),
-        (lambda a, p: (a, p), {"input_shape": (1, 8, 8, 3)}, "misshapen: patch_embed/projection"),
+        (lambda a, p: (a, p), {"inputs": (1, 8, 8, 3)}, "misshapen: params/patch_embed/projection"),
     ],
     ids=["no shape", "index", "batch", "missing", "unexpected", "misshapen"],
 )
@@ -299,4 +299,4 @@ def test_extract_refuses(change, options, message):
     case = setting("narrow")
     arch, params = change(case.space.largest(), case.params)
     with pytest.raises(ValueError, match=message):
-        jaxnas.extract(case.net, params, arch, **options)
+        jaxnas.extract(case.net, {"params": params}, arch, **options)

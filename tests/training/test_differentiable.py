@@ -65,7 +65,7 @@ STREAMS = (
 
 
 def first_state(logits_optimizer, mesh):
-    params = jaxnas.init(NET, jax.random.key(0), (1, LENGTH))
+    params = jaxnas.init(NET, jax.random.key(0), jax.ShapeDtypeStruct((1, LENGTH), jnp.int32))["params"]
     logits = SPACE.logits()
     state = SearchState(
         jnp.int32(0),
@@ -87,7 +87,7 @@ def searcher(order="first", devices=1, **settings):
     mesh, logits_optimizer = data_mesh(devices), optax.sgd(1.0)
     settings = SearchSettings(order, **settings)
     state = first_state(logits_optimizer, mesh)
-    cost = jaxnas.cost(NET, (1, LENGTH))
+    cost = jaxnas.cost(NET, jax.ShapeDtypeStruct((1, LENGTH), jnp.int32))
     step = make_search_step(
         language_loss(NET),
         optax.sgd(RATE),
@@ -191,7 +191,11 @@ def test_joint_search_learns_from_the_training_stream_alone():
 def test_a_cost_above_its_target_pushes_to_cheaper_blocks():
     free, _ = run(3, every=1)
     dear, metrics = run(3, every=1, cost_weight=2.0, target=500.0)
-    even = float(jaxnas.cost(NET, (1, LENGTH))(relaxations.softmax(SPACE.logits()))["macs"])
+    even = float(
+        jaxnas.cost(NET, jax.ShapeDtypeStruct((1, LENGTH), jnp.int32))(relaxations.softmax(SPACE.logits()))[
+            "macs"
+        ]
+    )
     assert 500 < even
     assert metrics[2]["expected_cost"] < metrics[0]["expected_cost"] < even
     # Identity is the first option, and costs nothing.
@@ -211,7 +215,10 @@ def test_eight_devices_train_as_one():
 
 def test_a_plain_network_trains_alone_and_is_evaluated_exactly():
     net = NET.clone(space=SPACE.fix(spaces.interleaved(2)))
-    params, mesh = jaxnas.init(net, jax.random.key(0), (1, LENGTH)), data_mesh(1)
+    params, mesh = (
+        jaxnas.init(net, jax.random.key(0), jax.ShapeDtypeStruct((1, LENGTH), jnp.int32))["params"],
+        data_mesh(1),
+    )
     optimizer = optax.sgd(RATE)
     state = LanguageState(
         jnp.int32(0), params, optimizer.init(params), net.empty_memory(ROWS), jax.random.key(0)
@@ -232,7 +239,10 @@ def test_a_plain_network_trains_alone_and_is_evaluated_exactly():
 
 
 def test_populations_are_evaluated_one_by_one():
-    mesh, params = data_mesh(1), jaxnas.init(NET, jax.random.key(0), (1, LENGTH))
+    mesh, params = (
+        data_mesh(1),
+        jaxnas.init(NET, jax.random.key(0), jax.ShapeDtypeStruct((1, LENGTH), jnp.int32))["params"],
+    )
     evaluate = make_language_evaluator(NET, SEARCH, 4, LENGTH, mesh, role="search", segments=3)
     archs = SPACE.sample(jax.random.key(1), 3)
     many = evaluate(params, archs)

@@ -51,7 +51,7 @@ def augment(batch, key):
 def make(devices: int = 1, optimizer=OPTIMIZER, **settings):
     mesh = step_lib.data_mesh(devices)
     step = step_lib.make_train_step(NET, optimizer, SCHEDULE, augment, mesh, SHAPE, **settings)
-    params = jaxnas.init(NET, jax.random.key(1), SHAPE)
+    params = jaxnas.init(NET, jax.random.key(1), SHAPE)["params"]
     # Biases and tokens away from zero, so that an unwanted change shows.
     params = stack_layers(jax.tree.map(lambda x: x + 0.01, params))
     state = step_lib.init_state(params, optimizer, jax.random.key(2))
@@ -225,7 +225,7 @@ def test_schedule_rises_then_falls_to_its_end():
 def test_accuracy_is_exact_over_a_split_that_batches_do_not_divide():
     content = batch(3, 37)
     split = data.Split("search", content["image"], content["label"])
-    params = jaxnas.init(NET, jax.random.key(5), SHAPE)
+    params = jaxnas.init(NET, jax.random.key(5), SHAPE)["params"]
     evaluate = make_evaluator(NET, split, 10, preprocess, step_lib.data_mesh(8), role="search")
     archs = SPACE.sample(jax.random.key(6), 3)
     accuracies = evaluate(params, archs)

@@ -1,0 +1,379 @@
+"""Any network: the contract, counts of plain Flax layers, and what is refused rather than silently wrong."""
+
+import functools
+
+import flax.linen as nn
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import user_networks
+from small_nets import normal, setting
+from test_cost import lower, xla_macs
+from user_networks import IMAGES, MIXER, Deep, ElasticMlp, Second
+
+import jaxnas
+from jaxnas import Choice, Space, network
+from jaxnas.elastic import Decision, Decisions, Dense, Mixture, annotate, fixed, record_macs, width
+
+FEATURES = {
+    "features": normal(2, 6, 3),
+    "nodes": jnp.asarray(np.random.default_rng(0).integers(0, 6, (2, 6)), jnp.int32),
+}
+NETWORKS = {
+    "mixer": (user_networks.Mixer(MIXER), normal(*IMAGES)),
+    "operations": (user_networks.Operations(user_networks.OPERATIONS), normal(*IMAGES)),
+    "elastic operations": (user_networks.ElasticOperations(user_networks.ELASTIC_OPERATIONS), FEATURES),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+@functools.cache
+def variables_of(name):
+    """Random ones, also where the initial ones are 0 or 1."""
+    net, inputs = NETWORKS[name]
+    rng = np.random.default_rng(0)
+    variables = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.asarray(rng.uniform(0.2, 1, x.shape), x.dtype), variables)
+
+
+def apply_of(name):
+    net, inputs = NETWORKS[name]
+    return lambda arch: net.apply(variables_of(name), inputs, arch)
+
+
+# ---- What a user's network can do.
+
+
+@every_network
+def test_costs_are_those_of_xla_and_extraction_is_exact(name):
+    """P3 and P7."""
+    net, inputs = NETWORKS[name]
+    cost, one = jaxnas.cost(net, inputs), jax.tree.map(lambda x: x[:1], inputs)
+    for seed in range(4):
+        arch = net.space.sample(jax.random.key(seed))
+        small, variables, error = jaxnas.extract(net, variables_of(name), arch, verify=inputs)
+        assert error < 1e-5
+        costs = cost(arch)
+        assert costs["params"] == sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+        assert costs["macs"] == xla_macs(lower(small, variables, one).as_text("hlo"))
+        assert jaxnas.cost(small, inputs)(small.space.smallest()) == costs
+
+
+def test_parameters_of_a_mixture_count_when_they_are_used():
+    """However blocks were made: one within another, one in two places."""
+    net, inputs = NETWORKS["operations"]
+    cost = jaxnas.cost(net, inputs)
+
+    def params(*ops, tail="shared"):
+        return int(cost(net.space.from_dict({"op": list(ops), "tail": tail}))["params"])
+
+    stem, dense, shared = 9 * 3 * 8 + 8, 8 * 8 + 8, 8 * 8 + 8
+    assert params("identity", "identity") == stem + shared
+    assert params("identity", "identity", tail="dense") == stem + shared + dense
+    assert params("dense", "identity") == stem + shared + dense
+    assert params("deep", "identity") == stem + shared + (2 * 8) + (8 * 16 + 16) + (16 * 8 + 8)
+    assert params("conv", "deep") - params("identity", "deep") == 9 * 4 * 8 + 8
+
+
+@every_network
+def test_gradients_reach_what_an_architecture_uses(name):
+    net, inputs = NETWORKS[name]
+    specs = network.check(net, inputs).specs
+    variables = variables_of(name)
+
+    @jax.jit
+    def gradient(params, arch):
+        def loss(params):
+            outputs = net.apply({**variables, "params": params}, inputs, arch)
+            return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(outputs))
+
+        return jax.grad(loss)(params)
+
+    for seed in range(4):
+        arch = net.space.sample(jax.random.key(seed))
+        for path, leaf in flax.traverse_util.flatten_dict(gradient(variables["params"], arch)).items():
+            mask = np.broadcast_to(specs[path].mask(arch), leaf.shape)
+            assert not np.any(np.where(mask, 0, leaf)), path
+
+
+def test_init_works_under_jit_with_shardings():
+    net, inputs = NETWORKS["mixer"]
+    everywhere = jax.sharding.NamedSharding(
+        jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]),
+        jax.sharding.PartitionSpec(),
+    )
+    make = jax.jit(lambda key: jaxnas.init(net, key, inputs.shape), out_shardings=everywhere)
+    made, plain = make(jax.random.key(0)), jaxnas.init(net, jax.random.key(0), inputs)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), made, plain)
+    assert all(leaf.sharding.is_equivalent_to(everywhere, leaf.ndim) for leaf in jax.tree.leaves(made))
+
+
+def test_inputs_are_one_pytree_of_any_kind():
+    net, inputs = NETWORKS["elastic operations"]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
+    arch = net.space.largest()
+    assert jaxnas.cost(net, shapes)(arch) == jaxnas.cost(net, inputs)(arch)
+    mixer, images = NETWORKS["mixer"]
+    arch = mixer.space.largest()
+    assert jaxnas.cost(mixer, (7, *IMAGES[1:]))(arch) == jaxnas.cost(mixer, images)(arch)
+
+
+# ---- What cannot be told is refused.
+
+
+class Base(nn.Module):
+    space: Space = Space(hidden=Choice(4, 8))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
+        return self.body(x, decision)
+
+
+class PlainAtAnElasticWidth(Base):
+    def body(self, x, decision):
+        y = Dense()(x, fixed(3), width(lambda size: size, decision))
+        return nn.Dense(2)(y)
+
+
+class ProductAtAnElasticWidth(Base):
+    def body(self, x, decision):
+        y = Dense()(x, fixed(3), width(lambda size: size, decision))
+        return y @ y.T
+
+
+class Understated(Base):
+    def body(self, x, decision):
+        hidden = width(lambda size: size, decision)
+        y = Dense()(x, fixed(3), hidden)
+        record_macs(self, hidden.table)
+        return y @ y.T @ y
+
+
+class Branches(Base):
+    def body(self, x, decision):
+        y = Dense()(x, fixed(3), width(lambda size: size, decision))
+        return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
+
+
+class NoSpace(nn.Module):
+    def __call__(self, x, arch=None, *, train=False):
+        return x
+
+
+class NoArchitecture(nn.Module):
+    space: Space = MIXER
+
+    def __call__(self, x, *, train=False):
+        return x
+
+
+class NoTrain(nn.Module):
+    space: Space = MIXER
+
+    def __call__(self, x, arch=None):
+        return x
+
+
+class TwoInputs(nn.Module):
+    space: Space = MIXER
+
+    def __call__(self, x, arch, mask, train=False):
+        return x
+
+
+class Nothing(nn.Module):
+    space: Space = MIXER
+
+    def __call__(self, x, arch=None, *, train=False):
+        return {}
+
+
+class Mistyped(Base):
+    def body(self, x, decision):
+        return x * Decisions(self.space, None, initializing=True)["hiden"].value
+
+
+REFUSED = {
+    "masked by hand": (
+        user_networks.Masked(user_networks.MASKED),
+        IMAGES,
+        ValueError,
+        "Masked: the decision hidden changes no parameter, no product and no choice of a Mixture",
+    ),
+    "a plain layer at an elastic width": (
+        PlainAtAnElasticWidth(),
+        (2, 3),
+        ValueError,
+        r"at the architecture {'hidden': 4}: the parameters .* Dense_1/kernel is \(8, 2\) and \(4, 2\)",
+    ),
+    "a product at an elastic width": (
+        ProductAtAnElasticWidth(),
+        (2, 3),
+        ValueError,
+        r"has 20 multiply-accumulates by its annotations, and the program of the .* has 16",
+    ),
+    "wrong counts": (Understated(), (2, 3), ValueError, "has 16 multiply-accumulates .* has 20"),
+    "branches": (Branches(), (2, 3), ValueError, "Branches has products in a lax.cond"),
+    "no module": (3, (2, 3), TypeError, "A network is a Flax module .* got a int"),
+    "no space": (NoSpace(), (2, 3), TypeError, "NoSpace has no search space"),
+    "no architecture": (NoArchitecture(), (2, 3), TypeError, "takes no architecture as its second"),
+    "no train": (NoTrain(), (2, 3), TypeError, "takes no keyword argument `train`: it has .*x, arch"),
+    "two inputs": (TwoInputs(), (2, 3), TypeError, "needs 'mask' too"),
+    "no array": (Nothing(), (2, 3), ValueError, "Nothing returns no array"),
+    "mistyped": (Mistyped(), (2, 3), ValueError, "'hiden' is no decision .* did you mean 'hidden'"),
+    "other inputs": (
+        user_networks.Mixer(MIXER),
+        {"image": IMAGES},
+        TypeError,
+        "Inputs are a pytree of arrays .* got 2 of type int",
+    ),
+    "other shapes": (
+        setting("narrow").net,
+        (2, 9, 9, 1),
+        ValueError,
+        r"cannot be called with the inputs float32\[1, 9, 9, 1\] .*Expected images \[B, 8, 8",
+    ),
+    "no batch": (NoTrain(), jnp.float32(3), TypeError, "takes no keyword"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    net, inputs, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        jaxnas.cost(net, inputs)
+
+
+def test_decisions_say_what_there_is():
+    decisions = Decisions(MIXER, MIXER.smallest())
+    assert decisions["tokens"].options == (3, 6) and decisions["hidden", 1].name == ("hidden", 1)
+    for key, message in (
+        ("token", "'token' is no decision of the space; did you mean 'tokens'"),
+        ("hidden", r"repeated 2 times: ask for decisions\['hidden', i\]"),
+        (("hidden", 2), "from 0 to 1, not 2"),
+        (("tokens", 0), r"not repeated: ask for decisions\['tokens'\]"),
+    ):
+        with pytest.raises(KeyError, match=message):
+            decisions[key]
+
+
+def test_nan_predictions_are_no_verification():
+    net, inputs = NETWORKS["mixer"]
+    broken = jax.tree.map(lambda x: x * jnp.nan, variables_of("mixer"))
+    with pytest.raises(ValueError, match="are NaN on the batch of `verify`"):
+        jaxnas.extract(net, broken, net.space.smallest(), verify=inputs)
+    with pytest.raises(ValueError, match="Parameters alone are given as {'params': params}"):
+        jaxnas.extract(net, broken["params"], net.space.smallest(), inputs=inputs)
+
+
+# ---- Collections beside the parameters.
+
+
+class ElasticStatistics(nn.Module):
+    """Running means at an elastic width, annotated or not."""
+
+    space: Space = Space(hidden=Choice(4, 8))
+    annotated: bool = True
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
+        hidden = width(lambda size: size, decision)
+        y = Dense()(x, fixed(3), hidden)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, hidden.maximum)
+        if self.annotated:
+            annotate(self, "mean", (hidden,))
+        if train:
+            mean.value = 0.9 * mean.value + 0.1 * jnp.mean(y, axis=0)
+        return jnp.sum(y - mean.value[None] * hidden.mask()[None], axis=1)
+
+
+def test_other_collections_are_cut_too():
+    net, inputs = ElasticStatistics(), normal(5, 3)
+    variables = jaxnas.init(net, jax.random.key(0), inputs)
+    variables["batch_stats"] = {"mean": jnp.arange(8.0)}
+    for index, size in enumerate((4, 8)):
+        small = jaxnas.extract(net, variables, {"hidden": jnp.int32(index)}, verify=normal(5, 3))
+        np.testing.assert_array_equal(small.variables["batch_stats"]["mean"], np.arange(size))
+    with pytest.raises(ValueError, match=r"cannot be cut .* batch_stats/mean \(\(8,\), expected \(4,\)\)"):
+        jaxnas.extract(net.clone(annotated=False), variables, {"hidden": jnp.int32(0)}, inputs=inputs)
+
+
+# ---- Batch statistics.
+
+
+class Normalised(nn.Module):
+    """Flax's batch normalisation at momenta that differ, in the blocks of a mixture too."""
+
+    space: Space = Space(op=Choice("narrow", "wide"))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decision = Decisions(self.space, arch, initializing=self.is_initializing())["op"]
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.99, name="norm")(x)
+        blocks = {"narrow": Deep(nn.Dense(4), train), "wide": Deep(nn.Dense(16), train)}
+        x = Mixture(blocks, name="choice")(decision, x)
+        return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="last")(
+            nn.Dropout(0.2, deterministic=not train)(x)
+        )
+
+
+def test_calibration_is_the_statistics_of_all_data():
+    """Against NumPy on the inputs, under jit, vmap and lax.map, and for architectures of a supernet."""
+    net, data = Normalised(), 3 * normal(4, 6, 8) + 5
+    variables = jaxnas.init(net, jax.random.key(0), data[0])
+    calibrate = jax.jit(lambda arch: jaxnas.calibrate(net, variables, arch, data))
+    archs = net.space.enumerate()
+    found = [calibrate({"op": jnp.int32(i)}) for i in range(2)]
+    rows = np.asarray(data, np.float64).reshape(-1, 8)
+    for one in found:
+        statistics = one["batch_stats"]
+        np.testing.assert_allclose(statistics["norm"]["mean"], rows.mean(axis=0), rtol=2e-5)
+        np.testing.assert_allclose(statistics["norm"]["var"], rows.var(axis=0), rtol=1e-4)
+        assert one["params"] is not None
+        # What the inputs become is what the next layer has seen: one batch of everything.
+        whole = jaxnas.calibrate(net, one, {"op": jnp.int32(0)}, rows.astype(np.float32)[None])
+        np.testing.assert_allclose(whole["batch_stats"]["norm"]["var"], statistics["norm"]["var"], rtol=1e-4)
+    assert not np.allclose(found[0]["batch_stats"]["last"]["mean"], found[1]["batch_stats"]["last"]["mean"])
+    run = functools.partial(jaxnas.calibrate, net, variables)
+    for mapped in (
+        jax.jit(jax.vmap(lambda arch: run(arch, data)))(archs),
+        jax.jit(lambda archs: jax.lax.map(lambda arch: run(arch, data), archs))(archs),
+    ):
+        for i in range(2):
+            jax.tree.map(
+                functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+                jax.tree.map(lambda x, i=i: x[i], mapped["batch_stats"]["last"]),
+                found[i]["batch_stats"]["last"],
+            )
+    # An extracted network is calibrated as its supernet is.
+    small, cut, _ = jaxnas.extract(net, found[1], {"op": jnp.int32(1)}, verify=data[0])
+    again = jaxnas.calibrate(small, cut, None, data)["batch_stats"]
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), again, cut["batch_stats"]
+    )
+
+
+def test_calibration_needs_batches_and_statistics():
+    net, data = Normalised(), normal(2, 6, 8)
+    variables = jaxnas.init(net, jax.random.key(0), data[0])
+    with pytest.raises(ValueError, match=r"at least one batch.* got float32\[0, 6, 8\]"):
+        jaxnas.calibrate(net, variables, net.space.smallest(), data[:0])
+    with pytest.raises(ValueError, match="Mixer has no batch statistics to calibrate"):
+        jaxnas.calibrate(NETWORKS["mixer"][0], variables_of("mixer"), MIXER.smallest(), normal(*IMAGES)[None])
+
+
+def test_a_block_of_a_mixture_may_be_elastic():
+    """Its widths too: outputs by index and by weights, and zeros behind."""
+    mixture = Mixture({"identity": Second(), "mlp": ElasticMlp()})
+    hidden = lambda i: width(lambda size: size, Decision(("hidden", None), (4, 8), jnp.int32(i)))  # noqa: E731
+    choice = lambda value: Decision(("op", None), ("identity", "mlp"), value)  # noqa: E731
+    x = normal(2, 6, 8)
+    variables = mixture.init(jax.random.key(0), choice(jnp.int32(0)), x, hidden(1))
+    for i in range(2):
+        y = mixture.apply(variables, choice(jnp.int32(1)), x, hidden(i))
+        mixed = mixture.apply(variables, choice(jnp.array([0.25, 0.75])), x, hidden(i))
+        np.testing.assert_allclose(mixed, 0.25 * x + 0.75 * y, rtol=1e-5, atol=1e-6)
