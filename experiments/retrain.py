@@ -18,7 +18,6 @@ from experiments.config import to_dict
 from experiments.configs import CONFIGS
 from jaxnas import files, report, runs, training
 from jaxnas.report.result import NAME
-from jaxnas.training.progress import times_line
 
 
 def label_of(text: str, weights: str, seed: int) -> str:
@@ -64,7 +63,7 @@ def main() -> int:
         report.write(root)
     for role, metrics in result.found.metrics.items():
         print(f"{role}: {', '.join(f'{name} {value:.4g}' for name, value in metrics.items())}", flush=True)
-    print(times_line(files.read_json(path / "times.json")), flush=True)
+    print(report.times_line(files.read_json(path / "times.json")), flush=True)
     return 0
 
 

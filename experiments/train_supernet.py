@@ -12,8 +12,7 @@ from __future__ import annotations
 from experiments import binary
 from experiments.config import pretty
 from experiments.configs import CONFIGS
-from jaxnas import training
-from jaxnas.training.progress import times_line
+from jaxnas import report, training
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def main() -> int:
             mesh=session.mesh,
         )
         binary.store(config, workdir, ran=True)
-    print(times_line(trained.times), flush=True)
+    print(report.times_line(trained.times), flush=True)
     if not trained.complete:
         print("stopped and saved; the same command goes on from here", flush=True)
         return binary.STOPPED

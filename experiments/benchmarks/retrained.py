@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import optax
 from absl import app, flags
+from jaxnas.training.language import language_loss
 
 import jaxnas
 from experiments import config as config_lib
@@ -24,7 +25,6 @@ from experiments.language_configs import CONFIGS
 from experiments.language_setup import blocks_of, letters
 from jaxnas import spaces
 from jaxnas.latency import median_times
-from jaxnas.training.language import language_loss
 
 flags.DEFINE_integer("repeats", 15, "Timed calls of each.")
 flags.DEFINE_string("out", None, "A JSON file for the figures.")

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from absl import app, flags
+from jaxnas.training.language import language_loss
 
 import jaxnas
 from experiments.benchmarks.language import random_batch
 from experiments.language_setup import letters
 from jaxnas import spaces, supernets
 from jaxnas.latency import median_times
-from jaxnas.training.language import language_loss
 
 flags.DEFINE_integer("archs", 8, "Random architectures, beside the interleaved one.")
 flags.DEFINE_integer("blocks", 12, "Blocks of the supernet.")

@@ -91,10 +91,3 @@ def duration(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def times_line(times: Mapping[str, float]) -> str:
-    """Where the time of a run went, for the terminal: see `Trained.times`."""
-    shares = [f"{name} {times[name]:.0%}" for name in ("input", "step", "evaluation", "checkpoint")]
-    rate = times["steps_per_second"]
-    return f"{duration(times['seconds'])} in all, {rate:.3g} steps/s; share of time: {', '.join(shares)}"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxnas.training.language import language_loss, state_sharding
 from small_nets import difference, jit, take
 from test_cost import xla_macs
 
@@ -22,7 +23,6 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import Memory
-from jaxnas.training.language import language_loss, state_sharding
 from jaxnas.training.step import data_mesh
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5

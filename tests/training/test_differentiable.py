@@ -7,11 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small_nets import difference, jit
-
-import jaxnas
-from jaxnas import data, spaces, supernets
-from jaxnas.training import relaxations
 from jaxnas.training.differentiable import (
     PairedBatches,
     SearchSettings,
@@ -25,6 +20,11 @@ from jaxnas.training.language import (
     make_language_step,
     state_sharding,
 )
+from small_nets import difference, jit
+
+import jaxnas
+from jaxnas import data, spaces, supernets
+from jaxnas.training import relaxations
 from jaxnas.training.step import data_mesh, shard_batch
 
 WORDS, ROWS, LENGTH = 11, 8, 4
