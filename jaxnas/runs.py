@@ -391,10 +391,11 @@ def finish(
             metrics={role: _numbers(evaluate(given, own)) for role, evaluate in evaluators.items()},
         )
 
+    best = describe("found", found.arch, {roles[0]: supernet[roles[0]]}, variables, found.arch)
     # Reported is the small network's own quality, not the supernet's.
-    alone = {role: make_evaluator(task, small.net, role, mesh=mesh) for role in roles}
-    best = describe("found", found.arch, alone, small.variables, None)
-    best = dataclasses.replace(best, extraction_error=small.error)
+    alone = make_evaluator(task, small.net, "test", mesh=mesh)
+    metrics = {**best.metrics, "test": _numbers(alone(small.variables))}
+    best = dataclasses.replace(best, metrics=metrics, extraction_error=small.error)
     others = {
         **found.others,
         "smallest": space.smallest(),

@@ -1,6 +1,7 @@
 """Real images and texts by TFDS name, their splits, batches and augmentation; no TensorFlow."""
 
 from jaxnas.data import augment
+from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.corpus import STREAM_ROLES, Corpus, Stream, join_streams
@@ -24,6 +25,7 @@ __all__ = [
     "augment",
     "evaluation_batches",
     "evaluation_streams",
+    "from_arrays",
     "join_streams",
     "load",
     "load_text",

@@ -119,7 +119,7 @@ class Split:
 
     Args:
         role: "train", "search" or "test".
-        images: uint8 [n, H, W, C], a NumPy array (kept as a read-only view) or `SourceImages`.
+        images: [n, H, W, C], a NumPy array of numbers (kept as a read-only view) or `SourceImages`.
         labels: int32 [n], not negative.
 
     Raises:
@@ -132,9 +132,9 @@ class Split:
 
     def __post_init__(self):
         check_role(self.role, ROLES)
-        if self.images.ndim != 4 or self.images.dtype != np.uint8:
+        if self.images.ndim != 4 or self.images.dtype.kind not in "iuf":
             raise ValueError(
-                f"images must be uint8 [n, H, W, C], got {self.images.dtype} {list(self.images.shape)}"
+                f"images must be numbers [n, H, W, C], got {self.images.dtype} {list(self.images.shape)}"
             )
         if self.labels.dtype != np.int32 or self.labels.shape != (len(self.images),):
             raise ValueError(

@@ -71,7 +71,7 @@ class Block(nn.Module):
     def _drop(self, y: jax.Array, rate: jax.Array | float | None) -> jax.Array:
         if rate is None:
             return y
-        scale = drop_path(self.make_rng("drop_path"), rate, y.shape[0])
+        scale = drop_path(self.make_rng("dropout"), rate, y.shape[0])
         return y * scale.astype(y.dtype)[:, None, None]
 
 
@@ -163,7 +163,7 @@ class ViT(nn.Module):
           images: float [B, image_size, image_size, channels].
           arch: architecture of the space, hard or soft (weights that sum to 1); not needed if the space has
             only one.
-          train: whether drop path is on (needs the "drop_path" random stream).
+          train: whether drop path is on (needs the "dropout" random stream).
 
         Returns:
           float32 logits [B, num_classes].

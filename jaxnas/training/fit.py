@@ -247,7 +247,8 @@ def prepare(
         )
     key, average = stream(seed, name), training.average > 0
     state = init_state(task, net, recipe, optimizer[0], variables, batch_size, key, average=average)
-    state = jax.device_put(state, state_sharding(task, mesh, state))
+    # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
+    state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
     step = make_step(
         task,
         net,

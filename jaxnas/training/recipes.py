@@ -274,14 +274,16 @@ class Relaxed:
         """
         if self.cost is None:
             return None
-        reference = space.largest() if self.reference is None else space.from_dict(self.reference)
-        known = {} if cost is None else cost(reference)
+        with jax.ensure_compile_time_eval():  # also within a compiled step
+            reference = space.largest() if self.reference is None else space.from_dict(self.reference)
+            known = {} if cost is None else cost(reference)
+            smallest = {} if cost is None else cost(space.smallest())
         if cost is None or self.cost not in known:
             raise ValueError(
                 f"Relaxed: the network has no cost {self.cost!r}{nearest(self.cost, known) or '.'} "
                 f"It has {', '.join(known) or 'none'}."
             )
-        least = float(cost(space.smallest())[self.cost])
+        least = float(smallest[self.cost])
         span = float(known[self.cost]) - least
         if not span > 0:
             raise ValueError(

@@ -79,7 +79,7 @@ def init_state(
         carry={role: task.carry(net, batch_size) for role in recipe.roles},
         logits=logits,
         recipe=own,
-        average=jax.tree.map(jnp.copy, variables["params"]) if average else (),
+        average=variables["params"] if average else (),
         key=key,
     )
 

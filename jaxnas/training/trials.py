@@ -60,12 +60,12 @@ def make_trials(
         start, step, batch = prepare_for(int(fidelity))
         found = []
         for row in range(len(next(iter(archs.values())))):
-            arch = jax.tree.map(lambda x, row=row: jnp.asarray(x[row]), archs)
+            one = jax.tree.map(lambda x, row=row: jnp.asarray(x[row : row + 1]), archs)
+            arch = jax.tree.map(lambda x: x[0], one)
             # A copy, since a step consumes its state.
-            state = jax.tree.map(jnp.copy, start).replace(recipe={"arch": arch})
+            state = jax.tree.map(jnp.copy, start.replace(recipe={"arch": arch}))
             for number in range(steps[int(fidelity)]):
                 state, _ = step(state, batch(number))
-            one = jax.tree.map(lambda x: x[None], arch)
             found.append(evaluate.scores(state.evaluated(), one)[0])
         return np.asarray(found, np.float32)
 

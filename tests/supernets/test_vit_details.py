@@ -124,7 +124,7 @@ def test_drop_path_is_for_training_only():
     net = case.net.clone(space=case.space.fix(case.space.largest()))
 
     def apply(train, key):
-        rngs = {"drop_path": key}
+        rngs = {"dropout": key}
         return net.apply({"params": case.params}, case.images, train=train, rngs=rngs)
 
     assert "random" not in str(jax.make_jaxpr(lambda key: apply(False, key))(jax.random.key(0)))
@@ -133,7 +133,7 @@ def test_drop_path_is_for_training_only():
     outputs = [np.asarray(train(jax.random.key(seed))) for seed in range(8)]
     assert len({x.tobytes() for x in outputs}) > 2
     np.testing.assert_array_equal(train(jax.random.key(3)), outputs[3])
-    with pytest.raises(Exception, match="drop_path"):
+    with pytest.raises(Exception, match="dropout"):
         net.apply({"params": case.params}, case.images, train=True)
 
 

@@ -1,0 +1,65 @@
+"""Tasks and networks so small that every recipe and every way of searching can be tried on each."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import data, spaces, supernets, tasks
+from jaxnas.data.vocabulary import ByteVocabulary
+
+TASKS = ("images", "language")
+
+
+def random_images(count, seed):
+    """Images of two classes that differ in brightness."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, count)
+    images = random.integers(0, 100, (count, 4, 4, 1)) + 100 * labels[:, None, None, None]
+    return images.astype(np.uint8), labels
+
+
+@functools.cache
+def task_of(kind):
+    if kind == "images":
+        given = data.from_arrays(*random_images(80, 0), *random_images(30, 1))
+        return tasks.Images(data=given, mixup=0.2, crop_padding=1, evaluation_batch_size=16)
+    random = np.random.default_rng(0)
+
+    def stream(role, count):
+        tokens = random.integers(0, 7, count).astype(np.int32)
+        return data.Stream(role, tokens, np.sort(random.integers(0, 3, count)).astype(np.int32), 2 * count)
+
+    vocabulary = ByteVocabulary(counts=np.bincount(np.arange(7), minlength=256))
+    sizes = {"train": 400, "search": 90, "validation": 80, "test": 70}
+    corpus = data.Corpus("tokens", *(stream(*item) for item in sizes.items()), vocabulary)
+    return tasks.Language(data=corpus, length=8, by_document=True, evaluation_rows=4, memory_length=6)
+
+
+@functools.cache
+def net_of(kind, scan=False):
+    if kind == "images":
+        return supernets.ViT(
+            spaces.vit((4, 8), (1, 2), (1, 2), (1.0, 2.0)),
+            image_size=4,
+            patch_size=2,
+            num_classes=2,
+            head_dim=4,
+            max_relative_position=1,
+            drop_path_rate=0.1,
+            init_std=0.2,
+            scan_layers=scan,
+        )
+    return supernets.TransformerXL(
+        spaces.par(4),
+        vocabulary=256,
+        width=8,
+        num_heads=2,
+        head_dim=4,
+        hidden=16,
+        memory_length=4,
+        dropout=0.1,
+        init_std=0.2,
+        scan_blocks=scan,
+        dtype=jnp.float32,
+    )

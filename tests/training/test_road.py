@@ -1,0 +1,91 @@
+"""P11: every recipe, strategy, selection and retraining runs on every task."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from small_tasks import TASKS, net_of, task_of
+
+import jaxnas
+from jaxnas import runs, search
+from jaxnas.report import result as results
+from jaxnas.training import Fixed, Relaxed, Training, Uniform, data_mesh, fit
+
+TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
+RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)
+RECIPES = {
+    "uniform": lambda space: Uniform(),
+    "fixed": lambda space: Fixed(space.largest()),
+    "joint": lambda space: Relaxed(order="joint", relaxation="straight_through", **RELAXED),
+    "first": lambda space: Relaxed(order="first", **RELAXED),
+    "second": lambda space: Relaxed(order="second", relaxation="softmax", **RELAXED),
+}
+SEARCH = runs.Search(
+    samples=4, explore=0.5, trial_steps=(1, 2), eta=2, limit=2, budget="macs", most_share=0.9
+)
+
+
+QUICK = (("images", "uniform"), ("language", "first"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        pytest.param(kind, recipe, marks=() if (kind, recipe) in QUICK else pytest.mark.slow)
+        for kind in TASKS
+        for recipe in RECIPES
+    ],
+)
+def test_every_method_runs_on_every_task(kind, recipe, tmp_path):
+    task, net = task_of(kind), net_of(kind, scan=recipe in ("uniform", "first"))
+    space, mesh = net.space, data_mesh(1)
+    made = RECIPES[recipe](space)
+    costs = jaxnas.cost(net, task.inputs)
+    trained = fit(task, net, TRAINING, recipe=made, cost=costs, workdir=tmp_path, mesh=mesh)
+    assert trained.complete and int(trained.state.step) == 3
+    common = dict(costs=costs, workdir=tmp_path, mesh=mesh)
+    for method in runs.METHODS:
+        settings = dataclasses.replace(SEARCH, method=method)
+        if method == "strategy":
+            strategy = search.Evolution(
+                space, evaluations=6, population=3, parents=2, mutations=1, crossovers=1
+            )
+            settings = dataclasses.replace(settings, strategy=strategy)
+            found = runs.search_space(task, net, trained.variables, settings, **common)
+            bound = 0.9 * int(costs(space.largest())["macs"])
+            assert int(costs(found.arch)["macs"]) <= bound and set(found.others) == {"random search"}
+            continue
+        if method == "argmax" and made.watches != "probabilities":
+            with pytest.raises(ValueError, match="needs architecture parameters"):
+                runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+            continue
+        found = runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+        assert found.selection.method == method and space.contains(found.arch)
+        if method == "trials":
+            assert len(found.selection.candidates) == 4
+            assert sum(len(one.trials) == 2 for one in found.selection.candidates) == 2
+    result = runs.finish(
+        task, net, trained.variables, found, tmp_path, **{k: common[k] for k in ("costs", "mesh")}
+    )
+    assert result.found.extraction_error < 1e-5 and results.read(tmp_path) == result
+    page = (tmp_path / "report.html").read_text()
+    assert task.name in page and task.metrics[0].name.replace("_", " ") in page
+
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet")
+    loaded = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
+    for name, value in result.found.metrics["test"].items():
+        np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
+
+    short = dataclasses.replace(TRAINING, steps=2)
+    for weights in (None, trained.variables):
+        path = tmp_path / "retrained" / f"found-{weights is None}"
+        alone = runs.retrain(task, net, found.arch, short, path, variables=weights, costs=costs, mesh=mesh)
+        assert alone.found.weights == ("from scratch" if weights is None else "fine-tuned")
+        assert "search" not in alone.task.sizes and np.isfinite(
+            alone.found.metrics["test"][task.metrics[0].name]
+        )
+        times = json.loads((path / "times.json").read_text())
+        assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
+    jax.clear_caches()
