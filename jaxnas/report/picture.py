@@ -12,13 +12,8 @@ from jaxnas.report.read import read_run
 from jaxnas.report.scatter import plot_of, strategies
 
 _INK, _EXTREME = "#1b2330", "#8a3f94"
-_COLOURS = {
-    "random": "#c4570a",
-    "evolution": "#0b68b0",
-    "sampled": "#0b7f62",
-    "train": "#566273",
-    "extreme": _EXTREME,
-}
+_COLOURS = {"random": "#c4570a", "evolution": "#0b68b0", "sampled": "#0b7f62", "train": "#566273"}
+_COLOURS["extreme"] = _EXTREME
 _MARKS = {"circle": "o", "diamond": "D", "square": "s", "up": "^", "down": "v", "star": "*"}
 
 

@@ -108,7 +108,7 @@ HOLDS = {
         "A differentiable search of 1,000 steps over 531,441 different networks",
         "the best of 16 architectures that were drawn was taken",
         "3 are attention, 5 are feed forward and 4 are identity",
-        "Trained from scratch with 2 seeds, it has a mean test loss of 4.170 ± 0.014 nats per token",
+        "Trained from scratch with 2 seeds, it has a test loss of 4.170 ± 0.014 nats per token on average",
         "A is attention, F is feed forward and – is identity",
         "How probable each option is",
         "In the least decided one that option has 58.0 %",
