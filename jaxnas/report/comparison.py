@@ -37,13 +37,13 @@ def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
 
 def render(result: dict[str, Any]) -> str:
     """The whole page as text; `result` is what comparison.json holds."""
-    strategies, sign = result["strategies"], 1 if result["objective"] == "max" else -1
-    best = max(strategies, key=lambda s: sign * s["final"]["mean"])
-    title = (
-        f"{best['name']} finds {_figure(best['final']['mean'])} {words.plain(result['report_metric'])} "
-        f"in {_budget(result)}"
-    )
+    strategies, sign, best = result["strategies"], 1 if result["objective"] == "max" else -1, result["best"]
+    winner = max(strategies, key=lambda s: sign * s["final"]["mean"])
     seen, shown = words.plain(result["metric"]), words.plain(result["report_metric"])
+    budget = f"{result['evaluations']} evaluations"
+    if "seconds" in result:
+        budget = f"the time of {result['evaluations']} full trainings"
+    title = f"{winner['name']} finds {winner['final']['mean']:.5g} {shown} in {budget}"
     lead = (
         f"{len(strategies)} strategies were compared on {result['benchmark']}, which has "
         f"{svg.count(result['networks'])} different networks, with {svg.count(result['seeds'])} searches "
@@ -57,28 +57,26 @@ def render(result: dict[str, Any]) -> str:
         for i, (light, dark, dash) in enumerate(_COLOURS)
     )
     legend = svg.legend([("line", f"k{i % 8}", s["name"]) for i, s in enumerate(strategies)])
-    best_of_all = (
+    notes = (
         "Regret is the best in the table, less what the best network so far has. It need not fall to 0: "
-        f"the best by {seen} has {_figure(result['best']['reported_of_found'])}, and the best of all has "
-        f"{_figure(result['best']['reported'])}."
+        f"the best by {seen} has {best['reported_of_found']:.5g}, and the best of all has "
+        f"{best['reported']:.5g}.",
+        "This is what the strategies themselves see and follow.",
+        "Ranks are taken search by search; 1 is best, and equal results share a rank.",
+        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
+        f"{result['device']}; the time of compiling is left out.",
+        "",
     )
-    ranks = "Ranks are taken search by search; 1 is best, and equal results share a rank."
     panels = (
-        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret"), best_of_all),
-        (
-            f"How far from the best {seen}",
-            legend,
-            _regret(result, "found", "seen"),
-            "This is what the strategies themselves see and follow.",
-        ),
-        ("Mean rank among the strategies", legend, _ranks(result), ranks),
-        ("Time of one search", "", _times(result), _device(result)),
-        ("Figures", "", _table(result), ""),
+        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret")),
+        (f"How far from the best {seen}", legend, _regret(result, "found", "seen")),
+        ("Mean rank among the strategies", legend, _ranks(result)),
+        ("Time of one search", "", _times(result)),
+        ("Figures", "", _table(result)),
     )
-    body = "\n".join(section(name, keys, figure, note(svg.esc(text))) for name, keys, figure, text in panels)
-    return document(
-        title, "jaxnas · comparison of search strategies", svg.esc(title), svg.esc(lead), body, rules
-    )
+    body = [section(*panel, note(svg.esc(text))) for panel, text in zip(panels, notes, strict=True)]
+    eyebrow = "jaxnas · comparison of search strategies"
+    return document(title, eyebrow, svg.esc(title), svg.esc(lead), "\n".join(body), rules)
 
 
 def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
@@ -87,23 +85,6 @@ def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
         return "evaluations", "evaluations", (1, result["evaluations"])
     key = "simulated_seconds"
     return "simulated seconds", key, (result["strategies"][0][key][0], result["seconds"])
-
-
-def _budget(result: dict[str, Any]) -> str:
-    if "seconds" not in result:
-        return f"{result['evaluations']} evaluations"
-    return f"the time of {result['evaluations']} full trainings"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.5g}"
-
-
-def _device(result: dict[str, Any]) -> str:
-    return (
-        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
-        f"{result['device']}; the time of compiling is left out."
-    )
 
 
 def _regret(result: dict[str, Any], key: str, name: str) -> str:
@@ -122,7 +103,10 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
         values = (math.log10(max(v, floor)) for v in regret(strategy, band))
         return list(zip(strategy[places], values, strict=True))
 
-    y = Axis("mean regret (logarithmic)", (math.log10(floor), math.log10(top)), _powers)
+    def texts(values: Sequence[float]) -> list[str]:
+        return [f"{10**value:.2g}" for value in values]
+
+    y = Axis("mean regret (logarithmic)", (math.log10(floor), math.log10(top)), texts)
     return plot(
         f"{name}-curve",
         f"Mean regret by {axis}",
@@ -133,10 +117,6 @@ def _regret(result: dict[str, Any], key: str, name: str) -> str:
         size=(960, 400),
         value_text=lambda value: f"{10**value:.3g}",
     )
-
-
-def _powers(values: Sequence[float]) -> list[str]:
-    return [f"{10**value:.2g}" for value in values]
 
 
 def _ranks(result: dict[str, Any]) -> str:
@@ -187,7 +167,7 @@ def _table(result: dict[str, Any]) -> str:
     for s in result["strategies"]:
         queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
         cells = (
-            _figure(s["final"]["mean"]),
+            f"{s['final']['mean']:.5g}",
             f"{s['final']['std']:.3g}",
             f"{s['networks']:.0f}",
             svg.percent(s["reached_best"], 0),

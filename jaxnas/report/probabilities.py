@@ -101,7 +101,8 @@ def _cell(place: int, y: float, cell: float, row: Sequence[float], column: int, 
     """One probability: its shade, a frame, and its per cent if it is the largest of its row."""
     x, value, most = LEFT + 12 + cell * place, row[column], column == _largest(row)
     shade = svg.rect(x, y, cell - 3, 41, "shade", 0, about)
-    out = f'<g fill-opacity="{value:.3f}">{shade}</g>{svg.rect(x, y, cell - 3, 41, "most" if most else "ghost")}'
+    frame = svg.rect(x, y, cell - 3, 41, "most" if most else "ghost")
+    out = f'<g fill-opacity="{value:.3f}">{shade}</g>{frame}'
     kind = "number on" if value > 0.5 else "number"
     number = svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", kind, "middle")
     return out + number if most and cell > 19 else out
