@@ -60,7 +60,9 @@ def stacks(run: Run, name: str) -> str:
                 continue
             x, lively = 130 + cell * position, option in busy
             kind = f"block{busy.index(option) % 5}" if lively else "block-idle"
-            body.append(rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(option)}"))
+            body.append(
+                rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(str(option))}")
+            )
             look = "letter on" if lively else "letter"
             body.append(svg.text(x + cell / 2 - 2, y + 22, signs.get(option, "?"), look, "middle"))
     meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]

@@ -63,8 +63,9 @@ def lead(run: Run) -> str:
         )
     if searches:
         names = words.listed([words.strategy_name(one.name) for one in searches])
+        there = "them" if sentences else space
         made = count(sum(one.evaluations for one in searches))
-        sentences.append(f"{esc(words.capital(names))} made {made} evaluations among {space}{within}.")
+        sentences.append(f"{esc(words.capital(names))} made {made} evaluations among {there}{within}.")
         sentences.append("All of them share the weights of one supernet.")
     if not sentences:
         sentences.append(f"The search space holds {space}.")
@@ -123,6 +124,9 @@ def tiles(run: Run) -> str:
     if group is not None:
         number = len(group.members)
         sub = f"{number} seed{'s' if number > 1 else ''}, {group.weights}"
+        if spread is not None:
+            figure = networks.spread_text(metric, (value or 0.0, spread))
+            sub = f"±{figure.partition('±')[2]} over {sub}"
     elif error is not None:
         sub = f"± {100 * error:.2f} (s.e., {count(result.task.sizes[role])} {result.task.examples})"
     shown = [(words.metric_name(metric, role, unit=True), words.value_text(metric, value), sub, "")]

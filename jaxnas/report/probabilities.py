@@ -18,10 +18,10 @@ from jaxnas.report.document import fixed, say, section
 from jaxnas.report.read import Run
 
 CELL, LEFT, TOP, BOTTOM = 46, 118, 44, 30
-MOST_FRAMES = 80
+MOST_FRAMES, WIDEST = 80, 1000
 FRAME_MS, LAST_FRAME_MS = 120, 2500
 
-_ABOUT = "Darker is more probable; the most probable option has its per cent"
+_ABOUT = "A stronger shade is more probable; the most probable option has its per cent"
 
 Probabilities = Mapping[str, Any]
 
@@ -33,15 +33,16 @@ def panel(run: Run) -> str:
         return ""
     text = (
         "The search gave each option a probability, which is shown in per cent after "
-        f"{svg.count(selection.steps)} steps. Darker is more probable, and the most probable option of each "
-        f"decision is framed. In the least decided one that option has {svg.percent(selection.confidence)}."
+        f"{svg.count(selection.steps)} steps. A stronger shade is more probable, and the most probable "
+        "option of each decision is framed. In the least decided one that option has "
+        f"{svg.percent(selection.confidence)}."
     )
     parts = [say(text)]
     for name, rows in selection.probabilities.items():
         if "length" in choices[name]:
             parts += [f"<h3>{svg.esc(words.plain(name))}</h3>", repeated(name, rows, choices[name])]
     single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
-    parts.append(singles(single, choices) if single else "")
+    parts += ["<h3>choices that are made once</h3>", singles(single, choices)] if single else []
     moving = pictures(run).get("probabilities.gif")
     if moving is not None:
         data = base64.b64encode(moving).decode()
@@ -144,24 +145,29 @@ def pictures(run: Run) -> dict[str, bytes]:
 
 
 def _frame(probabilities: Probabilities, choices: Mapping[str, Any], caption: str) -> Any:
-    """A picture of one moment, choices one below the other: a greyscale `PIL.Image`."""
+    """A picture of one moment, with the choices from left to right: a greyscale `PIL.Image`."""
     from PIL import Image, ImageDraw, ImageFont
 
-    tables = [(name, rows if "length" in choices[name] else [rows]) for name, rows in probabilities.items()]
-    heights = [CELL * words.width_of(choices[name]) + BOTTOM for name, _ in tables]
-    widest = max(max(len(rows) for _, rows in tables), 3)
-    image = Image.new("L", (LEFT + CELL * widest + 12, TOP + sum(heights)), 255)
+    places, x, y, height = [], 0, TOP, 0
+    for name, rows in probabilities.items():
+        table = rows if "length" in choices[name] else [rows]
+        width = LEFT + CELL * len(table) + 12
+        if x and x + width > WIDEST:
+            x, y, height = 0, y + height, 0
+        places.append((name, table, x, y))
+        x, height = x + width, max(height, CELL * words.width_of(choices[name]) + BOTTOM)
+    widest = max(left + LEFT + CELL * len(table) + 12 for _, table, left, _ in places)
+    image = Image.new("L", (widest, y + height), 255)
     canvas = ImageDraw.Draw(image)
     font, small = ImageFont.load_default(16), ImageFont.load_default(13)
     canvas.text((12, 12), caption, fill=0, font=font)
-    top = TOP
-    for (name, rows), height in zip(tables, heights, strict=True):
-        labels = labels_of(choices[name])
+    for name, table, left, top in places:
+        labels, left = labels_of(choices[name]), left + LEFT
         for column, label in enumerate(labels):
             y = top + CELL * (len(labels) - 1 - column)
-            canvas.text((LEFT - 10, y + CELL / 2), label[:13], fill=0, font=font, anchor="rm")
-            for position, row in enumerate(rows):
-                x, shade = LEFT + CELL * position, round(255 * (1 - row[column]))
+            canvas.text((left - 10, y + CELL / 2), label[:13], fill=0, font=font, anchor="rm")
+            for position, row in enumerate(table):
+                x, shade = left + CELL * position, round(255 * (1 - row[column]))
                 canvas.rectangle((x, y, x + CELL - 1, y + CELL - 1), fill=shade, outline=170)
                 if column == _largest(row):
                     ink = 255 if shade < 128 else 0
@@ -169,10 +175,8 @@ def _frame(probabilities: Probabilities, choices: Mapping[str, Any], caption: st
                     middle = (x + CELL / 2, y + CELL / 2)
                     canvas.text(middle, f"{100 * row[column]:.0f}", fill=ink, font=font, anchor="mm")
         foot = top + CELL * len(labels) + 13
-        if "length" in choices[name]:
-            for position in range(len(rows)):
-                middle = (LEFT + CELL * (position + 0.5), foot)
-                canvas.text(middle, str(position + 1), fill=90, font=small, anchor="mm")
-        canvas.text((LEFT - 10, foot), words.plain(name)[:16], fill=90, font=small, anchor="rm")
-        top += height
+        for position in range(len(table) if "length" in choices[name] else 0):
+            middle = (left + CELL * (position + 0.5), foot)
+            canvas.text(middle, str(position + 1), fill=90, font=small, anchor="mm")
+        canvas.text((left - 10, foot), words.plain(name)[:16], fill=90, font=small, anchor="rm")
     return image

@@ -115,30 +115,53 @@ def read_run(workdir: str | os.PathLike) -> Run:
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = pathlib.Path(workdir)
-    result = result_lib.read(root)
+    result = _read_result(root)
     choices = result.space.choices
-    if result.selection is not None:
-        where = f"{root / result_lib.NAME}: selection: probabilities"
-        check_probabilities(result.selection.probabilities, choices, where)
     metrics = _records(root / "metrics.jsonl", "split", "step")
     for number, line in metrics:
         if line["split"] == "architecture":
             where = f"line {number} of {root / 'metrics.jsonl'}: probabilities"
             check_probabilities(line.get("probabilities"), choices, where)
     history = _records(root / "search" / "history.jsonl", "strategy", "index", ("score",))
+    for number, line in history:
+        check_architecture(line.get("architecture", {}), f"line {number} of {root / 'search/history.jsonl'}")
     retrained = []
     for path in sorted(root.glob("retrained/*/result.json")):
         times = path.with_name("times.json")
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(result_lib.read(path.parent).found, values))
+        retrained.append(Retrained(_read_result(path.parent).found, values))
     return Run(
         result,
         tuple(_last(metrics, ("split", "step"))),
         tuple(sorted(_last(history, ("strategy", "index")), key=lambda x: (x["strategy"], x["index"]))),
         tuple(retrained),
     )
+
+
+def _read_result(folder: pathlib.Path) -> Result:
+    """The result of a folder; ValueError where its spaces, architectures or probabilities cannot be drawn."""
+    result, where = result_lib.read(folder), f"{folder / result_lib.NAME}"
+    for name, choice in result.space.choices.items():
+        right = isinstance(choice, dict) and isinstance(choice.get("options"), list)
+        if not (right and isinstance(choice.get("length", 1), int)):
+            raise ValueError(f"{where}: space: choices: {name!r} is not what Space.to_json() writes.")
+    selection = result.selection
+    for one in (result.found, *result.networks, *(selection.candidates if selection else ())):
+        check_architecture(one.architecture, where)
+    if selection is not None:
+        place = f"{where}: selection: probabilities"
+        check_probabilities(selection.probabilities, result.space.choices, place)
+    return result
+
+
+def check_architecture(architecture: Any, where: str) -> None:
+    """Raises ValueError, beginning with `where`, unless it has options, or lists of options, by choice."""
+    values = architecture.items() if isinstance(architecture, Mapping) else [("architecture", {})]
+    for name, value in values:
+        if any(isinstance(one, (list, dict)) for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{where}: {name!r} should be an option or a list of options, found {value!r}.")
 
 
 def _records(
@@ -171,6 +194,6 @@ def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: s
         table = [rows] if length is None else rows
         right = isinstance(table, list) and len(table) == (length or 1)
         right = right and all(isinstance(row, list) and len(row) == options for row in table)
-        if not (right and all(is_number(value) for row in table for value in row)):
+        if not (right and all(is_number(value) and 0 <= value <= 1 for row in table for value in row)):
             shape = f"[{options}]" if length is None else f"[{length}, {options}]"
-            raise ValueError(f"{where}: {name!r} should be finite numbers of shape {shape}.")
+            raise ValueError(f"{where}: {name!r} should be probabilities of shape {shape}.")

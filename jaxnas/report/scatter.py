@@ -79,6 +79,10 @@ class Plot:
         inside = self.x_range[0] <= network.cost <= self.x_range[1]
         return inside and self.y_range[0] <= network.value <= self.y_range[1]
 
+    def label_below(self, network: Marked) -> bool:
+        """Whether a label keeps off the marks below its own: the best lie at the better end."""
+        return (self.run.sign > 0) == (network.mark == "up")
+
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The budget that is inside the plot, None where there is no bound."""
@@ -290,9 +294,7 @@ def _labelled(frame: svg.Frame, plot: Plot, network: Marked) -> str:
     half = 4 * max(map(len, lines))
     anchor = "end" if x > frame.x1 - half else "start" if x < frame.left + half else "middle"
     shift = {"end": r, "start": -r, "middle": 0}[anchor]
-    # Labels keep off the marks: the best lie at the better end, and the largest network among many.
-    below = (plot.run.sign > 0) == (network.mark == "up")
-    below = below and y + r + 16 * len(lines) < frame.y1
+    below = plot.label_below(network) and y + r + 16 * len(lines) < frame.y1
     first = y + r + 15 if below else y - r - 5 - 15 * (len(lines) - 1)
     texts = (svg.text(x + shift, first + 15 * i, text, "label", anchor) for i, text in enumerate(lines))
     return svg.mark(network.mark, x, y, r, "best" if star else "extreme", _figures(plot, network)) + "".join(

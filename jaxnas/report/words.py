@@ -145,7 +145,7 @@ def letters(options: Sequence[str]) -> dict[str, str]:
 
 def is_stack(choice: Mapping[str, Any]) -> bool:
     """Whether a choice of the space is repeated and all its options are words."""
-    return "length" in choice and all(isinstance(option, str) for option in choice.get("options", (None,)))
+    return "length" in choice and all(isinstance(option, str) for option in choice["options"])
 
 
 def describe(architecture: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
