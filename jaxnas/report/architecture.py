@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas.report import svg, words
-from jaxnas.report.document import both, details, plain_table, say, section
+from jaxnas.report.document import both, details, fixed, plain_table, say, section
 from jaxnas.report.read import Run
-from jaxnas.report.result import Network
 from jaxnas.report.svg import rect
 
 Architecture = Mapping[str, Any]
@@ -27,7 +26,7 @@ def panel(run: Run) -> str:
         )
         parts = [say(text), both(transformer, architecture, choices, run.result.task.details)]
     elif stacked := [name for name in architecture if words.is_stack(choices.get(name, {}))]:
-        parts = [part for name in stacked for part in (stack_legend(name, choices), stacks(run, name))]
+        parts = [stacks(run, name) for name in stacked]
     else:
         return section(title, table)
     return section(title, *parts, details("all decisions and their options", table))
@@ -43,44 +42,37 @@ def decisions(architecture: Architecture, choices: Mapping[str, Any]) -> str:
     return plain_table(("decision", "value", "options"), rows)
 
 
-def stack_legend(name: str, choices: Mapping[str, Any]) -> str:
-    """What the signs in the blocks of a stack mean."""
-    signs = words.letters(words.options_of(choices[name]))
-    meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]
-    text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))} from input to output."
-    return say(f"{text} {words.listed(meant)}.")
-
-
 def stacks(run: Run, name: str) -> str:
     """The values of a repeated choice, of each different network as a row of blocks."""
-    nets: dict[str, Network] = {"found": run.result.found}
+    rows: dict[str, Sequence[str | None]] = {"found": run.result.found.architecture[name]}
     for net in (*run.result.networks, *(one.network for one in run.retrained)):
-        seen = [known.architecture.get(name) for known in nets.values()]
-        if net.architecture.get(name) and net.architecture[name] not in seen:
-            nets["found before" if net.name in nets else net.name] = net
-    options = words.options_of(run.result.space.choices[name])
-    signs, busy = words.letters(options), [option for option in options if option not in words.IDLE]
-    longest = max(len(net.architecture[name]) for net in nets.values())
-    cell, left = min(56.0, 820 / longest), 130
-    body = []
-    for row, (label, net) in enumerate(nets.items()):
-        y = 40 * row + 2
-        body.append(
-            svg.text(left - 12, y + 22, label if len(label) <= 18 else f"{label[:17]}…", "value", "end")
-        )
-        for position, option in enumerate(net.architecture[name]):
+        values = net.architecture.get(name)
+        if values and values not in rows.values():
+            rows["found before" if net.name in rows else net.name] = values
+    signs = words.letters(words.options_of(run.result.space.choices[name]))
+    busy, longest = [option for option in signs if option not in words.IDLE], max(map(len, rows.values()))
+    cell, body = min(56.0, 820 / longest), []
+    for number, (label, values) in enumerate(rows.items()):
+        y = 40 * number + 2
+        body.append(svg.text(118, y + 22, label if len(label) <= 18 else f"{label[:17]}…", "value", "end"))
+        for position, option in enumerate(values):
             if option is None:
                 continue
-            x, sign = left + cell * position, signs.get(option, "?")
-            kind = f"block{busy.index(option) % 5}" if option in busy else "block-idle"
-            body.append(rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(option)}"))
-            look = "letter on" if option in busy else "letter"
-            body.append(svg.text(x + cell / 2 - 2, y + 22, sign, look, "middle"))
-    about = "; ".join(f"{label}: {' '.join(map(str, net.architecture[name]))}" for label, net in nets.items())
-    size = (left + cell * longest, 40 * len(nets) + 4)
+            x, lively = 130 + cell * position, option in busy
+            kind = f"block{busy.index(option) % 5}" if lively else "block-idle"
+            body.append(
+                rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(str(option))}")
+            )
+            look = "letter on" if lively else "letter"
+            body.append(svg.text(x + cell / 2 - 2, y + 22, signs.get(option, "?"), look, "middle"))
+    meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]
+    text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))} from input to output."
+    size, about = (
+        (130 + cell * longest, 40 * len(rows) + 4),
+        "; ".join(f"{k}: {words.show(v)}" for k, v in rows.items()),
+    )
     drawn = svg.figure(f"stack-{svg.identifier(name)}", size, f"The stacks of {name}", about, "".join(body))
-    # Small figures keep their size, and wide ones scroll on narrow screens.
-    return f'<div class="scroll"><div class="fixed" style="width:{svg.num(size[0])}px">{drawn}</div></div>'
+    return say(f"{text} {words.listed(meant)}.") + fixed(drawn, size)
 
 
 def is_transformer(architecture: Architecture) -> bool:
@@ -140,9 +132,8 @@ def transformer(
             out.append(f'<path class="wire" d="M{svg.num(stream_x + band / 2)} {svg.num(y)}H{mlp_x}"/>')
         for i in range(most_heads):
             x = heads_x + i * (block_w + 3)
-            out.append(
-                rect(x, y - block_h / 2, block_w, block_h, "head" if i < n else f"paper ghost{kind}", 2.5)
-            )
+            look = "head" if i < n else f"paper ghost{kind}"
+            out.append(rect(x, y - block_h / 2, block_w, block_h, look, 2.5))
         edge = heads_x + most_heads * (block_w + 3)
         out.append(rect(mlp_x, y - 7, mlp_w, 14, f"paper ghost{kind}", 2.5))
         size = mlp_x + mlp_w + 8, y + 4

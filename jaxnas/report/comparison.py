@@ -14,6 +14,7 @@ from typing import Any
 from jaxnas import files
 from jaxnas.report import svg, words
 from jaxnas.report.document import document, note, section, table
+from jaxnas.report.lines import Axis, Line, plot
 
 # Colours of lines in light and in dark (Okabe-Ito, adjusted for contrast); dashes tell them apart too.
 _COLOURS = (
@@ -36,13 +37,13 @@ def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
 
 def render(result: dict[str, Any]) -> str:
     """The whole page as text; `result` is what comparison.json holds."""
-    strategies, sign = result["strategies"], 1 if result["objective"] == "max" else -1
-    best = max(strategies, key=lambda s: sign * s["final"]["mean"])
-    title = (
-        f"{best['name']} finds {_figure(best['final']['mean'])} {words.plain(result['report_metric'])} "
-        f"in {_budget(result)}"
-    )
+    strategies, sign, best = result["strategies"], 1 if result["objective"] == "max" else -1, result["best"]
+    winner = max(strategies, key=lambda s: sign * s["final"]["mean"])
     seen, shown = words.plain(result["metric"]), words.plain(result["report_metric"])
+    budget = f"{result['evaluations']} evaluations"
+    if "seconds" in result:
+        budget = f"the time of {result['evaluations']} full trainings"
+    title = f"{winner['name']} finds {winner['final']['mean']:.5g} {shown} in {budget}"
     lead = (
         f"{len(strategies)} strategies were compared on {result['benchmark']}, which has "
         f"{svg.count(result['networks'])} different networks, with {svg.count(result['seeds'])} searches "
@@ -56,28 +57,26 @@ def render(result: dict[str, Any]) -> str:
         for i, (light, dark, dash) in enumerate(_COLOURS)
     )
     legend = svg.legend([("line", f"k{i % 8}", s["name"]) for i, s in enumerate(strategies)])
-    best_of_all = (
+    notes = (
         "Regret is the best in the table, less what the best network so far has. It need not fall to 0: "
-        f"the best by {seen} has {_figure(result['best']['reported_of_found'])}, and the best of all has "
-        f"{_figure(result['best']['reported'])}."
+        f"the best by {seen} has {best['reported_of_found']:.5g}, and the best of all has "
+        f"{best['reported']:.5g}.",
+        "This is what the strategies themselves see and follow.",
+        "Ranks are taken search by search; 1 is best, and equal results share a rank.",
+        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
+        f"{result['device']}; the time of compiling is left out.",
+        "",
     )
-    ranks = "Ranks are taken search by search; 1 is best, and equal results share a rank."
     panels = (
-        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret"), best_of_all),
-        (
-            f"How far from the best {seen}",
-            legend,
-            _regret(result, "found", "seen"),
-            "This is what the strategies themselves see and follow.",
-        ),
-        ("Mean rank among the strategies", legend, _ranks(result), ranks),
-        ("Time of one search", "", _times(result), _device(result)),
-        ("Figures", "", _table(result), ""),
+        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret")),
+        (f"How far from the best {seen}", legend, _regret(result, "found", "seen")),
+        ("Mean rank among the strategies", legend, _ranks(result)),
+        ("Time of one search", "", _times(result)),
+        ("Figures", "", _table(result)),
     )
-    body = "\n".join(section(name, keys, figure, note(svg.esc(text))) for name, keys, figure, text in panels)
-    return document(
-        title, "jaxnas · comparison of search strategies", svg.esc(title), svg.esc(lead), body, rules
-    )
+    body = [section(*panel, note(svg.esc(text))) for panel, text in zip(panels, notes, strict=True)]
+    eyebrow = "jaxnas · comparison of search strategies"
+    return document(title, eyebrow, svg.esc(title), svg.esc(lead), "\n".join(body), rules)
 
 
 def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
@@ -88,92 +87,70 @@ def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
     return "simulated seconds", key, (result["strategies"][0][key][0], result["seconds"])
 
 
-def _budget(result: dict[str, Any]) -> str:
-    if "seconds" not in result:
-        return f"{result['evaluations']} evaluations"
-    return f"the time of {result['evaluations']} full trainings"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.5g}"
-
-
-def _device(result: dict[str, Any]) -> str:
-    return (
-        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
-        f"{result['device']}; the time of compiling is left out."
-    )
-
-
 def _regret(result: dict[str, Any], key: str, name: str) -> str:
     """Lines of the mean regret on logarithmic axes, with their bands."""
-    sign = 1 if result["objective"] == "max" or key == "found" else -1
-    best = result["best"][key]
+    axis, places, span = _axis(result)
 
-    def regret(values: Sequence[float]) -> list[float]:
-        return [abs(best - sign * v * sign) for v in values]
+    def regret(strategy: dict[str, Any], band: str) -> list[float]:
+        return [abs(result["best"][key] - v) for v in strategy[key][band]]
 
-    lines = [
-        (regret(s[key]["mean"]), regret(s[key]["high"]), regret(s[key]["low"]), s)
-        for s in result["strategies"]
-    ]
-    positive = [v for mean, *_ in lines for v in mean if v > 0]
+    strategies = result["strategies"]
+    positive = [v for s in strategies for v in regret(s, "mean") if v > 0]
     floor = max(min(positive, default=1e-3), 1e-3 * max(positive, default=1.0)) * 0.8
     top = max(max(positive, default=1.0), floor * 10)
 
-    def height(value: float) -> float:
-        return math.log10(max(value, floor))
+    def points(strategy: dict[str, Any], band: str) -> list[svg.Point]:
+        values = (math.log10(max(v, floor)) for v in regret(strategy, band))
+        return list(zip(strategy[places], values, strict=True))
 
-    axis, places, span = _axis(result)
-    frame = svg.Frame(960, 400, span, (height(floor), height(top)), left=66, top=32, x_log=True)
-    body = [svg.axes(frame, axis, "mean regret (logarithmic)", y_texts=_powers)]
-    for i, (_, high, low, s) in enumerate(lines):
-        at = s[places]
-        upper = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, low, strict=True)]
-        lower = [(frame.x(n), frame.y(height(v))) for n, v in zip(at, high, strict=True)]
-        body.append(svg.area(upper, lower, f"band{i % 8}"))
-    for i, (mean, _, _, s) in enumerate(lines):
-        points = [(frame.x(n), frame.y(height(v))) for n, v in zip(s[places], mean, strict=True)]
-        body.append(svg.line(points, f"k{i % 8}"))
-    about = "; ".join(f"{s['name']} ends at {mean[-1]:.3g}" for mean, _, _, s in lines)
-    return svg.figure(
-        f"{name}-curve", (frame.width, frame.height), f"Mean regret by {axis}", about, "".join(body)
+    def texts(values: Sequence[float]) -> list[str]:
+        return [f"{10**value:.2g}" for value in values]
+
+    y = Axis("mean regret (logarithmic)", (math.log10(floor), math.log10(top)), texts)
+    return plot(
+        f"{name}-curve",
+        f"Mean regret by {axis}",
+        Axis(axis, span, log=True),
+        y,
+        [Line(s["name"], f"k{i % 8}", points(s, "mean")) for i, s in enumerate(strategies)],
+        [(f"band{i % 8}", points(s, "low"), points(s, "high")) for i, s in enumerate(strategies)],
+        size=(960, 400),
+        value_text=lambda value: f"{10**value:.3g}",
     )
 
 
-def _powers(values: Sequence[float]) -> list[str]:
-    return [f"{10**value:.2g}" for value in values]
-
-
 def _ranks(result: dict[str, Any]) -> str:
-    strategies = result["strategies"]
+    """Lines of the mean rank; 1 is at the top."""
     axis, places, span = _axis(result)
-    frame = svg.Frame(960, 300, span, (len(strategies) + 0.3, 0.7), left=52, top=32, x_log=True)
-    body = []
-    for rank in range(1, len(strategies) + 1):
-        y = svg.num(frame.y(rank))
-        body.append(f'<path class="grid" d="M{svg.num(frame.left)} {y}H{svg.num(frame.x1)}"/>')
-        body.append(svg.text(frame.left - 8, frame.y(rank) + 4, rank, "tick", "end"))
-    body.append(svg.axes(frame, axis, "mean rank", y_texts=lambda ys: [""] * len(ys)))
-    for i, s in enumerate(strategies):
-        points = [(frame.x(n), frame.y(r)) for n, r in zip(s[places], s["rank"], strict=True)]
-        body.append(svg.line(points, f"k{i % 8}"))
-    about = "; ".join(f"{s['name']} ends at {s['rank'][-1]:.2f}" for s in strategies)
-    return svg.figure("rank-curve", (frame.width, frame.height), f"Mean rank by {axis}", about, "".join(body))
+    lines = [
+        Line(s["name"], f"k{i % 8}", [(n, -rank) for n, rank in zip(s[places], s["rank"], strict=True)])
+        for i, s in enumerate(result["strategies"])
+    ]
+    y = Axis("mean rank", (-len(lines) - 0.3, -0.7), lambda ranks: [f"{-rank:g}" for rank in ranks])
+    x, size = Axis(axis, span, log=True), (960, 300)
+    return plot(
+        "rank-curve", f"Mean rank by {axis}", x, y, lines, size=size, value_text=lambda rank: f"{-rank:.2f}"
+    )
 
 
 def _times(result: dict[str, Any]) -> str:
-    strategies = result["strategies"]
+    strategies, body = result["strategies"], []
     longest = max(s["seconds_per_search"] for s in strategies) or 1
-    height, body = 34 * len(strategies) + 8, []
     for i, s in enumerate(strategies):
-        y, width = 34 * i + 4, 560 * s["seconds_per_search"] / longest
-        body.append(svg.text(250, y + 18, s["name"], "value", "end"))
-        body.append(svg.rect(260, y, max(width, 1), 24, f"bar{i % 8}"))
-        text = svg.duration(s["seconds_per_search"])
-        body.append(svg.text(268 + width, y + 18, text, "value"))
+        y, width, text = (
+            34 * i,
+            560 * s["seconds_per_search"] / longest,
+            svg.duration(s["seconds_per_search"]),
+        )
+        body += [
+            svg.text(250, y + 22, s["name"], "value", "end"),
+            svg.text(268 + width, y + 22, text, "value"),
+        ]
+        body.append(svg.rect(260, y + 4, max(width, 1), 24, f"bar{i % 8}"))
     about = "; ".join(f"{s['name']} {svg.duration(s['seconds_per_search'])}" for s in strategies)
-    return svg.figure("times", (960, height), "Wall time of one search", about, "".join(body))
+    return svg.figure(
+        "times", (960, 34 * len(strategies) + 8), "Wall time of one search", about, "".join(body)
+    )
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -190,7 +167,7 @@ def _table(result: dict[str, Any]) -> str:
     for s in result["strategies"]:
         queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
         cells = (
-            _figure(s["final"]["mean"]),
+            f"{s['final']['mean']:.5g}",
             f"{s['final']['std']:.3g}",
             f"{s['networks']:.0f}",
             svg.percent(s["reached_best"], 0),

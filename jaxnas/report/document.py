@@ -14,19 +14,7 @@ from jaxnas.report.svg import esc
 
 
 def document(title: str, eyebrow: str, heading: str, lead: str, body: str, rules: str = "") -> str:
-    """The whole page as text.
-
-    Args:
-      title: of the window, as text.
-      eyebrow: the small line above the heading, as text.
-      heading: HTML.
-      lead: the paragraph below it, as HTML.
-      body: the sections, as HTML.
-      rules: styles beside those of every page.
-
-    Returns:
-      An HTML document without a clock, a path or chance in it.
-    """
+    """The whole page as text; `title` and `eyebrow` are text, and the rest is HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -72,17 +60,13 @@ def both(draw: Callable[..., str], *args: Any) -> str:
     return draw(*args, narrow=False) + draw(*args, narrow=True)
 
 
+def fixed(figure: str, size: tuple[float, float]) -> str:
+    """A figure that keeps its size: narrow screens scroll it, and wide ones do not stretch it."""
+    return f'<div class="scroll"><div style="width:{size[0]:.0f}px">{figure}</div></div>'
+
+
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], first: bool = False) -> str:
-    """A table of figures.
-
-    Args:
-      head: names of the columns.
-      rows: for each its name and its cells, as text.
-      first: whether the first row stands out.
-
-    Returns:
-      HTML; on narrow screens each row becomes a small card.
-    """
+    """A table of figures as text; on narrow screens each row becomes a small card."""
     top = "".join(f"<th>{esc(name)}</th>" for name in head)
     body = "".join(
         f"<tr{' class=first' if first and i == 0 else ''}><th>{esc(name)}</th>"

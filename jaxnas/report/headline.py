@@ -29,7 +29,7 @@ def final(
 def headline(run: Run) -> tuple[str, str, str]:
     """What was found in one line: the part before its most important figure, that figure, and the rest."""
     metric, name = run.metric, words.metric_name(run.metric, run.final_role)
-    before, after = f"{name[:1].upper()}{name[1:]} of ", words.unit_text(metric)
+    before, after = f"{words.capital(name)} of ", words.unit_text(metric)
     if metric.unit == "%":
         before, after = "", f" {name}"
     if run.cost is not None:
@@ -63,8 +63,9 @@ def lead(run: Run) -> str:
         )
     if searches:
         names = words.listed([words.strategy_name(one.name) for one in searches])
-        text = f"{esc(names[:1].upper() + names[1:])} made {count(sum(one.evaluations for one in searches))}"
-        sentences.append(f"{text} evaluations among {space}{within}.")
+        there = "them" if sentences else space
+        made = count(sum(one.evaluations for one in searches))
+        sentences.append(f"{esc(words.capital(names))} made {made} evaluations among {there}{within}.")
         sentences.append("All of them share the weights of one supernet.")
     if not sentences:
         sentences.append(f"The search space holds {space}.")
@@ -76,9 +77,8 @@ def lead(run: Run) -> str:
 
 def _between(cost: str, low: float | None, high: float | None) -> str:
     if low is None or high is None:
-        return (
-            f"at {'most' if low is None else 'least'} {words.cost_amount(cost, high if low is None else low)}"
-        )
+        most = low is None
+        return f"at {'most' if most else 'least'} {words.cost_amount(cost, high if most else low)}"
     return f"{words.cost_text(low)} to {words.cost_amount(cost, high)}"
 
 
@@ -90,13 +90,9 @@ def _stacked(run: Run) -> list[str]:
         if not (words.is_stack(choice) and isinstance(values, (list, tuple))):
             continue
         counts = {option: list(values).count(option) for option in words.options_of(choice)}
-        parts = [
-            f"{n} {'is' if n == 1 else 'are'} {words.plain(option)}" for option, n in counts.items() if n
-        ]
-        parts = parts or ["none is active"]
-        sentences.append(
-            esc(f"Of its {len(values)} positions of {words.plain(name)}, {words.listed(parts)}.")
-        )
+        parts = [f"{n} {'is' if n == 1 else 'are'} {words.plain(one)}" for one, n in counts.items() if n]
+        text = f"Of its {len(values)} positions of {words.plain(name)}, {words.listed(parts)}."
+        sentences += [esc(text)] if parts else []
     return sentences
 
 
@@ -107,19 +103,14 @@ def _sure(run: Run) -> list[str]:
     if group is not None:
         text = f"Trained {group.weights}" if group.weights == "from scratch" else "Fine-tuned"
         figure = networks.spread_text(run.metric, (value or 0.0, spread)) + words.unit_text(run.metric)
-        if spread is None:
-            sentences.append(
-                f"{text} with one seed, it has a {name} of {figure}; another seed would differ a little."
-            )
-        else:
-            text += f" with {len(group.members)} seeds, it has a mean {name} of {figure}"
-            sentences.append(f"{text}, where ± is one standard deviation.")
+        few, end = ("one seed", "; another seed would differ a little")
+        if spread is not None:
+            few, end = f"{len(group.members)} seeds", " on average, where ± is one standard deviation"
+        sentences.append(f"{text} with {few}, it has a {name} of {figure}{end}.")
     error = words.standard_error(run.result.task, run.metric, run.final_role, value)
     if error is not None:
-        examples = (
-            f"{count(run.result.task.sizes[run.final_role])} {run.final_role} {run.result.task.examples}"
-        )
-        figure = words.difference_text(run.metric, error)[1:]
+        task, figure = run.result.task, words.difference_text(run.metric, error)[1:]
+        examples = f"{count(task.sizes[run.final_role])} {run.final_role} {task.examples}"
         sentences.append(f"With {examples} the standard error of the {name} is {figure}.")
     return [esc(sentence) for sentence in sentences]
 
@@ -133,6 +124,9 @@ def tiles(run: Run) -> str:
     if group is not None:
         number = len(group.members)
         sub = f"{number} seed{'s' if number > 1 else ''}, {group.weights}"
+        if spread is not None:
+            figure = networks.spread_text(metric, (value or 0.0, spread))
+            sub = f"±{figure.partition('±')[2]} over {sub}"
     elif error is not None:
         sub = f"± {100 * error:.2f} (s.e., {count(result.task.sizes[role])} {result.task.examples})"
     shown = [(words.metric_name(metric, role, unit=True), words.value_text(metric, value), sub, "")]

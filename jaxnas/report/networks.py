@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -47,26 +48,33 @@ class Group:
         return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
 
 
+def ranking_role(run: Run) -> str:
+    """The role that retrained networks are ordered by: not the test data, so that these choose nothing."""
+    every = all(run.value(one.network, "validation") is not None for one in run.retrained)
+    return "validation" if every else run.final_role
+
+
 def groups(run: Run) -> list[Group]:
     """The retrained networks by name, weights and steps, the best first."""
     found: dict[tuple, list[Retrained]] = {}
     for one in run.retrained:
-        net = one.network
-        name = net.name
+        net, name = one.network, one.network.name
         if name == "found" and net.architecture != run.result.found.architecture:
             name = "found before"
         key = (name, net.weights, net.steps, words.describe(net.architecture, {}))
         found.setdefault(key, []).append(one)
-    made = [
-        Group(name, weights, tuple(sorted(members, key=lambda one: one.network.seed or 0)))
-        for (name, weights, *_), members in found.items()
-    ]
 
-    def order(group: Group) -> tuple[float, str]:
-        value = group.metric(run.metric.name, run.final_role)
-        return (-run.sign * value[0] if value else float("inf")), group.name
+    def order(group: Group) -> float:
+        value = group.metric(run.metric.name, ranking_role(run))
+        return -run.sign * value[0] if value else math.inf
 
-    return sorted(made, key=order)
+    return sorted(
+        (
+            Group(name, weights, tuple(sorted(members, key=lambda one: one.network.seed or 0)))
+            for (name, weights, *_), members in found.items()
+        ),
+        key=order,
+    )
 
 
 def groups_of(run: Run, network: Network) -> list[Group]:
@@ -78,21 +86,17 @@ def panel(run: Run) -> str:
     """The section that compares the networks of the result."""
     nets = [run.result.found, *run.result.networks]
     costs, columns = _columns(run, nets)
+    main = _main(run, columns)
 
     def compared(columns: Sequence[Column]) -> str:
         rows = []
         for net in nets:
-            cells = [
-                words.value_text(metric, net.metrics.get(r, {}).get(metric.name)) for r, metric in columns
-            ]
-            seed = [f"seed {net.seed}"] if net.seed is not None else []
-            label = [_NAMES.get(net.name, net.name), *_weights(net), *seed]
-            rows.append((", ".join(label), [*_costs(costs, net), *cells]))
+            cells = [words.value_text(m, net.metrics.get(role, {}).get(m.name)) for role, m in columns]
+            rows.append((_label(_NAMES.get(net.name, net.name), [net]), [*_costs(costs, net), *cells]))
         return table(_head(costs, columns), rows, first=True)
 
     inherited = any(net.weights == "inherited" for net in nets)
     text = "Inherited weights are those of the supernet, without any further training." if inherited else ""
-    main = _main(run, columns)
     more = details("all metrics", compared(columns)) if len(main) < len(columns) else ""
     return section("The networks side by side", say(text), compared(main), more)
 
@@ -107,18 +111,16 @@ def retrained_panel(run: Run) -> str:
     times = [key for key in _TIMES if any(svg.is_number(one.times.get(key)) for one in run.retrained)]
     rows = []
     for group in made:
-        first = group.members[0].network
-        seeds = [str(one.network.seed) for one in group.members if one.network.seed is not None]
-        label = [group.name, *_weights(first), f"seed{'s' if len(seeds) > 1 else ''} {words.listed(seeds)}"]
+        nets = [one.network for one in group.members]
         cells = [spread_text(metric, group.metric(metric.name, role)) for role, metric in columns]
         for key in times:
             known = [t for one in group.members if svg.is_number(t := one.times.get(key))]
             cells.append(svg.short(statistics.fmean(known)) if known else "–")
-        rows.append((", ".join(label if seeds else label[:-1]), [*_costs(costs, first), *cells]))
+        rows.append((_label(group.name, nets), [*_costs(costs, nets[0]), *cells]))
     text = "These networks were trained alone, without the supernet. "
     if any(len(group.members) > 1 for group in made):
         text += "The figures are means over the seeds, with ± one standard deviation. "
-    text += f"The best {svg.esc(words.metric_name(run.metric, run.final_role))} is first."
+    text += f"The best {svg.esc(words.metric_name(run.metric, ranking_role(run)))} is first."
     foot = "Times are medians on the device below; they differ from run to run." if times else ""
     head = [*_head(costs, columns), *(_TIMES[key] for key in times)]
     return section("Trained alone", say(text), table(head, rows), note(foot))
@@ -138,9 +140,9 @@ def spread_text(metric: MetricOf, value: tuple[float, float | None] | None) -> s
 
 def _columns(run: Run, nets: Sequence[Network]) -> tuple[list[str], list[Column]]:
     """The costs, and the roles and metrics, that any of the networks has."""
-    order = ("train", "search", "validation", "test")
-    roles = sorted(
-        {role for net in nets for role in net.metrics}, key=lambda r: (r not in order, [*order, r].index(r))
+    given = dict.fromkeys(role for net in nets for role in net.metrics)
+    roles = dict.fromkeys(
+        [*(role for role in ("train", "search", "validation", "test") if role in given), *given]
     )
     pairs = [(role, metric) for role in roles for metric in run.result.task.metrics]
     known = [(r, m) for r, m in pairs if any(m.name in net.metrics.get(r, {}) for net in nets)]
@@ -161,6 +163,9 @@ def _costs(costs: Sequence[str], net: Network) -> list[str]:
     return [words.cost_text(net.costs.get(cost)) for cost in costs]
 
 
-def _weights(net: Network) -> list[str]:
-    """Where the weights of a network come from."""
-    return [net.weights, *([f"{svg.count(net.steps)} steps"] if net.steps is not None else [])]
+def _label(name: str, nets: Sequence[Network]) -> str:
+    """The name of a network, where its weights come from, and the seeds of its trainings."""
+    parts, seeds = [name, nets[0].weights], [str(net.seed) for net in nets if net.seed is not None]
+    parts += [f"{svg.count(nets[0].steps)} steps"] if nets[0].steps is not None else []
+    parts += [f"seed{'s' if len(seeds) > 1 else ''} {words.listed(seeds)}"] if seeds else []
+    return ", ".join(parts)

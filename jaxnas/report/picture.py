@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 
 from jaxnas import files
 from jaxnas.report import svg, words
@@ -12,13 +13,8 @@ from jaxnas.report.read import read_run
 from jaxnas.report.scatter import plot_of, strategies
 
 _INK, _EXTREME = "#1b2330", "#8a3f94"
-_COLOURS = {
-    "random": "#c4570a",
-    "evolution": "#0b68b0",
-    "sampled": "#0b7f62",
-    "train": "#566273",
-    "extreme": _EXTREME,
-}
+_COLOURS = {"random": "#c4570a", "evolution": "#0b68b0", "sampled": "#0b7f62", "train": "#566273"}
+_COLOURS["extreme"] = _EXTREME
 _MARKS = {"circle": "o", "diamond": "D", "square": "s", "up": "^", "down": "v", "star": "*"}
 
 
@@ -69,8 +65,16 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
             x, y, marker=_MARKS[network.mark], zorder=5, clip_on=False, linewidths=1.2 * star, **look
         )
         side = "right" if x < network.cost else "left" if x > network.cost else "center"
-        style = {"ha": side, "va": "bottom", "fontweight": "bold", "color": _INK, "zorder": 6}
-        plot.annotate(label, (x, y), (0, 13 if star else 8), textcoords="offset points", **style)
+        below = shown.label_below(network)
+        style = {
+            "ha": side,
+            "va": "top" if below else "bottom",
+            "fontweight": "bold",
+            "color": _INK,
+            "zorder": 6,
+        }
+        offset = (0, (-1 if below else 1) * (13 if star else 8))
+        plot.annotate(label, (x, y), offset, textcoords="offset points", **style)
     low, high = shown.bounds
     if low is not None or high is not None:
         ends = (shown.x_range[0] if low is None else low, shown.x_range[1] if high is None else high)
@@ -85,6 +89,7 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
     name = words.metric_name(run.metric, run.search_role, unit=True)
     plot.set_ylabel(f"{name} (%)" if scale == 100 else name)
     title = "".join(headline(run)) + f" on {run.result.task.name}"
+    title = textwrap.fill(title, 88)
     plot.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=36)
     frame = {"frameon": False, "borderaxespad": 0.4, "borderpad": 0}
     plot.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=10.5, **frame)

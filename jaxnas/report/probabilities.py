@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas.report import svg, words
-from jaxnas.report.document import say, section
+from jaxnas.report.document import fixed, say, section
 from jaxnas.report.read import Run
 
 CELL, LEFT, TOP, BOTTOM = 46, 118, 44, 30
-MOST_FRAMES = 80
+MOST_FRAMES, WIDEST = 80, 1000
 FRAME_MS, LAST_FRAME_MS = 120, 2500
+
+_ABOUT = "A stronger shade is more probable; the most probable option has its per cent"
 
 Probabilities = Mapping[str, Any]
 
@@ -31,19 +33,19 @@ def panel(run: Run) -> str:
         return ""
     text = (
         "The search gave each option a probability, which is shown in per cent after "
-        f"{svg.count(selection.steps)} steps. Darker is more probable, and the most probable option of each "
-        f"decision is framed. In the least decided one that option has {svg.percent(selection.confidence)}."
+        f"{svg.count(selection.steps)} steps. A stronger shade is more probable, and the most probable "
+        "option of each decision is framed. In the least decided one that option has "
+        f"{svg.percent(selection.confidence)}."
     )
     parts = [say(text)]
-    single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
     for name, rows in selection.probabilities.items():
-        if name not in single:
-            parts.append(f"<h3>{svg.esc(words.plain(name))}</h3>{repeated(name, rows, choices[name])}")
-    parts.append(singles(single, choices) if single else "")
-    for name, picture in pictures(run).items():
-        if not name.endswith(".gif"):
-            continue
-        data = base64.b64encode(picture).decode()
+        if "length" in choices[name]:
+            parts += [f"<h3>{svg.esc(words.plain(name))}</h3>", repeated(name, rows, choices[name])]
+    single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
+    parts += ["<h3>choices that are made once</h3>", singles(single, choices)] if single else []
+    moving = pictures(run).get("probabilities.gif")
+    if moving is not None:
+        data = base64.b64encode(moving).decode()
         parts.append(
             '<h3>During the search</h3><img class="motion" alt="The probabilities while the supernet was '
             f'trained" src="data:image/gif;base64,{data}">'
@@ -59,59 +61,56 @@ def labels_of(choice: Mapping[str, Any]) -> list[str]:
 
 
 def repeated(name: str, rows: Sequence[Sequence[float]], choice: Mapping[str, Any]) -> str:
-    """The heat map of a repeated choice: [positions][options]."""
+    """The heat map of a repeated choice, [positions][options]; the last option is in the first row."""
     cell, body, labels = min(56.0, 820 / len(rows)), [], labels_of(choice)
     for column, label in enumerate(labels):
-        # The last option is in the first row.
         y = 44 * (len(labels) - 1 - column)
-        body.append(svg.text(118, y + 26, label, "value", "end"))
+        body.append(svg.text(LEFT, y + 26, label, "value", "end"))
         for position, row in enumerate(rows):
             options = words.options_of(choice, position)
-            option = words.plain(options[column]) if column < len(options) else label
+            option = words.plain(options[column]) if column < len(options) else "no option"
             about = f"{words.plain(name)} {position + 1}: {option} {svg.percent(row[column])}"
-            body += _cell(130 + cell * position, y, (cell - 3, 41), row, column, about)
-    height = 44 * len(labels) + 34
-    every = -(-20 // int(cell)) if cell < 20 else 1
-    for position in range(0, len(rows), every):
-        body.append(svg.text(130 + cell * (position + 0.5), height - 10, position + 1, "tick", "middle"))
-    size = (130 + cell * len(rows), height)
-    return _figure(
-        f"probabilities-{svg.identifier(name)}", size, f"Probabilities of {words.plain(name)}", body
+            body.append(_cell(position, y, cell, row, column, about))
+    for position in range(0, len(rows), -(-20 // int(cell))):
+        x = LEFT + 12 + cell * (position + 0.5)
+        body.append(svg.text(x, 44 * len(labels) + 24, position + 1, "tick", "middle"))
+    size = (LEFT + 12 + cell * len(rows), 44 * len(labels) + 34)
+    title = f"Probabilities of {words.plain(name)}"
+    return fixed(
+        svg.figure(f"probabilities-{svg.identifier(name)}", size, title, _ABOUT, "".join(body)), size
     )
 
 
 def singles(probabilities: Mapping[str, Sequence[float]], choices: Mapping[str, Any]) -> str:
-    """The heat map of choices that are not repeated: a row each, with the options' names in the cells."""
+    """The heat map of choices that are not repeated: a row each, with the options' names below the cells."""
     most, body = max(map(len, probabilities.values())), []
     cell = min(110.0, 820 / most)
     for number, (name, row) in enumerate(probabilities.items()):
         y = 62 * number
-        body.append(svg.text(118, y + 26, words.plain(name), "value", "end"))
+        body.append(svg.text(LEFT, y + 26, words.plain(name), "value", "end"))
         for column, label in enumerate(labels_of(choices[name])):
-            x, about = 130 + cell * column, f"{words.plain(name)} {label}: {svg.percent(row[column])}"
-            body += _cell(x, y, (cell - 3, 38), row, column, about)
-            body.append(svg.text(x + cell / 2 - 1, y + 53, label, "tick", "middle"))
-    size = (130 + cell * most, 62 * len(probabilities))
-    return _figure("probabilities", size, "Probabilities of the single choices", body)
+            about = f"{words.plain(name)} {label}: {svg.percent(row[column])}"
+            body.append(_cell(column, y, cell, row, column, about))
+            body.append(svg.text(LEFT + 12 + cell * (column + 0.5), y + 56, label, "tick", "middle"))
+    size = (LEFT + 12 + cell * most, 62 * len(probabilities))
+    return fixed(
+        svg.figure("probabilities", size, "Probabilities of the choices", _ABOUT, "".join(body)), size
+    )
 
 
-def _cell(
-    x: float, y: float, size: tuple[float, float], row: Sequence[float], column: int, about: str
-) -> list[str]:
+def _cell(place: int, y: float, cell: float, row: Sequence[float], column: int, about: str) -> str:
     """One probability: its shade, a frame, and its per cent if it is the largest of its row."""
-    value, most = row[column], column == max(range(len(row)), key=row.__getitem__)
-    shade = f'<g fill-opacity="{value:.3f}">{svg.rect(x, y, *size, "shade", 0, about)}</g>'
-    out = [shade, svg.rect(x, y, *size, "most" if most else "ghost")]
-    if most and size[0] > 16:
-        kind = "number on" if value > 0.5 else "number"
-        out.append(svg.text(x + size[0] / 2, y + size[1] / 2 + 4, f"{100 * value:.0f}", kind, "middle"))
-    return out
+    x, value, most = LEFT + 12 + cell * place, row[column], column == _largest(row)
+    shade = svg.rect(x, y, cell - 3, 41, "shade", 0, about)
+    frame = svg.rect(x, y, cell - 3, 41, "most" if most else "ghost")
+    out = f'<g fill-opacity="{value:.3f}">{shade}</g>{frame}'
+    kind = "number on" if value > 0.5 else "number"
+    number = svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", kind, "middle")
+    return out + number if most and cell > 19 else out
 
 
-def _figure(name: str, size: tuple[float, float], title: str, body: list[str]) -> str:
-    about = "Darker is more probable; the most probable option has its per cent"
-    drawn = svg.figure(name, size, title, about, "".join(body))
-    return f'<div class="scroll"><div class="fixed" style="width:{svg.num(size[0])}px">{drawn}</div></div>'
+def _largest(row: Sequence[float]) -> int:
+    return max(range(len(row)), key=row.__getitem__)
 
 
 def trajectory(run: Run) -> list[tuple[int, Probabilities]]:
@@ -146,35 +145,38 @@ def pictures(run: Run) -> dict[str, bytes]:
 
 
 def _frame(probabilities: Probabilities, choices: Mapping[str, Any], caption: str) -> Any:
-    """A picture of one moment, choices one below the other: a greyscale `PIL.Image`."""
+    """A picture of one moment, with the choices from left to right: a greyscale `PIL.Image`."""
     from PIL import Image, ImageDraw, ImageFont
 
-    tables = [(name, rows if "length" in choices[name] else [rows]) for name, rows in probabilities.items()]
-    heights = [CELL * words.width_of(choices[name]) + BOTTOM for name, _ in tables]
-    widest = max(max(len(rows) for _, rows in tables), 3)
-    image = Image.new("L", (LEFT + CELL * widest + 12, TOP + sum(heights)), 255)
+    places, x, y, height = [], 0, TOP, 0
+    for name, rows in probabilities.items():
+        table = rows if "length" in choices[name] else [rows]
+        width = LEFT + CELL * len(table) + 12
+        if x and x + width > WIDEST:
+            x, y, height = 0, y + height, 0
+        places.append((name, table, x, y))
+        x, height = x + width, max(height, CELL * words.width_of(choices[name]) + BOTTOM)
+    widest = max(left + LEFT + CELL * len(table) + 12 for _, table, left, _ in places)
+    image = Image.new("L", (widest, y + height), 255)
     canvas = ImageDraw.Draw(image)
     font, small = ImageFont.load_default(16), ImageFont.load_default(13)
     canvas.text((12, 12), caption, fill=0, font=font)
-    top = TOP
-    for (name, rows), height in zip(tables, heights, strict=True):
-        labels = labels_of(choices[name])
+    for name, table, left, top in places:
+        labels, left = labels_of(choices[name]), left + LEFT
         for column, label in enumerate(labels):
             y = top + CELL * (len(labels) - 1 - column)
-            canvas.text((LEFT - 10, y + CELL / 2), label[:13], fill=0, font=font, anchor="rm")
-            for position, row in enumerate(rows):
-                x, shade = LEFT + CELL * position, round(255 * (1 - row[column]))
+            canvas.text((left - 10, y + CELL / 2), label[:13], fill=0, font=font, anchor="rm")
+            for position, row in enumerate(table):
+                x, shade = left + CELL * position, round(255 * (1 - row[column]))
                 canvas.rectangle((x, y, x + CELL - 1, y + CELL - 1), fill=shade, outline=170)
-                if column == max(range(len(row)), key=row.__getitem__):
+                if column == _largest(row):
                     ink = 255 if shade < 128 else 0
                     canvas.rectangle((x + 2, y + 2, x + CELL - 3, y + CELL - 3), outline=ink, width=2)
                     middle = (x + CELL / 2, y + CELL / 2)
                     canvas.text(middle, f"{100 * row[column]:.0f}", fill=ink, font=font, anchor="mm")
         foot = top + CELL * len(labels) + 13
-        if "length" in choices[name]:
-            for position in range(len(rows)):
-                middle = (LEFT + CELL * (position + 0.5), foot)
-                canvas.text(middle, str(position + 1), fill=90, font=small, anchor="mm")
-        canvas.text((LEFT - 10, foot), words.plain(name)[:16], fill=90, font=small, anchor="rm")
-        top += height
+        for position in range(len(table) if "length" in choices[name] else 0):
+            middle = (left + CELL * (position + 0.5), foot)
+            canvas.text(middle, str(position + 1), fill=90, font=small, anchor="mm")
+        canvas.text((left - 10, foot), words.plain(name)[:16], fill=90, font=small, anchor="rm")
     return image

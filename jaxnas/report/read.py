@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxnas import files
 from jaxnas.report import result as result_lib
@@ -17,14 +17,8 @@ from jaxnas.report.svg import is_number
 Record = dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Retrained:
-    """A network that was trained alone.
-
-    Attributes:
-      network: what came out.
-      times: what its times.json holds; {} if there is none.
-    """
+class Retrained(NamedTuple):
+    """A network that was trained alone, and what its times.json holds ({} if there is none)."""
 
     network: Network
     times: Mapping[str, Any]
@@ -83,10 +77,9 @@ class Run:
     @property
     def reference(self) -> Network | None:
         """What the found network is compared with: the largest, else another one with a name."""
-        others = [
-            net for net in self.result.networks if net.name not in ("random search", "smallest", "found")
-        ]
-        return next((net for net in others if net.name == "largest"), others[0] if others else None)
+        small = ("random search", "smallest", "found")
+        others = [net for net in self.result.networks if net.name not in small]
+        return self.network("largest") or next(iter(others), None)
 
     def network(self, name: str) -> Network | None:
         """A network of the result by its name."""
@@ -103,9 +96,8 @@ class Run:
 
     def of_split(self, split: str) -> list[Record]:
         """Metrics of one split by increasing step."""
-        return sorted(
-            (line for line in self.metrics if line["split"] == split), key=lambda line: line["step"]
-        )
+        lines = (line for line in self.metrics if line["split"] == split)
+        return sorted(lines, key=lambda line: line["step"])
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
@@ -123,24 +115,23 @@ def read_run(workdir: str | os.PathLike) -> Run:
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = pathlib.Path(workdir)
-    result = result_lib.read(root)
+    result = _read_result(root)
     choices = result.space.choices
-    if result.selection is not None:
-        where = f"{root / result_lib.NAME}: selection: probabilities"
-        check_probabilities(result.selection.probabilities, choices, where)
-    metrics = _records(root / "metrics.jsonl", ("split", "step"), numbers=("step",))
+    metrics = _records(root / "metrics.jsonl", "split", "step")
     for number, line in metrics:
         if line["split"] == "architecture":
             where = f"line {number} of {root / 'metrics.jsonl'}: probabilities"
             check_probabilities(line.get("probabilities"), choices, where)
-    history = _records(root / "search" / "history.jsonl", ("strategy", "index", "score"), numbers=("index",))
+    history = _records(root / "search" / "history.jsonl", "strategy", "index", ("score",))
+    for number, line in history:
+        check_architecture(line.get("architecture", {}), f"line {number} of {root / 'search/history.jsonl'}")
     retrained = []
     for path in sorted(root.glob("retrained/*/result.json")):
         times = path.with_name("times.json")
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(result_lib.read(path.parent).found, values))
+        retrained.append(Retrained(_read_result(path.parent).found, values))
     return Run(
         result,
         tuple(_last(metrics, ("split", "step"))),
@@ -149,17 +140,41 @@ def read_run(workdir: str | os.PathLike) -> Run:
     )
 
 
-def _records(path: pathlib.Path, keys: tuple[str, ...], numbers: tuple[str, ...]) -> list[tuple[int, Record]]:
-    """(line number, record) of a file of JSON lines whose first key is a name, the others being `numbers`."""
-    records = list(enumerate(files.read_lines(path, keys), start=1))
+def _read_result(folder: pathlib.Path) -> Result:
+    """The result of a folder; ValueError where its spaces, architectures or probabilities cannot be drawn."""
+    result, where = result_lib.read(folder), f"{folder / result_lib.NAME}"
+    for name, choice in result.space.choices.items():
+        right = isinstance(choice, dict) and isinstance(choice.get("options"), list)
+        if not (right and isinstance(choice.get("length", 1), int)):
+            raise ValueError(f"{where}: space: choices: {name!r} is not what Space.to_json() writes.")
+    selection = result.selection
+    for one in (result.found, *result.networks, *(selection.candidates if selection else ())):
+        check_architecture(one.architecture, where)
+    if selection is not None:
+        place = f"{where}: selection: probabilities"
+        check_probabilities(selection.probabilities, result.space.choices, place)
+    return result
+
+
+def check_architecture(architecture: Any, where: str) -> None:
+    """Raises ValueError, beginning with `where`, unless it has options, or lists of options, by choice."""
+    values = architecture.items() if isinstance(architecture, Mapping) else [("architecture", {})]
+    for name, value in values:
+        if any(isinstance(one, (list, dict)) for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{where}: {name!r} should be an option or a list of options, found {value!r}.")
+
+
+def _records(
+    path: pathlib.Path, name: str, count: str, scores: tuple[str, ...] = ()
+) -> list[tuple[int, Record]]:
+    """(line number, record) of a file of JSON lines; a score that was not finite is null."""
+    records = list(enumerate(files.read_lines(path, (name, count, *scores)), start=1))
     for number, record in records:
-        for key in keys:
-            value = record[key]
-            # A score that was not finite is null.
-            right = isinstance(value, str) if key == keys[0] else is_number(value)
-            if not right and (key in (keys[0], *numbers) or value is not None):
-                kind = "a name" if key == keys[0] else "a number"
-                raise ValueError(f"line {number} of {path}: {key!r} should be {kind}, found {value!r}.")
+        right = {name: isinstance(record[name], str), count: is_number(record[count])}
+        right |= {score: record[score] is None or is_number(record[score]) for score in scores}
+        for key in (key for key in right if not right[key]):
+            kind = "a name" if key == name else "a number"
+            raise ValueError(f"line {number} of {path}: {key!r} should be {kind}, found {record[key]!r}.")
     return records
 
 
@@ -176,16 +191,9 @@ def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: s
         if name not in choices:
             raise ValueError(f"{where}: {name!r} is no choice of the space; it has {', '.join(choices)}.")
         length, options = choices[name].get("length"), words.width_of(choices[name])
-        if length is None:
-            right = _is_row(rows, options)
-        else:
-            right = (
-                isinstance(rows, list) and len(rows) == length and all(_is_row(row, options) for row in rows)
-            )
-        if not right:
+        table = [rows] if length is None else rows
+        right = isinstance(table, list) and len(table) == (length or 1)
+        right = right and all(isinstance(row, list) and len(row) == options for row in table)
+        if not (right and all(is_number(value) and 0 <= value <= 1 for row in table for value in row)):
             shape = f"[{options}]" if length is None else f"[{length}, {options}]"
-            raise ValueError(f"{where}: {name!r} should be finite numbers of shape {shape}.")
-
-
-def _is_row(row: Any, options: int) -> bool:
-    return isinstance(row, list) and len(row) == options and all(map(is_number, row))
+            raise ValueError(f"{where}: {name!r} should be probabilities of shape {shape}.")

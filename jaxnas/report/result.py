@@ -223,16 +223,18 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
         if value is None and type(None) in args:
             return None
         return _parse(value, next(arg for arg in args if arg is not type(None)), where)
+    mapping = origin is not None and issubclass(origin, Mapping)
+    if (mapping or dataclasses.is_dataclass(hint)) and not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
+    if mapping:
+        return {name: _parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
     if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
         hints = typing.get_type_hints(hint)
-        fields = {field.name: field for field in dataclasses.fields(hint)}
-        for name, field in fields.items():
+        for field in dataclasses.fields(hint):
             required = field.default is field.default_factory is dataclasses.MISSING
-            if required and name not in value:
-                raise ValueError(f"{where}: {name!r} is missing.")
-        known = {name: part for name, part in value.items() if name in fields}
+            if required and field.name not in value:
+                raise ValueError(f"{where}: {field.name!r} is missing.")
+        known = {name: part for name, part in value.items() if name in hints}
         return hint(**{name: _parse(part, hints[name], f"{where}: {name}") for name, part in known.items()})
     if origin is tuple:
         if not isinstance(value, list):
@@ -241,10 +243,6 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
         if len(items) != len(value):
             raise ValueError(f"{where}: expected {len(items)} values, found {len(value)}.")
         return tuple(_parse(item, kind, where) for item, kind in zip(value, items, strict=True))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
-        return {name: _parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
     kinds = (int, float) if hint is float else hint
     if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where}: expected {hint.__name__}, found {value!r}.")

@@ -13,7 +13,7 @@ from jaxnas.report.read import Record, Run
 
 # (mark, class) of the strategies in the order of the history; random search has its own.
 _LOOKS = (("circle", "evolution"), ("square", "sampled"), ("up", "train"), ("down", "extreme"))
-_NETWORKS = {"smallest": "down", "largest": "up"}
+_NETWORKS = {"smallest": "down", "largest": "up", "found": "star"}
 # Beyond this many marks, one path holds them all and a mark has no title of its own.
 MOST_TITLES = 4000
 
@@ -79,6 +79,10 @@ class Plot:
         inside = self.x_range[0] <= network.cost <= self.x_range[1]
         return inside and self.y_range[0] <= network.value <= self.y_range[1]
 
+    def label_below(self, network: Marked) -> bool:
+        """Whether a label keeps off the marks below its own: the best lie at the better end."""
+        return (self.run.sign > 0) == (network.mark == "up")
+
     @property
     def bounds(self) -> tuple[float | None, float | None]:
         """The budget that is inside the plot, None where there is no bound."""
@@ -94,12 +98,13 @@ class Plot:
 
 def strategies(run: Run) -> list[Strategy]:
     """The strategies of the history, random search first: it is drawn below the others."""
-    names = list(dict.fromkeys(line["strategy"] for line in run.history))
-    random = [name for name in names if name.startswith("random")]
-    others = [name for name in names if name not in random]
-    made = [Strategy(name, words.strategy_name(name), "diamond", "random") for name in random]
-    for i, name in enumerate(others):
-        made.append(Strategy(name, words.plain(name), *_LOOKS[i % len(_LOOKS)]))
+    made: list[Strategy] = []
+    for name in dict.fromkeys(line["strategy"] for line in run.history):
+        if name.startswith("random"):
+            made.insert(0, Strategy(name, words.strategy_name(name), "diamond", "random"))
+        else:
+            look = _LOOKS[sum(one.kind != "random" for one in made) % len(_LOOKS)]
+            made.append(Strategy(name, words.plain(name), *look))
     return made
 
 
@@ -126,19 +131,17 @@ def plot_of(run: Run, room: float = 4.5) -> Plot | None:
     evaluations, where it would flatten all others.
     `room` is the margin for a label on the edge, in units of the usual margin.
     """
-    known = [cost for cost in (run.cost, *run.result.found.costs) if cost]
-    cost = next((c for c in known if any(svg.is_number(line.get(c)) for line in run.history)), None)
-    if cost is None:
+    number = svg.is_number
+    scored = [line for line in run.history if number(line["score"])]
+    costs = [cost for cost in (run.cost, *run.result.found.costs) if any(number(x.get(cost)) for x in scored)]
+    if not costs or costs[0] is None:
         return None
-    lines = tuple(x for x in run.history if svg.is_number(x.get(cost)) and svg.is_number(x["score"]))
-    marked = []
-    for net in (*run.result.networks, run.result.found):
-        value, found = run.value(net, run.search_role), net is run.result.found
-        if net.name != "random search" and value is not None and svg.is_number(net.costs.get(cost)):
-            mark = "star" if found else _NETWORKS.get(net.name, "square")
-            marked.append(Marked("found" if found else net.name, mark, net.costs[cost], value))
-    if not lines:
-        return None
+    cost, marked = costs[0], []
+    lines = tuple(line for line in scored if number(line.get(cost)))
+    for net in (*run.result.networks, dataclasses.replace(run.result.found, name="found")):
+        value, mark = run.value(net, run.search_role), _NETWORKS.get(net.name, "square")
+        if net.name != "random search" and value is not None and number(net.costs.get(cost)):
+            marked.append(Marked(net.name, mark, net.costs[cost], value))
     core, others = [m for m in marked if m.mark == "star"], [m for m in marked if m.mark != "star"]
 
     sizes = [x[cost] for x in lines] + [m.cost for m in core]
@@ -181,28 +184,26 @@ def panel(run: Run) -> str:
     plot = plot_of(run)
     if plot is None:
         return ""
-    name, cost = words.metric_name(run.metric), words.cost_name(plot.cost)
     drawn, front = strategies(run), plot.front
     entries, parts = [], []
     for one in reversed(drawn):
         entries.append((one.mark, one.kind, f"{one.label} ({svg.count(len(run.strategy(one.name)))})"))
-        parts.append(f"{sum(x['strategy'] == one.name for x in front)} from {svg.esc(one.label)}")
+        parts.append(f"{sum(x['strategy'] == one.name for x in front)} from {one.label}")
     entries.append(("line", "front", "Pareto front"))
     entries += [(m.mark, "best" if m.mark == "star" else "extreme", m.label) for m in plot.marked]
-    scored = svg.esc(words.metric_name(run.metric, run.search_role))
     text = (
-        f"Each mark is an evaluated network, scored by its {scored}. "
+        f"Each mark is an evaluated network, scored by its {words.metric_name(run.metric, run.search_role)}. "
         f"{'More' if run.sign > 0 else 'Less'} is better. The Pareto front holds the {svg.count(len(front))} "
-        f"that no other network beats in both figures"
+        f"that no other network beats in both figures{': ' * (len(parts) > 1)}"
     )
-    text += f": {words.listed(parts)}." if len(parts) > 1 else "."
+    text += words.listed(parts) if len(parts) > 1 else ""
     foot = "Later evaluations are drawn stronger."
     if plot.clipped:
         foot += f" {svg.count(plot.clipped)} evaluations beyond the axis are drawn on its edge."
     if all(one.kind != "random" for one in drawn):
         foot += " This run has no random search to compare with."
-    title = f"{name[:1].upper()}{name[1:]} against {cost}"
-    return section(title, say(text), svg.legend(entries), both(draw, run), note(foot))
+    title = words.capital(f"{words.metric_name(run.metric)} against {words.cost_name(plot.cost)}")
+    return section(title, say(svg.esc(f"{text}.")), svg.legend(entries), both(draw, run), note(foot))
 
 
 def draw(run: Run, narrow: bool = False) -> str:
@@ -212,24 +213,24 @@ def draw(run: Run, narrow: bool = False) -> str:
     size = (400, 380) if narrow else (960, 470)
     frame = svg.Frame(*size, plot.x_range, plot.y_range, left=46 if narrow else 52, top=30, x_log=plot.x_log)
     name = words.metric_name(run.metric, run.search_role, unit=True)
-    body = [
-        _budget(frame, plot),
-        svg.axes(frame, plot.cost_label, name, y_texts=words.axis_texts(run.metric)),
-    ]
+    body = [_budget(frame, plot)]
+    body.append(svg.axes(frame, plot.cost_label, name, y_texts=words.axis_texts(run.metric)))
     merged = narrow or len(plot.lines) > MOST_TITLES
-    for strategy in strategies(run):
-        body.append(_marks(frame, plot, strategy, merged))
-    corners = [(frame.x(x), frame.y(y)) for x, y in plot.front_corners]
-    body.append(svg.line(corners, "front", steps=True))
+    body += [_marks(frame, plot, strategy, merged) for strategy in strategies(run)]
+    body.append(svg.line([(frame.x(x), frame.y(y)) for x, y in plot.front_corners], "front", steps=True))
     body += [_labelled(frame, plot, network) for network in plot.marked]
-    value = words.value_text(run.metric, run.value(run.result.found, run.search_role))
     about = (
-        f"Scatter plot of {len(plot.lines)} evaluated architectures. The found network has "
-        f"{words.cost_amount(plot.cost, run.result.found.costs[plot.cost])} and a "
-        f"{words.metric_name(run.metric, run.search_role)} of {value}. "
-        f"The Pareto front has {len(plot.front)} architectures."
+        f"Scatter plot of {len(plot.lines)} evaluated architectures, of which {len(plot.front)} are on the "
+        "Pareto front. "
     )
+    about += "; ".join(_figures(plot, network).replace("\n", ", ") for network in plot.marked)
     return svg.figure("scatter", size, f"{name} against {plot.cost_label}", about, "".join(body), narrow)
+
+
+def _figures(plot: Plot, network: Marked) -> str:
+    """A network's name, metric and cost."""
+    value = words.value_text(plot.run.metric, network.value) + words.unit_text(plot.run.metric)
+    return f"{network.label}\n{value}\n{words.cost_amount(plot.cost, network.cost)}"
 
 
 def _budget(frame: svg.Frame, plot: Plot) -> str:
@@ -246,31 +247,26 @@ def _budget(frame: svg.Frame, plot: Plot) -> str:
             out.append(f'<path class="bound" d="M{x} {svg.num(frame.top)}V{svg.num(frame.y1)}"/>')
     if right - left > 60:
         # Cheap networks that are good are rare: this corner is free.
-        out.append(
-            svg.text(left + 8, frame.top + 16 if plot.run.sign > 0 else frame.y1 - 8, "budget", "note")
-        )
+        y = frame.top + 16 if plot.run.sign > 0 else frame.y1 - 8
+        out.append(svg.text(left + 8, y, "budget", "note"))
     return "".join(out)
 
 
 def _marks(frame: svg.Frame, plot: Plot, strategy: Strategy, merged: bool) -> str:
     """The marks of one strategy, in three shades from early to late; `merged` drops their titles."""
     lines = [line for line in plot.lines if line["strategy"] == strategy.name]
-    out, third = [], max(1, -(-len(lines) // 3))
-    for start in range(0, len(lines), third):
-        shade = f"{strategy.kind} late{start // third + 1}"
-        places = [
-            (line, frame.x(line[plot.cost]), frame.y(plot.value(line)))
-            for line in lines[start : start + third]
-        ]
+    shades, r = ["", "", ""], 3 if frame.width < 500 else 4
+    for i, line in enumerate(lines):
+        third, place = 3 * i // len(lines), (frame.x(line[plot.cost]), frame.y(plot.value(line)))
+        kind = f"{strategy.kind} late{third + 1}"
         if merged:
-            r = 3 if frame.width < 500 else 4
-            outline = "".join(svg.shape(strategy.mark, x, y, r) for _, x, y in places)
-            out.append(f'<path class="mark {shade}" d="{outline}"/>')
+            shades[third] += svg.shape(strategy.mark, *place, r)
         else:
-            out += [
-                svg.mark(strategy.mark, x, y, 4, shade, _title(plot, strategy, line)) for line, x, y in places
-            ]
-    return "".join(out)
+            shades[third] += svg.mark(strategy.mark, *place, r, kind, _title(plot, strategy, line))
+    if merged:
+        kinds = [f"mark {strategy.kind} late{third + 1}" for third in range(3)]
+        shades = [f'<path class="{kind}" d="{d}"/>' for kind, d in zip(kinds, shades, strict=True) if d]
+    return "".join(shades)
 
 
 def _title(plot: Plot, strategy: Strategy, line: Record) -> str:
@@ -291,8 +287,6 @@ def _labelled(frame: svg.Frame, plot: Plot, network: Marked) -> str:
     """A mark with its name; on the edge of the plot, with its figures, if it lies outside."""
     metric, star = plot.run.metric, network.mark == "star"
     value, r = words.value_text(metric, network.value), 12 if star else 7
-    title = f"{network.label}\n{value}{words.unit_text(metric)}\n"
-    title += words.cost_amount(plot.cost, network.cost)
     x = frame.left if plot.x_log and network.cost <= 0 else frame.x(network.cost)
     x = min(max(x, frame.left + r + 2), frame.x1 - r - 2)
     y = min(max(frame.y(network.value), frame.top + r + 2), frame.y1 - r - 2)
@@ -300,9 +294,9 @@ def _labelled(frame: svg.Frame, plot: Plot, network: Marked) -> str:
     half = 4 * max(map(len, lines))
     anchor = "end" if x > frame.x1 - half else "start" if x < frame.left + half else "middle"
     shift = {"end": r, "start": -r, "middle": 0}[anchor]
-    # Labels keep off the marks: the best lie at the better end, and the largest network among many.
-    below = (plot.run.sign > 0) == (network.mark == "up")
-    below = below and y + r + 16 * len(lines) < frame.y1
+    below = plot.label_below(network) and y + r + 16 * len(lines) < frame.y1
     first = y + r + 15 if below else y - r - 5 - 15 * (len(lines) - 1)
     texts = (svg.text(x + shift, first + 15 * i, text, "label", anchor) for i, text in enumerate(lines))
-    return svg.mark(network.mark, x, y, r, "best" if star else "extreme", title) + "".join(texts)
+    return svg.mark(network.mark, x, y, r, "best" if star else "extreme", _figures(plot, network)) + "".join(
+        texts
+    )

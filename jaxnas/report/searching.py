@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from jaxnas.report import svg, words
 from jaxnas.report.document import both, note, say, section
+from jaxnas.report.lines import Axis, Line, around, plot
 from jaxnas.report.read import Run
 from jaxnas.report.result import Network
 from jaxnas.report.scatter import Strategy, strategies
@@ -74,42 +74,21 @@ def _verdict(run: Run, other: Network) -> str:
 def draw(run: Run, narrow: bool = False) -> str:
     """The curves as SVG."""
     metric, curves = run.metric, best_so_far(run)
-    most = max(len(values) for _, values in curves)
     # The first evaluations may be far worse than all others: they may leave the plot.
     worst = min(run.sign * values[min(len(values) - 1, len(values) // 25)] for _, values in curves)
     best = max(run.sign * values[-1] for _, values in curves)
-    pad = 0.1 * (best - worst) or 0.05 * abs(best) or 0.005
-    low, high = sorted((run.sign * (worst - pad), run.sign * (best + pad)))
-    size = (400, 280) if narrow else (960, 330)
-    frame = svg.Frame(*size, (0, max(most, 2)), (low, high), left=52 if narrow else 56, top=28)
+    y_range = around([run.sign * worst, run.sign * best], 0.1)
     name = f"best {words.metric_name(metric, run.search_role, unit=True)} so far"
-    body = [
-        svg.axes(frame, "evaluations", name, lambda xs: [svg.count(x) for x in xs], words.axis_texts(metric))
-    ]
-    for strategy, values in curves:
-        points = [(frame.x(i), frame.y(value)) for i, value in enumerate(values, 1)]
-        body.append(svg.line(_corners(points), strategy.kind, steps=True))
-        body.append(svg.mark(strategy.mark, *points[-1], 6, strategy.kind))
-    if not narrow:
-        number = min(most, 120)
-        places = [max(1, round(most * (i + 1) / number)) for i in range(number)]
-
-        def title(place: float) -> str:
-            reached = [
-                f"{strategy.label}: {words.value_text(metric, values[min(int(place), len(values)) - 1])}"
-                for strategy, values in curves
-            ]
-            return "\n".join([f"after {svg.count(place)} evaluations", *reached])
-
-        body.append(svg.strips(frame, places, title))
-    about = "; ".join(
-        f"{strategy.label} reaches {words.value_text(metric, values[-1])} after {len(values)} evaluations"
-        for strategy, values in curves
+    most = max(2, *(len(values) for _, values in curves))
+    lines = [Line(one.label, one.kind, list(enumerate(values, 1)), one.mark, True) for one, values in curves]
+    return plot(
+        "search",
+        "Best so far",
+        Axis("evaluations", (0, most), lambda xs: [svg.count(x) for x in xs]),
+        Axis(name, y_range, words.axis_texts(metric)),
+        lines,
+        size=(400, 280) if narrow else (960, 330),
+        marks=1,
+        value_text=lambda value: words.value_text(metric, value),
+        narrow=narrow,
     )
-    return svg.figure("search", size, "Best so far", about, "".join(body), narrow)
-
-
-def _corners(points: Sequence[svg.Point]) -> list[svg.Point]:
-    """Drops the points inside a flat run: the line looks the same and the page is smaller."""
-    keep = [i for i, p in enumerate(points) if i in (0, len(points) - 1) or p[1] != points[i - 1][1]]
-    return [points[i] for i in keep]

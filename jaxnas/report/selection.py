@@ -47,14 +47,15 @@ def _candidates(run: Run, selection: SelectionOf) -> str:
 
     candidates = sorted(selection.candidates, key=order)
     rungs = max(len(one.trials) for one in candidates)
-    steps = [*selection.trial_steps, *[0] * rungs][:rungs]
-    head = ["architecture", "drawn from", "supernet", *(f"after {svg.count(n)} steps" for n in steps)]
+    head = ["architecture", "drawn from", "supernet"]
+    head += [f"after {svg.count(steps)} steps" for steps in selection.trial_steps[:rungs]]
+    head += [f"trial {i + 1}" for i in range(len(selection.trial_steps), rungs)]
     rows = []
     for one in candidates:
-        values = [words.value_text(run.metric, value) for value in (one.supernet, *one.trials)]
-        cells = ["anywhere" if one.explored else "the probabilities", *values]
-        cells += [""] * (2 + rungs - len(cells))
-        rows.append((words.describe(one.architecture, run.result.space.choices), cells))
+        cells = [words.value_text(run.metric, value) for value in (one.supernet, *one.trials)]
+        cells += [""] * (1 + rungs - len(cells))
+        source = "anywhere" if one.explored else "the probabilities"
+        rows.append((words.describe(one.architecture, run.result.space.choices), [source, *cells]))
     name = words.metric_name(run.metric, run.search_role, unit=True)
     text = f"The table has the {svg.esc(name)} of each candidate: with the supernet’s weights"
     text += ", and trained alone from new weights" if rungs else ""

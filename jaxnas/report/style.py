@@ -79,7 +79,6 @@ svg .letter{font-weight:650;font-size:12px}svg .number{font-size:12px}
 svg .letter.on,svg .number.on{fill:var(--card)}
 .shade{fill:var(--ink)}.most{fill:none;stroke:var(--best);stroke-width:2.5;pointer-events:none}
 rect.ghost,.letter,.number{pointer-events:none}
-.fixed{min-width:min-content}.fixed svg{display:block}
 img.motion{max-width:100%;height:auto;border-radius:8px;background:#fff}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 20px;padding:0;margin:6px 0 14px;
 font-size:14px;color:var(--soft)}

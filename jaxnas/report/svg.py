@@ -228,18 +228,9 @@ def mark(name: str, x: float, y: float, r: float, kind: str, title: str = "") ->
 def figure(
     name: str, size: tuple[float, float], title: str, about: str, body: str, narrow: bool | None = None
 ) -> str:
-    """The <svg> element of a figure.
+    """The <svg> element of a figure: `name` is unique on the page, `about` says what is to be seen.
 
-    Args:
-      name: unique on the page.
-      size: width and height in pixels.
-      title: what it is.
-      about: what is to be seen in it.
-      body: what is drawn.
-      narrow: whether it is the form for narrow screens or that for wide ones; None for all screens.
-
-    Returns:
-      The element as text.
+    `narrow` says whether it is the form for narrow screens or for wide ones; None is for all.
     """
     kind = "" if narrow is None else "narrow" if narrow else "wide"
     name = f"{name}-{kind}" if kind else name

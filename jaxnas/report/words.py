@@ -102,6 +102,11 @@ def listed(parts: Sequence[str]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
+def capital(text: str) -> str:
+    """A text that begins with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
 def options_of(choice: Mapping[str, Any], position: int | None = None) -> list[str]:
     """The names of the options of a choice of the space, at one of its positions."""
     rows = choice.get("per_position")
@@ -140,7 +145,7 @@ def letters(options: Sequence[str]) -> dict[str, str]:
 
 def is_stack(choice: Mapping[str, Any]) -> bool:
     """Whether a choice of the space is repeated and all its options are words."""
-    return "length" in choice and all(isinstance(option, str) for option in choice.get("options", (None,)))
+    return "length" in choice and all(isinstance(option, str) for option in choice["options"])
 
 
 def describe(architecture: Mapping[str, Any], choices: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ HOLDS = {
         "A differentiable search of 1,000 steps over 531,441 different networks",
         "the best of 16 architectures that were drawn was taken",
         "3 are attention, 5 are feed forward and 4 are identity",
-        "Trained from scratch with 2 seeds, it has a mean test loss of 4.170 ± 0.014 nats per token",
+        "Trained from scratch with 2 seeds, it has a test loss of 4.170 ± 0.014 nats per token on average",
         "A is attention, F is feed forward and – is identity",
         "How probable each option is",
         "In the least decided one that option has 58.0 %",
@@ -481,7 +481,7 @@ DAMAGED = [
         "metrics.jsonl",
         lambda text: text + '{"step": 9, "split": "architecture", "probabilities": {"depth": [1]}}\n',
         ValueError,
-        r"line {n} of .*metrics\.jsonl: probabilities: 'depth' should be finite numbers of shape \[5\]",
+        r"line {n} of .*metrics\.jsonl: probabilities: 'depth' should be probabilities of shape \[5\]",
     ),
     ("search/history.jsonl", lambda text: text + "3\n", ValueError, r"line {n} of .*history\.jsonl"),
     (
@@ -489,6 +489,20 @@ DAMAGED = [
         lambda text: text + '{"index": 0, "strategy": "random", "score": "good"}\n',
         ValueError,
         r"line {n} of .*history\.jsonl: 'score' should be a number, found 'good'",
+    ),
+    (
+        "search/history.jsonl",
+        lambda text: (
+            text + '{"index": 0, "strategy": "random", "score": 1, "architecture": {"depth": [[1]]}}\n'
+        ),
+        ValueError,
+        r"line {n} of .*history\.jsonl: 'depth' should be an option or a list of options",
+    ),
+    (
+        "result.json",
+        lambda text: text.replace('"length": 5', '"length": "5"', 1),
+        ValueError,
+        r"result\.json: space: choices: 'num_heads' is not what Space\.to_json\(\) writes",
     ),
     (
         "retrained/a/result.json",
