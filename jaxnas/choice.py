@@ -39,7 +39,7 @@ def plain_options(options) -> tuple[Option, ...]:
                 f"Choice: options are int, float or str, got {option!r} of type "
                 f"{type(option).__name__}. Give each option as an argument of its own."
             )
-        if isinstance(option, float) and not abs(option) <= np.finfo(np.float32).max:
+        if isinstance(option, float) and not abs(option) <= float(np.finfo(np.float32).max):
             what = "beyond the range of float32" if math.isfinite(option) else "not finite"
             raise ValueError(f"Choice: option {option!r} is {what}.")
         if isinstance(option, int) and not -(2**31) <= option < 2**31:

@@ -169,13 +169,14 @@ def run(
         if not len(rows):
             state = asked  # exhausted
             break
-        old = [line for line in recorded if line["generation"] == int(asked.generation)]
+        old = recorded[len(lines) : len(lines) + len(rows) + 1]
+        old = [line for line in old if line["generation"] == int(asked.generation)]
         known = replaying and len(old) == len(rows)
         told = _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows)
         state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
         new = _lines(strategy, name, settings, state, lines)
         if replaying:
-            _check_replay(old, new, recorded[len(lines) :], history_path)
+            _check_replay(old, new, len(recorded) > len(lines) + len(old), history_path)
         if known:
             resumed += len(new)
         elif history_path is not None:
@@ -301,23 +302,20 @@ def _check_length(recorded: list[history.Line], evaluations: int, path: Any) -> 
         )
 
 
-def _check_replay(
-    old: list[history.Line], new: list[history.Line], left: list[history.Line], path: Any
-) -> None:
+def _check_replay(old: list[history.Line], new: list[history.Line], more: bool, path: Any) -> None:
     """Checks that the recorded lines of a generation are those that the search asked for.
 
     Args:
       old: the recorded lines of the generation, fewer than asked for if it was not complete.
       new: the lines as they are now.
-      left: the recorded lines of this generation and of those behind it.
+      more: whether there are recorded lines behind those.
       path: of the history.
 
     Raises:
       ValueError: they differ, in more than the scores that are evaluated anew.
     """
-    fault = f"{len(old)} architectures, now {len(new)}" if len(old) > len(new) else None
-    if len(old) < len(new) and len(left) > len(old):
-        fault = f"{len(old)} architectures, now {len(new)}"
+    wrong = len(old) > len(new) or (len(old) < len(new) and more)
+    fault = f"{len(old)} architectures, now {len(new)}" if wrong else None
     for line, expected in zip(old, new, strict=False):
         for name in {*line, *expected} - {"score", "seconds", "digest"}:
             if line.get(name) != expected.get(name):

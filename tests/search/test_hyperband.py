@@ -170,9 +170,10 @@ TRIALS = search.SuccessiveHalving(SPACE, given=search.Pool(np.asarray(GIVEN)), f
 
 def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
     assert TRIALS.rungs(0) == [7, 3, 1] and TRIALS.evaluations == 11
-    path, calls = tmp_path / "history.jsonl", []
+    path, calls, inodes = tmp_path / "history.jsonl", [], set()
 
     def trial(archs, fidelity):
+        inodes.add(path.stat().st_ino)
         calls.append((SPACE.encode(archs)[0].tolist(), fidelity, path.read_text().count("\n")))
         return evaluate(archs, fidelity)
 
@@ -182,6 +183,7 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
     np.testing.assert_array_equal(codes[7:10], codes[np.argsort(-scores[:7], kind="stable")[:3]])
     np.testing.assert_array_equal(codes[10], codes[7 + np.argmax(scores[7:10])])
     np.testing.assert_array_equal(SPACE.encode(result.arch), codes[10])
+    assert len(inodes) == 1  # appended to, and not written anew
     assert calls == [(codes[i].tolist(), f, i) for i, f in enumerate([0] * 7 + [1] * 3 + [2])]
     # Killed in a trial: those before it are not run again.
     lines = path.read_text().splitlines(keepends=True)
