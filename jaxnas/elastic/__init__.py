@@ -1,21 +1,68 @@
-"""Elastic layers: weight-entangled operations whose active size is an array passed at call time."""
+"""Layers whose sizes are chosen by an array at call time, and what one builds such layers from.
 
+A network reads the decisions of its space, makes a `Width` of them for each axis whose size is a choice, and
+gives these widths to layers:
+
+    class Network(nn.Module):
+        space: jaxnas.Space  # with the choice "width"
+
+        @nn.compact
+        def __call__(self, x, arch=None, *, train=False):
+            decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+            hidden = elastic.width(int, decisions["width"])
+            x = elastic.Dense(name="in")(x, elastic.fixed(x.shape[-1]), hidden)
+            x = elastic.LayerNorm(name="norm")(jax.nn.relu(x), hidden)
+            return elastic.Dense(name="out")(x, hidden, elastic.fixed(10))
+
+Weights are stored once, at the largest sizes, and a smaller layer uses their first channels. Activations have
+zeros behind their active channels. A layer of one's own is a function that `run` calls at its active sizes,
+with weights that `parameter` declares and products that `record_macs` counts.
+"""
+
+from jaxnas.elastic.attention import MultiHeadAttention
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm
+from jaxnas.elastic.layers import (
+    Dense,
+    DenseParameters,
+    LayerNorm,
+    LayerNormParameters,
+    Mlp,
+    Norm,
+    PatchEmbed,
+    Tokens,
+    drop_path,
+)
+from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import annotate, parameter, record_macs
-from jaxnas.elastic.width import Decision, Width, fixed, width
+from jaxnas.elastic.switch import run
+from jaxnas.elastic.width import Decision, Table, Width, combine, constant, fixed, width
 
 __all__ = [
     "Decision",
     "Decisions",
     "Dense",
+    "DenseParameters",
     "LayerNorm",
+    "LayerNormParameters",
     "Mixture",
+    "Mlp",
+    "MultiHeadAttention",
+    "Norm",
+    "PatchEmbed",
+    "Table",
+    "Tokens",
     "Width",
     "annotate",
+    "combine",
+    "constant",
+    "drop_path",
     "fixed",
     "parameter",
     "record_macs",
+    "run",
+    "run_layers",
+    "stack_layers",
+    "unstack_layers",
     "width",
 ]

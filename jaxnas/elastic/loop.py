@@ -59,7 +59,8 @@ def run_layers(
     Raises:
       ValueError: stacked parameters, where the layers have to be unrolled.
     """
-    recording = any(map(network.is_mutable_collection, (SPECS, MACS, *network.variables)))
+    written = {SPECS, MACS, *network.variables} - {"intermediates"}  # captured outside of a scan only
+    recording = any(map(network.is_mutable_collection, written))
     stacked = None if not scan or recording or network.is_initializing() else _stack_inputs(inputs)
     if stacked is None:
         if STACKED in network.variables.get("params", {}):
@@ -104,11 +105,14 @@ def _stack_inputs(inputs: Sequence[Any]) -> tuple[Any, Callable[[Any], Any]] | N
         return isinstance(x, Width | Decision)
 
     leaves, structures = zip(*(jax.tree.flatten(one, is_leaf=is_leaf) for one in inputs), strict=True)
-    stacked = [_stack_leaves(column) for column in zip(*leaves, strict=True)]
-    if len(set(structures)) > 1 or None in stacked:
+    if len(set(structures)) > 1:
         return None
-    values = [value for value, _ in stacked]
-    makers = [make for _, make in stacked]
+    values, makers = [], []
+    for column in zip(*leaves, strict=True):
+        if (stacked := _stack_leaves(column)) is None:
+            return None
+        values.append(stacked[0])
+        makers.append(stacked[1])
 
     def restore(values: Any) -> Any:
         made = [make(value) for make, value in zip(makers, values, strict=True)]
@@ -146,6 +150,8 @@ def _stack_widths(widths: Sequence[Width]) -> tuple[Any, Callable[[Any], Any]] |
             for column in zip(*(w.table.names for w in widths), strict=True)
         ]
         return values, lambda values: Width(table, dict(zip(names, values, strict=True)), axis)
+    if len({w.maximum for w in widths}) > 1:
+        return None
     # As a gate is, which tells each layer in its own way from the depth: by its sizes alone.
     sizes = sorted({size for w in widths for size in w.table.values})
     table = Table((("size", None),), (len(sizes),), tuple(sizes))

@@ -220,7 +220,7 @@ def _check(
         )
         if expected is not None and expected != operand.shape:
             raise ValueError(
-                f"Operand {number} has shape {operand.shape}; {' '.join(one)!r} with the maximal sizes of "
+                f"Operand {number} has shape {operand.shape}; {' '.join(one or ())!r} with the maximal sizes of "
                 f"the widths is {expected}."
             )
     if unknown := set(maskable) - set(widths):
@@ -292,7 +292,8 @@ def _masks(plan: _Plan, number: int, row: jax.Array) -> dict[str, jax.Array]:
         of_rows = [0 if one is None else one[column] for one in plan.rows]
         own = [size for size, branch in zip(of_rows, plan.branch_of, strict=True) if branch == number]
         if set(own) != {sizes[column]}:
-            masks[name] = jnp.arange(sizes[column]) < jnp.asarray(of_rows, jnp.int32)[row]
+            places = jnp.arange(sizes[column], dtype=jnp.int32)
+            masks[name] = places < jnp.asarray(of_rows, jnp.int32)[row]
     return masks
 
 

@@ -195,7 +195,8 @@ def masks_of_row(rows: tuple[tuple[int, ...], ...], index: jax.Array) -> tuple[j
     """For each width of a row given by a traced index, its 0/1 channel mask, float32 [maximum]."""
     sizes = np.array(rows, np.int32)
     return tuple(
-        (jnp.arange(column.max()) < jnp.asarray(column)[index]).astype(jnp.float32) for column in sizes.T
+        (jnp.arange(column.max(), dtype=jnp.int32) < jnp.asarray(column)[index]).astype(jnp.float32)
+        for column in sizes.T
     )
 
 

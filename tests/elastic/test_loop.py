@@ -1,0 +1,153 @@
+"""The loop over layers: a scan is the same function as layers one after another, in any network."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxnas.supernets.decisions import Decisions
+from small_nets import SHAPE, difference, flatten, jit, masks_of, normal, sample, setting
+
+import jaxnas
+from jaxnas import Choice, Space, elastic
+from jaxnas.supernets import stack_layers, unstack_layers
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+@settings(max_examples=4)
+@given(seed=seeds)
+def test_scanned_layers_are_the_unrolled_ones(seed):
+    arch = sample(setting("scanned").space, seed)
+    logits, _, gradient = setting("scanned")(arch)
+    expected, _, expected_gradient = setting("narrow")(arch)
+    assert difference(logits, expected) <= 1e-5
+    scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected_gradient))
+    masks, gradient = masks_of("scanned")(arch), flatten(gradient)
+    for path, leaf in flatten(expected_gradient).items():
+        assert np.max(np.abs(gradient[path] - leaf)) <= 1e-5 * scale, path
+        assert not np.any(np.where(masks[path], 0, gradient[path])), path
+
+
+def test_stacked_parameters_are_the_same_network():
+    case = setting("scanned")
+    stacked = stack_layers(case.params)
+    assert "block_0" not in stacked and stack_layers(stacked) is stacked
+    back = unstack_layers(stacked)
+    jax.tree.map(np.testing.assert_array_equal, back, case.params)
+    arch = sample(case.space, 0)
+    (logits, _, gradient), (expected, _, expected_gradient) = case(arch, stacked), case(arch)
+    np.testing.assert_array_equal(logits, expected)
+    assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
+    with pytest.raises(ValueError, match="unstack_layers"):
+        setting("narrow")(arch, stacked)
+    small = jaxnas.extract(case.net, stacked, arch, verify=case.images)[1]
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        small,
+        jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)[1],
+    )
+    other = case.params | {"block_1": {"bias": jnp.zeros(3)}}
+    with pytest.raises(ValueError, match="block_1 and block_0 differ in size"):
+        stack_layers(other)
+
+
+def test_layers_in_a_scan_with_64_bits():
+    case = setting("scanned")
+    arch = sample(case.space, 0)
+    expected = case(arch)[0]
+    with jax.enable_x64(True):
+        apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
+        assert difference(apply(arch), expected) <= 1e-5
+
+
+# ---- A network of a user's own.
+
+
+class Mlps(nn.Module):
+    """Residual MLPs with dropout, whose hidden widths and depth are choices; returns what enters each."""
+
+    space: Any
+    scan_layers: bool = False
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        embed = elastic.fixed(x.shape[-1])
+        inputs = [
+            {
+                "hidden": elastic.width(int, decisions["hidden", i]),
+                "gate": elastic.width(lambda depth, i=i: int(i < depth), decisions["depth"]),
+                "shift": 0.1 * i,
+            }
+            for i in range(3)
+        ]
+
+        def call(layer, x, inputs):
+            y = layer(x + inputs["shift"], embed, inputs["hidden"], gate=inputs["gate"])
+            if train:
+                y = jnp.where(jax.random.bernoulli(layer.make_rng("dropout"), 0.5, y.shape), y, 0)
+            return x + y, x
+
+        make = functools.partial(elastic.Mlp, kernel_init=nn.initializers.normal(0.5))
+        return elastic.run_layers(self, make, call, x, inputs, scan=self.scan_layers)
+
+
+def own_space(*hidden):
+    choices = Choice(*hidden).repeat(3, active="depth")
+    return Space(depth=Choice(1, 2, 3), hidden=choices)
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+def test_a_network_of_ones_own_is_scanned_and_unrolled(soft):
+    space, x = own_space(2, 4, 8), normal(2, 4, 6)
+    net = Mlps(space)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    assert set(params) == {"block_0", "block_1", "block_2"}
+    of = {
+        scan: functools.partial(net.clone(scan_layers=scan).apply, {"params": params}, x)
+        for scan in (False, True)
+    }
+    run = {scan: jit(apply) for scan, apply in of.items()}
+    for seed in range(4):
+        arch = sample(space, seed)
+        arch = space.soften(arch) if soft else arch
+        (y, inputs), expected = run[True](arch), run[False](arch)
+        assert inputs.shape == (3, *x.shape)
+        assert difference((y, inputs), expected) <= 1e-5
+    scans = {scan: "scan[" in str(jax.make_jaxpr(apply)(arch)) for scan, apply in of.items()}
+    assert scans == {False: False, True: True}
+
+
+def test_random_streams_differ_from_layer_to_layer():
+    space, x = own_space(4, 8), jnp.ones((1, 50, 6))
+    net = Mlps(space, scan_layers=True)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    params = jax.tree.map(lambda leaf: jnp.ones_like(leaf) * 0.1, params)
+    apply = jit(
+        lambda key: net.apply({"params": params}, x, space.largest(), train=True, rngs={"dropout": key})
+    )
+    y, inputs = apply(jax.random.key(0))
+    enters = jnp.concatenate([inputs, y[None]])
+    dropped = np.asarray(enters[1:] == enters[:-1])  # [layers, 1, rows, channels]
+    assert 0.3 < dropped.mean() < 0.7 and np.any(dropped[0] != dropped[1])
+    assert np.any(apply(jax.random.key(1))[0] != y)
+
+
+def test_layers_with_different_options_are_unrolled():
+    space, x = own_space(4, 8), normal(2, 4, 6)
+    plain = space.to_json()
+    plain["hidden"]["per_position"] = [[4, 8], [4], [8]]
+    other = Space.from_json(plain)
+    net = Mlps(other, scan_layers=True)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    text = str(jax.make_jaxpr(lambda arch: net.apply({"params": params}, x, arch))(other.smallest()))
+    assert "scan[" not in text
+    params = stack_layers(jaxnas.init(Mlps(space), jax.random.key(0), x.shape))
+    with pytest.raises(ValueError, match=r"stacked by layer, .*unstack_layers"):
+        Mlps(space).apply({"params": params}, x, space.smallest())
