@@ -19,9 +19,9 @@ NAMES = {
 LOAD = """import jaxnas
 
 # The folder beside this page.
-net, params = jaxnas.load_subnet("{subnet}")
+net, variables = jaxnas.load_subnet("{subnet}")
 # images: float32 [batch, {shape}], normalised as in training
-logits = net.apply({{"params": params}}, images)"""
+logits = net.apply(variables, images)"""
 
 LOAD_EXPORTED = """# Needs jax and flatbuffers alone; runs on CPU, CUDA GPU and TPU.
 from jax import export
