@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from jaxnas.inputs import describe, one_example
 from jaxnas.tensors import flatten
 
 Path = tuple[str, ...]
+_LARGEST_TABLE = 1 << 18
 _CALL = "jaxnas_call_"  # named scope of a call of a module's method, with its number
 
 
@@ -84,9 +86,18 @@ class _Calls:
     def gate(self, path: Path) -> Table:
         """When what is stored at a path is in use: when one of the calls of its module is made."""
         gates = list(dict.fromkeys(gate for called, gate in self.made if called == path))
-        if gates or not path:
-            return functools.reduce(functools.partial(combine, max), gates or [constant(1)])
-        return self.gate(path[:-1])
+        if constant(1) in gates or not path:
+            return constant(1)
+        if not gates:
+            return self.gate(path[:-1])
+        counts = {name: n for gate in gates for name, n in zip(gate.names, gate.counts, strict=True)}
+        if math.prod(counts.values()) > _LARGEST_TABLE:
+            raise ValueError(
+                f"{'/'.join(path)} is shared by mixtures of {len(counts)} decisions: whether it is in use "
+                f"would take a table of more than {_LARGEST_TABLE:,} entries. Give the mixtures blocks of "
+                "their own, or call the shared module outside of them."
+            )
+        return functools.reduce(functools.partial(combine, max), gates)
 
     def plain_macs(self, jaxpr: Any, name: str) -> list[Table]:
         """Tables of the products that no layer recorded, counted in the program."""

@@ -92,8 +92,10 @@ def extract(
 
     variables = check_variables(variables)
     expected = nn.meta.unbox(recorded.variables)
-    if STACKED in variables["params"] and STACKED not in expected["params"]:
-        variables = {**variables, "params": unstack_layers(variables["params"])}
+    variables = {
+        name: unstack_layers(tree) if STACKED in tree and STACKED not in expected.get(name, {}) else tree
+        for name, tree in variables.items()
+    }
     stored = flatten(variables)
     check_tensors(stored, flatten(expected), "the supernet's variables")
     specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state

@@ -152,6 +152,20 @@ class Understated(Base):
         return y @ y.T @ y
 
 
+class SharedByAll(Base):
+    """One plain block in the mixtures of twenty decisions."""
+
+    space: Space = Space(op=Choice("identity", "dense").repeat(20))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        blocks = {"identity": user_networks.Identity(), "dense": nn.Dense(3)}
+        for i in range(20):
+            x = Mixture(blocks)(decisions["op", i], x)
+        return x
+
+
 class Branches(Base):
     def body(self, x, decision):
         y = Dense()(x, fixed(3), width(lambda size: size, decision))
@@ -217,6 +231,7 @@ REFUSED = {
     ),
     "wrong counts": (Understated(), (2, 3), ValueError, "has 16 multiply-accumulates .* has 20"),
     "branches": (Branches(), (2, 3), ValueError, "Branches has products in a lax.cond"),
+    "shared by many": (SharedByAll(), (2, 3), ValueError, "Dense_0 is shared by mixtures of 20 decisions"),
     "no module": (3, (2, 3), TypeError, "A network is a Flax module .* got a int"),
     "no space": (NoSpace(), (2, 3), TypeError, "NoSpace has no search space"),
     "no architecture": (NoArchitecture(), (2, 3), TypeError, "takes no architecture as its second"),
@@ -236,7 +251,7 @@ REFUSED = {
         ValueError,
         r"cannot be called with the inputs float32\[1, 9, 9, 1\] .*Expected images \[B, 8, 8",
     ),
-    "no batch": (NoTrain(), jnp.float32(3), TypeError, "takes no keyword"),
+    "no batch": (user_networks.Mixer(MIXER), jnp.float32(3), ValueError, "batch in front; got float32"),
 }
 
 

@@ -64,7 +64,7 @@ class Identity(nn.Module):
 
 
 class Operations(nn.Module):
-    """Mixtures of plain Flax blocks, all made within the compact method; one is in two mixtures' reach."""
+    """Mixtures of plain Flax blocks, all made within the compact method; one is used outside of them too."""
 
     space: Space
 
@@ -96,7 +96,7 @@ class ElasticOperations(nn.Module):
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         hidden = width(lambda size: size, decisions["hidden"], axis="mlp")
         x = nn.Dense(8)(inputs["features"])  # [B, N, 8]
-        x = Mixture({"identity": Second(), "mlp": ElasticMlp()})(decisions["op"], x, hidden)
+        x = Mixture({"identity": Second(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
         sums = jax.ops.segment_sum(x.reshape(-1, 8), inputs["nodes"].reshape(-1), 6)
         return {"features": x, "sums": sums}
 

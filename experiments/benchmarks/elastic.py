@@ -31,8 +31,9 @@ from jax import lax
 
 import jaxnas
 from jaxnas import spaces
+from jaxnas.elastic import stack_layers
 from jaxnas.latency import median_times
-from jaxnas.supernets import ViT, stack_layers
+from jaxnas.supernets import ViT
 
 _SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
 _ARCHITECTURES = flags.DEFINE_integer("architectures", 8, "How many are sampled.")

@@ -67,7 +67,7 @@ def run_layers(
             raise ValueError(
                 "These parameters are stacked by layer, and the layers run one after another: no scan was "
                 "asked for, the space has one architecture, the layers differ in their options, or a "
-                "collection is written. Give supernets.unstack_layers(params)."
+                "collection is written. Give jaxnas.elastic.unstack_layers(params)."
             )
         outputs = []
         for i, one in enumerate(inputs):

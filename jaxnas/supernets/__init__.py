@@ -1,8 +1,7 @@
 """Supernets: one file for each searched system, with what only it needs beside it."""
 
-from jaxnas.elastic.loop import stack_layers, unstack_layers
-from jaxnas.supernets.autoformer_flops import autoformer_flops
+from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
 
-__all__ = ["TransformerXL", "ViT", "autoformer_flops", "stack_layers", "unstack_layers"]
+__all__ = ["TransformerXL", "ViT", "autoformer_flops"]

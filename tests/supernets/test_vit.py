@@ -25,8 +25,8 @@ from small_nets import (
 )
 
 import jaxnas
+from jaxnas.elastic import stack_layers
 from jaxnas.elastic.attention import Attention, skew, unskew
-from jaxnas.supernets import stack_layers
 from jaxnas.training.step import data_mesh
 
 every_setting = pytest.mark.parametrize("name", SETTINGS)
