@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     )
     tokens = jax.ShapeDtypeStruct((1, FLAGS.length), jnp.int32)
     params = jaxnas.init(net, jax.random.key(0), tokens)["params"]
-    stacked = supernets.stack_layers(params)
+    stacked = jaxnas.elastic.stack_layers(params)
     batch = random_batch(FLAGS.batch, FLAGS.length, FLAGS.vocabulary)
 
     def compiled(net: Any, params: Any, arch: Any) -> tuple[Any, float]:

@@ -249,7 +249,7 @@ def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
     net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
     mesh, memory = data_mesh(2), net.empty_memory(4)
-    params = supernets.stack_layers(jaxnas.init(net, jax.random.key(0), TOKENS)["params"])
+    params = jaxnas.elastic.stack_layers(jaxnas.init(net, jax.random.key(0), TOKENS)["params"])
     words = jnp.zeros((4, LENGTH), jnp.int32)
     batch = {"tokens": words, "targets": words, "first": jnp.zeros(4, bool)}
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
@@ -349,7 +349,7 @@ def test_products_are_those_that_xla_counts(form):
 @given(seed=seeds)
 def test_scanned_blocks_are_the_unrolled_ones(seed):
     arch = sample(seed)
-    stacked = supernets.stack_layers(params_of("scanned"))
+    stacked = jaxnas.elastic.stack_layers(params_of("scanned"))
     for soft in (False, True):
         given_arch = SPACE.soften(arch) if soft else arch
         one, two = run("unrolled", given_arch), run("scanned", given_arch)
