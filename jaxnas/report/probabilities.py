@@ -43,7 +43,7 @@ def panel(run: Run) -> str:
             parts += [f"<h3>{svg.esc(words.plain(name))}</h3>", repeated(name, rows, choices[name])]
     single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
     parts += ["<h3>choices that are made once</h3>", singles(single, choices)] if single else []
-    moving = pictures(run).get("probabilities.gif")
+    moving = run.pictures.get("probabilities.gif")
     if moving is not None:
         data = base64.b64encode(moving).decode()
         parts.append(
