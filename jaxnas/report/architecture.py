@@ -25,7 +25,7 @@ def panel(run: Run) -> str:
             "left. Outlines show what the largest network of the space has."
         )
         parts = [say(text), both(transformer, architecture, choices, run.result.task.details)]
-    elif stacked := [name for name in architecture if words.is_stack(choices.get(name, {}))]:
+    elif stacked := [n for n in architecture if words.is_stack(choices.get(n, {})) and architecture[n]]:
         parts = [stacks(run, name) for name in stacked]
     else:
         return section(title, table)
@@ -60,19 +60,16 @@ def stacks(run: Run, name: str) -> str:
                 continue
             x, lively = 130 + cell * position, option in busy
             kind = f"block{busy.index(option) % 5}" if lively else "block-idle"
-            body.append(
-                rect(x, y, cell - 4, 34, kind, 5, f"{label}, {position + 1}: {words.plain(str(option))}")
-            )
+            title = f"{label}, {position + 1}: {words.plain(str(option))}"
+            body.append(rect(x, y, max(cell - 4, 0.5), 34, kind, 5, title))
             look = "letter on" if lively else "letter"
             body.append(svg.text(x + cell / 2 - 2, y + 22, signs.get(option, "?"), look, "middle"))
     meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]
     text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))} from input to output."
-    size, about = (
-        (130 + cell * longest, 40 * len(rows) + 4),
-        "; ".join(f"{k}: {words.show(v)}" for k, v in rows.items()),
-    )
-    drawn = svg.figure(f"stack-{svg.identifier(name)}", size, f"The stacks of {name}", about, "".join(body))
-    return say(f"{text} {words.listed(meant)}.") + fixed(drawn, size)
+    size = (130 + cell * longest, 40 * len(rows) + 4)
+    about = "; ".join(f"{label}: {words.show(values)}" for label, values in rows.items())
+    drawn = fixed(f"stack-{svg.identifier(name)}", size, f"The stacks of {name}", about, body)
+    return say(f"{text} {words.listed(meant)}.") + drawn
 
 
 def is_transformer(architecture: Architecture) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxnas.report import style
+from jaxnas.report import style, svg
 from jaxnas.report.svg import esc
 
 
@@ -60,9 +60,10 @@ def both(draw: Callable[..., str], *args: Any) -> str:
     return draw(*args, narrow=False) + draw(*args, narrow=True)
 
 
-def fixed(figure: str, size: tuple[float, float]) -> str:
+def fixed(name: str, size: tuple[float, float], title: str, about: str, body: Sequence[str]) -> str:
     """A figure that keeps its size: narrow screens scroll it, and wide ones do not stretch it."""
-    return f'<div class="scroll"><div style="width:{size[0]:.0f}px">{figure}</div></div>'
+    drawn = svg.figure(name, size, title, about, "".join(body))
+    return f'<div class="scroll"><div style="width:{size[0]:.0f}px">{drawn}</div></div>'
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], first: bool = False) -> str:

@@ -7,6 +7,7 @@ uninterrupted one give the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -62,7 +63,8 @@ def write(workdir: str | os.PathLike) -> pathlib.Path:
       OSError: the workdir cannot be written.
     """
     root, run = pathlib.Path(workdir), read_run(workdir)
-    for name, data in probabilities.pictures(run).items():
+    run = dataclasses.replace(run, pictures=probabilities.pictures(run))
+    for name, data in run.pictures.items():
         files.write_bytes(root / name, data)
     files.write_text(root / "report.html", render(run))
     return root / "report.html"

@@ -43,7 +43,7 @@ def panel(run: Run) -> str:
             parts += [f"<h3>{svg.esc(words.plain(name))}</h3>", repeated(name, rows, choices[name])]
     single = {name: row for name, row in selection.probabilities.items() if "length" not in choices[name]}
     parts += ["<h3>choices that are made once</h3>", singles(single, choices)] if single else []
-    moving = pictures(run).get("probabilities.gif")
+    moving = run.pictures.get("probabilities.gif")
     if moving is not None:
         data = base64.b64encode(moving).decode()
         parts.append(
@@ -71,14 +71,12 @@ def repeated(name: str, rows: Sequence[Sequence[float]], choice: Mapping[str, An
             option = words.plain(options[column]) if column < len(options) else "no option"
             about = f"{words.plain(name)} {position + 1}: {option} {svg.percent(row[column])}"
             body.append(_cell(position, y, cell, row, column, about))
-    for position in range(0, len(rows), -(-20 // int(cell))):
+    for position in range(0, len(rows), -(-20 // max(1, int(cell)))):
         x = LEFT + 12 + cell * (position + 0.5)
         body.append(svg.text(x, 44 * len(labels) + 24, position + 1, "tick", "middle"))
     size = (LEFT + 12 + cell * len(rows), 44 * len(labels) + 34)
     title = f"Probabilities of {words.plain(name)}"
-    return fixed(
-        svg.figure(f"probabilities-{svg.identifier(name)}", size, title, _ABOUT, "".join(body)), size
-    )
+    return fixed(f"probabilities-{svg.identifier(name)}", size, title, _ABOUT, body)
 
 
 def singles(probabilities: Mapping[str, Sequence[float]], choices: Mapping[str, Any]) -> str:
@@ -93,16 +91,15 @@ def singles(probabilities: Mapping[str, Sequence[float]], choices: Mapping[str, 
             body.append(_cell(column, y, cell, row, column, about))
             body.append(svg.text(LEFT + 12 + cell * (column + 0.5), y + 56, label, "tick", "middle"))
     size = (LEFT + 12 + cell * most, 62 * len(probabilities))
-    return fixed(
-        svg.figure("probabilities", size, "Probabilities of the choices", _ABOUT, "".join(body)), size
-    )
+    return fixed("probabilities", size, "Probabilities of the choices", _ABOUT, body)
 
 
 def _cell(place: int, y: float, cell: float, row: Sequence[float], column: int, about: str) -> str:
     """One probability: its shade, a frame, and its per cent if it is the largest of its row."""
     x, value, most = LEFT + 12 + cell * place, row[column], column == _largest(row)
-    shade = svg.rect(x, y, cell - 3, 41, "shade", 0, about)
-    frame = svg.rect(x, y, cell - 3, 41, "most" if most else "ghost")
+    width = max(cell - 3, 0.5)
+    shade = svg.rect(x, y, width, 41, "shade", 0, about)
+    frame = svg.rect(x, y, width, 41, "most" if most else "ghost")
     out = f'<g fill-opacity="{value:.3f}">{shade}</g>{frame}'
     kind = "number on" if value > 0.5 else "number"
     number = svg.text(x + cell / 2 - 1, y + 25, f"{100 * value:.0f}", kind, "middle")

@@ -33,12 +33,14 @@ class Run:
       metrics: records of training, each step once.
       history: evaluations of all searches, by strategy and index.
       retrained: networks trained alone, by folder.
+      pictures: drawn of the probabilities, by file name; a page without them shows none that moves.
     """
 
     result: Result
     metrics: tuple[Record, ...] = ()
     history: tuple[Record, ...] = ()
     retrained: tuple[Retrained, ...] = ()
+    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def metric(self) -> MetricOf:

@@ -55,18 +55,12 @@ def _verdict(run: Run, other: Network) -> str:
         errors = [words.standard_error(task, metric, role, value) or 0.0 for value in (mine, theirs)]
         error = math.hypot(*errors)
         if role == run.final_role and error and gain:
-            sure = abs(gain) >= 2 * error
-            text += (
-                f", {abs(gain) / error:.1f} times the"
-                if sure
-                else f", which so few {task.examples} cannot tell"
-            )
-            text += " standard error of that difference" if sure else " from chance: the standard error"
-            text += (
-                f" ({words.difference_text(metric, error)[1:]})"
-                if sure
-                else (f" of the difference is {words.difference_text(metric, error)[1:]}")
-            )
+            figure = words.difference_text(metric, error)[1:]
+            if abs(gain) >= 2 * error:
+                text += f", {abs(gain) / error:.1f} times the standard error of that difference ({figure})"
+            else:
+                text += f", which so few {task.examples} cannot tell from chance: the standard error of the"
+                text += f" difference is {figure}"
         sentences.append(text + ".")
     return " ".join(sentences)
 

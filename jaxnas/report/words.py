@@ -75,7 +75,8 @@ def difference_text(metric: MetricOf, difference: float) -> str:
         points = 100 * difference
         text = "±0.00" if abs(points) < 0.005 else f"{points:+.2f}"
         return f"{text} points".replace("-", "−")
-    return f"{difference:+.3g}{unit_text(metric)}".replace("-", "−")
+    text = "±0" if abs(difference) < 1e-12 else f"{difference:+.3g}"
+    return f"{text}{unit_text(metric)}".replace("-", "−")
 
 
 def standard_error(task: TaskOf, metric: MetricOf, role: str, value: object) -> float | None:

@@ -275,6 +275,7 @@ def test_log_ticks_are_inside():
         (words.value_text(workdirs.LOSS, None), "–"),
         (words.difference_text(workdirs.ACCURACY, -0.0123), "−1.23 points"),
         (words.difference_text(workdirs.LOSS, 0.0123), "+0.0123 nats per token"),
+        (words.difference_text(workdirs.LOSS, 4.1 - 4.1), "±0 nats per token"),
         (words.power_text("4473920"), "4,473,920"),
         (words.power_text("99600000"), "1.0 × 10<sup>8</sup>"),
         (words.power_text("5" * 400), "5.6 × 10<sup>399</sup>"),
