@@ -53,12 +53,14 @@ def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
     network.check_contract(net)
     shapes = specification(inputs)
 
-    @jax.jit
     def make(key: jax.Array) -> Variables:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return nn.meta.unbox(net.init(key, zeros, net.space.smallest()))
 
-    return make(key)
+    if isinstance(key, jax.core.Tracer):
+        return make(key)
+    # One draw for each parameter, run once: compiling it is all the time that this takes.
+    return jax.jit(make, compiler_options={"xla_backend_optimization_level": 0})(key)
 
 
 def extract(

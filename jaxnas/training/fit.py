@@ -234,19 +234,9 @@ def prepare(
 ) -> tuple[TrainState, Step, Callable[[int], Any]]:
     """The state at step 0, the compiled step, and the batches by step on the mesh; see `fit`."""
     check_fits(task, net)
+    batch_size = _batch_size(task, training, recipe, mesh)
     optimizer = training.optimizer() if optimizer is None else optimizer
-    if variables is None:
-        variables = init(net, stream(seed, f"{name}_init"), task.inputs)
-    variables = _stacked(net, variables, task.inputs)
-    rows = min(128, *(task.sizes.get(role, 0) for role in recipe.roles))
-    batch_size = rows if training.batch_size is None else training.batch_size
-    if batch_size % mesh.size:
-        raise ValueError(
-            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
-            "multiple, or fewer devices."
-        )
-    key, average = stream(seed, name), training.average > 0
-    state = init_state(task, net, recipe, optimizer[0], variables, batch_size, key, average=average)
+    state = _initial(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
     # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
     state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
     step = make_step(
@@ -268,6 +258,35 @@ def prepare(
         return {role: shard_batch(batches[role].at(numbers[role]), mesh) for role in recipe.roles}
 
     return state, step, batch
+
+
+def _initial(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    variables: Any,
+    seed: int,
+    name: str,
+) -> TrainState:
+    if variables is None:
+        variables = init(net, stream(seed, f"{name}_init"), task.inputs)
+    variables = _stacked(net, variables, task.inputs)
+    key, average = stream(seed, name), training.average > 0
+    return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
+
+
+def _batch_size(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:
+    rows = min(128, *(task.sizes.get(role, 0) for role in recipe.roles))
+    batch_size = rows if training.batch_size is None else training.batch_size
+    if batch_size % mesh.size:
+        raise ValueError(
+            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
+            "multiple, or fewer devices."
+        )
+    return batch_size
 
 
 def restore(
@@ -294,9 +313,17 @@ def restore(
     if not folder.is_dir():  # asking must not create it
         return None
     mesh = data_mesh(training.devices) if mesh is None else mesh
-    state, _, _ = prepare(task, net, training, recipe, mesh)
+    rows, optimizer = _batch_size(task, training, recipe, mesh), training.optimizer()[0]
+    example = jax.eval_shape(
+        lambda: _initial(task, net, training, recipe, optimizer, rows, None, 0, "training")
+    )
+    example = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        example,
+        state_sharding(task, mesh, example),
+    )
     with Checkpointer(folder) as checkpointer:
-        found = checkpointer.restore_latest(state, config)
+        found = checkpointer.restore_latest(example, config)
     if found is None:
         return None
     _, state, metadata = found

@@ -233,7 +233,7 @@ def test_a_plain_network_trains_alone_and_is_evaluated_exactly():
     # The whole text at once, in one row, is the same as 26 segments with a memory.
     long = net.clone(memory_length=102)
     tokens, targets = TEST.tokens[None, :-1], TEST.tokens[None, 1:]
-    scores, _ = jit(long.apply)({"params": state.params}, tokens, targets=targets)
+    scores, _ = jit(long.apply)({"params": state.params}, {"tokens": tokens, "targets": targets})
     exact = make_language_evaluator(long, TEST, 1, LENGTH, mesh, role="test")(state.params)
     assert float(exact) == pytest.approx(-float(jnp.mean(scores)), rel=1e-5)
 
