@@ -1,0 +1,76 @@
+"""The documents: their Python examples run, their links lead somewhere, and the README stays short."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCUMENTS = [
+    *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "BUILD_NOTES", "CHANGELOG")),
+    *sorted((ROOT / "docs" / "benchmarks").glob("*.md")),
+]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def python_of(text):
+    """The Python blocks of a document, at the lines where they stand; all other lines are empty."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            inside = line == "```python"
+            lines.append("")
+        else:
+            lines.append(line if inside else "")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+def test_the_examples_run_in_their_order(name, tmp_path):
+    """As a user would run them: in a process of its own, on one device, with JAX's own strictness."""
+    script = tmp_path / name.replace(".md", ".py")  # A traceback names the line of the document.
+    script.write_text(python_of((ROOT / name).read_text()))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_lead_to_files(path):
+    targets = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    local = [target.partition("#")[0] for target in targets if "://" not in target]
+    assert not [target for target in local if target and not (path.parent / target).exists()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_named_files_and_programs_exist(path):
+    """A file of the package may be named from the package on, as `elastic/loop.py`."""
+    text = path.read_text()
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
+    modules = {
+        name.replace(".", "/") + ".py"
+        for name in re.findall(r"\b((?:experiments|jaxnas)(?:\.\w+)+) --", text)
+    }
+    missing = [
+        file
+        for file in named | modules
+        if not (ROOT / file).exists() and not (ROOT / "jaxnas" / file).exists()
+    ]
+    assert not missing
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
