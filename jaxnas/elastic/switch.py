@@ -220,13 +220,8 @@ def _check(
         )
         if expected is not None and expected != operand.shape:
             raise ValueError(
-<<<<<<< HEAD
                 f"Operand {number} has shape {operand.shape}; {' '.join(one or ())!r} with the maximal sizes "
                 f"of the widths is {expected}."
-=======
-                f"Operand {number} has shape {operand.shape}; {' '.join(one or ())!r} with the maximal "
-                f"sizes of the widths is {expected}."
->>>>>>> ops
             )
     if unknown := set(maskable) - set(widths):
         raise ValueError(f"maskable has {sorted(unknown)}, which are none of the widths {list(widths)}.")
