@@ -105,8 +105,8 @@ class Recipe(Protocol):
 class _Single:
     """What recipes share that train one architecture in a step, on one batch."""
 
-    roles = ("train",)
-    watches = "architectures"
+    roles: tuple[str, ...] = ("train",)
+    watches: Literal["architectures", "network", "probabilities"] = "architectures"
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Nothing but the parameters is trained."""
@@ -176,7 +176,8 @@ class Fixed(_Single):
     ) -> Gradients:
         """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
-        return _train_one(problem, state, batches, arch, key).replace(recipe=state.recipe)
+        found = _train_one(problem, state, batches, arch, key)
+        return dataclasses.replace(found, recipe=state.recipe)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +237,12 @@ class Relaxed:
         for name, least in (("every", 1), ("start", 0), ("learning_rate", 0), ("weight_decay", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"Relaxed: {name} is {getattr(self, name)}, expected at least {least}.")
+        if self.confidence is not None and not 0 < self.confidence <= 1:
+            raise ValueError(
+                f"Relaxed: confidence is {self.confidence}, expected above 0, at most 1, or None."
+            )
+        if not self.cost_weight >= 0:
+            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, expected at least 0.")
         if self.cost_weight and (self.cost is None or not self.target > 0):
             raise ValueError(
                 f"Relaxed: cost_weight is {self.cost_weight}, cost {self.cost!r} and target {self.target}: a "
