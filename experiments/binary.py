@@ -204,12 +204,17 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
     return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
 
 
+def decides(settings: training.Training) -> dict[str, Any]:
+    """The settings of a training that decide its weights, as plain values."""
+    return {k: v for k, v in config_lib.to_dict(settings).items() if k not in FREE_TRAINING}
+
+
 def bring_to_life(config: Config) -> Session:
     """Loads the data of a config."""
     task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
     mesh = training.data_mesh(config.training.devices)
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
-    deciding["training"] = {k: v for k, v in deciding["training"].items() if k not in FREE_TRAINING}
+    deciding["training"] = decides(config.training)
     return Session(config, task, config.network, mesh, deciding)
 
 

@@ -527,8 +527,10 @@ def retrain(
     return result
 
 
-def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
-    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+def timed_calls(
+    task: Task, net: nn.Module, training: Training, mesh: Mesh
+) -> tuple[dict[str, Callable[[], Any]], int]:
+    """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
     state, step, batch = prepare(task, net, training, Fixed(), mesh)
     given, kept = batch(0), [state]
 
@@ -540,7 +542,13 @@ def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[
     inputs = task.preprocess(given["train"])
     infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
     rows = jax.tree.leaves(inputs)[0].shape[0]
-    seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
+    return {"train": train, "infer": lambda: infer(variables, inputs)}, rows
+
+
+def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
+    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+    calls, rows = timed_calls(task, net, training, mesh)
+    seconds = median_times(calls, repeats=10)
     return {
         "training_step_ms": 1e3 * seconds["train"],
         "inference_rows_per_second": rows / seconds["infer"],

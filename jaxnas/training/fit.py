@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
+from jaxnas.cost import cost as cost_of
 from jaxnas.elastic.loop import stack_layers
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
@@ -38,6 +39,12 @@ from jaxnas.training.step import Step, data_mesh, make_step, shard_batch
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
 DIVERGED = "diverged.json"
+# What may be another after a training that diverged: of a supernet, or of a network alone.
+MENDS = tuple(
+    f"{group}.{name}"
+    for group in ("training", "retraining")
+    for name in ("learning_rate", "clip", "warmup_steps")
+)
 
 
 class DivergedError(RuntimeError):
@@ -50,7 +57,7 @@ class Training:
 
     Attributes:
       steps: of the whole training.
-      batch_size: rows of a batch, over all devices; None for 128, or all there are if they are fewer.
+      batch_size: rows of a batch, over all devices; None for 128, or as many as there are.
       learning_rate: at its peak, after the warm-up; a cosine leads down from there.
       warmup_steps: of the learning rate; None for a twentieth of all steps.
       weight_decay: of kernels.
@@ -88,10 +95,13 @@ class Training:
                 raise ValueError(f"training.{name} is {value!r}, expected a whole number of at least 1.")
         if self.steps_per_call < 1:
             raise ValueError(f"training.steps_per_call is {self.steps_per_call}, expected at least 1.")
-        for name in ("learning_rate", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(
+                f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
+            )
         if not 0 <= self.average < 1:
             raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
 
@@ -105,9 +115,9 @@ class Training:
         warmup = self.steps // 20 if self.warmup_steps is None else self.warmup_steps
         schedule = optimizer_lib.warmup_cosine(self.learning_rate, self.steps, warmup)
         adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
-        if self.clip is None:
-            return adamw, schedule
-        return optax.chain(optax.clip_by_global_norm(self.clip), adamw), schedule
+        # The state has one structure, so that a training that diverged can go on with a limit.
+        clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
+        return optax.chain(clip, adamw), schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +193,7 @@ def fit(
         that there is (`Fixed`).
       variables: to start from; None for new ones.
       optimizer: a transformation of optax and its learning rate by step; None for AdamW by the settings.
-      cost: of architectures, for recipes that ask for one.
+      cost: of architectures, for recipes that ask for one; None for parameters and products.
       seed: of everything that is random.
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing.
       config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`.
@@ -236,6 +246,9 @@ def prepare(
     check_fits(task, net)
     batch_size = _batch_size(task, training, recipe, mesh)
     optimizer = training.optimizer() if optimizer is None else optimizer
+    if recipe.needs_cost and cost is None:
+        cost = cost_of(net, task.inputs)
+    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
     state = _initial(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
     # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
     state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
@@ -251,7 +264,6 @@ def prepare(
         freeze_inactive=training.freeze_inactive,
         average=training.average,
     )
-    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
 
     def batch(number: int) -> Any:
         numbers = recipe.numbers(number)
@@ -279,8 +291,9 @@ def _initial(
 
 
 def _batch_size(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:
-    rows = min(128, *(task.sizes.get(role, 0) for role in recipe.roles))
-    batch_size = rows if training.batch_size is None else training.batch_size
+    if (batch_size := training.batch_size) is None:
+        rows = min(128, *(task.rows(role) for role in recipe.roles))
+        batch_size = max(rows - rows % mesh.size, 1)
     if batch_size % mesh.size:
         raise ValueError(
             f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
@@ -349,7 +362,7 @@ def _loop(
             folder.mkdir(parents=True, exist_ok=True)
             checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
             if (folder / DIVERGED).exists():
-                may_differ = (*may_differ, "training.learning_rate", "training.clip", "training.warmup_steps")
+                may_differ = (*may_differ, *MENDS)
             restored = checkpointer.restore_latest(state, config, may_differ)
             if restored is not None:
                 start, state, metadata = restored
@@ -397,6 +410,7 @@ def _loop(
                 times = clock.shares(done - start)
                 if folder is not None and last:
                     files.write_json(folder / "times.json", times)
+                    (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
                 return Trained(state, last, times)
     raise AssertionError("a training has at least one step")
 
