@@ -248,6 +248,7 @@ def prepare(
     optimizer = training.optimizer() if optimizer is None else optimizer
     if recipe.needs_cost and cost is None:
         cost = cost_of(net, task.inputs)
+    recipe.check(net.space, cost)  # before anything is compiled
     batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
     state = _initial(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
     # A copy, since a step consumes its state, and variables or an architecture may be the caller's.

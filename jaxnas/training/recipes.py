@@ -85,6 +85,10 @@ class Recipe(Protocol):
     needs_cost: bool
     watches: Literal["architectures", "network", "probabilities"]
 
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Raises ValueError for a space or costs that the recipe cannot work with."""
+        ...
+
     def init(self, space: Space) -> tuple[Any, Any]:
         """Architecture parameters and the recipe's own state at the start; () for none."""
         ...
@@ -110,6 +114,9 @@ class _Single:
     roles: tuple[str, ...] = ("train",)
     watches: Literal["architectures", "network", "probabilities"] = "architectures"
     needs_cost = False
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Any space will do."""
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Nothing but the parameters is trained."""
@@ -266,6 +273,10 @@ class Relaxed:
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses a cost that there is not; see `relative_cost`."""
+        self.relative_cost(space, cost)
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Every option is equally likely at the start."""
