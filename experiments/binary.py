@@ -34,7 +34,6 @@ flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
 FREE = ("search", "retraining", "architectures", "latency", "measure")
-FREE_TRAINING = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
@@ -204,17 +203,12 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
     return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
 
 
-def decides(settings: training.Training) -> dict[str, Any]:
-    """The settings of a training that decide its weights, as plain values."""
-    return {k: v for k, v in config_lib.to_dict(settings).items() if k not in FREE_TRAINING}
-
-
 def bring_to_life(config: Config) -> Session:
     """Loads the data of a config."""
     task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
     mesh = training.data_mesh(config.training.devices)
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
-    deciding["training"] = decides(config.training)
+    deciding["training"] = config.training.deciding()
     return Session(config, task, config.network, mesh, deciding)
 
 

@@ -50,7 +50,7 @@ def main() -> int:
             variables=variables,
             costs=costs,
             seed=config.seed,
-            config={**own, "retraining": binary.decides(config.alone), "architecture": described},
+            config={**own, "retraining": config.alone.deciding(), "architecture": described},
             mesh=session.mesh,
         )
     if result is None:

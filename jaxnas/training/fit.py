@@ -21,10 +21,12 @@ from jax.sharding import Mesh
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
-from jaxnas.elastic.loop import stack_layers
+from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
+from jaxnas.network import check_contract
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits
+from jaxnas.tensors import check_tensors, flatten
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training import relaxations
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
@@ -38,6 +40,8 @@ from jaxnas.training.state import TrainState, init_state, state_sharding
 from jaxnas.training.step import Step, data_mesh, make_step, shard_batch
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
+# Settings that change no weights.
+FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
 DIVERGED = "diverged.json"
 # What may be another after a training that diverged: of a supernet, or of a network alone.
 MENDS = tuple(
@@ -89,12 +93,13 @@ class Training:
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"training.{name} is {value!r}, expected a whole number of at least 1.")
-        if self.steps_per_call < 1:
-            raise ValueError(f"training.steps_per_call is {self.steps_per_call}, expected at least 1.")
+        every = ("log_every", "evaluate_every", "checkpoint_every")
+        for name in ("steps", "batch_size", *every, "steps_per_call", "warmup_steps"):
+            value, least = getattr(self, name), 0 if name == "warmup_steps" else 1
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(
+                    f"training.{name} is {value!r}, expected a whole number of at least {least}."
+                )
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
@@ -104,6 +109,10 @@ class Training:
             )
         if not 0 <= self.average < 1:
             raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the weights; a training may go on with other values of the others."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
 
     def every(self, what: str) -> int:
         """Steps between two of "log", "evaluate" or "checkpoint"."""
@@ -196,7 +205,8 @@ def fit(
       cost: of architectures, for recipes that ask for one; None for parameters and products.
       seed: of everything that is random.
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing.
-      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`.
+      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
+        {"seed": ..., "training": ...}, the settings that decide the weights.
       mesh: with an axis "data"; None for the devices that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
 
@@ -205,14 +215,17 @@ def fit(
       been saved), and where the time went.
 
     Raises:
-      ValueError: a network that does not take the task's batches, or a batch that the devices can't share.
+      ValueError: a network that does not take the task's batches, variables of another network, or a batch
+        that the devices can't share.
       ConfigMismatch: a checkpoint of another config.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
     """
-    training = Training(steps=training) if isinstance(training, int) else training
+    check_contract(net)
+    training = training if isinstance(training, Training) else Training(steps=training)
     if recipe is None:
         recipe = Uniform() if net.space.cardinality > 1 else Fixed()
     mesh = data_mesh(training.devices) if mesh is None else mesh
+    config = {"seed": seed, "training": training.deciding()} if config is None else config
     state, step, batch = prepare(
         task,
         net,
@@ -284,8 +297,11 @@ def _initial(
     seed: int,
     name: str,
 ) -> TrainState:
+    init_key = stream(seed, f"{name}_init")
     if variables is None:
-        variables = init(net, stream(seed, f"{name}_init"), task.inputs)
+        variables = init(net, init_key, task.inputs)
+    else:
+        _check_variables(net, variables, jax.eval_shape(lambda key: init(net, key, task.inputs), init_key))
     variables = _stacked(net, variables, task.inputs)
     key, average = stream(seed, name), training.average > 0
     return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
@@ -352,7 +368,7 @@ def _loop(
     recipe: Recipe,
     training: Training,
     workdir: str | os.PathLike | None,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     may_differ: tuple[str, ...],
 ) -> Trained:
     folder = None if workdir is None else pathlib.Path(workdir)
@@ -400,7 +416,7 @@ def _loop(
                 last = last or recipe.done(watched)
             if checkpointer is not None and (saves or last):
                 with clock.part("checkpoint"):
-                    metadata = {"config": dict(config or {}), "complete": last}
+                    metadata = {"config": dict(config), "complete": last}
                     try:
                         checkpointer.save(done, state, metadata, state.finite())
                     except NotFinite as error:
@@ -525,6 +541,14 @@ def _watch_probabilities(state: TrainState) -> dict[str, Any]:
             name: np.asarray(x, np.float64).round(6).tolist() for name, x in probabilities.items()
         },
     }
+
+
+def _check_variables(net: nn.Module, variables: Any, expected: Any) -> None:
+    """Raises ValueError for variables that are not a network's; layers may be stacked."""
+    given = variables
+    if STACKED in variables.get("params", {}):
+        given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
+    check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
 
 
 def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -144,6 +145,25 @@ def test_records_follow_the_settings(tmp_path):
     assert saved(tmp_path) == [4, 6, 7]  # the last three
 
 
+def test_other_settings_are_refused_without_a_config_too(tmp_path):
+    """But for those that change no weights, such as the steps between two records."""
+    train(TASK, tmp_path, config=None)
+    longer = dataclasses.replace(TRAINING, steps=9)
+    with pytest.raises(ConfigMismatch, match=r"training.steps: 7 \(checkpoint\) / 9 \(now\)"):
+        train(TASK, tmp_path, longer, config=None)
+    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
+    assert train(TASK, tmp_path, other, config=None).complete
+
+
+def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
+    recipe = dataclasses.replace(RELAXED, confidence=0.01)
+    trained = train(TASK, tmp_path, recipe=recipe)
+    assert trained.complete and int(trained.state.step) == 3 == saved(tmp_path)[-1]
+    assert lines(tmp_path)[-1]["confidence"] >= 0.01 and lines(tmp_path)[-1]["step"] == 3
+    again = train(TASK, tmp_path, recipe=recipe)
+    assert again.complete and int(again.state.step) == 3
+
+
 # ---- Divergence.
 
 
@@ -240,10 +260,8 @@ def test_a_task_a_network_and_a_number_of_steps_are_enough(kind):
     net = NET if kind == "images" else net_of(kind, scan=True)
     trained = fit(task_of(kind), net, 3)
     assert trained.complete and int(trained.state.step) == 3
-    variables = jaxnas.init(net, jax.random.key(0), task_of(kind).inputs)
-    assert jax.tree.structure(variables) == jax.tree.structure(
-        jaxnas.extract(net, trained.variables, net.space.largest(), inputs=task_of(kind).inputs).variables
-    )
+    small = jaxnas.extract(net, trained.variables, net.space.largest(), inputs=task_of(kind).inputs)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(small.variables))
 
 
 def test_one_architecture_is_trained_where_there_is_only_one():
@@ -289,6 +307,51 @@ def test_a_network_that_does_not_fit_the_task_is_told_with_shapes_and_dtypes():
             fit(task, net, 2, mesh=MESH)
         for message in messages:
             assert message in str(error.value)
+
+
+def test_what_is_no_network_and_no_number_of_steps_is_refused():
+    for net, steps, message in (
+        (nn.Dense(3), 2, "space"),
+        (None, 2, "space"),
+        (NET, 2.5, "training.steps is 2.5, expected a whole number"),
+        (NET, "3", "training.steps is '3'"),
+        (NET, 0, "training.steps is 0"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            fit(TASK, net, steps, mesh=MESH)
+        assert message in str(error.value)
+
+
+def test_an_evaluation_takes_only_architectures_and_variables_of_its_network():
+    evaluate = make_evaluator(TASK, NET, "search", mesh=MESH)
+    variables = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
+    arch = NET.space.largest()
+    for given, one, message in (
+        (variables, {"hidden": jnp.array([7])}, "'hidden'[0] is 7"),
+        (variables, {"hidden": jnp.array([[0], [-1]])}, "is -1"),
+        (variables, {"hiden": jnp.array([0])}, "did you mean 'hidden'"),
+        (variables, None, "the network needs `arch`"),
+        (variables["params"], arch, "variables are {'params': ...}"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            evaluate(given, one)
+        assert message in str(error.value)
+    with pytest.raises(ValueError, match="limit is 0, expected at least 1 batch"):
+        make_evaluator(TASK, NET, "search", limit=0)
+
+
+def test_variables_of_another_network_are_refused():
+    other = jaxnas.init(perceptron(2), jax.random.key(0), TASK.inputs)
+    own = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
+    small = jaxnas.extract(NET, own, NET.space.smallest(), inputs=TASK.inputs).variables
+    for given, message in (
+        (other, "unexpected: params/in_1/bias"),
+        (own["params"], "missing: params/head/bias"),
+        (small, "misshapen: params/in_0/bias (1,) instead of (4,)"),
+    ):
+        with pytest.raises(ValueError) as error:
+            fit(TASK, NET, 2, variables=given, mesh=MESH)
+        assert message in str(error.value) and "Perceptron" in str(error.value)
 
 
 def test_roles_are_guarded():

@@ -204,6 +204,8 @@ def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected
         ({"evaluate_every": -5}, "training.evaluate_every is -5"),
         ({"checkpoint_every": 0}, "training.checkpoint_every is 0"),
         ({"steps_per_call": 0}, "training.steps_per_call is 0, expected"),
+        ({"steps_per_call": 2.5}, "training.steps_per_call is 2.5, expected a whole number"),
+        ({"warmup_steps": -1}, "training.warmup_steps is -1, expected a whole number of at least 0"),
         ({"learning_rate": -1.0}, "training.learning_rate is -1.0"),
         ({"learning_rate": float("nan")}, "training.learning_rate is nan"),
         ({"weight_decay": float("inf")}, "training.weight_decay is inf"),
