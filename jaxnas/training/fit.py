@@ -42,7 +42,7 @@ from jaxnas.training.step import Step, data_mesh, make_step, shard_batch
 PARTS = ("input", "step", "evaluation", "checkpoint")
 # Settings that change no weights.
 FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
-DIVERGED = "diverged.json"
+TIMES, DIVERGED = "times.json", "diverged.json"
 # What may be another after a training that diverged: of a supernet, or of a network alone.
 MENDS = tuple(
     f"{group}.{name}"
@@ -136,7 +136,7 @@ class Trained:
     Attributes:
       state: the last one.
       complete: whether the training came to its end; else it was stopped, and is saved.
-      times: seconds in all ("seconds"), steps made now per second ("steps_per_second"), and the shares
+      times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
         of "input", "step", "evaluation" and "checkpoint"; not reproducible.
     """
 
@@ -384,7 +384,9 @@ def _loop(
             if restored is not None:
                 start, state, metadata = restored
                 if metadata.get("complete"):
-                    return Trained(state, True, clock.shares(0))
+                    stored = folder / TIMES
+                    times = files.read_json(stored) if stored.is_file() else clock.shares(0)
+                    return Trained(state, True, times)
             writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
         progress = stack.enter_context(Progress(training.steps, start))
         stop = stack.enter_context(stop_on_signals())
@@ -426,7 +428,7 @@ def _loop(
             if stopped or last:
                 times = clock.shares(done - start)
                 if folder is not None and last:
-                    files.write_json(folder / "times.json", times)
+                    files.write_json(folder / TIMES, times)
                     (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
                 return Trained(state, last, times)
     raise AssertionError("a training has at least one step")

@@ -253,6 +253,7 @@ def test_times_are_shares_of_the_whole(tmp_path):
     assert times == dict(trained.times) and set(times) == {"seconds", "steps_per_second", *PARTS}
     assert all(times[part] > 0 for part in PARTS) and sum(times[part] for part in PARTS) <= 1
     assert times["steps_per_second"] * times["seconds"] == pytest.approx(7)
+    assert dict(train(TASK, tmp_path).times) == times  # those of the training, not of finding it complete
 
 
 @pytest.mark.parametrize("kind", ["images", pytest.param("language", marks=pytest.mark.slow)])
