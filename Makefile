@@ -13,12 +13,13 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(SUITABLE)' 2>/dev/null
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 METADATA = setup.cfg pyproject.toml $(CONSTRAINTS)
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-all lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   trains a supernet on real images, searches it and writes runs/demo/report.html"
-	@echo "make test   checks style and types, then runs the tests"
+	@echo "make test   checks style and types, then runs the tests that take minutes"
+	@echo "make test-all  does that, and then runs the tests that take longer"
 	@echo "make lint   checks style and types only"
 	@echo "make clean  removes $(VENV) and every cache (runs/ stays)"
 	@echo
@@ -31,7 +32,10 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m experiments.search --config=digits --workdir=runs/demo
 
 test: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadgroup $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadgroup -m "not slow" $(PYTEST_ARGS)
+
+test-all: test
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadgroup -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check

@@ -34,7 +34,6 @@ flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
 FREE = ("search", "retraining", "architectures", "latency", "measure")
-FREE_TRAINING = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
@@ -209,7 +208,7 @@ def bring_to_life(config: Config) -> Session:
     task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
     mesh = training.data_mesh(config.training.devices)
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
-    deciding["training"] = {k: v for k, v in deciding["training"].items() if k not in FREE_TRAINING}
+    deciding["training"] = config.training.deciding()
     return Session(config, task, config.network, mesh, deciding)
 
 

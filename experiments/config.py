@@ -12,11 +12,11 @@ import difflib
 import inspect
 import os
 import pathlib
-import runpy
 import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import flax.linen as nn
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import expressions, typed
-from jaxnas import files, runs
+from jaxnas import files, runs, search
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training import Relaxed, Training, Uniform
@@ -73,6 +73,8 @@ class Config:
                 f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
                 "network is a Flax module with the search space as a field."
             )
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}, expected 0 to {2**32 - 1}.")
         recipe = self.recipe
         if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
             raise ConfigError(
@@ -108,24 +110,29 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
     path = pathlib.Path(path + ".py" if colon else name).resolve()
     if not path.is_file():
         raise ConfigError(f"--config: there is no file {path}")
+    # Under a name, since the types of the fields of its classes are looked up in the module later.
+    loader = SourceFileLoader(f"config_{path.stem}", str(path))
+    module = types.ModuleType(loader.name)
+    module.__file__ = str(path)
+    sys.modules[loader.name] = module
     sys.path.insert(0, str(path.parent))
     try:
-        module = types.SimpleNamespace(**runpy.run_path(str(path)))
-    except Exception as error:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(path)), None)
         at = f"line {line} of {path}" if line else str(path)
         raise ConfigError(f"--config: {at} fails with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
     several = getattr(module, "CONFIGS", None)
-    config = (
-        several.get(wanted) if colon and isinstance(several, Mapping) else getattr(module, "CONFIG", None)
-    )
+    several = several if isinstance(several, Mapping) else {}
+    config = several.get(wanted) if colon else getattr(module, "CONFIG", None)
     if not isinstance(config, Config):
-        has = f"; its CONFIGS are {', '.join(several)}" if isinstance(several, Mapping) else ""
+        has = f"; its CONFIGS are {', '.join(several)}" if several else ""
         raise ConfigError(
-            f"--config: {path} has no config: set CONFIG = Config(name=..., task=..., network=..., "
-            f"training=...), with `from experiments.config import Config`{has}"
+            f"--config: {path} has no config{f' {wanted!r}' if colon else ''}: set CONFIG = Config(name=..., "
+            "task=..., network=..., training=...), or CONFIGS to several by name, with "
+            f"`from experiments.config import Config`{has}"
         )
     return config
 
@@ -213,8 +220,10 @@ def _show(value: Any) -> str:
 
 
 def _names(value: Any) -> list[str]:
-    """The fields of an object that its user sets."""
-    hidden = ("parent", "name") if isinstance(value, nn.Module) else ()
+    """The fields of an object that its user sets; those of a strategy's that are the run's are not."""
+    hidden: tuple[str, ...] = ("parent", "name") if isinstance(value, nn.Module) else ()
+    if isinstance(value, search.Strategy):
+        hidden = ("space", "cost", "bounds")
     return [field.name for field in dataclasses.fields(value) if field.init and field.name not in hidden]
 
 

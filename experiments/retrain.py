@@ -14,7 +14,6 @@ import re
 from absl import flags
 
 from experiments import binary
-from experiments.config import to_dict
 from experiments.configs import CONFIGS
 from jaxnas import files, report, runs, training
 from jaxnas.report.result import NAME
@@ -40,9 +39,7 @@ def main() -> int:
         described = session.net.space.to_dict(arch)
         print(f"{text}: {described}", flush=True)
         # The settings of the supernet's training count only where its weights do.
-        decides = {
-            name: part for name, part in session.deciding.items() if name not in ("training", "recipe")
-        }
+        own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
         result = runs.retrain(
             session.task,
             session.net,
@@ -53,7 +50,7 @@ def main() -> int:
             variables=variables,
             costs=costs,
             seed=config.seed,
-            config={**decides, "retraining": to_dict(config.alone), "architecture": described},
+            config={**own, "retraining": config.alone.deciding(), "architecture": described},
             mesh=session.mesh,
         )
     if result is None:

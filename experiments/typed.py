@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -20,7 +20,7 @@ def parse(text: str, hint: Any) -> Any:
     """Reads a text as a value of a type, or raises WrongType."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _first(args, lambda arg: parse(text, arg))
+        return _first(sorted(args, key=_vagueness), lambda arg: parse(text, arg))
     if origin is typing.Literal:
         return _first(args, lambda arg: check(parse(text, type(arg)), hint))
     if origin is tuple:
@@ -52,7 +52,12 @@ def check(value: Any, hint: Any) -> Any:
     raise WrongType
 
 
-def _first(args: tuple, attempt: Callable[[Any], Any]) -> Any:
+def _vagueness(hint: Any) -> int:
+    """A rank of the types of a union: any text is a text, and a value alone is a list of one."""
+    return 2 if hint is str else 1 if typing.get_origin(hint) is tuple else 0
+
+
+def _first(args: Iterable, attempt: Callable[[Any], Any]) -> Any:
     """The first attempt that succeeds."""
     for arg in args:
         try:
@@ -104,7 +109,8 @@ def name(hint: Any) -> str:
             return f"a list such as {_example(args[0])},{_example(args[0])}"
         return "a list such as " + ",".join(map(_example, args))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-    return "none" if hint is type(None) else names.get(hint, str(hint))
+    words = "an object, which a text cannot be; write a config file"
+    return "none" if hint is type(None) else names.get(hint, words)
 
 
 def _example(hint: Any) -> str:

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 import jaxnas
 from jaxnas import files, report, search, stats
 from jaxnas.cost import Cost, cost
+from jaxnas.inputs import describe
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import (
@@ -383,7 +384,7 @@ def finish(
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
     small = jaxnas.extract(net, variables, found.arch, verify=task.preprocess(batch))
 
-    def describe(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
+    def measured(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
         return Network(
             name=name,
             architecture=space.to_dict(arch),
@@ -391,7 +392,7 @@ def finish(
             metrics={role: _numbers(evaluate(given, own)) for role, evaluate in evaluators.items()},
         )
 
-    best = describe("found", found.arch, {roles[0]: supernet[roles[0]]}, variables, found.arch)
+    best = measured("found", found.arch, {roles[0]: supernet[roles[0]]}, variables, found.arch)
     # Reported is the small network's own quality, not the supernet's.
     alone = make_evaluator(task, small.net, "test", mesh=mesh)
     metrics = {**best.metrics, "test": _numbers(alone(small.variables))}
@@ -402,7 +403,7 @@ def finish(
         "largest": space.largest(),
         **(named or {}),
     }
-    networks = tuple(describe(name, arch, supernet, variables, arch) for name, arch in others.items())
+    networks = tuple(measured(name, arch, supernet, variables, arch) for name, arch in others.items())
     details = files.plain(dict(task.details()))
     jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
     jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
@@ -526,8 +527,10 @@ def retrain(
     return result
 
 
-def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
-    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+def timed_calls(
+    task: Task, net: nn.Module, training: Training, mesh: Mesh
+) -> tuple[dict[str, Callable[[], Any]], int]:
+    """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
     state, step, batch = prepare(task, net, training, Fixed(), mesh)
     given, kept = batch(0), [state]
 
@@ -539,7 +542,13 @@ def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[
     inputs = task.preprocess(given["train"])
     infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
     rows = jax.tree.leaves(inputs)[0].shape[0]
-    seconds = median_times({"train": train, "infer": lambda: infer(variables, inputs)}, repeats=10)
+    return {"train": train, "infer": lambda: infer(variables, inputs)}, rows
+
+
+def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
+    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+    calls, rows = timed_calls(task, net, training, mesh)
+    seconds = median_times(calls, repeats=10)
     return {
         "training_step_ms": 1e3 * seconds["train"],
         "inference_rows_per_second": rows / seconds["infer"],
@@ -554,6 +563,7 @@ def describe_task(task: Task) -> TaskOf:
         sizes=dict(task.sizes),
         metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
         details=files.plain(dict(task.details())),
+        inputs=f"{describe(task.inputs)}, with any number of rows, as the task prepares them",
     )
 
 

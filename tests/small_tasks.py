@@ -1,12 +1,17 @@
 """Tasks and networks so small that every recipe and every way of searching can be tried on each."""
 
+import dataclasses
 import functools
+import types
+from collections.abc import Callable
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import data, spaces, supernets, tasks
+from jaxnas import Choice, Space, data, spaces, supernets, tasks
 from jaxnas.data.vocabulary import ByteVocabulary
+from jaxnas.elastic import Decisions, Dense, fixed, width
 
 TASKS = ("images", "language")
 
@@ -63,3 +68,48 @@ def net_of(kind, scan=False):
         scan_blocks=scan,
         dtype=jnp.float32,
     )
+
+
+class Perceptron(nn.Module):
+    """Residual blocks of elastic hidden widths on flat images: it compiles in a moment."""
+
+    space: Space
+    classes: int = 2
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        x = images.reshape(images.shape[0], -1)  # [B, H * W * C]
+        channels = fixed(x.shape[-1])
+        for i in range(self.space["hidden"].length):
+            hidden = width(int, decisions["hidden", i])
+            y = jnp.tanh(Dense(name=f"in_{i}")(x, channels, hidden))
+            x = x + Dense(name=f"out_{i}")(y, hidden, channels)
+        return Dense(name="head")(x, channels, fixed(self.classes))
+
+
+def perceptron(blocks=2, options=(1, 2, 4)):
+    return Perceptron(Space(hidden=Choice(*options).repeat(blocks)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Disturbed(tasks.Images):
+    """Images whose training batch of one step is another, or does something when it is asked for."""
+
+    step: int
+    change: Callable
+
+    def batches(self, role, batch_size, seed):
+        batches = super().batches(role, batch_size, seed)
+
+        def at(number):
+            batch = batches.at(number)
+            return self.change(batch) if number == self.step else batch
+
+        return types.SimpleNamespace(at=at)
+
+
+def disturbed(step, change):
+    task = task_of("images")
+    given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    return Disturbed(**given, step=step, change=change)

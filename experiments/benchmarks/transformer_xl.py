@@ -9,7 +9,6 @@ to the extracted network of the same architecture, compiled for it alone. Random
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import time
 from typing import Any
@@ -17,12 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from absl import app, flags
-from jaxnas.training.language import language_loss
 
 import jaxnas
-from experiments.benchmarks.language import random_batch
-from experiments.language_setup import letters
-from jaxnas import spaces, supernets
+from jaxnas import files, spaces, supernets
 from jaxnas.latency import median_times
 
 flags.DEFINE_integer("archs", 8, "Random architectures, beside the interleaved one.")
@@ -35,6 +31,28 @@ flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computati
 flags.DEFINE_integer("repeats", 7, "Timed calls of each.")
 flags.DEFINE_string("out", None, "A JSON file for the figures.")
 FLAGS = flags.FLAGS
+
+
+def random_batch(rows: int, length: int, vocabulary: int) -> dict[str, jax.Array]:
+    """Tokens and targets, int32 [rows, length].
+
+    Low numbers come more often, as frequent words do in texts: an adaptive softmax then has what to
+    leave out.
+    """
+    largest = jnp.log(float(vocabulary))
+    ranks = jax.random.uniform(jax.random.key(1), (rows, length), maxval=largest)
+    tokens = jnp.exp(ranks).astype(jnp.int32) % vocabulary
+    return {"tokens": tokens, "targets": jnp.roll(tokens, -1, axis=1)}
+
+
+def loss_of(net: Any) -> Any:
+    """From parameters, architecture, batch and memory to the mean loss and the next memory."""
+
+    def loss(params: Any, arch: Any, batch: dict[str, jax.Array], memory: Any) -> tuple[jax.Array, Any]:
+        scores, memory = net.apply({"params": params}, {**batch, "memory": memory}, arch, train=True)
+        return -jnp.mean(scores), memory
+
+    return loss
 
 
 def main(argv: list[str]) -> None:
@@ -62,11 +80,11 @@ def main(argv: list[str]) -> None:
 
     def compiled(net: Any, params: Any, arch: Any) -> tuple[Any, float]:
         memory = net.empty_memory(FLAGS.batch)
-        call = jax.jit(jax.value_and_grad(language_loss(net), has_aux=True))
+        call = jax.jit(jax.value_and_grad(loss_of(net), has_aux=True))
         start = time.perf_counter()
-        program = call.lower(params, arch, batch, memory, jax.random.key(2)).compile()
+        program = call.lower(params, arch, batch, memory).compile()
         seconds = time.perf_counter() - start
-        return lambda params, arch: program(params, arch, batch, memory, jax.random.key(2)), seconds
+        return lambda params, arch: program(params, arch, batch, memory), seconds
 
     random = space.sample(jax.random.key(3), FLAGS.archs)
     archs = [spaces.interleaved(FLAGS.blocks)]
@@ -93,7 +111,7 @@ def main(argv: list[str]) -> None:
         times = median_times(calls, warmup=1, repeats=FLAGS.repeats)
         rows.append({"block": space.to_dict(arch)["block"], **times})
         ratios = "  ".join(f"{name} {times[name] / times['extracted']:.2f}" for name in forms)
-        kinds = letters(rows[-1]["block"])
+        kinds = "".join(name[0] for name in rows[-1]["block"])
         print(f"{kinds}  extracted {1e3 * times['extracted']:.0f} ms  {ratios}", flush=True)
     record: dict[str, Any] = {"device": jax.devices()[0].device_kind, "rows": rows, "ratios": {}}
     print(f"{'form':16}{'gradient':>10}{'compile':>10}")
@@ -106,8 +124,7 @@ def main(argv: list[str]) -> None:
     largest = max(rows, key=lambda row: row["extracted"])
     print(f"soft over the dearest extracted network: {largest['soft, scanned'] / largest['extracted']:.2f}")
     if FLAGS.out:
-        with open(FLAGS.out, "w") as file:
-            json.dump(record, file, indent=1)
+        files.write_json(FLAGS.out, record)
 
 
 if __name__ == "__main__":

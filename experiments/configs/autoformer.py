@@ -16,7 +16,6 @@ _DIGITS = supernets.ViT(
     head_dim=16,
     max_relative_position=3,
     init_std=0.1,
-    scan_layers=True,
 )
 _FASHION = supernets.ViT(
     spaces.fashion_mnist(),
@@ -26,7 +25,6 @@ _FASHION = supernets.ViT(
     head_dim=16,
     max_relative_position=6,
     init_std=0.1,
-    scan_layers=True,
 )
 
 # About two minutes on two cores, all of it.

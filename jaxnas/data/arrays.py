@@ -29,8 +29,10 @@ def from_arrays(
       seed: of what is held out.
 
     Raises:
-      ValueError: shapes, dtypes or labels that do not fit each other.
+      ValueError: shapes, dtypes or labels that do not fit each other, or no such share.
     """
+    if not 0 <= search_fraction < 1:
+        raise ValueError(f"from_arrays: search_fraction is {search_fraction}, expected 0 to below 1.")
     images, test_images = _images("images", images), _images("test_images", test_images)
     labels, test_labels = _labels("labels", labels), _labels("test_labels", test_labels)
     if images.shape[1:] != test_images.shape[1:] or images.dtype != test_images.dtype:

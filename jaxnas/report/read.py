@@ -78,10 +78,10 @@ class Run:
 
     @property
     def reference(self) -> Network | None:
-        """What the found network is compared with: the largest, else another one with a name."""
-        small = ("random search", "smallest", "found")
-        others = [net for net in self.result.networks if net.name not in small]
-        return self.network("largest") or next(iter(others), None)
+        """What the found network is compared with: the first that the config names, else the largest."""
+        ours = ("random search", "smallest", "largest", "found")
+        named = [net for net in self.result.networks if net.name not in ours]
+        return next(iter(named), self.network("largest"))
 
     def network(self, name: str) -> Network | None:
         """A network of the result by its name."""

@@ -67,7 +67,7 @@ class Images(Task):
             raise ValueError(f"Images: evaluation_batch_size is {self.evaluation_batch_size}; at least 1.")
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
         """The name of the data set."""
         return self.data if isinstance(self.data, str) else self.data.name
 
@@ -141,7 +141,7 @@ class Images(Task):
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All images in order, with weights that are 0 for what fills the last batch."""
-        split = self._split(role, ("search", "test"), "an evaluation")
+        split = self._split(role, ("search", "validation", "test"), "an evaluation")
         size = min(self.evaluation_batch_size if batch_size is None else batch_size, len(split))
         return jax.tree.map(lambda x: x[:limit], data_lib.evaluation_batches(split, size))
 

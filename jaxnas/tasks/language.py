@@ -70,7 +70,7 @@ class Language(Task):
             raise ValueError(f"Language: search_fraction is {self.search_fraction}, expected 0 to below 1.")
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
         """The name of the text."""
         return self.data if isinstance(self.data, str) else self.data.name
 
@@ -116,6 +116,10 @@ class Language(Task):
         """The number of tokens in each role."""
         streams = {role: getattr(self.corpus, role) for role in data_lib.STREAM_ROLES}
         return {role: len(stream) for role, stream in streams.items() if stream is not None}
+
+    def rows(self, role: str) -> int:
+        """How many rows of `length` tokens a text has."""
+        return max(self.sizes.get(role, 1) - 1, 0) // self.length
 
     def details(self) -> Mapping[str, Any]:
         """The number of different tokens."""

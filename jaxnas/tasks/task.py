@@ -14,6 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnas.inputs import describe
+from jaxnas.network import predictions
 from jaxnas.space import Arch
 
 # Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
@@ -139,6 +141,10 @@ class Task(Protocol):
         """The network as it is evaluated; a language model may then have a longer memory."""
         return net
 
+    def rows(self, role: str) -> int:
+        """How many rows a batch of a role can have; 0 for a role that the data do not have."""
+        return self.sizes.get(role, 0)
+
     def carry(self, net: nn.Module, rows: int) -> Any:
         """What the first batch starts with, and every batch hands to the next; () for none."""
         return ()
@@ -197,20 +203,32 @@ def check_fits(task: Task, net: nn.Module) -> None:
     """Checks by shape that a network takes a task's batches and gives what its loss needs.
 
     Raises:
-      ValueError: says the shapes and dtypes of what the task gives and of what the network said to it.
+      ValueError: says the shapes and dtypes of what the task gives and of what the network makes of it.
     """
-    given = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", task.inputs)
+    name, key = type(net).__name__, jax.random.key(0)
+    arch = jax.eval_shape(net.space.smallest)
 
-    def loss(key: jax.Array) -> Any:
-        arch = net.space.smallest()
-        batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), task.inputs)
-        variables = net.init(key, batch, arch)
-        return net.apply(variables, batch, arch, train=False)
+    def run(key: jax.Array, arch: Arch) -> Any:
+        inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), task.inputs)
+        variables = nn.meta.unbox(net.init(key, inputs, arch))
+        return variables, net.apply(variables, inputs, arch, train=False)
 
+    def loss(variables: Any, arch: Arch, key: jax.Array) -> Any:
+        batch = jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0))
+        return task.loss(net, variables, arch, batch, task.carry(net, 1), key, True)
+
+    row = describe(task.inputs)
     try:
-        jax.eval_shape(loss, jax.random.key(0))
-    except (TypeError, ValueError) as error:
+        variables, outputs = jax.eval_shape(run, key, arch)
+    except Exception as error:
         raise ValueError(
-            f"{type(net).__name__} does not take the batches of {task.name}, which are {given} with one row: "
-            f"{error}"
+            f"{name} does not take the batches of {task.name}, of which one row is {row}. "
+            f"It fails with {type(error).__name__}: {error}"
+        ) from error
+    try:
+        jax.eval_shape(loss, variables, arch, key)
+    except Exception as error:
+        raise ValueError(
+            f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the "
+            f"task's loss fails on it with {type(error).__name__}: {error}"
         ) from error

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.calibration import calibrate
-from jaxnas.space import Arch
+from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
 from jaxnas.training.step import data_mesh, shard_batch
@@ -36,7 +36,7 @@ class Evaluator:
       role: of the data.
       one, many: compiled functions of (variables, arch, batches), for one and for a batch of architectures.
       batches: of the role, on the devices.
-      is_batch: whether architectures have a leading axis.
+      space: of the network.
     """
 
     task: Task
@@ -44,7 +44,7 @@ class Evaluator:
     one: Callable[..., Metrics]
     many: Callable[..., Metrics]
     batches: Any
-    is_batch: Callable[[Arch], bool]
+    space: Space
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
         """The metrics by name.
@@ -55,8 +55,16 @@ class Evaluator:
 
         Returns:
           float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
+
+        Raises:
+          ValueError: an architecture that is not one of the network's space, or parameters alone.
         """
-        many = archs is not None and self.is_batch(archs)
+        if "params" not in variables:
+            raise ValueError(f"variables are {{'params': ...}}, by collection; got {', '.join(variables)}.")
+        if archs is not None:
+            self.space.check(archs)
+            archs = {name: jnp.asarray(value) for name, value in archs.items()}
+        many = archs is not None and _is_batch(self.space, archs)
         return (self.many if many else self.one)(variables, archs, self.batches)
 
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
@@ -106,6 +114,8 @@ def make_evaluator(
     Raises:
       ValueError: a role that the data do not have, or that is not for evaluations.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
     mesh = data_mesh() if mesh is None else mesh
     devices = mesh.shape["data"]
     net = task.evaluated(net)
@@ -143,7 +153,7 @@ def make_evaluator(
         jax.jit(evaluate),
         jax.jit(many),
         (batches, _calibrating(task, net, mesh, rows, calibration)),
-        lambda archs: _is_batch(net, archs),
+        net.space,
     )
 
 
@@ -157,7 +167,7 @@ def _calibrating(task: Task, net: nn.Module, mesh: Mesh, rows: int, count: int) 
     return shard_batch(jax.tree.map(lambda *x: np.stack(x), *inputs), mesh, axis=1)
 
 
-def _is_batch(net: Any, archs: Arch) -> bool:
-    name, choice = net.space.decisions[0]
+def _is_batch(space: Space, archs: Arch) -> bool:
+    name, choice = space.decisions[0]
     soft = jnp.issubdtype(archs[name].dtype, jnp.floating)
     return archs[name].ndim > len(choice.shape) + soft

@@ -20,10 +20,13 @@ from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
-from jaxnas.elastic.loop import stack_layers
+from jaxnas.cost import cost as cost_of
+from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
+from jaxnas.network import check_contract
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits
+from jaxnas.tensors import check_tensors, flatten
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training import relaxations
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
@@ -37,7 +40,15 @@ from jaxnas.training.state import TrainState, init_state, state_sharding
 from jaxnas.training.step import Step, data_mesh, make_step, shard_batch
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
-DIVERGED = "diverged.json"
+# Settings that change no weights.
+FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+TIMES, DIVERGED = "times.json", "diverged.json"
+# What may be another after a training that diverged: of a supernet, or of a network alone.
+MENDS = tuple(
+    f"{group}.{name}"
+    for group in ("training", "retraining")
+    for name in ("learning_rate", "clip", "warmup_steps")
+)
 
 
 class DivergedError(RuntimeError):
@@ -50,7 +61,7 @@ class Training:
 
     Attributes:
       steps: of the whole training.
-      batch_size: rows of a batch, over all devices; None for 128, or all there are if they are fewer.
+      batch_size: rows of a batch, over all devices; None for 128, or as many as there are.
       learning_rate: at its peak, after the warm-up; a cosine leads down from there.
       warmup_steps: of the learning rate; None for a twentieth of all steps.
       weight_decay: of kernels.
@@ -82,18 +93,26 @@ class Training:
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "evaluate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"training.{name} is {value!r}, expected a whole number of at least 1.")
-        if self.steps_per_call < 1:
-            raise ValueError(f"training.steps_per_call is {self.steps_per_call}, expected at least 1.")
-        for name in ("learning_rate", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+        every = ("log_every", "evaluate_every", "checkpoint_every")
+        for name in ("steps", "batch_size", *every, "steps_per_call", "warmup_steps"):
+            value, least = getattr(self, name), 0 if name == "warmup_steps" else 1
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(
+                    f"training.{name} is {value!r}, expected a whole number of at least {least}."
+                )
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(
+                f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
+            )
         if not 0 <= self.average < 1:
             raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the weights; a training may go on with other values of the others."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
 
     def every(self, what: str) -> int:
         """Steps between two of "log", "evaluate" or "checkpoint"."""
@@ -105,9 +124,9 @@ class Training:
         warmup = self.steps // 20 if self.warmup_steps is None else self.warmup_steps
         schedule = optimizer_lib.warmup_cosine(self.learning_rate, self.steps, warmup)
         adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
-        if self.clip is None:
-            return adamw, schedule
-        return optax.chain(optax.clip_by_global_norm(self.clip), adamw), schedule
+        # The state has one structure, so that a training that diverged can go on with a limit.
+        clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
+        return optax.chain(clip, adamw), schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +136,7 @@ class Trained:
     Attributes:
       state: the last one.
       complete: whether the training came to its end; else it was stopped, and is saved.
-      times: seconds in all ("seconds"), steps made now per second ("steps_per_second"), and the shares
+      times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
         of "input", "step", "evaluation" and "checkpoint"; not reproducible.
     """
 
@@ -183,10 +202,11 @@ def fit(
         that there is (`Fixed`).
       variables: to start from; None for new ones.
       optimizer: a transformation of optax and its learning rate by step; None for AdamW by the settings.
-      cost: of architectures, for recipes that ask for one.
+      cost: of architectures, for recipes that ask for one; None for parameters and products.
       seed: of everything that is random.
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing.
-      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`.
+      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
+        {"seed": ..., "training": ...}, the settings that decide the weights.
       mesh: with an axis "data"; None for the devices that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
 
@@ -195,14 +215,17 @@ def fit(
       been saved), and where the time went.
 
     Raises:
-      ValueError: a network that does not take the task's batches, or a batch that the devices can't share.
+      ValueError: a network that does not take the task's batches, variables of another network, or a batch
+        that the devices can't share.
       ConfigMismatch: a checkpoint of another config.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
     """
-    training = Training(steps=training) if isinstance(training, int) else training
+    check_contract(net)
+    training = training if isinstance(training, Training) else Training(steps=training)
     if recipe is None:
         recipe = Uniform() if net.space.cardinality > 1 else Fixed()
     mesh = data_mesh(training.devices) if mesh is None else mesh
+    config = {"seed": seed, "training": training.deciding()} if config is None else config
     state, step, batch = prepare(
         task,
         net,
@@ -236,6 +259,10 @@ def prepare(
     check_fits(task, net)
     batch_size = _batch_size(task, training, recipe, mesh)
     optimizer = training.optimizer() if optimizer is None else optimizer
+    if recipe.needs_cost and cost is None:
+        cost = cost_of(net, task.inputs)
+    recipe.check(net.space, cost)  # before anything is compiled
+    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
     state = _initial(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
     # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
     state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
@@ -251,7 +278,6 @@ def prepare(
         freeze_inactive=training.freeze_inactive,
         average=training.average,
     )
-    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
 
     def batch(number: int) -> Any:
         numbers = recipe.numbers(number)
@@ -271,16 +297,20 @@ def _initial(
     seed: int,
     name: str,
 ) -> TrainState:
+    init_key = stream(seed, f"{name}_init")
     if variables is None:
-        variables = init(net, stream(seed, f"{name}_init"), task.inputs)
+        variables = init(net, init_key, task.inputs)
+    else:
+        _check_variables(net, variables, jax.eval_shape(lambda key: init(net, key, task.inputs), init_key))
     variables = _stacked(net, variables, task.inputs)
     key, average = stream(seed, name), training.average > 0
     return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
 
 
 def _batch_size(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:
-    rows = min(128, *(task.sizes.get(role, 0) for role in recipe.roles))
-    batch_size = rows if training.batch_size is None else training.batch_size
+    if (batch_size := training.batch_size) is None:
+        rows = min(128, *(task.rows(role) for role in recipe.roles))
+        batch_size = max(rows - rows % mesh.size, 1)
     if batch_size % mesh.size:
         raise ValueError(
             f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
@@ -338,7 +368,7 @@ def _loop(
     recipe: Recipe,
     training: Training,
     workdir: str | os.PathLike | None,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     may_differ: tuple[str, ...],
 ) -> Trained:
     folder = None if workdir is None else pathlib.Path(workdir)
@@ -349,12 +379,14 @@ def _loop(
             folder.mkdir(parents=True, exist_ok=True)
             checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
             if (folder / DIVERGED).exists():
-                may_differ = (*may_differ, "training.learning_rate", "training.clip", "training.warmup_steps")
+                may_differ = (*may_differ, *MENDS)
             restored = checkpointer.restore_latest(state, config, may_differ)
             if restored is not None:
                 start, state, metadata = restored
                 if metadata.get("complete"):
-                    return Trained(state, True, clock.shares(0))
+                    stored = folder / TIMES
+                    times = files.read_json(stored) if stored.is_file() else clock.shares(0)
+                    return Trained(state, True, times)
             writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
         progress = stack.enter_context(Progress(training.steps, start))
         stop = stack.enter_context(stop_on_signals())
@@ -386,7 +418,7 @@ def _loop(
                 last = last or recipe.done(watched)
             if checkpointer is not None and (saves or last):
                 with clock.part("checkpoint"):
-                    metadata = {"config": dict(config or {}), "complete": last}
+                    metadata = {"config": dict(config), "complete": last}
                     try:
                         checkpointer.save(done, state, metadata, state.finite())
                     except NotFinite as error:
@@ -396,7 +428,8 @@ def _loop(
             if stopped or last:
                 times = clock.shares(done - start)
                 if folder is not None and last:
-                    files.write_json(folder / "times.json", times)
+                    files.write_json(folder / TIMES, times)
+                    (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
                 return Trained(state, last, times)
     raise AssertionError("a training has at least one step")
 
@@ -510,6 +543,14 @@ def _watch_probabilities(state: TrainState) -> dict[str, Any]:
             name: np.asarray(x, np.float64).round(6).tolist() for name, x in probabilities.items()
         },
     }
+
+
+def _check_variables(net: nn.Module, variables: Any, expected: Any) -> None:
+    """Raises ValueError for variables that are not a network's; layers may be stacked."""
+    given = variables
+    if STACKED in variables.get("params", {}):
+        given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
+    check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
 
 
 def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:

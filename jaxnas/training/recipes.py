@@ -78,10 +78,16 @@ class Recipe(Protocol):
       roles: of the data that a step takes a batch of.
       watches: what is looked at meanwhile: "architectures" of the space, one "network", or the
         "probabilities" of options.
+      needs_cost: whether gradients ask for the cost of architectures.
     """
 
     roles: tuple[str, ...]
+    needs_cost: bool
     watches: Literal["architectures", "network", "probabilities"]
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Raises ValueError for a space or costs that the recipe cannot work with."""
+        ...
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Architecture parameters and the recipe's own state at the start; () for none."""
@@ -105,8 +111,12 @@ class Recipe(Protocol):
 class _Single:
     """What recipes share that train one architecture in a step, on one batch."""
 
-    roles = ("train",)
-    watches = "architectures"
+    roles: tuple[str, ...] = ("train",)
+    watches: Literal["architectures", "network", "probabilities"] = "architectures"
+    needs_cost = False
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Any space will do."""
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Nothing but the parameters is trained."""
@@ -176,7 +186,8 @@ class Fixed(_Single):
     ) -> Gradients:
         """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
-        return _train_one(problem, state, batches, arch, key).replace(recipe=state.recipe)
+        found = _train_one(problem, state, batches, arch, key)
+        return dataclasses.replace(found, recipe=state.recipe)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +247,12 @@ class Relaxed:
         for name, least in (("every", 1), ("start", 0), ("learning_rate", 0), ("weight_decay", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"Relaxed: {name} is {getattr(self, name)}, expected at least {least}.")
+        if self.confidence is not None and not 0 < self.confidence <= 1:
+            raise ValueError(
+                f"Relaxed: confidence is {self.confidence}, expected above 0, at most 1, or None."
+            )
+        if not self.cost_weight >= 0:
+            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, expected at least 0.")
         if self.cost_weight and (self.cost is None or not self.target > 0):
             raise ValueError(
                 f"Relaxed: cost_weight is {self.cost_weight}, cost {self.cost!r} and target {self.target}: a "
@@ -245,12 +262,21 @@ class Relaxed:
         relaxations.check_temperature(self.end_temperature)
 
     @property
+    def needs_cost(self) -> bool:
+        """A cost that is penalised, or only shown, is asked for."""
+        return self.cost is not None
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """The logits are trained on batches of their own, but for the joint order."""
         return ("train",) if self.order == "joint" else ("train", "search")
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses a cost that there is not; see `relative_cost`."""
+        self.relative_cost(space, cost)
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Every option is equally likely at the start."""

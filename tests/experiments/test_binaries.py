@@ -1,4 +1,4 @@
-"""The binaries end to end on real digits: killed and resumed bit for bit, and the errors users meet."""
+"""The binaries end to end on real data: killed and resumed bit for bit, and the errors that users meet."""
 
 import json
 import os
@@ -8,191 +8,205 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
-# One worker for all of them: they share two trained workdirs.
+from jaxnas import files
+
+# One worker for all of them: they share trained workdirs.
 pytestmark = pytest.mark.xdist_group("binaries")
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = (
-    "--config=digits",
-    "--set",
-    "training.steps=60",
-    "--set",
-    "training.warmup_steps=5",
-    "--set",
-    "training.log_every=5",
-    "--set",
-    "training.steps_per_call=5",
-    "--set",
-    "training.evaluate_every=20",
-    "--set",
-    "training.checkpoint_every=10",
-    "--set",
-    "search.evaluations=24",
-    "--set",
-    "search.population=8",
-    "--set",
-    "search.parents=3",
-    "--set",
-    "search.mutations=4",
-    "--set",
-    "search.crossovers=3",
-)
+EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
+FLOWS = {
+    "digits": (
+        *EVERY,
+        "network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))",
+        "training.steps=40",
+        "training.warmup_steps=5",
+        "training.steps_per_call=5",
+        "search.strategy.evaluations=24",
+        "search.strategy.population=8",
+        "search.strategy.parents=3",
+        "search.strategy.mutations=4",
+        "search.strategy.crossovers=3",
+    ),
+    "tiny_shakespeare": (
+        *EVERY,
+        "network.space=par(4)",
+        "network.width=16",
+        "network.num_heads=2",
+        "network.head_dim=8",
+        "network.hidden=32",
+        "network.memory_length=8",
+        "task.length=16",
+        "training.steps=40",
+        "training.batch_size=4",
+        "training.warmup_steps=5",
+        "recipe.start=10",
+        "recipe.confidence=none",
+        "search.method=trials",
+        "search.samples=4",
+        "search.explore=0.5",
+        "search.trial_steps=2,4",
+        "search.eta=2",
+        "search.limit=4",
+    ),
+}
+# What a flow leaves that must be the same after kills.
+SAME = ("metrics.jsonl", "search/history.jsonl", "result.json", "report.html", "subnet/model.safetensors")
+
+
+def command(binary, config, workdir, data_dir, *more):
+    assignments = [f"--set={assignment}" for assignment in FLOWS[config]]
+    if config == "tiny_shakespeare":  # the stacks to compare with have eight blocks
+        assignments.append("--config=" + str(data_dir / "small_par.py"))
+    else:
+        assignments.append(f"--config={config}")
+    paths = (f"--workdir={workdir}", f"--data_dir={data_dir}")
+    return [sys.executable, "-m", f"experiments.{binary}", *assignments, *paths, *more]
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        command(*arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process, code=0):
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == code, output
+    return output
+
+
+def stop_when(process, ready, number=signal.SIGKILL):
+    """Sends a signal as soon as a condition holds; fails if the run ends before."""
+    deadline = time.monotonic() + 900
+    while not ready():
+        assert process.poll() is None, f"ended before it could be stopped: {process.stdout.read()}"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    process.wait()
+    output = process.stdout.read()
+    process.stdout.close()
+    return process.returncode, output
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
+    """Prepared data, with the licence of this repository as a text, and a config file of a user's own."""
+    from jaxnas import data
 
-
-def command(binary: str, workdir, data_dir, *more: str) -> list[str]:
-    paths = (f"--workdir={workdir}", f"--data_dir={data_dir}")
-    return [sys.executable, "-m", f"experiments.{binary}", *SMALL, *paths, *more]
-
-
-def start(binary: str, workdir, data_dir, *more: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        command(binary, workdir, data_dir, *more),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    prepared, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("text")
+    (folder / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
+    data.load_text("tiny_shakespeare", data_dir=prepared, source_dir=folder)
+    (prepared / "small_par.py").write_text(
+        "import dataclasses\n"
+        "from experiments.configs import par\n"
+        "stacks = par.stacks(4)\n"
+        "recipe = dataclasses.replace(par.TINY_SHAKESPEARE.recipe, reference=stacks['interleaved'])\n"
+        "CONFIG = dataclasses.replace(par.TINY_SHAKESPEARE, recipe=recipe, architectures=stacks)\n"
     )
+    return prepared
 
 
-def finish(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
-
-
-def kill_when(process: subprocess.Popen, ready) -> None:
-    """SIGKILL as soon as a condition on the workdir holds; fails if the run ends before."""
-    deadline = time.monotonic() + 600
-    while not ready():
-        assert process.poll() is None, f"ended before it could be killed: {process.stdout.read()}"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, data_dir):
-    """A workdir trained in one go, and one killed twice and resumed."""
+@pytest.fixture(scope="module", params=["digits", pytest.param("tiny_shakespeare", marks=pytest.mark.slow)])
+def flow(request, tmp_path_factory, data_dir):
+    """A flow in one go, and one of which each binary is killed and started again."""
+    config = request.param
     smooth, killed = (tmp_path_factory.mktemp(name) for name in ("smooth", "killed"))
-    finish(start("train_supernet", smooth, data_dir))
-    kill_when(start("train_supernet", killed, data_dir), lambda: (killed / "checkpoints" / "10").exists())
-
-    def lines() -> int:
-        return (killed / "metrics.jsonl").read_bytes().count(b'"step": 35')
-
-    kill_when(start("train_supernet", killed, data_dir), lambda: lines() > 0)
-    finish(start("train_supernet", killed, data_dir))
-    return smooth, killed
-
-
-@pytest.fixture(scope="module")
-def searched(trained, data_dir):
-    smooth, killed = trained
-    output = finish(start("search", smooth, data_dir))
-    history = killed / "search" / "history.jsonl"
-    kill_when(
-        start("search", killed, data_dir),
-        lambda: history.exists() and history.read_bytes().count(b"\n") >= 8,
-    )
-    finish(start("search", killed, data_dir))
-    return smooth, killed, output
+    history, alone = killed / "search" / "history.jsonl", killed / "retrained" / "found-scratch-0"
+    moments = {
+        "train_supernet": lambda: (killed / "checkpoints" / "20").exists(),
+        "search": lambda: history.exists() and history.read_bytes().count(b"\n") >= 4,
+        "retrain": lambda: (alone / "checkpoints" / "10").exists(),
+    }
+    outputs = {}
+    for binary, ready in moments.items():
+        outputs[binary] = finish(start(binary, config, smooth, data_dir))
+        stop_when(start(binary, config, killed, data_dir), ready)
+        finish(start(binary, config, killed, data_dir))
+    return config, smooth, killed, outputs
 
 
-def arrays(workdir) -> dict[str, bytes]:
-    """All the bytes of the last checkpoint's arrays, by leaf, as orbax reads them back."""
-    import orbax.checkpoint as ocp
-
-    last = workdir / "checkpoints" / "60"
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        tree = checkpointer.restore(last / "state")
-    import jax
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    read = {}
-    for path, leaf in leaves:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        read[jax.tree_util.keystr(path)] = np.asarray(leaf).tobytes()
-    return read
+def test_a_killed_flow_ends_with_the_same_files(flow):
+    _, smooth, killed, _ = flow
+    folders = [pathlib.Path(), pathlib.Path("retrained", "found-scratch-0")]
+    for folder in folders:
+        for name in SAME:
+            path = smooth / folder / name
+            # A page of the search has the times of retrainings, which are no two times the same.
+            if not path.exists() or (name == "report.html" and folder == folders[0]):
+                continue
+            assert path.read_bytes() == (killed / folder / name).read_bytes(), folder / name
+    checkpoints = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (smooth, killed)]
+    assert checkpoints[0] == checkpoints[1]
 
 
-def test_killed_training_ends_with_the_same_weights_and_metrics(trained):
-    smooth, killed = trained
-    expected, actual = arrays(smooth), arrays(killed)
-    assert expected.keys() == actual.keys() and len(expected) > 50
-    assert [name for name in expected if expected[name] != actual[name]] == []
-    assert (smooth / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
+def test_the_result_says_what_was_found(flow):
+    config, smooth, _, outputs = flow
+    result = files.read_json(smooth / "result.json")
+    found = result["found"]
+    assert found["extraction_error"] <= 1e-5
+    names = {network["name"] for network in result["networks"]}
+    history = files.read_lines(smooth / "search/history.jsonl", ("strategy", "architecture"))
+    if config == "digits":
+        largest = next(net for net in result["networks"] if net["name"] == "largest")
+        assert found["costs"]["params"] <= 0.6 * largest["costs"]["params"]
+        scores = [line["score"] for line in history if line["strategy"] == "evolution"]
+        assert len(scores) == 24
+        assert found["metrics"]["search"]["accuracy"] == pytest.approx(max(scores), abs=1e-6)
+        assert "random search" in names
+    else:
+        assert {"interleaved", "par_rule"} <= names and result["selection"]["method"] == "trials"
+        assert [line["fidelity"] for line in history] == [0] * 4 + [1] * 2
+    assert "report.html" in outputs["search"].strip().splitlines()[-1]
+    assert "% step" in outputs["train_supernet"] and "% input" in outputs["retrain"]
+    page = (smooth / "report.html").read_text()
+    assert "from scratch" in page
 
 
-@pytest.mark.parametrize(
-    "file", ["search/history.jsonl", "result.json", "report.html", "subnet/model.safetensors"]
-)
-def test_killed_search_ends_with_the_same_files(searched, file):
-    smooth, killed, _ = searched
-    assert (smooth / file).read_bytes() == (killed / file).read_bytes()
+def test_evaluate_gives_what_the_result_promises(flow, data_dir):
+    config, smooth, _, _ = flow
+    found = files.read_json(smooth / "result.json")["found"]
+    shown = json.loads("{" + finish(start("evaluate", config, smooth, data_dir)).split("{", 1)[1])
+    for name, value in found["metrics"]["test"].items():
+        assert shown[name] == pytest.approx(value, rel=1e-5)
+    assert shown["params"] == found["costs"]["params"] and shown["role"] == "test"
 
 
-def test_the_result_says_what_was_found(searched):
-    smooth, _, output = searched
-    result = json.loads((smooth / "result.json").read_text())
-    best, largest = result["best"], result["largest"]
-    assert best["params"] <= 0.6 * largest["params"]
-    assert best["extraction_error"] <= 1e-5
-    assert result["random_search"]["evaluations"] == result["search"]["evaluations"] == 24
-    history = [json.loads(line) for line in (smooth / "search/history.jsonl").read_text().splitlines()]
-    scores = [line["score"] for line in history if line["strategy"] == "evolution"]
-    assert best["search_accuracy"] == pytest.approx(max(scores), abs=1e-6)
-    evolution = [json.dumps(x["architecture"]) for x in history if x["strategy"] == "evolution"]
-    assert len(set(evolution)) == 24
-    assert "report.html" in output.strip().splitlines()[-1]
-
-
-def test_evaluate_gives_the_accuracy_that_the_result_promises(searched, data_dir):
-    smooth, _, _ = searched
-    best = json.loads((smooth / "result.json").read_text())["best"]
-    shown = json.loads("{" + finish(start("evaluate", smooth, data_dir)).split("{", 1)[1])
-    assert shown["accuracy"] == pytest.approx(best["test_accuracy"], abs=1e-6)
-    assert shown["params"] == best["params"] and shown["macs"] == best["macs"]
-    assert shown["split"] == "test" and shown["images"] == 600
+def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
+    process = start("train_supernet", "digits", tmp_path, data_dir)
+    code, output = stop_when(process, lambda: (tmp_path / "checkpoints" / "10").exists(), signal.SIGTERM)
+    assert code == 143 and "the same command goes on" in output, output
 
 
 @pytest.mark.parametrize(
     ("binary", "more", "message"),
     [
-        ("train_supernet", ("--set", "training.step=3"), "training.steps"),
-        ("train_supernet", ("--set", "training.steps=many"), "int"),
-        ("train_supernet", ("--set", "seed=1"), "seed: 0 (checkpoint) / 1 (now)"),
-        ("search", ("--set", "search.max_params=10"), "reaches from 15,082 to 171,210"),
-        ("search", ("--set", "training.learning_rate=0.5"), "training.learning_rate"),
-        ("evaluate", ("--architecture=best",), "'smallest', 'largest' or JSON"),
+        ("train_supernet", ("--set=training.step=3",), "training.steps"),
+        ("train_supernet", ("--set=seed=1",), "seed: 0 (checkpoint) / 1 (now)"),
+        ("search", ("--set=search.most=10",), "reaches from"),
+        ("search", ("--set=training.learning_rate=0.5",), "training.learning_rate"),
+        ("evaluate", ("--architecture=best",), "expected found, smallest"),
+        ("evaluate", ("--workdir=nowhere",), "no directory"),
+        ("retrain", ("--architecture=random:99",), "within 5 %"),
     ],
 )
-def test_mistakes_are_explained(trained, data_dir, binary, more, message):
-    smooth, _ = trained
+def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):
+    config, smooth, _, _ = flow
+    if config != "digits":
+        return
     before = sorted(p.name for p in (smooth / "checkpoints").iterdir())
-    process = start(binary, smooth, data_dir, *more)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0
+    output = finish(start(binary, config, smooth, data_dir, *more), code=2)
     assert message in output and "Traceback" not in output
     assert sorted(p.name for p in (smooth / "checkpoints").iterdir()) == before
 
 
 def test_search_asks_for_training_first(tmp_path, data_dir):
-    process = start("search", tmp_path, data_dir)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode != 0 and "First run experiments.train_supernet" in output
+    assert "First run experiments.train_supernet" in finish(start("search", "digits", tmp_path, data_dir), 2)
 
 
-@pytest.mark.parametrize("binary", ["train_supernet", "search", "evaluate"])
+@pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate"])
 def test_help_shows_how_it_is_used(binary):
     process = subprocess.run(
         [sys.executable, "-m", f"experiments.{binary}", "--help"],

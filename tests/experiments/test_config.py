@@ -1,252 +1,310 @@
-"""Configs: overrides with checked types, errors that name the nearest, JSON there and back."""
+"""Configs: every field of every object can be set, wrong ones are explained, files of a user's own work."""
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 import textwrap
-import types
-from typing import Literal
 
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from absl import app
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from small_tasks import perceptron
 
 from experiments import config as config_lib
+from experiments.config import Config, ConfigError
+from experiments.configs import CONFIGS
+from jaxnas import Space, runs, search, spaces
+from jaxnas.tasks import Images
+from jaxnas.training import Fixed, Relaxed, Training, Uniform
 
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    steps: int = 300
-    learning_rate: float = 1e-3
-    dtype: Literal["float32", "bfloat16"] = "float32"
+DIGITS, GUMBEL, WORDS = (CONFIGS[name] for name in ("digits", "digits_gumbel", "wikitext2_small"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    dataset: str = "digits"
-    seed: int = 0
-    augment: bool = True
-    widths: tuple[int, ...] = (64, 96)
-    bounds: tuple[float, float] = (0.5, 2.0)
-    stages: tuple[tuple[int, int], ...] = ((1, 2),)
-    limit: int | None = None
-    training: Training = Training()
+def get(config, name):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def fields(config):
+    """The lines of `pretty`: what stands for each field."""
+    return dict(line.split(None, 1) for line in config_lib.pretty(config).splitlines())
 
 
 @pytest.mark.parametrize(
-    ("assignment", "field", "value"),
+    ("config", "assignment", "value"),
     [
-        ("seed=3", "seed", 3),
-        ("seed=-1", "seed", -1),
-        ("dataset=a=b", "dataset", "a=b"),
-        ("augment=false", "augment", False),
-        ("augment=True", "augment", True),
-        ("widths=1", "widths", (1,)),
-        ("widths=(1, 2,3)", "widths", (1, 2, 3)),
-        ("widths=[]", "widths", ()),
-        ("bounds=1,2", "bounds", (1.0, 2.0)),
-        ("stages=(1,2),(3,4)", "stages", ((1, 2), (3, 4))),
-        ("stages=[[1,2],[3,4]]", "stages", ((1, 2), (3, 4))),
-        ("limit=none", "limit", None),
-        ("limit=7", "limit", 7),
-        ("training.steps=5", "training.steps", 5),
-        ("training.learning_rate=1", "training.learning_rate", 1.0),
-        ("training.dtype=bfloat16", "training.dtype", "bfloat16"),
+        (DIGITS, "seed=3", 3),
+        (DIGITS, " seed = 3 ", 3),
+        (DIGITS, "task.mixup=1", 1.0),
+        (DIGITS, "task.flip=true", True),
+        (DIGITS, "task.data=a=b", "a=b"),
+        (DIGITS, "network.dtype=bfloat16", jnp.bfloat16),
+        (DIGITS, "network.drop_path_rate=0.1", 0.1),
+        (DIGITS, "network.scan_layers=False", False),
+        (DIGITS, "network.max_relative_position=7", 7),
+        (DIGITS, "training.steps=5000", 5000),
+        (DIGITS, "training.clip=0.25", 0.25),
+        (DIGITS, "training.batch_size=none", None),
+        (DIGITS, "search.strategy.evaluations=100", 100),
+        (DIGITS, "search.most_share=none", None),
+        (DIGITS, "search.trial_steps=(10, 20,30)", (10, 20, 30)),
+        (DIGITS, "search.trial_steps=7", (7,)),
+        (DIGITS, "latency=true", True),
+        (GUMBEL, "recipe.order=joint", "joint"),
+        (GUMBEL, "recipe.confidence=0.9", 0.9),
+        (GUMBEL, "recipe.cost=none", None),
+        (WORDS, "network.cutoffs=[10,20]", (10, 20)),
+        (WORDS, "task.tokenizer=byte", "byte"),
+        (WORDS, "retraining.learning_rate=1", 1.0),
+        (WORDS, "search.limit=none", None),
     ],
 )
-def test_override_sets_one_field(assignment, field, value):
-    changed = config_lib.override(Config(), [assignment])
-    holder = changed.training if field.startswith("training.") else changed
-    got = getattr(holder, field.rpartition(".")[2])
-    assert got == value and type(got) is type(value)
-    lines = config_lib.diff(config_lib.to_dict(Config()), config_lib.to_dict(changed))
-    assert all(line.startswith(f"{field}: ") for line in lines) and len(lines) <= 1
-
-
-def test_later_overrides_win_and_the_original_stays():
-    config = Config()
-    changed = config_lib.override(config, ["seed=1", "training.steps=2", "seed=4"])
-    assert (changed.seed, changed.training.steps) == (4, 2)
-    assert config == Config()
+def test_any_field_of_any_object_can_be_set(config, assignment, value):
+    if assignment == "recipe.cost=none":  # what belongs together is set together
+        changed = config_lib.override(config, ["recipe.cost_weight=0", assignment])
+    else:
+        changed = config_lib.override(config, [assignment])
+    name = assignment.partition("=")[0].strip()
+    assert get(changed, name) == value and type(get(changed, name)) is type(value)
+    before, after = fields(config), fields(changed)
+    assert {key for key in after if before[key] != after[key]} <= {name, "recipe.cost_weight"}
+    assert config_lib.to_dict(changed) != config_lib.to_dict(config)
 
 
 @pytest.mark.parametrize(
-    ("assignment", "message"),
+    ("text", "space"),
+    [
+        ("par(6)", spaces.par(6)),
+        ("par(blocks=6)", spaces.par(6)),
+    ],
+)
+def test_a_space_is_set_by_a_call(text, space):
+    changed = config_lib.override(WORDS, [f"network.space={text}", "recipe.reference=none"])
+    assert changed.network.space == space and WORDS.network.space == spaces.par(10)
+
+
+def test_a_space_with_lists_of_options_is_set_by_a_call():
+    text = "vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))"
+    changed = config_lib.override(DIGITS, [f"network.space={text}"])
+    assert changed.network.space == spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
+    assert changed.network.head_dim == DIGITS.network.head_dim
+
+
+def test_later_assignments_win_and_the_original_stays():
+    before = config_lib.to_dict(DIGITS)
+    changed = config_lib.override(DIGITS, ["seed=1", "training.steps=2000", "seed=4"])
+    assert (changed.seed, changed.training.steps) == (4, 2000)
+    assert config_lib.to_dict(DIGITS) == before
+    # Checked when all are there: neither of these is possible without the other.
+    both = config_lib.override(GUMBEL, ["recipe.start=5000", "training.steps=6000"])
+    assert (both.recipe.start, both.training.steps) == (5000, 6000)
+
+
+@pytest.mark.parametrize(
+    ("config", "assignment", "message"),
     [
         (
+            DIGITS,
             "training.stesp=3",
-            "no field 'training.stesp'. Did you mean training.steps? There are: d",
+            "no field 'training.stesp'. Did you mean training.steps? There are: name",
         ),
-        ("steps=3", "Did you mean training.steps?"),
-        ("sead=3", "Did you mean seed?"),
-        ("training=3", "training is a group; set one of training.steps, training.learning_rate"),
-        ("seed", "expected name=value"),
-        ("seed=1.5", "seed takes an integer, not '1.5'"),
-        ("seed=", "seed takes an integer, not ''"),
-        ("augment=1", "augment takes true or false, not '1'"),
-        ("training.learning_rate=fast", "takes a number, not 'fast'"),
-        ("training.learning_rate=inf", "takes a number, not 'inf'"),
-        ("training.dtype=float16", "takes one of float32, bfloat16, not 'float16'"),
-        ("widths=1,a", "widths takes a list such as 1,1, not '1,a'"),
-        ("bounds=1", "bounds takes a list such as 0.5,0.5, not '1'"),
-        ("stages=1,2", "stages takes a list such as (1,1),(1,1), not '1,2'"),
-        ("limit=few", "limit takes an integer or none, not 'few'"),
+        (DIGITS, "steps=3", "Did you mean training.steps?"),
+        (DIGITS, "sead=3", "Did you mean seed?"),
+        (DIGITS, "network.embd=3", "There are: "),
+        (DIGITS, "network.parent=3", "no field 'network.parent'"),
+        (DIGITS, "search.strategy.space=par(6)", "no field 'search.strategy.space'. Did you mean search."),
+        (DIGITS, "training=3", "training is a group; set one of training.steps, training.batch_size"),
+        (DIGITS, "seed", "expected name=value, such as seed=3"),
+        (DIGITS, "seed=1.5", "seed takes an integer, not '1.5'"),
+        (DIGITS, "seed=", "seed takes an integer, not ''"),
+        (DIGITS, "seed=-1", "seed is -1"),
+        (DIGITS, "task.flip=1", "task.flip takes true or false, not '1'"),
+        (DIGITS, "training.learning_rate=fast", "takes a number, not 'fast'"),
+        (DIGITS, "training.learning_rate=inf", "takes a number, not 'inf'"),
+        (DIGITS, "training.learning_rate=-1", "training.learning_rate is -1.0"),
+        (DIGITS, "training.steps=0", "training.steps is 0"),
+        (DIGITS, "training.clip=x", "training.clip takes a number or none, not 'x'"),
+        (DIGITS, "task.mixup=-1", "mixup is -1.0"),
+        (DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
+        (DIGITS, "network.dtype=int8", "network.dtype takes one of float32, bfloat16, not 'int8'"),
+        (DIGITS, "network.dtype=float33", "takes one of float32, bfloat16, not 'float33'"),
+        (DIGITS, "search.method=argmin", "search.method is 'argmin', expected one of strategy"),
+        (DIGITS, "search.trial_steps=1,a", "takes a list such as 1,1, not '1,a'"),
+        (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected numbers"),
+        (DIGITS, "recipe=relaxed", "recipe takes an object, which a text cannot be; write a config file"),
+        (WORDS, "architectures=x", "architectures takes an object, which a text cannot be"),
+        (DIGITS, "network.space=6", "expected a call such as vit(...), of vit, autoformer"),
+        (DIGITS, "network.space=par(open('x'))", "expected a call such as"),
+        (DIGITS, "network.space=pra(6)", "'pra' is no space; did you mean 'par'?"),
+        (DIGITS, "network.space=vit(1)", "missing 3 required positional arguments"),
+        (DIGITS, "network.space=par(6)", "A ViT space needs the decisions"),
+        (
+            DIGITS,
+            'network.space=autoformer("big")',
+            "expected a size of ['tiny', 'small', 'base'], got 'big'",
+        ),
+        (GUMBEL, "recipe.order=jiont", "did you mean 'joint'?"),
+        (GUMBEL, "recipe.start=5000", "recipe.start is 5000, and training.steps 1200"),
+        (GUMBEL, "recipe.cost=none", "a penalty needs the name of a cost"),
+        (WORDS, "task.length=0", "length is 0, expected at least 1"),
     ],
 )
-def test_a_wrong_override_says_what_was_expected(assignment, message):
-    with pytest.raises(config_lib.ConfigError) as error:
-        config_lib.override(Config(), [assignment])
+def test_a_wrong_assignment_says_what_was_expected(config, assignment, message):
+    with pytest.raises(ValueError) as error:
+        config_lib.override(config, [assignment])
     assert message in str(error.value)
 
 
-def test_a_config_that_may_be_refused_replaces_none_that_ran(tmp_path):
-    def stored():
-        return json.loads((tmp_path / "config.json").read_text())["seed"]
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_is_plain_json_with_a_line_for_each_field(name):
+    config = CONFIGS[name]
+    plain = config_lib.to_dict(config)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["task"]["type"] == type(config.task).__name__ and plain["name"] == name
+    assert Space.from_json(plain["network"]["space"]) == config.network.space
 
-    config_lib.store(Config(seed=1), tmp_path, ran=False)
-    assert stored() == 1
-    config_lib.store(Config(seed=2), tmp_path, ran=False)
-    assert stored() == 1
-    config_lib.store(Config(seed=2), tmp_path, ran=True)
-    assert stored() == 2
+    def count(value):
+        objects = dataclasses.is_dataclass(value) and not isinstance(value, (type, Space))
+        names = config_lib._names(value) if objects else ()
+        return sum(count(getattr(value, name)) for name in names) if names else 1
+
+    lines = config_lib.pretty(config).splitlines()
+    assert len(lines) == count(config) == len(fields(config)) and all(line.startswith("  ") for line in lines)
+    assert fields(config)["training.steps"] == str(config.training.steps)
+    assert "object at 0x" not in config_lib.pretty(config) + json.dumps(plain)
+    # Every field that is a plain value can be set to what it is.
+    for field, text in fields(config).items():
+        value = get(config, field)
+        if type(value) in (int, float, bool, str) and field != "name":
+            same = config_lib.override(config, [f"{field}={value}"])
+            assert config_lib.to_dict(same) == plain, text
+
+
+def test_arrays_and_functions_are_told_apart_in_json():
+    arrays = [np.zeros(3), np.zeros(100), np.ones(100)]
+    plain = [config_lib.to_dict(x) for x in arrays]
+    assert plain[0] == [0.0, 0.0, 0.0]
+    assert plain[1] != plain[2] and plain[1].startswith("float64[100] sha256:")
+    assert config_lib.to_dict({"f": spaces.par, "d": jnp.bfloat16}) == {"f": "par", "d": "bfloat16"}
+    fixed = config_lib.to_dict(Fixed({"hidden": jnp.array([1, 0])}))
+    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}}
+
+
+def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():
+    common = dict(name="mine", task=Images(data="digits"), training=Training(steps=3))
+    with pytest.raises(ConfigError, match="'mine': network is a Dense without a `space`"):
+        Config(network=nn.Dense(3), **common)
+    with pytest.raises(ConfigError, match=r"recipe.start is 3, and training.steps 3: .* never be trained"):
+        Config(network=perceptron(), recipe=Relaxed(start=3), **common)
+    own = Config(network=perceptron(), **common)
+    assert isinstance(own.recipe, Uniform) and own.alone == own.training
+    assert Config(network=perceptron(), retraining=Training(steps=9), **common).alone.steps == 9
 
 
 def test_an_unknown_config_name_suggests_the_nearest():
-    registry = {"digits": Config(), "fashion_mnist": Config(dataset="fashion_mnist")}
-    assert config_lib.select(registry, "digits") == Config()
-    with pytest.raises(config_lib.ConfigError, match="'digit'. Did you mean digits. There are: d"):
-        config_lib.select(registry, "digit")
+    assert config_lib.find(CONFIGS, "digits") is DIGITS
+    with pytest.raises(ConfigError, match="'digit'. Did you mean digits.*--config=path/to/my_config.py"):
+        config_lib.find(CONFIGS, "digit")
 
 
-@settings(deadline=None)
-@given(
-    st.builds(
-        Config,
-        seed=st.integers(),
-        dataset=st.text(),
-        widths=st.lists(st.integers()).map(tuple),
-        limit=st.none() | st.integers(),
-        training=st.builds(Training, learning_rate=st.floats(allow_nan=False, allow_infinity=False)),
-    )
-)
-def test_json_there_and_back(config):
-    assert config_lib.from_dict(Config, json.loads(config_lib.to_json(config))) == config
+# ---- Files of a user's own.
 
+HEAD = '''
+    """A config of a user's own, with a network and a task of their own."""
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"sede": 1}, "no field 'sede'. Did you mean seed?"),
-        ({"training": {"step": 1}}, "no field 'training.step'. Did you mean steps?"),
-        ({"seed": "1"}, "'seed' takes an integer, not '1'"),
-        ({"seed": True}, "'seed' takes an integer, not True"),
-        ({"training": {"learning_rate": None}}, "'training.learning_rate' takes a number"),
-        ({"training": 3}, "'training' takes"),
-    ],
-)
-def test_from_dict_refuses(values, message):
-    with pytest.raises(config_lib.ConfigError) as error:
-        config_lib.from_dict(Config, values)
-    assert message in str(error.value)
+    from __future__ import annotations
 
-
-def test_from_dict_names_a_missing_field():
-    cls = dataclasses.make_dataclass("Needs", [("size", int)], frozen=True)
-    with pytest.raises(config_lib.ConfigError, match="'size' is missing"):
-        config_lib.from_dict(cls, {})
-
-
-def test_diff_names_the_fields():
-    now = dataclasses.replace(Config(), seed=4, training=Training(steps=9))
-    before = config_lib.to_dict(Config(seed=3)) | {"old": 1}
-    assert config_lib.diff(before, config_lib.to_dict(now)) == [
-        "seed: 3 (checkpoint) / 4 (now)",
-        "training.steps: 300 (checkpoint) / 9 (now)",
-        "old: 1 (checkpoint) / absent (now)",
-    ]
-
-
-def test_pretty_has_a_line_for_each_field():
-    lines = config_lib.pretty(Config()).splitlines()
-    assert len(lines) == 10
-    assert "  training.steps          300" in lines
-
-
-BINARY = '''
-    """Does a thing.
-
-    Usage: python -m thing --config=small --workdir=DIR
-    """
     import dataclasses
-    from absl import app, logging
-    from experiments import config as config_lib
 
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        seed: int = 0
+    import flax.linen as nn
 
-    CONFIGS = {"small": Config(), "large": Config(1)}
+    from experiments.config import Config
+    from jaxnas import Choice, Space, tasks
+    from jaxnas.training import Training
 
-    def main(argv):
-        config, workdir = config_lib.from_flags(CONFIGS)
-        logging.info("too much")
-        logging.warning("heed")
-        print(workdir)
-        print(config_lib.pretty(config))
 
-    config_lib.define_flags(CONFIGS)
-    app.run(main)
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(tasks.Images):
+        data: str = "digits"
+        power: float | None = None
+
+
+    class Network(nn.Module):
+        space: Space
+        sizes: tuple[int, ...] = (1, 2)
+
+        def __call__(self, inputs, arch=None, *, train=False):
+            return inputs
+
+    def make(name, steps=3):
+        network = Network(Space(width=Choice(1, 2)))
+        return Config(name=name, task=Mine(), network=network, training=Training(steps=steps))
+
 '''
 
 
-@pytest.mark.parametrize(
-    ("name", "workdir", "assignments", "message"),
-    [
-        ("small", None, [], "--workdir is missing"),
-        (None, "w", [], "--config is missing. It is one of: small, large"),
-        ("small", "w", ["seed=-1"], "seed is -1: at least 0"),
-        ("small", "w", ["sed=1"], "Did you mean seed?"),
-    ],
-)
-def test_wrong_flags_end_in_a_message(monkeypatch, name, workdir, assignments, message):
-    @dataclasses.dataclass(frozen=True)
-    class Checked:
-        seed: int = 0
+def write(folder, end, head=HEAD):
+    path = folder / "my_config.py"
+    path.write_text(textwrap.dedent(head) + textwrap.dedent(end))
+    return path
 
-        def __post_init__(self):
-            if self.seed < 0:
-                raise ValueError(f"seed is {self.seed}: at least 0")
 
-    given_flags = types.SimpleNamespace(config=name, workdir=workdir, set=assignments)
-    monkeypatch.setattr(config_lib.flags, "FLAGS", given_flags)
-    with pytest.raises(app.UsageError) as error:
-        config_lib.from_flags({"small": Checked(), "large": Checked(1)})
-    assert message in str(error.value)
+def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
+    path = write(tmp_path, 'CONFIG = make("one")\nCONFIGS = {"two": make("two", 5), "three": 3}\n')
+    one, two = config_lib.find(CONFIGS, str(path)), config_lib.find(CONFIGS, f"{path}:two")
+    assert (one.name, two.name, two.training.steps) == ("one", "two", 5)
+    changed = config_lib.override(one, ["task.power=2", "network.sizes=3,4", "training.steps=7"])
+    assert (changed.task.power, changed.network.sizes, changed.training.steps) == (2.0, (3, 4), 7)
+    assert config_lib.to_dict(changed)["network"]["type"] == "Network"
+    assert fields(changed)["task.power"] == "2.0"
+    with pytest.raises(ConfigError, match="Did you mean network.sizes"):
+        config_lib.override(one, ["network.size=3"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("STEPS = 9\n")
+    write(tmp_path, 'from beside import STEPS\nCONFIG = make("near", STEPS)\n')
+    assert config_lib.find(CONFIGS, "my_config.py").training.steps == 9
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "expected"),
+    ("end", "name", "message"),
     [
-        (["--config=large", "--workdir=w", "--set", "seed=3"], 0, ["w", "seed  3", "heed"]),
-        (["--config=smal", "--workdir=w"], 1, ["Did you mean small? There are: small, large"]),
-        (["--help"], 1, ["Usage: python -m thing", "--config: Name of the config: small, large"]),
+        (
+            "pass\n",
+            "",
+            "has no config: set CONFIG = Config(name=..., task=..., network=..., training=...), or",
+        ),
+        ("CONFIG = 3\n", "", "has no config: set CONFIG = Config("),
+        ('CONFIGS = {"two": make("two")}\n', "", "its CONFIGS are two"),
+        ('CONFIGS = {"two": make("two")}\n', ":tow", "its CONFIGS are two"),
+        ('CONFIG = make("one")\n', ":two", "has no config 'two': set CONFIG"),
+        ("x = 1\n\nmake()\n", "", "line {next} of {path} fails with TypeError: make() missing 1 required"),
+        ("x = 1\n\n1 / 0\n", "", "line {next} of {path} fails with ZeroDivisionError: division by zero"),
+        ("x = (\n", "", "fails with SyntaxError: "),
+        ("import no_such_module_here\n", "", "fails with ModuleNotFoundError: No module named 'no_such"),
+        ('CONFIG = make("x", 0)\n', "", "fails with ValueError: training.steps is 0"),
+        ("raise SystemExit('no')\n", "", "fails with SystemExit: no"),
     ],
-    ids=["set", "unknown", "help"],
 )
-def test_the_flags_of_a_binary(tmp_path, arguments, code, expected):
-    binary = tmp_path / "thing.py"
-    binary.write_text(textwrap.dedent(BINARY).lstrip())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(binary), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode == code, output
-    assert "Traceback" not in output and "too much" not in output
-    for part in expected:
-        assert part in output
+def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(end, name, message, tmp_path):
+    path = write(tmp_path, end)
+    last = len(path.read_text().splitlines())
+    with pytest.raises(ConfigError) as error:
+        config_lib.find(CONFIGS, f"{path}{name}")
+    assert message.format(next=last, path=path) in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    for name in ("mine.py", "mine.py:two"):
+        with pytest.raises(ConfigError, match=f"there is no file {tmp_path / 'mine.py'}"):
+            config_lib.find(CONFIGS, str(tmp_path / name))
+
+
+def test_strategies_and_settings_of_a_search_can_be_in_a_config():
+    strategy = search.Evolution(DIGITS.network.space, evaluations=40)
+    config = dataclasses.replace(DIGITS, search=runs.Search(strategy=strategy))
+    changed = config_lib.override(config, ["search.strategy.population=60", "search.strategy.parents=4"])
+    assert (changed.search.strategy.population, changed.search.strategy.parents) == (60, 4)
+    # What the run gives to a strategy is no field of the config.
+    names = {name for name in fields(config) if name.startswith("search.strategy.")}
+    assert not names & {f"search.strategy.{name}" for name in ("space", "cost", "bounds")}

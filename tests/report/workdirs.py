@@ -351,7 +351,7 @@ def own(root, evaluations=120):
         networks=(
             network("random search", other["architecture"], -other["score"]),
             network("largest", biggest, 0.05),
-            network("the one of last year", sample(), 0.16),
+            network("reference", sample(), 0.16),
         ),
         searches=tuple(
             SearchOf(name=name, evaluations=evaluations, bounds={"latency_ms": (None, 0.9)})

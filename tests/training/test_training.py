@@ -1,156 +1,181 @@
-"""Promises of one-shot training: P1 one program, P6 untouched weights, sharding, honest evaluation."""
+"""Promises of a training step: P1 one program, P6 untouched weights, devices, several steps in a call."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxnas.training.loop import LoopSettings, several, steps_of_call
+from small_nets import difference
+from small_tasks import net_of, perceptron, task_of
 
-import jaxnas
-from jaxnas import data, spaces
-from jaxnas.supernets import ViT, stack_layers, unstack_layers
+from jaxnas.elastic import stack_layers
+from jaxnas.training import Training, Uniform, data_mesh
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training import step as step_lib
-from jaxnas.training.evaluate import make_evaluator
+from jaxnas.training.fit import prepare, several, steps_of_call
+from jaxnas.training.step import active_masks, shard_batch
 
-SPACE = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
-NET = ViT(
-    SPACE,
-    image_size=8,
-    patch_size=4,
-    num_classes=10,
-    head_dim=4,
-    max_relative_position=1,
-    init_std=0.2,
-    scan_layers=True,
-)
-SHAPE = (1, 8, 8, 1)
+TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
+WIDEST = 4
 SCHEDULE = optimizer_lib.warmup_cosine(1e-2, 40, 4)
 OPTIMIZER = optimizer_lib.adamw(SCHEDULE)
+SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
 
 
-def batch(seed: int, size: int = 16) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(seed)
-    return {
-        "image": random.integers(0, 17, (size, 8, 8, 1), dtype=np.uint8),
-        "label": random.integers(0, 10, (size,)).astype(np.int32),
-    }
+class Shown(Uniform):
+    """Uniform paths that say which architecture they have trained."""
+
+    def gradients(self, problem, state, batches, key):
+        found = super().gradients(problem, state, batches, key)
+        return found.replace(metrics={f"arch/{name}": x[0] for name, x in found.archs.items()})
 
 
-def preprocess(images):
-    return images.astype(jnp.float32) / 8 - 1
+def trained_by(metrics):
+    return {name[5:]: x for name, x in metrics.items() if name.startswith("arch/")}
 
 
-def augment(batch, key):
-    del key
-    targets = jax.nn.one_hot(batch["label"], 10, dtype=jnp.float32)
-    return preprocess(batch["image"]), optax.smooth_labels(targets, 0.1)
+@functools.cache
+def made(devices=1, net=NET, sgd=False, **settings):
+    """A compiled step, its first state (consumed by it: take a copy), and the batches by step."""
+    training = Training(steps=1000, batch_size=16, learning_rate=1e-2, warmup_steps=4, **settings)
+    optimizer = SGD if sgd else None
+    return prepare(TASK, net, training, Shown(), data_mesh(devices), optimizer=optimizer)
 
 
-def make(devices: int = 1, optimizer=OPTIMIZER, **settings):
-    mesh = step_lib.data_mesh(devices)
-    step = step_lib.make_train_step(NET, optimizer, SCHEDULE, augment, mesh, SHAPE, **settings)
-    params = jaxnas.init(NET, jax.random.key(1), SHAPE)["params"]
-    # Biases and tokens away from zero, so that an unwanted change shows.
-    params = stack_layers(jax.tree.map(lambda x: x + 0.01, params))
-    state = step_lib.init_state(params, optimizer, jax.random.key(2))
-    return mesh, step, step_lib.replicate(state, mesh)
+def copy(state):
+    return jax.tree.map(jnp.copy, state)
 
 
-def sampled(state) -> dict[str, jax.Array]:
-    """The architecture that the next step draws."""
-    key = jax.random.split(jax.random.fold_in(state.key, state.step), 3)[0]
-    return SPACE.sample(key)
+def moments(state):
+    """The first and second moments of AdamW, each a tree as the parameters."""
+    adam = [
+        leaf
+        for leaf in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "mu"))
+        if hasattr(leaf, "mu")
+    ]
+    return adam[0].mu, adam[0].nu
 
 
-def bits(tree) -> list[np.ndarray]:
+def bits(tree):
     return [np.asarray(leaf).view(np.uint32) for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.fixture(scope="module")
-def frozen():
-    return make()
+def used_by(arch, params):
+    """Which parameters of the perceptron an architecture uses, written out."""
+    used = jax.tree.map(lambda x: np.ones(x.shape, bool), jax.device_get(params))
+    for i, option in enumerate(np.asarray(arch["hidden"])):
+        within = np.arange(WIDEST) <= int(option)  # option k has a width of k + 1
+        used[f"in_{i}"]["kernel"][:] = within
+        used[f"in_{i}"]["bias"][:] = within
+        used[f"out_{i}"]["kernel"][:] = within[:, None]
+    return used
 
 
-def test_steps_leave_inactive_weights_and_moments_bit_identical(frozen):
-    mesh, step, state = frozen
-    masks = step_lib.active_masks(NET, SHAPE)
-    state = jax.tree.map(jnp.copy, state)  # the step consumes it
+def check_untouched(step, state, batch, used, steps):
+    """Checks some steps, and returns how many used values have changed."""
     changed = 0
-    for number in range(8):
-        arch = sampled(state)
-        moments = state.opt_state[0]
-        before = bits((state.params, moments.mu, moments.nu))
-        active = [
-            np.broadcast_to(mask, leaf.shape)
-            for mask, leaf in zip(
-                jax.tree.leaves(stack_layers(masks(arch))), jax.tree.leaves(state.params), strict=True
-            )
-        ]
-        state, _ = step(state, step_lib.shard_batch(batch(number), mesh))
-        moments = state.opt_state[0]
-        after = bits((state.params, moments.mu, moments.nu))
-        for old, new, mask in zip(before, after, active * 3, strict=True):
+    for number in range(steps):
+        before = bits((state.params, *moments(state)))
+        state, metrics = step(state, batch(number))
+        masks = 3 * jax.tree.leaves(used(trained_by(metrics), state.params))
+        for old, new, mask in zip(before, bits((state.params, *moments(state))), masks, strict=True):
             np.testing.assert_array_equal(old[~mask], new[~mask])
             changed += int((old[mask] != new[mask]).sum())
-    assert changed > 1000
+    return changed
+
+
+def test_steps_leave_inactive_weights_and_moments_bit_identical():
+    state, step, batch = made()
+    # Biases away from zero, so that an unwanted change shows.
+    params = jax.tree.map(lambda x: x + 0.01, state.params)
+    state = copy(state.replace(variables={"params": params}))
+    assert check_untouched(step, state, batch, used_by, 12) > 1000
+
+
+@pytest.mark.slow
+def test_steps_of_scanned_layers_leave_inactive_weights_and_moments_bit_identical():
+    net = net_of("images", scan=True)
+    state, step, batch = made(net=net)
+    masks = jax.jit(active_masks(net, TASK.inputs))
+
+    def used(arch, params):
+        active = stack_layers(masks(arch))
+        return jax.tree.map(lambda mask, leaf: np.broadcast_to(mask, leaf.shape), active, params)
+
+    assert check_untouched(step, copy(state), batch, used, 8) > 1000
 
 
 def test_the_official_behaviour_moves_inactive_weights():
-    mesh, step, state = make(freeze_inactive=False)
-    small = {"embed_dim": 0, "depth": 0}
-    while any(int(sampled(state)[name]) != option for name, option in small.items()):
-        state, _ = step(state, step_lib.shard_batch(batch(0), mesh))
+    state, step, batch = made(freeze_inactive=False)
+    state, moved = copy(state), 0
+    for number in range(4):
+        before = bits(state.params)
+        state, metrics = step(state, batch(number))
+        masks = jax.tree.leaves(used_by(trained_by(metrics), state.params))
+        moved += sum(
+            int((old[~mask] != new[~mask]).sum())
+            for old, new, mask in zip(before, bits(state.params), masks, strict=True)
+        )
+    assert moved > 100
 
-    def kernel():
-        return np.array(unstack_layers(state.params)["block_1"]["mlp"]["in"]["kernel"])
 
-    before = kernel()
-    state, _ = step(state, step_lib.shard_batch(batch(1), mesh))
-    assert not np.array_equal(before, kernel())
+def test_one_program_trains_a_thousand_architectures():
+    traces = []
 
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Counted(type(TASK)):
+        def loss(self, *arguments):
+            traces.append(1)
+            return super().loss(*arguments)
 
-def test_one_program_serves_every_architecture(frozen):
-    mesh, step, state = frozen
-    state = jax.tree.map(jnp.copy, state)
-    seen = set()
-    for number in range(30):
-        seen.add(str(SPACE.to_dict(sampled(state))))
-        state, _ = step(state, step_lib.shard_batch(batch(number), mesh))
-    assert len(seen) > 10
-    assert step._cache_size() == 1
+    given = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
+    training = Training(steps=1000, batch_size=16, warmup_steps=4)
+    state, step, batch = prepare(Counted(**given), NET, training, Shown(), data_mesh(1))
+    rows, seen, before = batch(0), set(), len(traces)
+    for _ in range(1000):
+        state, metrics = step(state, rows)
+        seen.add(np.asarray(metrics["arch/hidden"]).tobytes())
+    assert len(seen) > 500  # of 1,024
+    assert len(traces) == before + 1 and step._cache_size() == 1
 
 
 def test_eight_devices_give_what_one_gives():
     # Not Adam: where a gradient is nothing but rounding, it makes a whole step of it.
-    sgd = optax.sgd(0.1)
-    one_mesh, one_step, one = make(1, sgd)
-    mesh, step, state = make(8, sgd)
-    assert mesh.size == 8
-    for number in range(3):
-        one, one_metrics = one_step(one, step_lib.shard_batch(batch(number), one_mesh))
-        state, metrics = step(state, step_lib.shard_batch(batch(number), mesh))
-        np.testing.assert_allclose(metrics["loss"], one_metrics["loss"], rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(state.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    results = []
+    for devices in (1, 8):
+        state, step, batch = made(devices, sgd=True)
+        state = copy(state)
+        for number in range(3):
+            state, metrics = step(state, batch(number))
+        results.append((state.params, {k: metrics[k] for k in ("loss", "accuracy")}))
+    assert made(8, sgd=True)[2](0)["train"]["label"].sharding.num_devices == 8
+    assert difference(*results) < 1e-5
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, 8])
 def test_several_steps_in_one_call_are_one_after_another(devices):
-    mesh, step, state = make(devices, optax.sgd(0.1))
-    together = jax.tree.map(jnp.copy, state)
-    batches = tuple(step_lib.shard_batch(batch(number), mesh) for number in range(3))
+    state, step, batch = made(devices, sgd=True)
+    state, together = copy(state), copy(state)
+    batches = tuple(batch(number) for number in range(3))
     for one in batches:
         state, metrics = step(state, one)
     together, last = several(step)(together, batches)
     assert int(together.step) == 3
     assert metrics.keys() == last.keys()
-    for name, value in metrics.items():
-        np.testing.assert_allclose(last[name], value, rtol=1e-5)
+    assert difference(last, metrics) < 1e-5 and difference(together.params, state.params) < 1e-5
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(together.params), strict=True):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
-        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_call_of_several_steps_says_that_one_of_them_was_not_finite():
+    def step(state, batch):
+        return state + 1, {"loss": batch, "finite": jnp.isfinite(batch).astype(jnp.float32)}
+
+    for values, finite in (((1.0, np.nan, 2.0), 0), ((1.0, 2.0, 3.0), 1)):
+        state, last = several(step)(jnp.int32(0), tuple(map(jnp.float32, values)))
+        assert int(state) == 3 and float(last["loss"]) == values[-1] and float(last["finite"]) == finite
 
 
 @pytest.mark.parametrize(
@@ -159,33 +184,69 @@ def test_several_steps_in_one_call_are_one_after_another(devices):
 )
 def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected):
     """And where it would without an interruption, so that a resumed training is the same."""
-    settings = LoopSettings(12, 5, 10, 5, steps_per_call)
+    training = Training(
+        steps=12, log_every=5, evaluate_every=10, checkpoint_every=5, steps_per_call=steps_per_call
+    )
     number, calls = start, []
-    while number < settings.steps:
-        calls.append(steps_of_call(number, settings))
+    while number < training.steps:
+        calls.append(steps_of_call(number, training))
         number += calls[-1]
     assert calls == expected and number == 12
 
 
-@pytest.mark.parametrize("value", [0, -5])
-def test_intervals_below_one_step_are_refused(value):
-    with pytest.raises(ValueError, match=f"steps_per_call is {value}; .* at least 1"):
-        LoopSettings(12, 5, 10, 5, value)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "training.steps is 0, expected a whole number of at least 1"),
+        ({"steps": 2.5}, "training.steps is 2.5, expected a whole number"),
+        ({"batch_size": 0}, "training.batch_size is 0"),
+        ({"log_every": 0}, "training.log_every is 0"),
+        ({"evaluate_every": -5}, "training.evaluate_every is -5"),
+        ({"checkpoint_every": 0}, "training.checkpoint_every is 0"),
+        ({"steps_per_call": 0}, "training.steps_per_call is 0, expected"),
+        ({"steps_per_call": 2.5}, "training.steps_per_call is 2.5, expected a whole number"),
+        ({"warmup_steps": -1}, "training.warmup_steps is -1, expected a whole number of at least 0"),
+        ({"learning_rate": -1.0}, "training.learning_rate is -1.0"),
+        ({"learning_rate": float("nan")}, "training.learning_rate is nan"),
+        ({"weight_decay": float("inf")}, "training.weight_decay is inf"),
+        ({"clip": -1.0}, "training.clip is -1.0"),
+        ({"clip": 0.0}, "training.clip is 0.0"),
+        ({"average": 1.0}, "training.average is 1.0"),
+        ({"warmup_steps": 10}, "warmup_steps is 10; it must be at least 0 and less than steps=10"),
+    ],
+)
+def test_settings_out_of_range_are_named(settings, message):
+    with pytest.raises(ValueError) as error:
+        Training(**{"steps": 10, **settings}).optimizer()
+    assert message in str(error.value)
 
 
-def test_a_batch_that_does_not_divide_by_the_devices_is_refused():
+def test_a_batch_that_the_devices_cannot_share_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by the mesh's 8"):
-        step_lib.shard_batch(batch(0, 12), step_lib.data_mesh(8))
+        shard_batch({"x": np.zeros((12, 3))}, data_mesh(8))
+    for size, message in ((12, "batch_size is 12, which 8 devices cannot share"), (72, "64 examples")):
+        with pytest.raises(ValueError, match=message):
+            prepare(TASK, NET, Training(steps=2, batch_size=size), Uniform(), data_mesh(8))
+    for devices in (0, 9):
+        with pytest.raises(ValueError, match=f"devices is {devices}; this machine has 8"):
+            data_mesh(devices)
 
 
-def test_training_lowers_the_loss(frozen):
-    mesh, step, state = frozen
-    state = jax.tree.map(jnp.copy, state)
-    losses = []
+def test_training_lowers_the_loss():
+    state, step, batch = made()
+    state, losses = copy(state), []
+    rows = batch(0)
     for _ in range(40):
-        state, metrics = step(state, step_lib.shard_batch(batch(0), mesh))
+        state, metrics = step(state, rows)
         losses.append(float(metrics["loss"]))
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
+
+def test_state_is_donated():
+    state, step, batch = made()
+    state = copy(state)
+    step(state, batch(0))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
 def test_adamw_is_pytorchs():
@@ -218,39 +279,18 @@ def test_schedule_rises_then_falls_to_its_end():
     assert rates[0] == pytest.approx(1e-6, rel=1e-3)
     assert rates.argmax() == 4 and rates.max() == pytest.approx(1e-2)
     assert (np.diff(rates[4:]) < 0).all() and rates[-1] == pytest.approx(1e-5, rel=1e-3)
-    with pytest.raises(ValueError, match="warmup_steps is 40"):
-        optimizer_lib.warmup_cosine(1e-3, 40, 40)
 
 
-def test_accuracy_is_exact_over_a_split_that_batches_do_not_divide():
-    content = batch(3, 37)
-    split = data.Split("search", content["image"], content["label"])
-    params = jaxnas.init(NET, jax.random.key(5), SHAPE)["params"]
-    evaluate = make_evaluator(NET, split, 10, preprocess, step_lib.data_mesh(8), role="search")
-    archs = SPACE.sample(jax.random.key(6), 3)
-    accuracies = evaluate(params, archs)
-    apply = jax.jit(NET.apply)
-    for i in range(3):
-        arch = jax.tree.map(lambda x, i=i: x[i], archs)
-        logits = apply({"params": params}, preprocess(content["image"]), arch)
-        expected = np.mean(np.argmax(np.asarray(logits), 1) == content["label"])
-        assert float(accuracies[i]) == pytest.approx(expected, abs=1e-6)
-        assert float(evaluate(params, arch)) == float(accuracies[i])
-
-
-@pytest.mark.parametrize("role", ["train", "test"])
-def test_only_the_search_split_scores_a_search(role):
-    content = batch(3)
-    split = data.Split(role, content["image"], content["label"])
-    with pytest.raises(ValueError, match="search"):
-        make_evaluator(NET, split, 10, preprocess, step_lib.data_mesh(1), role="search")
-
-
-def test_state_is_donated(frozen):
-    mesh, step, state = frozen
-    state = jax.tree.map(jnp.copy, state)
-    step(state, step_lib.shard_batch(batch(0), mesh))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+def test_gradients_are_clipped_to_the_norm_that_is_asked_for():
+    params = {"kernel": jnp.ones((2, 2))}
+    clipped, _ = Training(steps=40, clip=0.5, warmup_steps=4).optimizer()
+    plain, _ = Training(steps=40, warmup_steps=4).optimizer()
+    large, unit = ({"kernel": jnp.full((2, 2), x)} for x in (100.0, 0.25))  # of norm 200 and 0.5
+    a, _ = clipped.update(large, clipped.init(params), params)
+    b, _ = plain.update(unit, plain.init(params), params)
+    assert difference(a, b) < 1e-6
+    # One structure of the state, so that a training may go on with a limit that it did not have.
+    assert jax.tree.structure(clipped.init(params)) == jax.tree.structure(plain.init(params))
 
 
 def test_update_without_masks_is_the_optimizer():

@@ -1,0 +1,148 @@
+"""Classification of images: exact metrics, augmentation in training only, arrays of one's own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+from small_nets import random_params
+from small_tasks import perceptron, random_images, task_of
+
+from jaxnas import data, tasks
+from jaxnas.training import data_mesh, make_evaluator
+
+TASK, NET = task_of("images"), perceptron()
+VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
+PLAIN = dataclasses.replace(TASK, mixup=0.0, crop_padding=0, label_smoothing=0.0)
+
+
+def logits_of(images, arch):
+    """Of raw images, standardised by NumPy."""
+    pixels = (np.asarray(images, np.float64) - TASK.dataset.mean) / TASK.dataset.std
+    return np.asarray(NET.apply(VARIABLES, jnp.asarray(pixels, jnp.float32), arch), np.float64)
+
+
+def log_probabilities(logits):
+    return logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(("devices", "size"), [(1, 7), (8, 5)])
+def test_metrics_are_scikit_learns_over_batches_that_do_not_divide_the_data(devices, size):
+    evaluate = make_evaluator(TASK, NET, "test", mesh=data_mesh(devices), batch_size=size)
+    archs = NET.space.sample(jax.random.key(6), 3)
+    found = evaluate(VARIABLES, archs)
+    split = TASK.dataset.test
+    assert len(split) % evaluate.batches[0]["label"].shape[1] and found["accuracy"].shape == (3,)
+    for i in range(3):
+        arch = jax.tree.map(lambda x, i=i: x[i], archs)
+        logits = logits_of(split.images[:], arch)
+        expected = {
+            "accuracy": accuracy_score(split.labels, logits.argmax(1)),
+            "loss": log_loss(split.labels, np.exp(log_probabilities(logits)), labels=[0, 1]),
+        }
+        for name, value in expected.items():
+            assert float(found[name][i]) == pytest.approx(value, rel=1e-5)
+        if devices == 1:
+            one, soft = evaluate(VARIABLES, arch), evaluate(VARIABLES, NET.space.soften(arch))
+            for name, value in expected.items():
+                assert float(one[name]) == pytest.approx(value, rel=1e-5)
+                assert float(soft[name]) == pytest.approx(value, rel=1e-4)
+
+
+def test_scores_do_not_depend_on_how_many_are_asked_for_at_once():
+    evaluate = make_evaluator(TASK, NET, "search", mesh=data_mesh(1))
+    archs = NET.space.sample(jax.random.key(1), 5)
+    three = jax.tree.map(lambda x: x[:3], archs)
+    scores = evaluate.scores(VARIABLES, archs)
+    filled = evaluate.scores(VARIABLES, three, 5)
+    assert scores.shape == (5,) and filled.shape == (3,)
+    np.testing.assert_array_equal(filled, scores[:3])
+    assert evaluate.many._cache_size() == 1
+
+
+def test_the_training_loss_is_cross_entropy_with_smoothed_labels():
+    task = dataclasses.replace(PLAIN, label_smoothing=0.2)
+    batch, arch = TASK.batches("train", 8, 0).at(0), NET.space.largest()
+    loss, (_, sums) = task.loss(NET, VARIABLES, arch, batch, (), jax.random.key(0), True)
+    logits = logits_of(batch["image"], arch)
+    targets = 0.8 * np.eye(2)[batch["label"]] + 0.1
+    expected = -np.mean(np.sum(targets * log_probabilities(logits), axis=1))
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert float(sums["examples"]) == 8 and float(sums["nats"]) == pytest.approx(8 * expected, rel=1e-5)
+    assert float(sums["correct"]) == np.sum(logits.argmax(1) == batch["label"])
+
+
+@pytest.mark.parametrize("setting", [{"mixup": 0.5}, {"crop_padding": 1}, {"flip": True}])
+def test_images_are_augmented_in_training_only(setting):
+    task, arch = dataclasses.replace(PLAIN, **setting), NET.space.largest()
+    batch = TASK.batches("train", 16, 0).at(0)
+
+    def losses(of, train):
+        given = batch if train else {**batch, "weight": np.ones(16, np.float32)}
+        keys = [jax.random.key(number) if train else None for number in range(2)]
+        return [float(of.loss(NET, VARIABLES, arch, given, (), key, train)[0]) for key in keys]
+
+    plain = losses(PLAIN, False)[0]
+    assert losses(task, False) == [plain] * 2
+    first, second = losses(task, True)
+    assert first != second and plain not in (first, second)
+    expected = (batch["image"] - TASK.dataset.mean) / TASK.dataset.std
+    np.testing.assert_allclose(task.preprocess(batch), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_held_out_of_the_whole():
+    whole = TASK.whole()
+    assert TASK.sizes == {"train": 64, "search": 16, "test": 30}
+    assert whole.sizes == {"train": 80, "test": 30} and whole.whole() is whole
+    images, labels = random_images(80, 0)
+
+    def rows(images, labels):
+        return sorted((x.tobytes(), int(y)) for x, y in zip(images, labels, strict=True))
+
+    train = whole.dataset.train
+    assert rows(train.images[:], train.labels) == rows(images, labels)
+    # Standardised as in the search, so that inherited weights see what they know.
+    np.testing.assert_array_equal(whole.dataset.mean, TASK.dataset.mean)
+
+
+def test_arrays_are_held_out_in_proportion_and_standardised_by_the_rest():
+    images, labels = np.random.default_rng(0).normal(3, 2, (50, 3, 3)), np.arange(50) % 5
+    dataset = data.from_arrays(images, labels, images[:10], labels[:10], search_fraction=0.2)
+    assert np.bincount(dataset.search.labels).tolist() == [2] * 5
+    assert (len(dataset.train), len(dataset.search), dataset.num_classes) == (40, 10, 5)
+    assert dataset.image_shape == (3, 3, 1) and dataset.train.images.dtype == np.float32
+    assert dataset.mean[0] == pytest.approx(dataset.train.images[:].mean(), rel=1e-5)
+    assert dataset.std[0] == pytest.approx(dataset.train.images[:].std(), rel=1e-5)
+    whole = data.from_arrays(images, labels, images, labels, search_fraction=0)
+    assert whole.search is None and tasks.Images(data=whole).sizes == {"train": 50, "test": 50}
+
+
+IMAGES, LABELS = random_images(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": IMAGES.reshape(10, 16)}, "images are uint8[10, 16]; expected numbers [n, H, W]"),
+        ({"images": IMAGES.astype(str)}, "expected numbers"),
+        ({"images": IMAGES[:0]}, "images are uint8[0, 4, 4, 1]"),
+        ({"images": np.full((10, 4, 4, 1), np.nan)}, "hold a NaN or an infinity"),
+        ({"test_images": IMAGES[:, :3]}, "expected one size and dtype for both"),
+        ({"test_images": IMAGES.astype(np.float32)}, "expected one size and dtype for both"),
+        ({"labels": LABELS.astype(np.float32)}, "labels are float32[10]; expected integers [n], from 0"),
+        ({"labels": LABELS[:, None]}, "labels are int64[10, 1]; expected integers [n]"),
+        ({"labels": LABELS[:9]}, "10"),
+        ({"test_labels": LABELS[:9]}, "10"),
+        ({"labels": LABELS - 1}, "-1"),
+        ({"search_fraction": 1.0}, "search_fraction"),
+        ({"search_fraction": -0.1}, "search_fraction"),
+        ({"search_fraction": float("nan")}, "search_fraction"),
+    ],
+)
+def test_arrays_that_do_not_fit_each_other_are_refused(changes, message):
+    given = {"images": IMAGES, "labels": LABELS, "test_images": IMAGES, "test_labels": LABELS, **changes}
+    with pytest.raises(ValueError) as error:
+        data.from_arrays(**given)
+    assert message in str(error.value)

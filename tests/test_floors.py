@@ -1,0 +1,66 @@
+"""The floors of the house: a room imports only from floors below its own, and from none beside it."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+FLOORS = (
+    ("files", "choice", "stats"),
+    ("counting", "option_values"),
+    ("space",),
+    ("spaces", "data", "search", "predictors", "tabular", "elastic"),
+    ("inputs", "products", "tensors"),
+    ("annotations", "supernets"),
+    ("network",),
+    ("cost", "subnet", "calibration"),
+    ("latency", "artifacts"),
+    ("tasks",),
+    ("training",),
+    ("report",),
+    ("runs",),
+    ("experiments",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "jaxnas" else parts[0]
+
+
+def imported(path):
+    """The rooms that a file imports from, each with its line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        package, *rest = (node.module or "").split(".")
+        if package == "experiments":
+            yield "experiments", node.lineno
+        elif package == "jaxnas":
+            for name in [rest[0]] if rest else [alias.name for alias in node.names]:
+                yield name, node.lineno
+
+
+def test_a_room_imports_only_from_floors_below():
+    files = [*(ROOT / "jaxnas").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+    wrong = []
+    for path in files:
+        own = room_of(path)
+        if own in ("__init__", "experiments"):  # the package gathers names; experiments stand above all
+            continue
+        for other, line in imported(path):
+            if other != own and FLOOR[other] >= FLOOR[own]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {other}")
+    assert not wrong
+    assert len(files) > 80
+
+
+def test_every_room_has_a_floor():
+    rooms = {room_of(path) for path in (ROOT / "jaxnas").rglob("*.py")} - {"__init__"}
+    assert rooms == set(FLOOR) - {"experiments"}
+
+
+def test_tests_mirror_the_packages():
+    packages = {path.name for path in (ROOT / "jaxnas").iterdir() if path.is_dir()} - {"__pycache__"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == packages | {"experiments"}

@@ -1,0 +1,388 @@
+"""A training from its first step to its last: defaults, exact resume, divergence, averages, times."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_nets import difference
+from small_tasks import disturbed, net_of, perceptron, task_of
+
+import jaxnas
+from jaxnas.training import (
+    Checkpointer,
+    ConfigMismatch,
+    DivergedError,
+    Fixed,
+    Relaxed,
+    Training,
+    Uniform,
+    data_mesh,
+    fit,
+    make_evaluator,
+)
+from jaxnas.training.fit import PARTS, prepare, restore
+
+TASK, NET, MESH = task_of("images"), perceptron(1), data_mesh(1)
+TRAINING = Training(
+    steps=7,
+    batch_size=8,
+    learning_rate=1e-2,
+    warmup_steps=1,
+    log_every=1,
+    evaluate_every=3,
+    checkpoint_every=2,
+)
+
+
+def config_of(training):
+    settings = {"learning_rate": training.learning_rate, "clip": training.clip, "steps": training.steps}
+    return {"seed": 0, "training": settings}
+
+
+def train(task, workdir, training=TRAINING, **settings):
+    settings = {"config": config_of(training), "mesh": MESH, **settings}
+    return fit(task, NET, training, workdir=workdir, **settings)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def saved(workdir):
+    with Checkpointer(workdir / "checkpoints") as checkpoints:
+        return checkpoints.steps()
+
+
+# ---- Resume.
+
+
+UNIFORM, RELAXED = Uniform(), Relaxed(start=2, every=2)
+
+
+def stop_by(number):
+    def change(batch):
+        os.kill(os.getpid(), number)
+        return batch
+
+    return change
+
+
+def fail(batch):
+    raise RuntimeError("the machine stops here")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        (UNIFORM, "SIGTERM"),
+        (RELAXED, "error"),
+        pytest.param(UNIFORM, "error", marks=pytest.mark.slow),
+        pytest.param(UNIFORM, "SIGINT", marks=pytest.mark.slow),
+        pytest.param(RELAXED, "SIGTERM", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
+)
+def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path, whole_runs):
+    whole, metrics = whole_runs(recipe)
+    change = fail if how == "error" else stop_by(getattr(signal, how))
+    broken = disturbed(4, change)
+    if how == "error":
+        with pytest.raises(RuntimeError, match="the machine stops here"):
+            train(broken, tmp_path, recipe=recipe)
+        assert saved(tmp_path)[-1] == 4
+    else:
+        stopped = train(broken, tmp_path, recipe=recipe)
+        assert not stopped.complete and int(stopped.state.step) == 5 == saved(tmp_path)[-1]
+        assert not (tmp_path / "times.json").exists()
+    # Not with another seed.
+    with pytest.raises(ConfigMismatch, match="seed: 0 .* / 1 "):
+        train(TASK, tmp_path, recipe=recipe, config={**config_of(TRAINING), "seed": 1})
+    again = train(TASK, tmp_path, recipe=recipe)
+    assert again.complete and int(again.state.step) == 7
+    for a, b in zip(jax.tree.leaves(again.state), jax.tree.leaves(whole.state), strict=True):
+        a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+    # Complete, it is not trained on; what it left is found.
+    before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    assert train(broken, tmp_path, recipe=recipe).complete
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == before
+    found = restore(TASK, NET, TRAINING, recipe, tmp_path, config_of(TRAINING), MESH)
+    assert found.complete and difference(found.variables, whole.variables) == 0
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory):
+    """From a recipe to a training without interruptions, and its metrics file."""
+    made = {}
+
+    def run(recipe):
+        if recipe not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            trained = train(TASK, folder, recipe=recipe)
+            made[recipe] = trained, (folder / "metrics.jsonl").read_bytes()
+        return made[recipe]
+
+    return run
+
+
+def test_records_follow_the_settings(tmp_path):
+    train(TASK, tmp_path)
+    steps = {"train": [1, 2, 3, 4, 5, 6, 7], "search": [3, 6, 7]}
+    found = lines(tmp_path)
+    for split, expected in steps.items():
+        assert [line["step"] for line in found if line["split"] == split] == expected
+    assert {"loss", "accuracy", "learning_rate"} <= found[0].keys()
+    watched = [line for line in found if line["split"] == "search"][-1]
+    low, mean, high = (watched[f"random_accuracy_{name}"] for name in ("min", "mean", "max"))
+    assert 0 <= low <= mean <= high <= 1
+    assert saved(tmp_path) == [4, 6, 7]  # the last three
+
+
+def test_other_settings_are_refused_without_a_config_too(tmp_path):
+    """But for those that change no weights, such as the steps between two records."""
+    train(TASK, tmp_path, config=None)
+    longer = dataclasses.replace(TRAINING, steps=9)
+    with pytest.raises(ConfigMismatch, match=r"training.steps: 7 \(checkpoint\) / 9 \(now\)"):
+        train(TASK, tmp_path, longer, config=None)
+    other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
+    assert train(TASK, tmp_path, other, config=None).complete
+
+
+def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
+    recipe = dataclasses.replace(RELAXED, confidence=0.01)
+    trained = train(TASK, tmp_path, recipe=recipe)
+    assert trained.complete and int(trained.state.step) == 3 == saved(tmp_path)[-1]
+    assert lines(tmp_path)[-1]["confidence"] >= 0.01 and lines(tmp_path)[-1]["step"] == 3
+    again = train(TASK, tmp_path, recipe=recipe)
+    assert again.complete and int(again.state.step) == 3
+
+
+# ---- Divergence.
+
+
+def poisoned(step):
+    """Images of which one batch holds labels that make the loss no number."""
+    return disturbed(
+        step, lambda batch: {**batch, "image": np.full(batch["image"].shape, np.nan, np.float32)}
+    )
+
+
+def finite(workdir):
+    state, _, _ = prepare(TASK, NET, TRAINING, Uniform(), MESH)
+    with Checkpointer(workdir / "checkpoints") as checkpoints:
+        step, state, _ = checkpoints.restore_latest(state)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, state.opt_state)))
+    return step
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"learning_rate": 1e-3}, {"clip": 1.0}, {"learning_rate": 1e-3, "clip": 0.5, "warmup_steps": 3}],
+    ids=["learning_rate", "clip", "all"],
+)
+def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_path):
+    with pytest.raises(DivergedError, match="step 6 is not finite.*smaller training.learning_rate"):
+        train(poisoned(5), tmp_path)
+    assert finite(tmp_path) == 4 == saved(tmp_path)[-1]
+    assert max(line["step"] for line in lines(tmp_path)) == 5
+    mended = dataclasses.replace(TRAINING, **changes)
+    other = {**config_of(mended), "seed": 1}
+    with pytest.raises(ConfigMismatch, match="seed"):  # only what mends it may be another
+        train(TASK, tmp_path, mended, config=other)
+    trained = train(TASK, tmp_path, mended)
+    assert trained.complete and int(trained.state.step) == 7 and finite(tmp_path) == 7
+    assert [line["step"] for line in lines(tmp_path) if line["split"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
+    # From now on another learning rate is another training again.
+    third = dataclasses.replace(mended, learning_rate=0.5)
+    with pytest.raises(ConfigMismatch, match="training.learning_rate"):
+        train(TASK, tmp_path, third)
+
+
+def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
+    def config(rate):
+        return {"retraining": {"learning_rate": rate, "steps": 7}}
+
+    with pytest.raises(DivergedError):
+        train(poisoned(5), tmp_path, config=config(1e-2), recipe=Fixed(NET.space.largest()))
+    assert train(TASK, tmp_path, config=config(1e-3), recipe=Fixed(NET.space.largest())).complete
+
+
+def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_path):
+    rare = dataclasses.replace(TRAINING, log_every=50, checkpoint_every=4, evaluate_every=50)
+    with pytest.raises(DivergedError, match="step 6"):
+        train(poisoned(5), tmp_path, rare)
+    assert saved(tmp_path) == [4] and finite(tmp_path) == 4
+
+
+def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_step():
+    huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
+    with pytest.raises(DivergedError, match="is not finite.*smaller training.learning_rate"):
+        fit(TASK, NET, huge, mesh=MESH)
+    last = Training(steps=2, batch_size=8, warmup_steps=0)
+    with pytest.raises(DivergedError, match="step 2 is not finite"):
+        fit(poisoned(1), NET, last, mesh=MESH)
+
+
+# ---- Averages, times, defaults.
+
+
+def test_the_average_follows_the_weights_and_is_what_is_evaluated():
+    training = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
+    state, step, batch = prepare(TASK, NET, training, Uniform(), MESH)
+    expected = jax.device_get(state.params)
+    for number in range(5):
+        state, _ = step(state, batch(number))
+        expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p), expected, state.params)
+    assert difference(state.average, expected) < 1e-6
+    assert difference(state.evaluated()["params"], expected) < 1e-6
+    assert difference(state.params, expected) > 1e-4
+    trained = fit(TASK, NET, training, mesh=MESH)
+    assert difference(trained.variables["params"], expected) < 1e-6
+
+
+def test_times_are_shares_of_the_whole(tmp_path):
+    trained = train(TASK, tmp_path)
+    times = json.loads((tmp_path / "times.json").read_text())
+    assert times == dict(trained.times) and set(times) == {"seconds", "steps_per_second", *PARTS}
+    assert all(times[part] > 0 for part in PARTS) and sum(times[part] for part in PARTS) <= 1
+    assert times["steps_per_second"] * times["seconds"] == pytest.approx(7)
+    assert dict(train(TASK, tmp_path).times) == times  # those of the training, not of finding it complete
+
+
+@pytest.mark.parametrize("kind", ["images", pytest.param("language", marks=pytest.mark.slow)])
+def test_a_task_a_network_and_a_number_of_steps_are_enough(kind):
+    net = NET if kind == "images" else net_of(kind, scan=True)
+    trained = fit(task_of(kind), net, 3)
+    assert trained.complete and int(trained.state.step) == 3
+    small = jaxnas.extract(net, trained.variables, net.space.largest(), inputs=task_of(kind).inputs)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(small.variables))
+
+
+def test_one_architecture_is_trained_where_there_is_only_one():
+    small = NET.clone(space=NET.space.fix(NET.space.smallest()))
+    trained = fit(TASK, small, 2, mesh=MESH)
+    assert trained.complete and trained.state.recipe == ()
+
+
+def test_what_the_caller_gave_can_be_read_afterwards():
+    variables = jaxnas.init(NET, jax.random.key(3), TASK.inputs)
+    arch = NET.space.largest()
+    before = jax.device_get((variables, arch))
+    fit(TASK, NET, 2, recipe=Fixed(arch), variables=variables, mesh=MESH)
+    for a, b in zip(jax.tree.leaves((variables, arch)), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_network_that_does_not_fit_the_task_is_told_with_shapes_and_dtypes():
+    vit = net_of("images").clone(image_size=8)
+    cases = (
+        (
+            TASK,
+            net_of("language"),
+            "TransformerXL does not take the batches of arrays",
+            "float32[1, 4, 4, 1]",
+        ),
+        (TASK, vit, "ViT does not take the batches of arrays", "float32[1, 4, 4, 1]"),
+        (
+            task_of("language"),
+            NET,
+            "Perceptron does not take the batches of tokens",
+            "{'tokens': int32[1, 8]}",
+        ),
+        (
+            TASK,
+            NET.clone(classes=3),
+            "Perceptron makes float32[1, 3] of one row of arrays",
+            "float32[1, 4, 4, 1]",
+        ),
+    )
+    for task, net, *messages in cases:
+        with pytest.raises(ValueError) as error:
+            fit(task, net, 2, mesh=MESH)
+        for message in messages:
+            assert message in str(error.value)
+
+
+def test_what_is_no_network_and_no_number_of_steps_is_refused():
+    for net, steps, message in (
+        (nn.Dense(3), 2, "space"),
+        (None, 2, "space"),
+        (NET, 2.5, "training.steps is 2.5, expected a whole number"),
+        (NET, "3", "training.steps is '3'"),
+        (NET, 0, "training.steps is 0"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            fit(TASK, net, steps, mesh=MESH)
+        assert message in str(error.value)
+
+
+def test_an_evaluation_takes_only_architectures_and_variables_of_its_network():
+    evaluate = make_evaluator(TASK, NET, "search", mesh=MESH)
+    variables = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
+    arch = NET.space.largest()
+    for given, one, message in (
+        (variables, {"hidden": jnp.array([7])}, "'hidden'[0] is 7"),
+        (variables, {"hidden": jnp.array([[0], [-1]])}, "is -1"),
+        (variables, {"hiden": jnp.array([0])}, "did you mean 'hidden'"),
+        (variables, None, "the network needs `arch`"),
+        (variables["params"], arch, "variables are {'params': ...}"),
+    ):
+        with pytest.raises((TypeError, ValueError)) as error:
+            evaluate(given, one)
+        assert message in str(error.value)
+    with pytest.raises(ValueError, match="limit is 0, expected at least 1 batch"):
+        make_evaluator(TASK, NET, "search", limit=0)
+
+
+def test_variables_of_another_network_are_refused():
+    other = jaxnas.init(perceptron(2), jax.random.key(0), TASK.inputs)
+    own = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
+    small = jaxnas.extract(NET, own, NET.space.smallest(), inputs=TASK.inputs).variables
+    for given, message in (
+        (other, "unexpected: params/in_1/bias"),
+        (own["params"], "missing: params/head/bias"),
+        (small, "misshapen: params/in_0/bias (1,) instead of (4,)"),
+    ):
+        with pytest.raises(ValueError) as error:
+            fit(TASK, NET, 2, variables=given, mesh=MESH)
+        assert message in str(error.value) and "Perceptron" in str(error.value)
+
+
+def test_roles_are_guarded():
+    class Cheating(Uniform):
+        roles = ("test",)
+
+        def numbers(self, step):
+            return {"test": step}
+
+    with pytest.raises(ValueError, match="'test' may not be used for training, only 'train' or 'search'"):
+        fit(TASK, NET, 2, recipe=Cheating(), mesh=MESH)
+    with pytest.raises(ValueError, match="'train' may not be used for an evaluation"):
+        make_evaluator(TASK, NET, "train", mesh=MESH)
+    with pytest.raises(ValueError, match="'exam' is not a role; expected one of train, search"):
+        make_evaluator(TASK, NET, "exam", mesh=MESH)
+    with pytest.raises(ValueError, match="no images of the role 'validation', only of train, search, test"):
+        make_evaluator(TASK, NET, "validation", mesh=MESH)
+    measured = make_evaluator(TASK, NET, "test", mesh=MESH)
+    variables = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
+    with pytest.raises(ValueError, match="'test' may not be used for a comparison of architectures"):
+        measured.scores(variables, NET.space.sample(jax.random.key(0), 2))
+
+
+def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
+    for task, net, devices, rows in ((TASK, NET, 1, 16), (TASK, NET, 3, 15)):
+        state, _, batch = prepare(task, net, Training(steps=2), Relaxed(), data_mesh(devices))
+        assert batch(0)["train"]["label"].shape == (rows,)  # no more than there are to search on
+    language = task_of("language")
+    assert {role: language.rows(role) for role in ("train", "search", "test")} == {
+        "train": 49,
+        "search": 11,
+        "test": 8,
+    }
