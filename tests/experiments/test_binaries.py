@@ -12,8 +12,6 @@ import pytest
 
 from jaxnas import files
 
-# One worker for all of them: they share trained workdirs.
-pytestmark = pytest.mark.xdist_group("binaries")
 ROOT = pathlib.Path(__file__).parents[2]
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
 FLOWS = {

@@ -12,9 +12,6 @@ import pytest
 from jaxnas import search
 from jaxnas.space import Choice, Space
 
-# One worker for all: they share the searches.
-pytestmark = pytest.mark.xdist_group("hyperband")
-
 SPACE = Space(op=Choice("a", "b", "c", "d").repeat(5))  # 1,024 architectures
 SMALL = Space(op=Choice("a", "b", "c").repeat(2))
 KEYS = jax.random.split(jax.random.key(0), 4)

@@ -14,9 +14,6 @@ from jaxnas import search
 from jaxnas.search.neighbours import mutate_one, neighbours
 from jaxnas.space import Choice, Space
 
-# One worker for all: they share the searches.
-pytestmark = pytest.mark.xdist_group("strategies")
-
 SPACE = Space(width=Choice(1, 2, 4, 8), depth=Choice(3, 4, 5), op=Choice(0, 1, 2).repeat(5, active="depth"))
 SMALL = Space(op=Choice("a", "b", "c").repeat(3))
 TARGET = jnp.asarray([0, 2, 1, 1, 0])
