@@ -32,9 +32,9 @@ def centre(kernel: jax.Array, size: int) -> jax.Array:
     return kernel[start : start + size, start : start + size]
 
 
-# Inside of a `lax.switch` XLA:CPU has a fast convolution for these layouts alone, [B, H, W, C] and
-# [height, width, in, out]; elsewhere it rearranges others by itself. Autodiff makes other layouts, some of which
-# run 40 times as long, so arrays are transposed here such that every gradient is a convolution in these layouts.
+# Inside of a `lax.switch` XLA:CPU has a fast convolution for one layout alone, the one below; outside of it
+# XLA rearranges others by itself. Autodiff makes gradients in other layouts, which ran 40 times as long. So
+# arrays are transposed here such that every gradient is a convolution in that layout.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def convolve(static: _Static, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A convolution of x [B, H, W, in] with a kernel [height, width, in / groups, out]."""
@@ -136,7 +136,7 @@ class Conv(nn.Module):
         size: Width,
         *,
         gate: Width | None = None,
-        max_branches: int = 8,
+        max_branches: int = 6,
     ) -> jax.Array:
         """Maps x [B, H, W, in maximum] to [B, ceil(H / stride), ceil(W / stride), out maximum].
 

@@ -83,7 +83,7 @@ class BatchNorm(nn.Module):
         *,
         train: bool,
         gate: Width | None = None,
-        max_branches: int = 8,
+        max_branches: int = 3,
     ) -> jax.Array:
         """Normalises x [..., maximum] over all axes but the last; zero beyond the active channels.
 
@@ -92,7 +92,7 @@ class BatchNorm(nn.Module):
           width: active channels.
           train: whether to use the batch's statistics.
           gate: 0 where the layer is skipped, which gives zeros and stores nothing.
-          max_branches: see `run`.
+          max_branches: see `run`. There are few by default, since the layer is cheap in its network.
         """
         scale = parameter(self, "scale", self.scale_init, (width,), gate=gate)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)

@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import user_networks
 from small_nets import difference, jit, normal
+from test_cost import lower, xla_macs
 
 import jaxnas
 from jaxnas import Choice, Space
 from jaxnas.annotations import annotations
-from jaxnas.elastic import Conv, Decision, fixed, width
+from jaxnas.elastic import Conv, Decision, Decisions, fixed, width
+from jaxnas.elastic.convolution import centre
+from jaxnas.tensors import flatten
 
 torch = pytest.importorskip("torch")
 
@@ -108,7 +112,7 @@ def alone(name, arch, x, params):
 
 
 @every_form
-@pytest.mark.parametrize("max_branches", [1, 100])
+@pytest.mark.parametrize("max_branches", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_outputs_and_gradients_are_those_of_pytorch(name, max_branches):
     """At every size; zeros behind, exactly, in the output and in every gradient."""
     x, params = operands(name)
@@ -117,3 +121,134 @@ def test_outputs_and_gradients_are_those_of_pytorch(name, max_branches):
         expected = alone(name, arch, x, params)
         assert difference(found, expected) <= 1e-5
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a)[b == 0], 0), found, expected)
+
+
+# ---- A network of a user's own.
+
+NET = user_networks.MBConvNet(user_networks.MBCONV)
+PIXELS = normal(2, 16, 14, 3)
+
+
+@functools.cache
+def variables_of():
+    shapes = jax.eval_shape(lambda key: jaxnas.init(NET, key, PIXELS), jax.random.key(0))
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.uniform(-0.2, 0.8, x.shape).astype(x.dtype), shapes)
+
+
+def run_network(arch):
+    """Logits, what every module returned, the gradient, and the new statistics."""
+    variables = jax.tree.map(jnp.asarray, variables_of())
+
+    def loss(params):
+        y, new = NET.apply(
+            variables | {"params": params},
+            PIXELS,
+            arch,
+            train=True,
+            capture_intermediates=True,
+            mutable=["batch_stats", "intermediates"],
+        )
+        return jnp.sum(jnp.square(y)), (y, new["intermediates"], new["batch_stats"])
+
+    gradient, (y, outputs, statistics) = jax.grad(loss, has_aux=True)(variables["params"])
+    return y, outputs, gradient, statistics
+
+
+calibrated = jit(lambda arch: jaxnas.calibrate(NET, variables_of(), arch, PIXELS[None]))
+trained = jit(run_network)
+
+
+def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
+    """P3 and P7, with batch statistics of the architecture."""
+    cost, space = jaxnas.cost(NET, PIXELS), NET.space
+    for seed in range(1):
+        arch = space.sample(jax.random.key(seed))
+        small, cut, error = jaxnas.extract(NET, calibrated(arch), arch, verify=PIXELS)
+        assert error <= 1e-5
+        assert cost(arch)["params"] == sum(leaf.size for leaf in jax.tree.leaves(cut["params"]))
+        assert cost(arch)["macs"] == xla_macs(lower(small, cut, PIXELS[:1]).as_text("hlo"))
+
+
+def test_only_what_an_architecture_uses_has_values_gradients_and_new_statistics():
+    """P2 and P6."""
+    recorded, variables = annotations(NET, PIXELS), variables_of()
+    for seed in range(4):
+        arch = NET.space.canonical(NET.space.sample(jax.random.key(seed)))
+        y, outputs, gradient, statistics = trained(arch)
+        assert np.all(np.isfinite(y))
+        unused = {path: ~np.asarray(spec.mask(arch)) for path, spec in recorded.specs.items()}
+        for path, leaf in flatten(gradient).items():
+            off = np.broadcast_to(unused[path], leaf.shape)
+            np.testing.assert_array_equal(np.asarray(leaf)[off], 0, err_msg=str(path))
+            assert np.any(np.asarray(leaf)[~off]) or off.all() or path[-1] == "bias"
+        for path, leaf in flatten(statistics).items():
+            off = ~np.broadcast_to(recorded.state["batch_stats", *path].mask(arch), leaf.shape)
+            old = flatten(variables["batch_stats"])[path]
+            np.testing.assert_array_equal(leaf[off], old[off])
+            assert off.all() or not np.array_equal(leaf[~off], old[~off])
+        active = (4, 6, 8)[int(arch["width"])]
+        for i in range(4):
+            block = outputs[f"block_{i}"]["project_norm"]["__call__"][0]
+            np.testing.assert_array_equal(block[..., active:], 0)
+
+
+class Transformed(nn.Module):
+    """A depthwise convolution whose smaller kernels are transformed."""
+
+    space: Space = Space(size=Choice(3, 5, 7))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        conv = Conv(depthwise=True, transformed=(3, 5, 7), name="conv")
+        return conv(x, fixed(4), fixed(4), width(int, decisions["size"]))
+
+
+def test_transformed_kernels_are_extracted_with_what_they_are_computed_from():
+    net, (x, params) = Transformed(), operands("transformed")
+    for index, (kernel, matrices) in enumerate([(5, 25**2 + 9**2), (5, 25**2), (7, 0)]):
+        arch = {"size": jnp.int32(index)}
+        small, cut, error = jaxnas.extract(net, {"params": {"conv": params}}, arch, verify=x)
+        assert error <= 1e-5
+        count = sum(leaf.size for leaf in jax.tree.leaves(cut))
+        assert jaxnas.cost(net, x)(arch)["params"] == count == 4 * kernel**2 + 4 + matrices
+        np.testing.assert_array_equal(cut["params"]["conv"]["kernel"], centre(params["kernel"], kernel))
+        macs = jaxnas.cost(net, x)(arch)["macs"]
+        assert macs == xla_macs(lower(small, cut, x[:1]).as_text("hlo"))
+
+
+@pytest.mark.slow
+def test_vmap_over_architectures_is_the_loop():
+    """P5, in evaluation and of the gradient."""
+    archs = NET.space.sample(jax.random.key(0), 3)
+    many = jit(jax.vmap(run_network))(archs)
+    for i in range(3):
+        take = functools.partial(jax.tree.map, lambda x, i=i: x[i])
+        y, _, gradient, statistics = take(many)
+        one = trained(take(archs))
+        assert difference((y, statistics), (one[0], one[3])) <= 1e-4
+        largest = max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(one[2]))
+        jax.tree.map(
+            lambda a, b, most=largest: np.testing.assert_allclose(a, b, atol=1e-4 * most), gradient, one[2]
+        )
+
+
+def made(module, size, shape=(1, 4, 9, 2), out=2):
+    size = width(int, Decision(("size", None), size, jnp.int32(0)))
+    return jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(shape), fixed(2), fixed(out), size)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: made(Conv(), (3, 5)), "Conv has a kernel of 5 x 5, .* larger than its input of 4 x 9"),
+        (lambda: made(Conv(), (2, 3)), "give only odd sizes or only even ones"),
+        (lambda: made(Conv(), (3,), (4, 9, 2)), r"takes images \[B, H, W, channels\]; .* \(4, 9, 2\)"),
+        (lambda: made(Conv(depthwise=True), (3,), out=4), "give the same width twice"),
+        (lambda: made(Conv(transformed=(5, 7)), (3,)), r"sizes \[3\], but transformed=\(5, 7\)"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
