@@ -15,8 +15,9 @@ gives these widths to layers:
             return elastic.Dense(name="out")(x, hidden, elastic.fixed(10))
 
 Weights are stored once, at the largest sizes, and a smaller layer uses their first channels. Activations have
-zeros behind their active channels. A layer of one's own is a function that `run` calls at its active sizes,
-with weights that `parameter` declares and products that `record_macs` counts.
+zeros behind their active channels. `Conv` and `BatchNorm` are for images, `Attention` and `Embedding` for
+tokens; each docstring shows how the layer is called. A layer of one's own is a function that `run` calls at
+its active sizes, with weights that `parameter` declares and products that `record_macs` counts.
 """
 
 from jaxnas.elastic.attention import MultiHeadAttention

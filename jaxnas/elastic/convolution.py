@@ -136,7 +136,7 @@ class Conv(nn.Module):
         size: Width,
         *,
         gate: Width | None = None,
-        max_branches: int = 6,
+        max_branches: int | None = None,
     ) -> jax.Array:
         """Maps x [B, H, W, in maximum] to [B, ceil(H / stride), ceil(W / stride), out maximum].
 
@@ -145,7 +145,7 @@ class Conv(nn.Module):
           width_in, width_out: active channels.
           size: of the kernel, which is square. All sizes are odd, or all are even.
           gate: 0 where the layer is skipped, which gives zeros.
-          max_branches: see `run`. Each kernel size has at least one branch.
+          max_branches: see `run`; None is three for each kernel size.
 
         Returns:
           Images in `dtype`, zero beyond `width_out`.
@@ -190,7 +190,7 @@ class Conv(nn.Module):
             *operands,
             gate=gate,
             maskable=("out",) if self.depthwise else ("in", "out"),
-            max_branches=max_branches,
+            max_branches=3 * len(set(size.table.values)) if max_branches is None else max_branches,
         )
         places = y.shape[1] * y.shape[2]
         record_macs(
