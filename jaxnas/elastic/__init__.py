@@ -15,12 +15,16 @@ gives these widths to layers:
             return elastic.Dense(name="out")(x, hidden, elastic.fixed(10))
 
 Weights are stored once, at the largest sizes, and a smaller layer uses their first channels. Activations have
-zeros behind their active channels. A layer of one's own is a function that `run` calls at its active sizes,
-with weights that `parameter` declares and products that `record_macs` counts.
+zeros behind their active channels. `Conv` and `BatchNorm` are for images, `Attention` and `Embedding` for
+tokens; each docstring shows how the layer is called. A layer of one's own is a function that `run` calls at
+its active sizes, with weights that `parameter` declares and products that `record_macs` counts.
 """
 
 from jaxnas.elastic.attention import MultiHeadAttention
+from jaxnas.elastic.attention_layer import Attention
+from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.embedding import Embedding
 from jaxnas.elastic.layers import (
     Dense,
     DenseParameters,
@@ -34,15 +38,20 @@ from jaxnas.elastic.layers import (
 )
 from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
 from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.parameter import annotate, parameter, record_macs
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Decision, Table, Width, combine, constant, fixed, width
 
 __all__ = [
+    "Attention",
+    "BatchNorm",
+    "Conv",
     "Decision",
     "Decisions",
     "Dense",
     "DenseParameters",
+    "Embedding",
     "LayerNorm",
     "LayerNormParameters",
     "Mixture",

@@ -59,7 +59,7 @@ def unskew(y: jax.Array) -> jax.Array:
     return flat.reshape(*lead, size, inner, offsets)
 
 
-def _products(x: jax.Array, y: jax.Array) -> jax.Array:
+def products(x: jax.Array, y: jax.Array) -> jax.Array:
     """`x @ y.mT` with a float32 result."""
     return x @ y.mT if x.dtype == jnp.float32 else _low_precision_products(x, y)
 
@@ -80,12 +80,12 @@ _low_precision_products.defvjp(lambda x, y: (_low_precision_products(x, y), (x, 
 
 
 @jax.custom_jvp
-def _softmax_from(logits: jax.Array, weights: jax.Array) -> jax.Array:
+def softmax_from(logits: jax.Array, weights: jax.Array) -> jax.Array:
     """The softmax of the logits, which is known: a backward pass has it from the forward pass."""
     return weights
 
 
-@_softmax_from.defjvp
+@softmax_from.defjvp
 def _softmax_tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     weights = primals[1].astype(jnp.float32)
     slope = weights * tangents[0]
@@ -138,12 +138,12 @@ class Attention:
         # Examples in front of heads: where devices share the examples, each has its own rows of these.
         queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
         queries = queries * shape[3] ** -0.5
-        logits = _products(queries, keys)
+        logits = products(queries, keys)
         if entries:
             by_offset = as_rows(queries) @ entries[0].T
             logits += self._by_key(self._to_places(by_offset))
         known = kept(jax.nn.softmax(logits, axis=-1).astype(self.dtype))
-        weights = _softmax_from(logits, known)  # [B * h, T, T]
+        weights = softmax_from(logits, known)  # [B * h, T, T]
         attended = weights @ values
         if entries:
             by_place = kept(self._by_place(weights))
@@ -156,7 +156,7 @@ class Attention:
 
     def _by_key(self, by_place: jax.Array) -> jax.Array:
         """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
-        logits = _products(by_place, jnp.asarray(self._places, self.dtype))
+        logits = products(by_place, jnp.asarray(self._places, self.dtype))
         return logits.reshape(-1, self.tokens, self.tokens)
 
     def _to_places(self, by_offset: jax.Array) -> jax.Array:

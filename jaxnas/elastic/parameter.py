@@ -38,12 +38,14 @@ class ParameterSpec:
       names: logical name of each axis, or None.
       gate: 1 where the parameter is used at all (a layer within the depth), else 0.
       option: which entry of a leading axis is in use (classic sharing), or None.
+      centred: positions of the axes whose active part is their centre; that of all others is a prefix.
     """
 
     axes: tuple[Table, ...]
     names: tuple[str | None, ...]
     gate: Table
     option: Table | None = None
+    centred: tuple[int, ...] = ()
 
     @functools.cached_property
     def size(self) -> Table:
@@ -56,7 +58,9 @@ class ParameterSpec:
         mask = jnp.broadcast_to(self.gate.at(arch) > 0, [1] * len(shape))
         for axis, table in enumerate(self.axes):
             if len(set(table.values)) > 1:
-                active = jnp.arange(table.maximum) < table.at(arch)
+                size = table.at(arch)
+                places = jnp.arange(table.maximum) - self._start(axis, size)
+                active = (places >= 0) & (places < size)
                 mask = mask & active.reshape([-1 if i == axis else 1 for i in range(len(shape))])
         if self.option is not None:
             used = jnp.arange(self.option.maximum + 1) == self.option.at(arch)
@@ -67,7 +71,13 @@ class ParameterSpec:
         """The active part of a stored parameter for a concrete hard architecture."""
         if self.option is not None:
             value = value[self.option.at_host(arch)]
-        return value[tuple(slice(0, table.at_host(arch)) for table in self.axes)]
+        sizes = [table.at_host(arch) for table in self.axes]
+        starts = [self._start(axis, size) for axis, size in enumerate(sizes)]
+        return value[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+
+    def _start(self, axis: int, size: Any) -> Any:
+        """Where the active part of an axis begins."""
+        return (self.axes[axis].maximum - size) // 2 if axis in self.centred else 0
 
 
 def parameter(
@@ -78,6 +88,7 @@ def parameter(
     *,
     gate: Width | None = None,
     options: tuple[Width, ...] | None = None,
+    centred: tuple[int, ...] = (),
 ) -> jax.Array:
     """Declares a parameter of a module at its maximal size, float32, and records its annotation.
 
@@ -89,6 +100,8 @@ def parameter(
       gate: 0 or 1, whether the parameter is in use.
       options: if given, classic weight sharing: the parameter has its own values for each distinct
         combination of these widths, and the ones in use are returned.
+      centred: positions of the axes whose active part is their centre, as the taps of a convolution; that of
+        all others is a prefix.
 
     Returns:
       The parameter, shape `[w.maximum for w in widths]`.
@@ -107,7 +120,7 @@ def parameter(
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
     value = module.param(name, nn.with_logical_partitioning(stored_init, stored_names), stored_shape)
-    annotate(module, name, widths, gate=gate, option=option)
+    annotate(module, name, widths, gate=gate, option=option, centred=centred)
     if option is None:
         return value
     return _pick_option(choice, widths, value)
@@ -120,6 +133,7 @@ def annotate(
     *,
     gate: Width | None = None,
     option: Table | None = None,
+    centred: tuple[int, ...] = (),
 ) -> None:
     """Says how large a stored array of a module is in each architecture, so that extraction can cut it.
 
@@ -132,12 +146,13 @@ def annotate(
       widths: one for each axis.
       gate: 0 or 1, whether the array is in use.
       option: which entry of a leading axis is in use, if there is one more axis in front.
+      centred: positions of the axes whose active part is their centre.
     """
     if module.is_initializing():
         return
     gate_table = constant(1) if gate is None else gate.table
     tables, names = tuple(w.table for w in widths), tuple(w.axis for w in widths)
-    spec = ParameterSpec(tables, names, gate_table, option)
+    spec = ParameterSpec(tables, names, gate_table, option, centred)
     module.sow(SPECS, name, spec, init_fn=lambda: None, reduce_fn=lambda _, new: new)
 
 

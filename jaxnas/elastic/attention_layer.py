@@ -1,0 +1,181 @@
+"""Self-attention over tokens of any network: heads, groups of heads and the heads' width are elastic."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas.elastic.attention import products, softmax_from
+from jaxnas.elastic.layers import Initializer, affine, trunc_normal
+from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.switch import Keep, run
+from jaxnas.elastic.width import Width, combine, joint
+
+
+@dataclasses.dataclass(frozen=True)
+class _Attend:
+    """Self-attention from x [B, T, E] to [B, T, E], a function for `run`.
+
+    The other operands are what may be seen, bool [B or 1, T or 1, T]; ones [D]; kernels [E, H, D], [E, K, D]
+    and [E, K, D] and biases [H, D], [K, D] and [K, D] of queries, keys and values; kernel [H, D, E] and bias
+    [E] of the projection. Queries, keys and values, the attention weights [B, H, T, T] and the heads' outputs
+    are kept for the backward pass.
+    """
+
+    dtype: Any
+
+    def __call__(
+        self, x: jax.Array, visible: jax.Array, ones: jax.Array, *weights: jax.Array, keep: Keep
+    ) -> jax.Array:
+        *mappings, kernel, bias = weights
+        queries, keys, values = (
+            keep(self._heads(x, *one)) for one in zip(mappings[:3], mappings[3:], strict=True)
+        )
+        # The active part of `ones` tells the heads' width, where narrower heads share a wider branch too.
+        queries = queries * jax.lax.rsqrt(jnp.sum(ones)).astype(self.dtype)
+        batch, heads, tokens, dim = queries.shape
+        groups = keys.shape[1]
+        queries = _grouped(queries, groups)  # [B, K, H / K * T, D]
+        logits = products(queries, keys).reshape(batch, -1, tokens, tokens)[:, :heads]
+        visible = visible[:, None]
+        logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
+        # A token that sees none gets zeros.
+        known = keep(jnp.where(visible, jax.nn.softmax(logits, axis=-1), 0).astype(self.dtype))
+        attention = _grouped(softmax_from(logits, known), groups)  # [B, K, H / K * T, T]
+        attended = keep((attention @ values).reshape(batch, -1, tokens, dim)[:, :heads])
+        merged = attended.transpose(0, 2, 1, 3).reshape(batch * tokens, heads * dim)
+        return affine(merged, kernel.reshape(heads * dim, -1), bias, self.dtype).reshape(x.shape)
+
+    def _heads(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """Maps tokens [B, T, E] to heads [B, H, T, D]."""
+        y = affine(x.reshape(-1, x.shape[2]), kernel.reshape(x.shape[2], -1), bias.reshape(-1), self.dtype)
+        return y.reshape(*x.shape[:2], *bias.shape).transpose(0, 2, 1, 3)
+
+
+def _grouped(x: jax.Array, groups: int) -> jax.Array:
+    """Joins the rows of heads [B, H, T, D] that share keys: [B, groups, H / groups * T, D]."""
+    # The largest numbers of heads and of groups, for which `run` asks for shapes, need not divide.
+    missing = -x.shape[1] % groups
+    x = jnp.pad(x, [(0, 0), (0, missing), (0, 0), (0, 0)])
+    return x.reshape(x.shape[0], groups, -1, x.shape[3])
+
+
+class Attention(nn.Module):
+    """Weight-entangled self-attention; width, query heads, key-value heads and their width are elastic.
+
+    With fewer key-value heads than query heads, neighbouring query heads share one (grouped queries, Ainslie
+    et al., EMNLP 2023): head h uses number `h // (heads // kv_heads)`.
+
+    Example, in the `compact` method of a network whose residual stream has the width `embed`, with two
+    choices: the number of key-value heads, and how many query heads share one:
+
+        kv_heads = elastic.width(int, decisions["kv_heads"])
+        heads = elastic.width(lambda kv, group: kv * group, decisions["kv_heads"], decisions["group"])
+        attention = elastic.Attention(causal=True, name="attention")
+        x = x + attention(x, embed, heads, kv_heads, elastic.fixed(64), mask)
+
+    Attributes:
+      causal: whether a token sees itself and earlier tokens only.
+      dtype: of the computation; softmax and parameters are float32.
+      kernel_init: initializer of the kernels.
+    """
+
+    causal: bool = False
+    dtype: Any = jnp.float32
+    kernel_init: Initializer = trunc_normal
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        embed: Width,
+        heads: Width,
+        kv_heads: Width,
+        head_dim: Width,
+        mask: jax.Array | None = None,
+        *,
+        gate: Width | None = None,
+        max_branches: int = 8,
+    ) -> jax.Array:
+        """Maps x [B, T, embed maximum] to the same shape, zero beyond the active width.
+
+        Args:
+          x: tokens with zeros beyond `embed`.
+          embed: active channels of x.
+          heads: number of query heads, in each architecture a multiple of `kv_heads`.
+          kv_heads: number of heads of keys and values. Give `heads` again for one to each query head.
+          head_dim: active channels of each head.
+          mask: bool [B, T], which tokens may be seen, as those that are no padding; or [B, T, T], which
+            tokens (last axis) a token (middle axis) may see. A token that sees none gets the bias of the
+            projection. None lets all be seen.
+          gate: 0 where the layer is skipped, which gives zeros.
+          max_branches: see `run`. Each pair of numbers of heads has at least one branch.
+
+        Raises:
+          ValueError: numbers of heads that do not divide; a mask of another shape.
+          TypeError: a mask that is not boolean.
+        """
+        self._check(x, heads, kv_heads, mask)
+        tokens = x.shape[1]
+        visible = jnp.tri(tokens, dtype=bool)[None] if self.causal else jnp.ones((1, 1, tokens), bool)
+        if mask is not None:
+            visible = visible & (mask[:, None, :] if mask.ndim == 2 else mask)
+        zeros = nn.initializers.zeros
+        of = {"query": heads, "key": kv_heads, "value": kv_heads}
+        kernels = [
+            parameter(self, f"{name}_kernel", self.kernel_init, (embed, number, head_dim), gate=gate)
+            for name, number in of.items()
+        ]
+        biases = [
+            parameter(self, f"{name}_bias", zeros, (number, head_dim), gate=gate)
+            for name, number in of.items()
+        ]
+        projection = (
+            parameter(self, "out_kernel", self.kernel_init, (heads, head_dim, embed), gate=gate),
+            parameter(self, "out_bias", zeros, (embed,), gate=gate),
+        )
+        tables = (embed, heads, kv_heads, head_dim, *(() if gate is None else (gate,)))
+
+        def macs(e: int, h: int, k: int, d: int, on: int = 1) -> int:
+            return on * tokens * d * (2 * e * (h + k) + 2 * tokens * h)
+
+        record_macs(self, combine(macs, *(one.table for one in tables)))
+        return run(
+            _Attend(self.dtype),
+            "batch tokens embed, ..., dim, embed heads dim, embed kv dim, embed kv dim, heads dim, kv dim, "
+            "kv dim, heads dim embed, embed -> batch tokens embed",
+            {"embed": embed, "heads": heads, "kv": kv_heads, "dim": head_dim},
+            x,
+            visible,
+            jnp.ones(head_dim.maximum),
+            *kernels,
+            *biases,
+            *projection,
+            gate=gate,
+            maskable=("embed", "dim"),
+            max_branches=max_branches,
+        )
+
+    def _check(self, x: jax.Array, heads: Width, kv_heads: Width, mask: jax.Array | None) -> None:
+        name = self.name or type(self).__name__
+        wrong = [(h, k) for h, k in joint(heads, kv_heads).rows if k == 0 or h % k]
+        if wrong:
+            raise ValueError(
+                f"{name}: query heads must be a multiple of key-value heads in every architecture; there is "
+                f"one with {wrong[0][0]} query heads and {wrong[0][1]} key-value heads. Make one width "
+                "of both decisions, as elastic.width(lambda kv_heads, group: kv_heads * group, ...)."
+            )
+        if mask is None:
+            return
+        if mask.dtype != bool:
+            raise TypeError(f"{name}: a mask is boolean, True where a token may be seen; got {mask.dtype}.")
+        batch, tokens = x.shape[:2]
+        if mask.shape not in ((batch, tokens), (batch, tokens, tokens)):
+            raise ValueError(
+                f"{name}: a mask for x of shape {x.shape} is [{batch}, {tokens}] or "
+                f"[{batch}, {tokens}, {tokens}]; got {list(mask.shape)}."
+            )

@@ -1,0 +1,232 @@
+"""Convolutions whose channels and kernel size are chosen at call time.
+
+The kernel is stored at its largest size. A smaller one is its centre or, if asked for, the centre after a
+learned transformation (Once-for-All, Cai et al., ICLR 2020, section 3.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnas.elastic.layers import Initializer
+from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.switch import run
+from jaxnas.elastic.width import Width, combine, constant, fixed
+
+Pair = tuple[int, int]
+Padding = str | tuple[Pair, Pair]
+_Static = tuple[Pair, Padding, int]  # strides, padding and groups of features
+
+
+def centre(kernel: jax.Array, size: int) -> jax.Array:
+    """The centre [size, size, ...] of a kernel [largest, largest, ...]."""
+    start = (kernel.shape[0] - size) // 2
+    return kernel[start : start + size, start : start + size]
+
+
+# Inside of a `lax.switch` XLA:CPU has a fast convolution for one layout alone, the one below; outside of it
+# XLA rearranges others by itself. Autodiff makes gradients in other layouts, which ran 40 times as long. So
+# arrays are transposed here such that every gradient is a convolution in that layout.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def convolve(static: _Static, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A convolution of x [B, H, W, in] with a kernel [height, width, in / groups, out]."""
+    return _convolve(static, x, kernel, ("NHWC", "HWIO", "NHWC"))
+
+
+def _convolve(static: _Static, x: jax.Array, kernel: jax.Array, layout: tuple[str, str, str]) -> jax.Array:
+    strides, padding, groups = static
+    return lax.conv_general_dilated(
+        x, kernel, strides, padding, dimension_numbers=layout, feature_group_count=groups
+    )
+
+
+def _convolve_backward(static: _Static, operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = operands
+    if static[-1] == 1:
+        kernel, layout = kernel.transpose(0, 1, 3, 2), ("NHWC", "HWOI", "NHWC")
+    else:  # rearranged by the transposition itself
+        layout = ("NHWC", "HWIO", "NHWC")
+    of_x = jax.linear_transpose(lambda x: _convolve(static, x, kernel, layout), x)
+    swapped, layout = x.transpose(3, 1, 2, 0), ("CHWN", "IHWO", "HWNC")
+    of_kernel = jax.linear_transpose(
+        lambda kernel: _convolve(static, swapped, kernel, layout), operands[1].transpose(2, 0, 1, 3)
+    )
+    (of_kernel,) = of_kernel(gradient.transpose(1, 2, 0, 3))
+    return of_x(gradient)[0], of_kernel.transpose(1, 2, 0, 3)
+
+
+convolve.defvjp(lambda static, *operands: (convolve(static, *operands), operands), _convolve_backward)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Convolve:
+    """A convolution of x [B, H, W, in] at one kernel size, as a function for `run`.
+
+    The other operands are the kernel [largest, largest, in, out], or [largest, largest, 1, out] if it is
+    depthwise, then the bias [out] if there is one, then the transformation matrices.
+    """
+
+    strides: Pair
+    depthwise: bool
+    symmetric: bool
+    bias: bool
+    transformed: tuple[int, ...]
+    dtype: Any
+
+    def __call__(self, x: jax.Array, kernel: jax.Array, *others: jax.Array, size: int) -> jax.Array:
+        kernel = self._kernel(kernel, others[self.bias :], size).astype(self.dtype)
+        padding = ((size // 2, (size - 1) // 2),) * 2 if self.symmetric else "SAME"
+        static = self.strides, padding, x.shape[3] if self.depthwise else 1
+        y = convolve(static, x.astype(self.dtype), kernel)
+        return y + others[0].astype(self.dtype)[None, None, None] if self.bias else y
+
+    def _kernel(self, kernel: jax.Array, matrices: tuple[jax.Array, ...], size: int) -> jax.Array:
+        """The kernel [size, size, in, out]: the centre, transformed at each size on the way to it."""
+        for smaller, matrix in zip(self.transformed[1:], matrices, strict=True):
+            if smaller >= size:
+                kernel = centre(kernel, smaller)
+                kernel = (matrix @ kernel.reshape(smaller**2, -1)).reshape(kernel.shape)
+        return centre(kernel, size)
+
+
+class Conv(nn.Module):
+    """A weight-entangled convolution of images, elastic in its channels and in its kernel size.
+
+    Example, a depthwise convolution in the `compact` method of a network with a choice of kernel sizes:
+
+        size = elastic.width(int, decisions["kernel_size"])  # of Choice(3, 5, 7)
+        x = elastic.Conv(depthwise=True, name="depthwise")(x, hidden, hidden, size)
+
+    Attributes:
+      strides: down and across.
+      depthwise: whether each channel is convolved by itself; widths in and out are the same then.
+      symmetric: whether both sides of an image are padded by size // 2, as networks in PyTorch do. Otherwise
+        the padding is that of Flax's "SAME". The two differ where a stride leaves a part of an image over.
+      transformed: all kernel sizes of the space, as (3, 5, 7), if smaller kernels are to be transformed by
+        learned matrices, which begin as the identity (Once-for-All, section 3.2). An extracted network keeps
+        the matrices that its kernel depends on, and computes the kernel from them. So its costs count them.
+      use_bias: whether to add a bias.
+      dtype: of the computation; parameters are float32.
+      kernel_init, bias_init: initializers; the default is that of Flax.
+    """
+
+    strides: Pair = (1, 1)
+    depthwise: bool = False
+    symmetric: bool = False
+    transformed: tuple[int, ...] = ()
+    use_bias: bool = True
+    dtype: Any = jnp.float32
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+    bias_init: Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        width_in: Width,
+        width_out: Width,
+        size: Width,
+        *,
+        gate: Width | None = None,
+        max_branches: int | None = None,
+    ) -> jax.Array:
+        """Maps x [B, H, W, in maximum] to [B, ceil(H / stride), ceil(W / stride), out maximum].
+
+        Args:
+          x: images with zeros beyond `width_in`.
+          width_in, width_out: active channels.
+          size: of the kernel, which is square. All sizes are odd, or all are even.
+          gate: 0 where the layer is skipped, which gives zeros.
+          max_branches: see `run`; None is three for each kernel size.
+
+        Returns:
+          Images in `dtype`, zero beyond `width_out`.
+
+        Raises:
+          ValueError: a kernel that is larger than the images; sizes of which one isn't the centre of the
+            other; other widths in and out for a depthwise convolution.
+        """
+        self._check(x, width_in, width_out, size)
+        # Sizes with a matrix between each and the next, down to the smallest that there is here.
+        chain = sorted((k for k in self.transformed if k >= min(size.table.values)), reverse=True)
+        # A transformed kernel depends on all taps of the first size at which a matrix is applied to it.
+        stored = combine(lambda k: k if k == max(chain, default=k) else max(k, *chain[1:2]), size.table)
+        taps = Width(stored, size.values)
+        inner = fixed(1) if self.depthwise else width_in
+        axes = (taps, taps, inner, width_out)
+        operands = [parameter(self, "kernel", self.kernel_init, axes, gate=gate, centred=(0, 1))]
+        names = ["tall wide one out" if self.depthwise else "tall wide in out"]
+        if self.use_bias:
+            operands.append(parameter(self, "bias", self.bias_init, (width_out,), gate=gate))
+            names.append("out")
+        used = constant(1) if gate is None else gate.table
+        products = []  # of the transformations, for each channel of the kernel
+        for larger, smaller in itertools.pairwise(chain):
+            on = combine(lambda k, g, smaller=smaller: g * (k <= smaller), size.table, used)
+            in_use = Width(on, {**size.values, **(gate.values if gate is not None else {})})
+            taps_of = fixed(smaller**2)
+            name = f"from_{larger}_to_{smaller}"
+            operands.append(parameter(self, name, _identity, (taps_of, taps_of), gate=in_use))
+            names.append("...")
+            products.append(combine(lambda on, smaller=smaller: on * smaller**4, on))
+        function = _Convolve(
+            self.strides, self.depthwise, self.symmetric, self.use_bias, tuple(chain), self.dtype
+        )
+        first = "batch rows columns out" if self.depthwise else "batch rows columns in"
+        widths = {"out": width_out, "size": size} if self.depthwise else {"in": width_in, "out": width_out}
+        y = run(
+            function,
+            f"{first}, {', '.join(names)} -> batch rows columns out",
+            widths | {"size": size},
+            x,
+            *operands,
+            gate=gate,
+            maskable=("out",) if self.depthwise else ("in", "out"),
+            max_branches=3 * len(set(size.table.values)) if max_branches is None else max_branches,
+        )
+        places = y.shape[1] * y.shape[2]
+        record_macs(
+            self,
+            combine(
+                lambda g, k, i, o, *transforms: i * o * (g * places * k * k + sum(transforms)),
+                used,
+                size.table,
+                inner.table,
+                width_out.table,
+                *products,
+            ),
+        )
+        return y
+
+    def _check(self, x: jax.Array, width_in: Width, width_out: Width, size: Width) -> None:
+        name, sizes = self.name or type(self).__name__, sorted(set(size.table.values))
+        if x.ndim != 4:
+            raise ValueError(f"{name} takes images [B, H, W, channels]; got an array of shape {x.shape}.")
+        if sizes[-1] > min(x.shape[1:3]):
+            raise ValueError(
+                f"{name} has a kernel of {sizes[-1]} x {sizes[-1]}, which is larger than its input of "
+                f"{x.shape[1]} x {x.shape[2]}. Take smaller kernels, larger images or fewer strides before."
+            )
+        if len({one % 2 for one in (*sizes, *self.transformed)}) > 1:
+            raise ValueError(
+                f"{name} has kernels of the sizes {sorted({*sizes, *self.transformed})}. A smaller kernel is "
+                "the centre of a larger one, so give only odd sizes or only even ones."
+            )
+        if self.transformed and not set(sizes) <= set(self.transformed):
+            raise ValueError(f"{name} has kernels of the sizes {sizes}, but transformed={self.transformed}.")
+        if self.depthwise and width_in.table != width_out.table:
+            raise ValueError(
+                f"{name} is depthwise, so it has as many channels out as in: give the same width twice."
+            )
+
+
+def _identity(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.eye(*shape, dtype=dtype)
