@@ -168,7 +168,7 @@ def search_space(
     template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
     strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
     strategies = {"found": strategy}
-    if settings.baseline:
+    if settings.baseline and strategy.name != "random":
         strategies["random search"] = search.RandomSearch(
             space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
         )
