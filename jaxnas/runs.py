@@ -44,10 +44,12 @@ from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
 from jaxnas.training.evaluate import Evaluator, make_evaluator
-from jaxnas.training.fit import Training, fit, prepare
+from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
+from jaxnas.training.prepare import prepare
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed
+from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import data_mesh
 from jaxnas.training.trials import make_trials

@@ -2,8 +2,9 @@
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
 from jaxnas.training.evaluate import Evaluator, make_evaluator
-from jaxnas.training.fit import DivergedError, Trained, Training, fit
+from jaxnas.training.fit import DivergedError, Trained, fit
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
+from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import data_mesh, make_step
 from jaxnas.training.workdir import WorkdirError, open_workdir

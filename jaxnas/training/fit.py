@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
 import time
@@ -14,34 +13,26 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
-from jaxnas.cost import cost as cost_of
-from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
 from jaxnas.network import check_contract
-from jaxnas.space import Arch, Space
-from jaxnas.subnet import init
-from jaxnas.tasks import Task, apply, check_fits
-from jaxnas.tensors import check_tensors, flatten
-from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training import relaxations
+from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
-from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import JsonlWriter
 from jaxnas.training.preemption import stop_on_signals
+from jaxnas.training.prepare import batch_size_of, initial_state, prepare
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Fixed, Recipe, Uniform
-from jaxnas.training.state import TrainState, init_state, state_sharding
-from jaxnas.training.step import Step, data_mesh, make_step, shard_batch
+from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState, state_sharding
+from jaxnas.training.step import Step, data_mesh
+from jaxnas.training.watch import make_watch
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
-# Settings that change no weights.
-FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
 TIMES, DIVERGED = "times.json", "diverged.json"
 # What may be another after a training that diverged: of a supernet, or of a network alone.
 MENDS = tuple(
@@ -53,80 +44,6 @@ MENDS = tuple(
 
 class DivergedError(RuntimeError):
     """The loss or a gradient is no longer a number."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """How long and how to train, and what to record.
-
-    Attributes:
-      steps: of the whole training.
-      batch_size: rows of a batch, over all devices; None for 128, or as many as there are.
-      learning_rate: at its peak, after the warm-up; a cosine leads down from there.
-      warmup_steps: of the learning rate; None for a twentieth of all steps.
-      weight_decay: of kernels.
-      clip: largest norm of the gradient; None for no limit.
-      freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses.
-      average: decay of an average of the parameters that evaluations use, as 0.999; 0 for none.
-      log_every: steps between two records of the training metrics.
-      evaluate_every: steps between two evaluations; None for a tenth of all steps.
-      checkpoint_every: steps between two checkpoints; None for a tenth of all steps.
-      steps_per_call: steps in one compiled call; fewer where something is recorded first.
-      devices: how many to use; None for all.
-
-    Raises:
-      ValueError: a number out of range, named.
-    """
-
-    steps: int
-    batch_size: int | None = None
-    learning_rate: float = 2e-3
-    warmup_steps: int | None = None
-    weight_decay: float = 0.05
-    clip: float | None = None
-    freeze_inactive: bool = True
-    average: float = 0.0
-    log_every: int = 50
-    evaluate_every: int | None = None
-    checkpoint_every: int | None = None
-    steps_per_call: int = 1
-    devices: int | None = None
-
-    def __post_init__(self) -> None:
-        every = ("log_every", "evaluate_every", "checkpoint_every")
-        for name in ("steps", "batch_size", *every, "steps_per_call", "warmup_steps"):
-            value, least = getattr(self, name), 0 if name == "warmup_steps" else 1
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(
-                    f"training.{name} is {value!r}, expected a whole number of at least {least}."
-                )
-        for name in ("learning_rate", "weight_decay"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(
-                f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
-            )
-        if not 0 <= self.average < 1:
-            raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
-
-    def deciding(self) -> dict[str, Any]:
-        """The settings that decide the weights; a training may go on with other values of the others."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
-
-    def every(self, what: str) -> int:
-        """Steps between two of "log", "evaluate" or "checkpoint"."""
-        asked = getattr(self, f"{what}_every")
-        return max(self.steps // 10, 1) if asked is None else asked
-
-    def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
-        """AdamW, with clipped gradients if asked for, and its learning rate by step."""
-        warmup = self.steps // 20 if self.warmup_steps is None else self.warmup_steps
-        schedule = optimizer_lib.warmup_cosine(self.learning_rate, self.steps, warmup)
-        adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
-        # The state has one structure, so that a training that diverged can go on with a limit.
-        clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
-        return optax.chain(clip, adamw), schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,83 +159,6 @@ def fit(
     return _loop(state, step, batch, watch, recipe, training, workdir, config, may_differ)
 
 
-def prepare(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    recipe: Recipe,
-    mesh: Mesh,
-    *,
-    variables: Any = None,
-    optimizer: tuple[optax.GradientTransformation, optax.Schedule] | None = None,
-    cost: Cost | None = None,
-    seed: int = 0,
-    name: str = "training",
-) -> tuple[TrainState, Step, Callable[[int], Any]]:
-    """The state at step 0, the compiled step, and the batches by step on the mesh; see `fit`."""
-    check_fits(task, net)
-    batch_size = _batch_size(task, training, recipe, mesh)
-    optimizer = training.optimizer() if optimizer is None else optimizer
-    if recipe.needs_cost and cost is None:
-        cost = cost_of(net, task.inputs)
-    recipe.check(net.space, cost)  # before anything is compiled
-    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
-    state = _initial(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
-    # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
-    state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
-    step = make_step(
-        task,
-        net,
-        recipe,
-        optimizer,
-        mesh,
-        state,
-        steps=training.steps,
-        cost=cost,
-        freeze_inactive=training.freeze_inactive,
-        average=training.average,
-    )
-
-    def batch(number: int) -> Any:
-        numbers = recipe.numbers(number)
-        return {role: shard_batch(batches[role].at(numbers[role]), mesh) for role in recipe.roles}
-
-    return state, step, batch
-
-
-def _initial(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    recipe: Recipe,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    variables: Any,
-    seed: int,
-    name: str,
-) -> TrainState:
-    init_key = stream(seed, f"{name}_init")
-    if variables is None:
-        variables = init(net, init_key, task.inputs)
-    else:
-        _check_variables(net, variables, jax.eval_shape(lambda key: init(net, key, task.inputs), init_key))
-    variables = _stacked(net, variables, task.inputs)
-    key, average = stream(seed, name), training.average > 0
-    return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
-
-
-def _batch_size(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:
-    if (batch_size := training.batch_size) is None:
-        rows = min(128, *(task.rows(role) for role in recipe.roles))
-        batch_size = max(rows - rows % mesh.size, 1)
-    if batch_size % mesh.size:
-        raise ValueError(
-            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
-            "multiple, or fewer devices."
-        )
-    return batch_size
-
-
 def restore(
     task: Task,
     net: nn.Module,
@@ -343,9 +183,9 @@ def restore(
     if not folder.is_dir():  # asking must not create it
         return None
     mesh = data_mesh(training.devices) if mesh is None else mesh
-    rows, optimizer = _batch_size(task, training, recipe, mesh), training.optimizer()[0]
+    rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = jax.eval_shape(
-        lambda: _initial(task, net, training, recipe, optimizer, rows, None, 0, "training")
+        lambda: initial_state(task, net, training, recipe, optimizer, rows, None, 0, "training")
     )
     example = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
@@ -487,84 +327,3 @@ def steps_of_call(number: int, training: Training) -> int:
     """How many steps the call that begins with step `number` has: up to where something is recorded."""
     every = (*map(training.every, ("log", "evaluate", "checkpoint")), training.steps_per_call)
     return min(training.steps - number, *(n - number % n for n in every))
-
-
-def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
-    """The architectures watched during training: smallest, largest and `count` random ones."""
-    ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), space.smallest(), space.largest())
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ends, space.sample(key, count))
-
-
-def make_watch(
-    task: Task, net: nn.Module, recipe: Recipe, mesh: Mesh, key: jax.Array
-) -> Callable[[TrainState], dict[str, Any]]:
-    """What is looked at during a training: from a state to a record for the metrics file.
-
-    Of a supernet the first metric of some architectures on "search"; of a recipe with architecture
-    parameters their probabilities; of a fixed network its metrics on "validation". A task without the
-    role is watched by its training metrics alone.
-    """
-    if recipe.watches == "probabilities":
-        return _watch_probabilities
-    role = "validation" if recipe.watches == "network" else "search"
-    if role not in task.sizes:
-        return lambda state: {}
-    evaluate = make_evaluator(task, net, role, mesh=mesh)
-    if recipe.watches == "network":
-
-        def network(state: TrainState) -> dict[str, Any]:
-            arch = state.recipe["arch"] if state.recipe else None
-            metrics = evaluate(state.evaluated(), arch)
-            return {"split": role, **{name: float(value) for name, value in metrics.items()}}
-
-        return network
-    archs, metric = monitored(net.space, key), task.metrics[0].name
-
-    def sampled(state: TrainState) -> dict[str, Any]:
-        smallest, largest, *random = np.asarray(evaluate(state.evaluated(), archs)[metric]).tolist()
-        return {
-            "split": role,
-            f"smallest_{metric}": smallest,
-            f"largest_{metric}": largest,
-            f"random_{metric}_mean": sum(random) / len(random),
-            f"random_{metric}_min": min(random),
-            f"random_{metric}_max": max(random),
-        }
-
-    return sampled
-
-
-def _watch_probabilities(state: TrainState) -> dict[str, Any]:
-    probabilities = relaxations.softmax(state.logits)
-    return {
-        "split": "architecture",
-        "confidence": float(relaxations.confidence(probabilities)),
-        "probabilities": {
-            name: np.asarray(x, np.float64).round(6).tolist() for name, x in probabilities.items()
-        },
-    }
-
-
-def _check_variables(net: nn.Module, variables: Any, expected: Any) -> None:
-    """Raises ValueError for variables that are not a network's; layers may be stacked."""
-    given = variables
-    if STACKED in variables.get("params", {}):
-        given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
-    check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
-
-
-def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:
-    """The variables with the parameters of layers stacked, if the network reads them so in training.
-
-    A network whose layers run in a scan would otherwise stack them in every step.
-    """
-    if "block_0" not in variables["params"]:
-        return variables
-    try:
-        stacked = {**variables, "params": stack_layers(variables["params"])}
-        given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
-        arch = net.space.smallest()
-        jax.eval_shape(lambda v: apply(net, v, given, arch, jax.random.key(0), True), stacked)
-    except ValueError:
-        return variables
-    return stacked

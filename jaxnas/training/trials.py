@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import Evaluator
-from jaxnas.training.fit import Training, prepare
+from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
+from jaxnas.training.settings import Training
 
 
 def make_trials(

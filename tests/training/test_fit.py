@@ -26,7 +26,8 @@ from jaxnas.training import (
     fit,
     make_evaluator,
 )
-from jaxnas.training.fit import PARTS, prepare, restore
+from jaxnas.training.fit import PARTS, restore
+from jaxnas.training.prepare import prepare
 
 TASK, NET, MESH = task_of("images"), perceptron(1), data_mesh(1)
 TRAINING = Training(

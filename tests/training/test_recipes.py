@@ -13,7 +13,7 @@ from small_tasks import net_of, perceptron, task_of
 import jaxnas
 from jaxnas import tasks
 from jaxnas.training import Fixed, Relaxed, Training, Uniform, data_mesh, relaxations
-from jaxnas.training.fit import prepare
+from jaxnas.training.prepare import prepare
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 SPACE = NET.space

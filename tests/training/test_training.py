@@ -14,7 +14,8 @@ from small_tasks import net_of, perceptron, task_of
 from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, data_mesh
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.fit import prepare, several, steps_of_call
+from jaxnas.training.fit import several, steps_of_call
+from jaxnas.training.prepare import prepare
 from jaxnas.training.step import active_masks, shard_batch
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
