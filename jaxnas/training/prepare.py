@@ -1,0 +1,128 @@
+"""Everything that a training begins with: the state, the compiled step, and the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxnas.cost import Cost
+from jaxnas.cost import cost as cost_of
+from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
+from jaxnas.subnet import init
+from jaxnas.tasks import Task, apply, check_fits
+from jaxnas.tensors import check_tensors, flatten
+from jaxnas.training.keys import stream
+from jaxnas.training.recipes import Recipe
+from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState, init_state, state_sharding
+from jaxnas.training.step import Step, make_step, shard_batch
+
+
+def prepare(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    variables: Any = None,
+    optimizer: tuple[optax.GradientTransformation, optax.Schedule] | None = None,
+    cost: Cost | None = None,
+    seed: int = 0,
+    name: str = "training",
+) -> tuple[TrainState, Step, Callable[[int], Any]]:
+    """The state at step 0, the compiled step, and the batches by step on the mesh; see `fit`."""
+    check_fits(task, net)
+    batch_size = batch_size_of(task, training, recipe, mesh)
+    optimizer = training.optimizer() if optimizer is None else optimizer
+    if recipe.needs_cost and cost is None:
+        cost = cost_of(net, task.inputs)
+    recipe.check(net.space, cost)  # before anything is compiled
+    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
+    state = initial_state(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
+    # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
+    state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
+    step = make_step(
+        task,
+        net,
+        recipe,
+        optimizer,
+        mesh,
+        state,
+        steps=training.steps,
+        cost=cost,
+        freeze_inactive=training.freeze_inactive,
+        average=training.average,
+    )
+
+    def batch(number: int) -> Any:
+        numbers = recipe.numbers(number)
+        return {role: shard_batch(batches[role].at(numbers[role]), mesh) for role in recipe.roles}
+
+    return state, step, batch
+
+
+def initial_state(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    variables: Any,
+    seed: int,
+    name: str,
+) -> TrainState:
+    """The state at step 0, not yet on a mesh; see `fit`."""
+    init_key = stream(seed, f"{name}_init")
+    if variables is None:
+        variables = init(net, init_key, task.inputs)
+    else:
+        _check_variables(net, variables, jax.eval_shape(lambda key: init(net, key, task.inputs), init_key))
+    variables = _stacked(net, variables, task.inputs)
+    key, average = stream(seed, name), training.average > 0
+    return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
+
+
+def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:
+    """Rows of a batch: as the settings ask, or 128, or all there are if they are fewer."""
+    if (batch_size := training.batch_size) is None:
+        rows = min(128, *(task.rows(role) for role in recipe.roles))
+        batch_size = max(rows - rows % mesh.size, 1)
+    if batch_size % mesh.size:
+        raise ValueError(
+            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
+            "multiple, or fewer devices."
+        )
+    return batch_size
+
+
+def _check_variables(net: nn.Module, variables: Any, expected: Any) -> None:
+    """Raises ValueError for variables that are not a network's; layers may be stacked."""
+    given = variables
+    if STACKED in variables.get("params", {}):
+        given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
+    check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
+
+
+def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:
+    """The variables with the parameters of layers stacked, if the network reads them so in training.
+
+    A network whose layers run in a scan would otherwise stack them in every step.
+    """
+    if "block_0" not in variables["params"]:
+        return variables
+    try:
+        stacked = {**variables, "params": stack_layers(variables["params"])}
+        given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
+        arch = net.space.smallest()
+        jax.eval_shape(lambda v: apply(net, v, given, arch, jax.random.key(0), True), stacked)
+    except ValueError:
+        return variables
+    return stacked

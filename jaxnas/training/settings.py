@@ -1,0 +1,88 @@
+"""How long and how to train, and what to record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import optax
+
+from jaxnas.training import optimizer as optimizer_lib
+
+# Settings that change no weights.
+FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long and how to train, and what to record.
+
+    Attributes:
+      steps: of the whole training.
+      batch_size: rows of a batch, over all devices; None for 128, or as many as there are.
+      learning_rate: at its peak, after the warm-up; a cosine leads down from there.
+      warmup_steps: of the learning rate; None for a twentieth of all steps.
+      weight_decay: of kernels.
+      clip: largest norm of the gradient; None for no limit.
+      freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses.
+      average: decay of an average of the parameters that evaluations use, as 0.999; 0 for none.
+      log_every: steps between two records of the training metrics.
+      evaluate_every: steps between two evaluations; None for a tenth of all steps.
+      checkpoint_every: steps between two checkpoints; None for a tenth of all steps.
+      steps_per_call: steps in one compiled call; fewer where something is recorded first.
+      devices: how many to use; None for all.
+
+    Raises:
+      ValueError: a number out of range, named.
+    """
+
+    steps: int
+    batch_size: int | None = None
+    learning_rate: float = 2e-3
+    warmup_steps: int | None = None
+    weight_decay: float = 0.05
+    clip: float | None = None
+    freeze_inactive: bool = True
+    average: float = 0.0
+    log_every: int = 50
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    steps_per_call: int = 1
+    devices: int | None = None
+
+    def __post_init__(self) -> None:
+        every = ("log_every", "evaluate_every", "checkpoint_every")
+        for name in ("steps", "batch_size", *every, "steps_per_call", "warmup_steps"):
+            value, least = getattr(self, name), 0 if name == "warmup_steps" else 1
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(
+                    f"training.{name} is {value!r}, expected a whole number of at least {least}."
+                )
+        for name in ("learning_rate", "weight_decay"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ValueError(
+                f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
+            )
+        if not 0 <= self.average < 1:
+            raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the weights; a training may go on with other values of the others."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
+
+    def every(self, what: str) -> int:
+        """Steps between two of "log", "evaluate" or "checkpoint"."""
+        asked = getattr(self, f"{what}_every")
+        return max(self.steps // 10, 1) if asked is None else asked
+
+    def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
+        """AdamW, with clipped gradients if asked for, and its learning rate by step."""
+        warmup = self.steps // 20 if self.warmup_steps is None else self.warmup_steps
+        schedule = optimizer_lib.warmup_cosine(self.learning_rate, self.steps, warmup)
+        adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
+        # The state has one structure, so that a training that diverged can go on with a limit.
+        clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
+        return optax.chain(clip, adamw), schedule

@@ -1,0 +1,75 @@
+"""What is looked at while a network is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnas.space import Arch, Space
+from jaxnas.tasks import Task
+from jaxnas.training import relaxations
+from jaxnas.training.evaluate import make_evaluator
+from jaxnas.training.recipes import Recipe
+from jaxnas.training.state import TrainState
+
+
+def monitored(space: Space, key: jax.Array, count: int = 8) -> Arch:
+    """The architectures watched during training: smallest, largest and `count` random ones."""
+    ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), space.smallest(), space.largest())
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), ends, space.sample(key, count))
+
+
+def make_watch(
+    task: Task, net: nn.Module, recipe: Recipe, mesh: Mesh, key: jax.Array
+) -> Callable[[TrainState], dict[str, Any]]:
+    """What is looked at during a training: from a state to a record for the metrics file.
+
+    Of a supernet the first metric of some architectures on "search"; of a recipe with architecture
+    parameters their probabilities; of a fixed network its metrics on "validation". A task without the
+    role is watched by its training metrics alone.
+    """
+    if recipe.watches == "probabilities":
+        return _watch_probabilities
+    role = "validation" if recipe.watches == "network" else "search"
+    if role not in task.sizes:
+        return lambda state: {}
+    evaluate = make_evaluator(task, net, role, mesh=mesh)
+    if recipe.watches == "network":
+
+        def network(state: TrainState) -> dict[str, Any]:
+            arch = state.recipe["arch"] if state.recipe else None
+            metrics = evaluate(state.evaluated(), arch)
+            return {"split": role, **{name: float(value) for name, value in metrics.items()}}
+
+        return network
+    archs, metric = monitored(net.space, key), task.metrics[0].name
+
+    def sampled(state: TrainState) -> dict[str, Any]:
+        smallest, largest, *random = np.asarray(evaluate(state.evaluated(), archs)[metric]).tolist()
+        return {
+            "split": role,
+            f"smallest_{metric}": smallest,
+            f"largest_{metric}": largest,
+            f"random_{metric}_mean": sum(random) / len(random),
+            f"random_{metric}_min": min(random),
+            f"random_{metric}_max": max(random),
+        }
+
+    return sampled
+
+
+def _watch_probabilities(state: TrainState) -> dict[str, Any]:
+    probabilities = relaxations.softmax(state.logits)
+    return {
+        "split": "architecture",
+        "confidence": float(relaxations.confidence(probabilities)),
+        "probabilities": {
+            name: np.asarray(x, np.float64).round(6).tolist() for name, x in probabilities.items()
+        },
+    }
