@@ -17,7 +17,7 @@ NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
 PAIR = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
 SETTINGS = {
-    "narrow": dict(space=NARROW, max_relative_position=1),
+    "narrow": dict(space=NARROW, max_relative_position=1, qkv_bias_by_heads=True),
     "wide": dict(space=WIDE, max_relative_position=0, drop_path_rate=0.2),
     "classic": dict(space=PAIR, max_relative_position=0, sharing="classic"),
     "bfloat16": dict(space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16),

@@ -122,7 +122,7 @@ def test_published_autoformers(size, params, params_without, flops, macs_without
     assert jaxnas.cost(plain, IMAGE)(arch) == {"params": params_without, "macs": macs_without}
 
 
-@pytest.mark.parametrize("name", ["narrow", "wide"])
+@pytest.mark.parametrize("name", ["wide", "bfloat16"])
 def test_the_stored_supernet_is_the_largest_network(name):
     case = setting(name)
     stored = sum(leaf.size for leaf in jax.tree.leaves(case.params))

@@ -239,6 +239,8 @@ class MultiHeadAttention(nn.Module):
       max_relative_position: offsets are clipped to this; 0 leaves relative positions out.
       dtype: of the computation; softmax and parameters are float32.
       sharing: see `DenseParameters`.
+      qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values, as in the
+        official AutoFormer code. Classic sharing stores the bias by heads and by width in any case.
     """
 
     grid: tuple[int, int]
@@ -247,6 +249,7 @@ class MultiHeadAttention(nn.Module):
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
     kernel_init: Initializer = trunc_normal
+    qkv_bias_by_heads: bool = False
 
     @nn.compact
     def __call__(
@@ -267,10 +270,13 @@ class MultiHeadAttention(nn.Module):
           norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
         """
         tokens, dim = 1 + self.grid[0] * self.grid[1], fixed(self.head_dim)
-        common = dict(gate=gate, options=(embed, heads) if self.sharing == "classic" else None)
+        options = (embed, heads) if self.sharing == "classic" else None
         gates = constant(1) if gate is None else gate.table
-        kernel = parameter(self, "qkv_kernel", self.kernel_init, (embed, fixed(3), heads, dim), **common)
-        bias = parameter(self, "qkv_bias", nn.initializers.zeros, (fixed(3), heads, dim), **common)
+        shape = (embed, fixed(3), heads, dim)
+        kernel = parameter(self, "qkv_kernel", self.kernel_init, shape, gate=gate, options=options)
+        if options is None and self.qkv_bias_by_heads:
+            options = (heads,)
+        bias = parameter(self, "qkv_bias", nn.initializers.zeros, shape[1:], gate=gate, options=options)
         merged = Width(combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis)
         projection = DenseParameters(self.sharing, self.kernel_init, name="projection")
         weights = (kernel, bias, *projection(merged, embed, gate=gate, rows=tokens))

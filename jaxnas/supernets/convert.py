@@ -3,7 +3,10 @@
 The official code (microsoft/Cream, AutoFormer) stores queries, keys and values in one matrix whose
 row r is channel r // 3 of part r % 3, but slices its bias as if the parts followed each other: with
 d channels, entry part * d + c. The bias of a stored channel therefore depends on the number of
-heads, so a whole supernet cannot be converted exactly; one fixed sub-network can.
+heads. A `ViT` with `qkv_bias_by_heads` stores this bias once for each number of heads, so a whole
+supernet is converted to it exactly, and can be searched. If it is trained further, the biases of
+different numbers of heads are independent, while the official code shares their entries. A network of
+one architecture needs no such option, since it has one number of heads in each layer.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import flax.traverse_util
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,9 +33,9 @@ _TABLES = {
 
 
 def from_torch_autoformer(
-    state_dict: Mapping[str, Any], net: ViT, arch: dict[str, Any]
+    state_dict: Mapping[str, Any], net: ViT, arch: dict[str, Any] | None = None
 ) -> tuple[ViT, Params]:
-    """Converts one sub-network of an official AutoFormer supernet checkpoint, exactly.
+    """Converts an official AutoFormer supernet checkpoint, or one sub-network of it, exactly.
 
     Args:
       state_dict: names to tensors, PyTorch's or NumPy's, of a supernet trained with `--gp`,
@@ -40,46 +43,60 @@ def from_torch_autoformer(
         holds it under "model". It may store more than `net` can choose, as the official ones do.
         For one without `--relative_position`, `net` has `max_relative_position=0`.
       net: a supernet with the same image size, patch size, classes, head width and positions.
-      arch: a concrete hard architecture of its space.
+      arch: a concrete hard architecture of its space. Without one the whole supernet is converted, for
+        which `net` has entangled weights and, if it can choose the number of heads, `qkv_bias_by_heads`.
 
     Returns:
-      The network of exactly that size, and its variables, float32 parameters, as `jaxnas.extract` does.
-      Images are [B, H, W, C] here, with the channels in the order of the checkpoint.
+      The network of exactly that architecture, as `jaxnas.extract` makes it, or `net` itself without one;
+      and its variables, float32 parameters, stored layer by layer. Images are [B, H, W, C] here, with the
+      channels in the order of the checkpoint.
 
     Raises:
-      ValueError: an architecture that isn't in the space; tensors that are missing, unknown or of
-        another shape, by name; sizes of the architecture beyond those stored.
+      ValueError: an architecture that isn't in the space; without one, a network that cannot hold the
+        whole supernet; tensors that are missing, unknown or of another shape, by name; sizes of the
+        architecture or of the space beyond those stored.
     """
-    small = net.clone(space=net.space.fix(arch))  # checks the architecture
-    values = net.space.to_dict(arch)
+    if arch is not None:
+        net = net.clone(space=net.space.fix(arch))  # checks the architecture
+    choices = net.space.choices
+    size, layers = max(choices["embed_dim"].options), max(choices["depth"].options)
+    heads = [choices["num_heads"].options_at(layer) for layer in range(layers)]
+    hidden = [int(size * max(choices["mlp_ratio"].options_at(layer))) for layer in range(layers)]
+    if net.space.cardinality > 1 and net.sharing != "entangled":
+        raise ValueError(
+            f"An official AutoFormer supernet has entangled weights, and this network has sharing="
+            f"{net.sharing!r}. Give a network with sharing='entangled', or an architecture to convert alone."
+        )
+    if max(map(len, heads)) > 1 and not net.qkv_bias_by_heads:
+        raise ValueError(
+            "An official AutoFormer supernet has another bias of queries, keys and values for each number "
+            "of heads. Give a network with qkv_bias_by_heads=True, or an architecture to convert alone."
+        )
+
     if isinstance(state_dict.get("model"), Mapping):
         state_dict = state_dict["model"]
     stored = {name: _to_numpy(value) for name, value in state_dict.items()}
-    embed, inner, hidden, depth = _stored_sizes(stored)
-    expected = _expected_shapes(stored, net, embed, inner, hidden, max(depth, values["depth"]))
+    most_embed, most_inner, most_hidden, depth = _stored_sizes(stored)
+    expected = _expected_shapes(stored, net, most_embed, most_inner, most_hidden, max(depth, layers))
     check_tensors(_by_path(stored), _by_path(expected), "an official AutoFormer supernet")
-
-    layers = list(zip(values["num_heads"], values["mlp_ratio"], strict=True))
     needs = {
-        "embedding width": (values["embed_dim"], embed),
-        "attention width": (max(heads for heads, _ in layers) * net.head_dim, inner),
-        "hidden width": (max(int(values["embed_dim"] * ratio) for _, ratio in layers), hidden),
+        "embedding width": (size, most_embed),
+        "attention width": (max(map(max, heads)) * net.head_dim, most_inner),
+        "hidden width": (max(hidden), most_hidden),
     }
     beyond = [f"{what} {need} of {have}" for what, (need, have) in needs.items() if need > have]
     if beyond:
-        raise ValueError(f"The architecture is larger than the checkpoint: {', '.join(beyond)}.")
+        raise ValueError(f"The network is larger than the checkpoint: {', '.join(beyond)}.")
 
-    size = values["embed_dim"]
     params = _stem(stored, net, size)
-    for layer, (heads, ratio) in enumerate(layers):
+    for layer in range(layers):
         block = {
             name.removeprefix(f"blocks.{layer}."): value
             for name, value in stored.items()
             if name.startswith(f"blocks.{layer}.")
         }
-        params[f"block_{layer}"] = _block(block, net, size, heads, int(size * ratio))
-    flat = flax.traverse_util.flatten_dict(params)
-    return small, {"params": flax.traverse_util.unflatten_dict({k: jnp.array(v) for k, v in flat.items()})}
+        params[f"block_{layer}"] = _block(block, net, size, heads[layer], hidden[layer])
+    return net, {"params": jax.tree.map(jnp.array, params)}
 
 
 def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:
@@ -100,12 +117,14 @@ def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:
     }
 
 
-def _block(block: dict[str, np.ndarray], net: ViT, size: int, heads: int, hidden: int) -> Params:
-    inner = heads * net.head_dim
+def _block(block: dict[str, np.ndarray], net: ViT, size: int, heads: tuple[int, ...], hidden: int) -> Params:
+    """One block, with the numbers of heads that it can have."""
+    most = max(heads)
+    inner = most * net.head_dim
     weight = block["attn.qkv.weight"][: 3 * inner, :size]  # row 3 * channel + part
     attention = {
-        "qkv_kernel": weight.reshape(heads, net.head_dim, 3, size).transpose(3, 2, 0, 1),
-        "qkv_bias": block["attn.qkv.bias"][: 3 * inner].reshape(3, heads, net.head_dim),
+        "qkv_kernel": weight.reshape(most, net.head_dim, 3, size).transpose(3, 2, 0, 1),
+        "qkv_bias": _qkv_bias(block["attn.qkv.bias"], heads, net.head_dim),
         "projection": _dense(block, "attn.proj", inner, size),
     }
     if net.max_relative_position:
@@ -116,6 +135,14 @@ def _block(block: dict[str, np.ndarray], net: ViT, size: int, heads: int, hidden
         "mlp_norm": _norm(block, "ffn_layer_norm", size),
         "mlp": {"in": _dense(block, "fc1", size, hidden), "out": _dense(block, "fc2", hidden, size)},
     }
+
+
+def _qkv_bias(bias: np.ndarray, heads: tuple[int, ...], head_dim: int) -> np.ndarray:
+    """From entries part * d + c to [3, H, D]; with a leading axis if there are several numbers of heads."""
+    by_heads = np.zeros((len(heads), 3, max(heads), head_dim), np.float32)
+    for option, count in enumerate(heads):
+        by_heads[option, :, :count] = bias[: 3 * count * head_dim].reshape(3, count, head_dim)
+    return by_heads if len(heads) > 1 else by_heads[0]
 
 
 def _dense(stored: dict[str, np.ndarray], name: str, size_in: int, size_out: int) -> Params:

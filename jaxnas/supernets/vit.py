@@ -39,6 +39,7 @@ class Block(nn.Module):
     dtype: Any
     sharing: Sharing
     init_std: float = 0.02
+    qkv_bias_by_heads: bool = False
 
     @nn.compact
     def __call__(
@@ -59,6 +60,7 @@ class Block(nn.Module):
             self.head_dim,
             self.max_relative_position,
             kernel_init=kernel_init,
+            qkv_bias_by_heads=self.qkv_bias_by_heads,
             name="attention",
             **common,
         )
@@ -97,6 +99,8 @@ class ViT(nn.Module):
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
         depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
         Layers whose options differ run one after the other all the same.
+      qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
+        official checkpoint can be converted to such a network only, see `supernets.convert`.
 
     Raises:
       ValueError: image size not a multiple of the patch, a space without the four decisions or with
@@ -115,6 +119,7 @@ class ViT(nn.Module):
     dtype: Any = jnp.float32
     init_std: float = 0.02
     scan_layers: bool = False
+    qkv_bias_by_heads: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -203,6 +208,7 @@ class ViT(nn.Module):
             dtype=self.dtype,
             sharing=self.sharing,
             init_std=self.init_std,
+            qkv_bias_by_heads=self.qkv_bias_by_heads,
         )
 
         def inputs(layer: int) -> dict[str, Any]:

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxnas.supernets.decisions import Decisions
 from small_nets import SHAPE, difference, flatten, jit, masks_of, normal, sample, setting
 
 import jaxnas
 from jaxnas import Choice, Space, elastic
-from jaxnas.supernets import stack_layers, unstack_layers
+from jaxnas.elastic import Decisions, stack_layers, unstack_layers
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -46,11 +45,11 @@ def test_stacked_parameters_are_the_same_network():
     assert difference(unstack_layers(gradient), expected_gradient) <= 1e-6
     with pytest.raises(ValueError, match="unstack_layers"):
         setting("narrow")(arch, stacked)
-    small = jaxnas.extract(case.net, stacked, arch, verify=case.images)[1]
+    small = jaxnas.extract(case.net, {"params": stacked}, arch, verify=case.images).variables
     jax.tree.map(
         np.testing.assert_array_equal,
         small,
-        jaxnas.extract(case.net, case.params, arch, input_shape=SHAPE)[1],
+        jaxnas.extract(case.net, {"params": case.params}, arch, inputs=SHAPE).variables,
     )
     other = case.params | {"block_1": {"bias": jnp.zeros(3)}}
     with pytest.raises(ValueError, match="block_1 and block_0 differ in size"):
@@ -107,7 +106,7 @@ def own_space(*hidden):
 def test_a_network_of_ones_own_is_scanned_and_unrolled(soft):
     space, x = own_space(2, 4, 8), normal(2, 4, 6)
     net = Mlps(space)
-    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)["params"]
     assert set(params) == {"block_0", "block_1", "block_2"}
     of = {
         scan: functools.partial(net.clone(scan_layers=scan).apply, {"params": params}, x)
@@ -127,7 +126,7 @@ def test_a_network_of_ones_own_is_scanned_and_unrolled(soft):
 def test_random_streams_differ_from_layer_to_layer():
     space, x = own_space(4, 8), jnp.ones((1, 50, 6))
     net = Mlps(space, scan_layers=True)
-    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)["params"]
     params = jax.tree.map(lambda leaf: jnp.ones_like(leaf) * 0.1, params)
     apply = jit(
         lambda key: net.apply({"params": params}, x, space.largest(), train=True, rngs={"dropout": key})
@@ -145,9 +144,9 @@ def test_layers_with_different_options_are_unrolled():
     plain["hidden"]["per_position"] = [[4, 8], [4], [8]]
     other = Space.from_json(plain)
     net = Mlps(other, scan_layers=True)
-    params = jaxnas.init(net, jax.random.key(0), x.shape)
+    params = jaxnas.init(net, jax.random.key(0), x.shape)["params"]
     text = str(jax.make_jaxpr(lambda arch: net.apply({"params": params}, x, arch))(other.smallest()))
     assert "scan[" not in text
-    params = stack_layers(jaxnas.init(Mlps(space), jax.random.key(0), x.shape))
+    params = stack_layers(jaxnas.init(Mlps(space), jax.random.key(0), x.shape)["params"])
     with pytest.raises(ValueError, match=r"stacked by layer, .*unstack_layers"):
         Mlps(space).apply({"params": params}, x, space.smallest())

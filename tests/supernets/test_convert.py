@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxnas import network as networks
 from jaxnas import spaces
 from jaxnas.annotations import annotations
+from jaxnas.cost import cost
+from jaxnas.elastic import stack_layers
 from jaxnas.subnet import extract
 from jaxnas.supernets.convert import from_torch_autoformer
 from jaxnas.supernets.vit import ViT
@@ -154,6 +157,62 @@ def test_bias_follows_the_number_of_heads():
         assert np.array_equal(bias.reshape(-1), flat[: 48 * heads])
 
 
+def sampled_archs(seed, n):
+    archs = SPACE.sample(jax.random.key(seed), n)
+    return [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(n)]
+
+
+@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
+def test_converted_supernet_is_the_official_one(scan_layers):
+    """At every architecture, from one conversion and one trace."""
+    net = network(qkv_bias_by_heads=True, scan_layers=scan_layers)
+    state, images = checkpoint(net), random_images(net)
+    same, variables = from_torch_autoformer(state, net)
+    assert same == net
+    if scan_layers:
+        variables = {"params": stack_layers(variables["params"])}
+    apply = jax.jit(net.apply)
+    archs = [*map(SPACE.from_dict, ARCHS.values()), *sampled_archs(0, 8)]
+    for arch in archs:
+        values = SPACE.to_dict(arch)
+        expected = torch_reference.official_forward(state, values, to_torch(images), head_dim=net.head_dim)
+        assert relative_error(apply(variables, images, arch), expected) < 1e-5, values
+    assert apply._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "net",
+    [network(qkv_bias_by_heads=True), network(SPACE.restrict(num_heads=2))],
+    ids=["heads", "one number of heads"],
+)
+def test_extraction_from_a_converted_supernet_is_the_converted_architecture(net):
+    """It has the bias of its own numbers of heads alone, and counts say so."""
+    state, shape = checkpoint(net), random_images(net).shape
+    variables = from_torch_autoformer(state, net)[1]
+    networks.check(net, shape)
+    cost_of = cost(net, shape)
+    for seed in range(4):
+        arch = net.space.sample(jax.random.key(seed))
+        small, extracted, _ = extract(net, variables, arch, inputs=shape)
+        expected_net, expected = from_torch_autoformer(state, net, arch)
+        assert small == expected_net
+        jax.tree.map(np.testing.assert_array_equal, extracted, expected)
+        assert cost_of(arch)["params"] == sum(leaf.size for leaf in jax.tree.leaves(extracted))
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        (dict(), "qkv_bias_by_heads=True, or an architecture to convert alone."),
+        (dict(sharing="classic", qkv_bias_by_heads=True), "entangled weights, and this network has sharing="),
+    ],
+)
+def test_network_that_cannot_hold_the_supernet(kwargs, message):
+    net = network(**kwargs)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_torch_autoformer(checkpoint(net), net)
+
+
 def without(name):
     return lambda state: {key: value for key, value in state.items() if key != name}
 
@@ -190,9 +249,10 @@ def test_wrong_tensors_are_named(change, message):
     ],
 )
 def test_architecture_beyond_the_checkpoint(stored, message):
-    net = network()
-    with pytest.raises(ValueError, match=re.escape(message)):
-        from_torch_autoformer(checkpoint(net, **stored), net, SPACE.largest())
+    net = network(qkv_bias_by_heads=True)
+    for arch in (SPACE.largest(), None):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            from_torch_autoformer(checkpoint(net, **stored), net, arch)
 
 
 def test_architecture_outside_the_space():
