@@ -120,8 +120,8 @@ def test_the_test_split_cannot_be_searched(digits):
     "change, message",
     [
         ({"role": "validation"}, "unknown role 'validation'"),
-        ({"images": np.zeros((3, 2, 2, 1), np.float32)}, "uint8"),
-        ({"images": np.zeros((3, 2, 2), np.uint8)}, "uint8"),
+        ({"images": np.zeros((3, 2, 2, 1), bool)}, "must be numbers"),
+        ({"images": np.zeros((3, 2, 2), np.uint8)}, "must be numbers"),
         ({"labels": np.zeros(2, np.int32)}, "int32"),
         ({"labels": np.full(3, -1, np.int32)}, "without a label"),
         ({"images": np.zeros((0, 2, 2, 1), np.uint8), "labels": np.zeros(0, np.int32)}, "no ex"),

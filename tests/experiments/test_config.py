@@ -41,7 +41,7 @@ def fields(config):
         (DIGITS, "task.data=a=b", "a=b"),
         (DIGITS, "network.dtype=bfloat16", jnp.bfloat16),
         (DIGITS, "network.drop_path_rate=0.1", 0.1),
-        (DIGITS, "network.scan_layers=False", False),
+        (DIGITS, "network.scan_layers=True", True),
         (DIGITS, "network.max_relative_position=7", 7),
         (DIGITS, "training.steps=5000", 5000),
         (DIGITS, "training.clip=0.25", 0.25),

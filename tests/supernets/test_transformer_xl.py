@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxnas.training.language import language_loss, state_sharding
 from small_nets import difference, jit, take
 from test_cost import xla_macs
 
@@ -253,11 +252,15 @@ def test_rows_on_several_devices_are_not_gathered():
     words = jnp.zeros((4, LENGTH), jnp.int32)
     batch = {"tokens": words, "targets": words, "first": jnp.zeros(4, bool)}
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    gradient = jax.jit(
-        jax.grad(language_loss(net), has_aux=True),
-        in_shardings=(everywhere, everywhere, rows, state_sharding(mesh, memory), everywhere),
-    )
-    program = gradient.lower(params, SPACE.largest(), batch, memory, jax.random.key(0)).compile().as_text()
+    where = Memory(NamedSharding(mesh, PartitionSpec(None, "data")), rows)
+
+    def loss(params, arch, batch, memory):
+        inputs = {"tokens": batch["tokens"], "targets": batch["targets"], "memory": memory}
+        scores, memory = net.apply({"params": params}, inputs, arch)
+        return -jnp.mean(scores), memory
+
+    gradient = jax.jit(jax.grad(loss, has_aux=True), in_shardings=(everywhere, everywhere, rows, where))
+    program = gradient.lower(params, SPACE.largest(), batch, memory).compile().as_text()
     found = set(re.findall(r"(all-gather|all-reduce|all-to-all|collective-permute)\(", program))
     assert found == {"all-reduce"}
 
