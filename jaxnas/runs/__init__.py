@@ -1,0 +1,25 @@
+"""The road from a trained supernet to a result: search, extract, verify, test, save, retrain, report.
+
+The binaries call these functions, and so may anyone with a task and a network of their own:
+
+    trained = training.fit(task, net, 500, workdir=workdir)
+    result = runs.search_and_finish(task, net, trained.variables, workdir=workdir)
+"""
+
+from jaxnas.runs.finishing import describe_task, finish, measure, retrain, search_and_finish, timed_calls, versions
+from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
+
+__all__ = [
+    "METHODS",
+    "Found",
+    "Search",
+    "describe_task",
+    "finish",
+    "measure",
+    "retrain",
+    "search_and_finish",
+    "search_space",
+    "select",
+    "timed_calls",
+    "versions",
+]

@@ -1,0 +1,285 @@
+"""From a found architecture to a result: extract, verify, test, save, retrain, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import jaxnas
+from jaxnas import files, report, search, stats
+from jaxnas.cost import Cost, cost
+from jaxnas.inputs import describe
+from jaxnas.latency import median_times
+from jaxnas.report import result as results
+from jaxnas.report.result import (
+    Candidate,
+    MetricOf,
+    Network,
+    Result,
+    SearchOf,
+    SelectionOf,
+    SpaceOf,
+    TaskOf,
+)
+from jaxnas.space import Arch
+from jaxnas.tasks import Task
+from jaxnas.training import relaxations
+from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.fit import fit
+from jaxnas.training.keys import stream
+from jaxnas.training.prepare import prepare
+from jaxnas.training.progress import Progress
+from jaxnas.training.recipes import Fixed, Recipe, Relaxed
+from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState
+from jaxnas.training.step import data_mesh
+from jaxnas.training.trials import make_trials
+from jaxnas.runs.searching import Found, Search, search_space
+
+
+def finish(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    found: Found,
+    workdir: str | os.PathLike,
+    *,
+    costs: Cost | None = None,
+    config: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None,
+    named: Mapping[str, Arch] | None = None,
+) -> Result:
+    """Brings a found architecture out of its supernet, alone, and describes the run.
+
+    The network is extracted, verified against the supernet, measured once on the test role, saved and
+    exported to subnet/. result.json and report.html are written.
+
+    Args:
+      task, net, variables: the trained supernet.
+      found: what a search brought out.
+      workdir: where all goes.
+      costs: see `search_space`.
+      config: of the run, for the result.
+      mesh: with an axis "data"; None for all devices.
+      named: architectures to compare with, beside those that the search found.
+
+    Returns:
+      What result.json holds.
+    """
+    space, root = net.space, pathlib.Path(workdir)
+    costs = cost(net, task.inputs) if costs is None else costs
+    roles = tuple(role for role in ("search", "test") if role in task.sizes)
+    supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
+    batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
+    small = jaxnas.extract(net, variables, found.arch, verify=task.preprocess(batch))
+
+    def measured(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
+        return Network(
+            name=name,
+            architecture=space.to_dict(arch),
+            costs=_numbers(costs(arch)),
+            metrics={role: _numbers(evaluate(given, own)) for role, evaluate in evaluators.items()},
+        )
+
+    best = measured("found", found.arch, {roles[0]: supernet[roles[0]]}, variables, found.arch)
+    # Reported is the small network's own quality, not the supernet's.
+    alone = make_evaluator(task, small.net, "test", mesh=mesh)
+    metrics = {**best.metrics, "test": _numbers(alone(small.variables))}
+    best = dataclasses.replace(best, metrics=metrics, extraction_error=small.error)
+    others = {
+        **found.others,
+        "smallest": space.smallest(),
+        "largest": space.largest(),
+        **(named or {}),
+    }
+    networks = tuple(measured(name, arch, supernet, variables, arch) for name, arch in others.items())
+    details = files.plain(dict(task.details()))
+    jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
+    jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+    result = Result(
+        task=describe_task(task),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        found=best,
+        networks=networks,
+        searches=found.searches,
+        selection=found.selection,
+        config=config or {},
+        versions=versions(),
+        device=jax.devices()[0].device_kind,
+    )
+    results.write(root, result)
+    report.write(root)
+    return result
+
+
+def search_and_finish(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: Search | None = None,
+    *,
+    workdir: str | os.PathLike,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> Result:
+    """`search_space` and then `finish`: from a trained supernet to a small network and a page."""
+    found = search_space(task, net, variables, settings, seed=seed, workdir=workdir, mesh=mesh)
+    return finish(task, net, variables, found, workdir, mesh=mesh)
+
+
+def retrain(
+    task: Task,
+    net: nn.Module,
+    arch: Arch,
+    training: Training,
+    workdir: str | os.PathLike,
+    *,
+    name: str = "found",
+    variables: Any = None,
+    costs: Cost | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    may_differ: tuple[str, ...] = (),
+    mesh: Mesh | None = None,
+) -> Result | None:
+    """Trains one architecture alone, on all training data, and measures it.
+
+    Args:
+      task: with or without data held out for a search; nothing is held out of this training.
+      net: the supernet, or a network of one architecture.
+      arch: the architecture.
+      training: the settings.
+      workdir: of this retraining; it goes on from there.
+      name: what the network is called in the result.
+      variables: of the supernet, to start from its part of them; None for new ones.
+      costs, seed, config, mesh: see `fit` and `finish`.
+      may_differ: fields of the config that a checkpoint may differ in.
+
+    Returns:
+      What result.json holds; None if the training was stopped and saved before its end.
+    """
+    space, root, mesh = (
+        net.space,
+        pathlib.Path(workdir),
+        data_mesh(training.devices) if mesh is None else mesh,
+    )
+    costs = cost(net, task.inputs) if costs is None else costs
+    small, start = net.clone(space=space.fix(arch)), None
+    if variables is not None:
+        start = jaxnas.extract(net, variables, arch, inputs=task.inputs).variables
+    whole = task.whole()
+    trained = fit(
+        whole,
+        small,
+        training,
+        recipe=Fixed(),
+        variables=start,
+        seed=seed,
+        workdir=root,
+        config=config,
+        may_differ=may_differ,
+        mesh=mesh,
+        name="retraining",
+    )
+    if not trained.complete:
+        return None
+    roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
+    evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
+    network = Network(
+        name=name,
+        architecture=space.to_dict(arch),
+        costs=_numbers(costs(arch)),
+        metrics={role: _numbers(evaluate(trained.variables)) for role, evaluate in evaluators.items()},
+        weights="from scratch" if variables is None else "fine-tuned",
+        seed=seed,
+        steps=int(trained.state.step),
+    )
+    result = Result(
+        task=describe_task(whole),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        found=network,
+        config=config or {},
+        versions=versions(),
+        device=jax.devices()[0].device_kind,
+    )
+    jaxnas.save_subnet(
+        root / "subnet",
+        small,
+        jax.device_get(trained.variables),
+        task.inputs,
+        extra=files.plain(dict(task.details())),
+    )
+    results.write(root, result)
+    # Apart from the result, which a run that was killed and resumed gives bit for bit.
+    times = {**trained.times, **measure(whole, small, training, mesh)}
+    files.write_json(root / "times.json", times)
+    return result
+
+
+def timed_calls(
+    task: Task, net: nn.Module, training: Training, mesh: Mesh
+) -> tuple[dict[str, Callable[[], Any]], int]:
+    """What is timed of a network alone: "train", a whole step, and "infer"; and the rows of their batch."""
+    state, step, batch = prepare(task, net, training, Fixed(), mesh)
+    given, kept = batch(0), [state]
+
+    def train() -> Any:
+        kept[0], metrics = step(kept[0], given)  # a step consumes its state
+        return metrics
+
+    variables = jax.tree.map(jnp.copy, state.variables)
+    inputs = task.preprocess(given["train"])
+    infer = jax.jit(lambda variables, inputs: net.apply(variables, inputs))
+    rows = jax.tree.leaves(inputs)[0].shape[0]
+    return {"train": train, "infer": lambda: infer(variables, inputs)}, rows
+
+
+def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[str, float]:
+    """Median time of a training step, in ms, and rows a second at inference, of a network alone."""
+    calls, rows = timed_calls(task, net, training, mesh)
+    seconds = median_times(calls, repeats=10)
+    return {
+        "training_step_ms": 1e3 * seconds["train"],
+        "inference_rows_per_second": rows / seconds["infer"],
+    }
+
+
+def describe_task(task: Task) -> TaskOf:
+    """The task's part of a result."""
+    return TaskOf(
+        name=task.name,
+        examples=task.examples,
+        sizes=dict(task.sizes),
+        metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
+        details=files.plain(dict(task.details())),
+        inputs=f"{describe(task.inputs)}, with any number of rows, as the task prepares them",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides numbers."""
+    return {
+        "jaxnas": jaxnas.__version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: np.asarray(value).item() for name, value in values.items()}

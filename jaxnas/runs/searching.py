@@ -1,0 +1,349 @@
+"""From a trained supernet to a found architecture: strategies under budgets, and selections."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import jaxnas
+from jaxnas import files, report, search, stats
+from jaxnas.cost import Cost, cost
+from jaxnas.inputs import describe
+from jaxnas.latency import median_times
+from jaxnas.report import result as results
+from jaxnas.report.result import (
+    Candidate,
+    MetricOf,
+    Network,
+    Result,
+    SearchOf,
+    SelectionOf,
+    SpaceOf,
+    TaskOf,
+)
+from jaxnas.space import Arch
+from jaxnas.tasks import Task
+from jaxnas.training import relaxations
+from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.fit import fit
+from jaxnas.training.keys import stream
+from jaxnas.training.prepare import prepare
+from jaxnas.training.progress import Progress
+from jaxnas.training.recipes import Fixed, Recipe, Relaxed
+from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState
+from jaxnas.training.step import data_mesh
+from jaxnas.training.trials import make_trials
+
+
+METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """How an architecture is found with the weights of a supernet.
+
+    Attributes:
+      method: "strategy", which evaluates architectures under a budget; or a selection: "argmax" of the
+        probabilities, the best of several draws with the supernet's weights ("sampling") or each trained
+        alone ("trials"), or "perturbation". None for "argmax" where the recipe has architecture
+        parameters, else for "strategy".
+      strategy: of `jaxnas.search`, or another; its space, cost and bounds are those of the run. None for
+        evolution.
+      baseline: whether random search with as many evaluations runs beside the strategy.
+      budget: name of the cost that is bounded, as "params".
+      least, most: bounds on it; None for no bound.
+      most_share: the upper bound as a share of the largest network's cost, in place of `most`.
+      samples: draws of "sampling" and "trials".
+      explore: share of the draws for which all options are equally probable.
+      slack: where the recipe has a target, draws cost at most that, and at least 1 - `slack` times it.
+      trial_steps: steps of each rung of trials; one in `eta` goes on to the next rung.
+      canonical: from an architecture to the one that stands for all that are equal to it when trained
+        alone, for trials; or None.
+      limit: batches of the search role that each candidate of a selection is evaluated on; None for all.
+    """
+
+    method: str | None = None
+    strategy: Any = None
+    baseline: bool = True
+    budget: str = "params"
+    least: float | None = None
+    most: float | None = None
+    most_share: float | None = None
+    samples: int = 16
+    explore: float = 0.0
+    slack: float = 1.0
+    trial_steps: tuple[int, ...] = (300,)
+    eta: int = 4
+    canonical: Callable[[Arch], Arch] | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
+        if self.samples < 1 or (self.limit is not None and self.limit < 1):
+            raise ValueError(
+                f"search.samples is {self.samples} and search.limit {self.limit}, expected at least 1."
+            )
+        steps = self.trial_steps
+        if not steps or min(steps) < 1 or list(steps) != sorted(set(steps)):
+            raise ValueError(
+                f"search.trial_steps is {steps}, expected numbers of steps that increase, such as 300,900."
+            )
+        if self.eta < 2 or not 0 <= self.explore <= 1 or not 0 < self.slack <= 1:
+            raise ValueError(
+                f"search.eta is {self.eta}, explore {self.explore} and slack {self.slack}; expected at least "
+                "2, from 0 to 1, and above 0 to 1."
+            )
+
+    def bounds(self, net: nn.Module, costs: Cost) -> dict[str, tuple[float | None, float | None]]:
+        """The bounds on costs that are asked for, {} for none."""
+        most = self.most
+        if most is None and self.most_share is not None:
+            most = math.floor(self.most_share * float(costs(net.space.largest())[self.budget]))
+        return {} if most is None and self.least is None else {self.budget: (self.least, most)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search brought out, before it is extracted.
+
+    Attributes:
+      arch: the architecture.
+      others: architectures to compare it with, by name.
+      searches, selection: how it was found, for the result.
+    """
+
+    arch: Arch
+    others: Mapping[str, Arch] = dataclasses.field(default_factory=dict)
+    searches: tuple[SearchOf, ...] = ()
+    selection: SelectionOf | None = None
+
+
+def search_space(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: Search | None = None,
+    *,
+    costs: Cost | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
+) -> Found:
+    """Searches the space of a supernet under a budget, with its weights.
+
+    Args:
+      task, net, variables: the trained supernet.
+      settings: see `Search`; by default evolution without a budget.
+      costs: of architectures; None for parameters and products.
+      seed: of the run.
+      workdir: the search goes on from its history in search/history.jsonl; None to keep none.
+      mesh: with an axis "data"; None for all devices.
+
+    Raises:
+      ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated.
+    """
+    settings = Search() if settings is None else settings
+    space = net.space
+    costs = cost(net, task.inputs) if costs is None else costs
+    bounds = settings.bounds(net, costs)
+    search.check_bounds(space, costs, bounds)
+    template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
+    strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
+    strategies = {"found": strategy}
+    if settings.baseline and strategy.name != "random":
+        strategies["random search"] = search.RandomSearch(
+            space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
+        )
+    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    history = None
+    if workdir is not None:
+        history = pathlib.Path(workdir) / "search" / "history.jsonl"
+        history.parent.mkdir(parents=True, exist_ok=True)
+    archs, records = {}, []
+    for label, one in strategies.items():
+        with Progress(one.evaluations, label=f"{one.name} search") as progress:
+            result = search.run(
+                one,
+                lambda archs, size=one.batch: evaluate.scores(variables, archs, size),
+                stream(seed, "random" if label == "random search" else "evolution"),
+                history_path=history,
+                progress=lambda done, _, best, show=progress: show.update(done, {"best": best}),
+            )
+        archs[label] = result.arch
+        reach = search.reachable(space, costs)
+        records.append(
+            SearchOf(name=one.name, evaluations=len(result.history), bounds=bounds, reachable=reach)
+        )
+    return Found(archs.pop("found"), archs, tuple(records))
+
+
+def select(
+    task: Task,
+    net: nn.Module,
+    state: TrainState,
+    settings: Search,
+    *,
+    recipe: Recipe,
+    training: Training,
+    costs: Cost | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
+) -> Found:
+    """Takes an architecture by the architecture parameters of a search; see `Search.method`.
+
+    A supernet without architecture parameters counts as one for which all options are equally probable.
+
+    Args:
+      task, net: what was trained.
+      state: the last one of the training.
+      settings: see `Search`.
+      recipe, training: as in the training.
+      costs, seed, workdir, mesh: see `search_space`; trials are kept in search/history.jsonl.
+
+    Raises:
+      ValueError: "argmax" without architecture parameters; draws that all miss the target.
+    """
+    space, mesh = net.space, data_mesh(training.devices) if mesh is None else mesh
+    method, variables = settings.method or "argmax", state.evaluated()
+    has_logits = state.logits != ()
+    logits = state.logits if has_logits else space.logits()
+    even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
+    probabilities = (relaxations.average if even else relaxations.softmax)(logits)
+    found: dict[str, Any] = {}
+    if method == "argmax":
+        if not has_logits or even:
+            raise ValueError(
+                "search.method=argmax needs architecture parameters that were trained, by a recipe such as "
+                "Relaxed(relaxation='gumbel_softmax'); take sampling, trials, perturbation or strategy."
+            )
+        arch = search.argmax(space, logits)
+    else:
+        evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+        if method == "perturbation":
+            arch, decisions = search.perturbation(
+                space,
+                probabilities,
+                lambda archs: evaluate.scores(variables, archs),
+                stream(seed, "selection"),
+            )
+            found["decisions"] = tuple(
+                {
+                    "name": one.name,
+                    "position": one.position,
+                    "kept": space[one.name].options_at(one.position or 0)[one.option],
+                    "drops": list(one.drops),
+                }
+                for one in decisions
+            )
+        else:
+            drawn = _draw(settings, recipe, space, logits, costs, seed)
+            supernet = evaluate.scores(variables, drawn.archs)
+            trials: list[tuple[float, ...]] = [()] * len(supernet)
+            if method == "sampling":
+                arch, _ = search.sampling(drawn.archs, lambda archs: supernet)
+            else:
+                arch, trials = _race(task, net, settings, training, drawn, evaluate, seed, workdir, mesh)
+                found["trial_steps"] = settings.trial_steps
+                firsts = [scores[0] for scores in trials]
+                found["kendall_tau"] = float(stats.kendall_tau(supernet, np.asarray(firsts)))
+            metric = task.metrics[0]
+            found["candidates"] = tuple(
+                Candidate(
+                    architecture=space.to_dict(_row(drawn.archs, row)),
+                    explored=bool(drawn.explored[row]),
+                    supernet=float(metric.score(supernet[row])),
+                    trials=tuple(float(metric.score(score)) for score in trials[row]),
+                )
+                for row in range(len(supernet))
+            )
+    selection = SelectionOf(
+        method=method,
+        steps=int(state.step),
+        probabilities={name: np.asarray(x, np.float64).tolist() for name, x in probabilities.items()},
+        confidence=float(relaxations.confidence(probabilities)),
+        **found,
+    )
+    return Found(arch, selection=selection)
+
+
+def _draw(
+    settings: Search, recipe: Recipe, space: Any, logits: Arch, costs: Cost | None, seed: int
+) -> search.Candidates:
+    relative, low, high = None, None, None
+    if isinstance(recipe, Relaxed) and recipe.cost is not None:
+        relative = recipe.relative_cost(space, costs)
+        low, high = (1 - settings.slack) * recipe.target, recipe.target
+    return search.candidates(
+        space,
+        logits,
+        stream(seed, "selection"),
+        settings.samples,
+        explore=settings.explore,
+        explore_key=stream(seed, "exploration"),
+        cost=relative,
+        low=low,
+        high=high,
+        canonical=settings.canonical if settings.method == "trials" else None,
+    )
+
+
+def _race(
+    task: Task,
+    net: nn.Module,
+    settings: Search,
+    training: Training,
+    drawn: search.Candidates,
+    evaluate: Evaluator,
+    seed: int,
+    workdir: str | os.PathLike | None,
+    mesh: Mesh,
+) -> tuple[Arch, list[tuple[float, ...]]]:
+    """The winner of successive halving among candidates, and the scores of each, rung by rung."""
+    space, steps = net.space, settings.trial_steps
+    codes = np.asarray(space.encode(drawn.archs))
+    race = search.SuccessiveHalving(
+        space, given=search.Pool(codes), fidelities=len(steps), eta=settings.eta, batch=1
+    )
+    trials = make_trials(task, net, training, steps, evaluate, mesh, seed=seed)
+    history = None
+    if workdir is not None:
+        history = pathlib.Path(workdir) / "search" / "history.jsonl"
+        history.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(race.evaluations, label="trials") as progress:
+        result = search.run(
+            race,
+            trials,
+            stream(seed, "trials"),
+            history_path=history,
+            name="trials",
+            progress=lambda done, _, best: progress.update(done, {"best": best}),
+        )
+    told = [
+        (np.asarray(space.encode(space.from_dict(line["architecture"]))), line["score"])
+        for line in result.history
+    ]
+    scores = [
+        tuple(math.nan if score is None else score for code, score in told if np.array_equal(code, own))
+        for own in codes
+    ]
+    return result.arch, scores
+
+
+def _row(archs: Arch, row: int) -> Arch:
+    return jax.tree.map(lambda x: x[row], archs)
