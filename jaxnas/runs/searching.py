@@ -6,48 +6,32 @@ import dataclasses
 import math
 import os
 import pathlib
-import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
-import jaxnas
-from jaxnas import files, report, search, stats
+from jaxnas import search, stats
 from jaxnas.cost import Cost, cost
-from jaxnas.inputs import describe
-from jaxnas.latency import median_times
-from jaxnas.report import result as results
 from jaxnas.report.result import (
     Candidate,
-    MetricOf,
-    Network,
-    Result,
     SearchOf,
     SelectionOf,
-    SpaceOf,
-    TaskOf,
 )
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
 from jaxnas.training.evaluate import Evaluator, make_evaluator
-from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
-from jaxnas.training.prepare import prepare
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipes import Fixed, Recipe, Relaxed
+from jaxnas.training.recipes import Recipe, Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import data_mesh
 from jaxnas.training.trials import make_trials
-
 
 METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation")
 
