@@ -165,7 +165,7 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
 )
 def test_clear_errors(tmp_path, flags, message):
     done = compare(tmp_path / "run", *flags)
-    assert done.returncode == 1 and message in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
 
 

@@ -30,6 +30,14 @@ SEARCH = runs.Search(
 QUICK = (("images", "uniform"), ("language", "first"))
 
 
+@pytest.fixture(autouse=True)
+def no_cache_of_programs():
+    """Writing some of these programs to the cache on disk has ended the process within XLA."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 @pytest.mark.parametrize(
     ("kind", "recipe"),
     [
