@@ -154,11 +154,8 @@ def search_space(
             space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
         )
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    history = None
-    if workdir is not None:
-        history = pathlib.Path(workdir) / "search" / "history.jsonl"
-        history.parent.mkdir(parents=True, exist_ok=True)
-    archs, records = {}, []
+    history = _history(workdir)
+    archs, records, reach = {}, [], search.reachable(space, costs)
     for label, one in strategies.items():
         with Progress(one.evaluations, label=f"{one.name} search") as progress:
             result = search.run(
@@ -169,7 +166,6 @@ def search_space(
                 progress=lambda done, _, best, show=progress: show.update(done, {"best": best}),
             )
         archs[label] = result.arch
-        reach = search.reachable(space, costs)
         records.append(
             SearchOf(name=one.name, evaluations=len(result.history), bounds=bounds, reachable=reach)
         )
@@ -305,10 +301,7 @@ def _race(
         space, given=search.Pool(codes), fidelities=len(steps), eta=settings.eta, batch=1
     )
     trials = make_trials(task, net, training, steps, evaluate, mesh, seed=seed)
-    history = None
-    if workdir is not None:
-        history = pathlib.Path(workdir) / "search" / "history.jsonl"
-        history.parent.mkdir(parents=True, exist_ok=True)
+    history = _history(workdir)
     with Progress(race.evaluations, label="trials") as progress:
         result = search.run(
             race,
@@ -331,3 +324,12 @@ def _race(
 
 def _row(archs: Arch, row: int) -> Arch:
     return jax.tree.map(lambda x: x[row], archs)
+
+
+def _history(workdir: str | os.PathLike | None) -> pathlib.Path | None:
+    """Where the searches of a workdir keep their history; its folder is made."""
+    if workdir is None:
+        return None
+    path = pathlib.Path(workdir) / "search" / "history.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
