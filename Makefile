@@ -32,10 +32,10 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m experiments.search --config=digits --workdir=runs/demo
 
 test: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m "not slow" $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --max-worker-restart=0 -m "not slow" $(PYTEST_ARGS)
 
 test-all: test
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m slow $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --max-worker-restart=0 -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check

@@ -4,6 +4,7 @@ The platform and the cache are set by environment variables, so that a process s
 them too; it has one device and JAX's own strictness, as a user's has.
 """
 
+import gc
 import os
 import pathlib
 
@@ -66,6 +67,18 @@ def promotion(request):
     standard = request.module.__name__ in STANDARD_PROMOTION
     with jax.numpy_dtype_promotion("standard" if standard else "strict"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    """Lets go of a module's compiled programs at its end.
+
+    Each program on a CPU takes about ten memory mappings, of which Linux gives a process 65,530. A
+    worker that keeps all programs of the suite comes to that number, and XLA then ends the process.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture
