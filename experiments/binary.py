@@ -33,7 +33,7 @@ STOPPED = 143  # as a shell says of a process that SIGTERM ended
 flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
-FREE = ("search", "retraining", "architectures", "latency", "measure")
+FREE = ("about", "search", "retraining", "architectures", "latency", "measure")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
@@ -74,7 +74,20 @@ def run(main: Callable[[], int | None]) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
             sys.exit(2 if isinstance(error, mistakes) else 1)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+    """Parses the command line; --help shows what the binary does, its flags, and last its examples."""
+    if not {"--help", "-help", "-h", "-?"} & set(argv[1:]):
+        return flags.FLAGS(argv)
+    text = sys.modules["__main__"].__doc__ or ""
+    paragraphs = text.strip().split("\n\n")
+    examples = [one for one in paragraphs if one.startswith("  ")]
+    about = [one for one in paragraphs if one not in examples]
+    own = flags.FLAGS.main_module_help()
+    print("\n\n".join([*about, own.strip("\n"), "Examples:", *examples]))
+    sys.exit(0)
 
 
 def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:

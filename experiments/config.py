@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import pathlib
@@ -42,13 +43,15 @@ class Config:
 
     Attributes:
       name: of the config.
+      about: what it is for, in a line.
       seed: of everything that is random.
       task: what the network is trained for, and on what.
       network: with a `space`; the supernet.
       training: of the supernet.
       recipe: which architectures a step trains.
       search: how an architecture is found.
-      retraining: of an architecture alone; None for the settings of `training`.
+      retraining: of an architecture alone; None for the settings of `training`, from which
+        `--set retraining.learning_rate=1e-4` starts.
       latency: whether the latency of architectures is measured and counts as a cost, "latency_ns".
       measure: from (network, task, batch size) to a `jaxnas.latency.LatencyTable`; None for one decision
         at a time.
@@ -56,6 +59,7 @@ class Config:
     """
 
     name: str
+    about: str = ""
     seed: int = 0
     task: Task
     network: nn.Module
@@ -150,6 +154,10 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
     Raises:
       ConfigError: not of the form name=value, an unknown field, or a value of another type.
     """
+    own = [text for text in assignments if text.strip().startswith("retraining.")]
+    if own and config.retraining is None:
+        shared = override(config, [text for text in assignments if text not in own])
+        return override(dataclasses.replace(shared, retraining=shared.training), own)
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -165,6 +173,8 @@ def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
     fields = _leaves(config)
     if name not in fields:
         inner = [known for known in fields if known.startswith(f"{name}.")]
+        if inner and text == "none" and _may_be_none(config, name):
+            return None
         if inner:
             raise ConfigError(f"--set {assignment}: {name} is a group; set one of {', '.join(inner)}")
         raise ConfigError(f"--set {assignment}: there is no field {name!r}. {_suggest(name, list(fields))}")
@@ -179,6 +189,14 @@ def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
         return typed.parse(text, hint)
     except typed.WrongType:
         raise ConfigError(f"--set {assignment}: {name} takes {typed.name(hint)}, not {text!r}") from None
+
+
+def _may_be_none(config: Config, name: str) -> bool:
+    """Whether a group of fields, by its dotted name, may be left out."""
+    *path, last = name.split(".")
+    holder = functools.reduce(getattr, path, config)
+    hint = typing.get_type_hints(type(holder)).get(last, Any)
+    return hint is Any or type(None) in typing.get_args(hint)
 
 
 def to_dict(value: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from experiments import binary
 from experiments.config import to_dict
 from experiments.configs import CONFIGS
-from jaxnas import report, runs, training
+from jaxnas import files, report, runs, training
 
 
 def main() -> None:
@@ -48,6 +48,9 @@ def main() -> None:
             named=named,
         )
     print("\n".join(report.summary_lines(result, path)), flush=True)
+    times = path / "search" / "times.json"
+    if times.is_file():
+        print(report.times_line(files.read_json(times)), flush=True)
 
 
 if __name__ == "__main__":

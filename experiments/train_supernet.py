@@ -12,7 +12,7 @@ from __future__ import annotations
 from experiments import binary
 from experiments.config import pretty
 from experiments.configs import CONFIGS
-from jaxnas import report, training
+from jaxnas import report, runs, training
 
 
 def main() -> int:
@@ -26,6 +26,7 @@ def main() -> int:
             flush=True,
         )
         binary.store(config, workdir, ran=False)
+        page, steps = runs.LivePage(session.task, session.net.space, workdir), config.training.steps
         trained = training.fit(
             session.task,
             session.net,
@@ -36,7 +37,10 @@ def main() -> int:
             workdir=workdir,
             config=session.deciding,
             mesh=session.mesh,
+            progress=lambda done, _: page.update(f"The supernet is in training: step {done:,} of {steps:,}."),
         )
+        if trained.complete:
+            page.end("The supernet is trained, and experiments.search goes on from here.")
         binary.store(config, workdir, ran=True)
     print(report.times_line(trained.times), flush=True)
     if not trained.complete:

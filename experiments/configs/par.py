@@ -46,9 +46,9 @@ _SHAKESPEARE = Training(
     checkpoint_every=400,
 )
 
-# The whole flow in under ten minutes on two cores.
 TINY_SHAKESPEARE = Config(
     name="tiny_shakespeare",
+    about="Attention or feed-forward in 8 blocks, on Tiny Shakespeare: under ten minutes on two cores.",
     task=tasks.Language(data="tiny_shakespeare", length=64),
     network=supernets.TransformerXL(
         spaces.par(8),
@@ -79,9 +79,9 @@ _EPOCH = Training(
     checkpoint_every=250,
 )
 
-# One epoch of a small network: a search and a retraining in some minutes each on one core.
 WIKITEXT2_SMALL = Config(
     name="wikitext2_small",
+    about="10 blocks on WikiText-2, one epoch: some minutes each for search and retraining on one core.",
     task=tasks.Language(data="wikitext2", length=128),
     network=supernets.TransformerXL(
         spaces.par(10),
@@ -111,10 +111,10 @@ WIKITEXT2_SMALL = Config(
     architectures=stacks(10),
 )
 
-# The same with 16 blocks, and a search that trains what it draws.
 WIKITEXT2_DEEP = dataclasses.replace(
     WIKITEXT2_SMALL,
     name="wikitext2_deep",
+    about="The same with 16 blocks, and a search that trains what it draws.",
     network=WIKITEXT2_SMALL.network.clone(space=spaces.par(16)),
     recipe=dataclasses.replace(WIKITEXT2_SMALL.recipe, target=0.42, reference=stacks(16)["interleaved"]),
     search=dataclasses.replace(
@@ -139,9 +139,9 @@ _WIKITEXT = Training(
     checkpoint_every=1000,
 )
 
-# Hours on two cores, minutes on a GPU.
 WIKITEXT2 = Config(
     name="wikitext2",
+    about="12 blocks on WikiText-2: hours on two cores, minutes on a GPU.",
     task=tasks.Language(data="wikitext2", length=64, memory_length=128, same_length=True),
     network=supernets.TransformerXL(
         spaces.par(12),
@@ -166,9 +166,9 @@ WIKITEXT2 = Config(
     architectures=stacks(12),
 )
 
-# Transformer-XL of 12 layers as 24 blocks, on bytes: for a GPU.
 ENWIK8 = Config(
     name="enwik8",
+    about="Transformer-XL of 12 layers as 24 blocks, on bytes: for a GPU.",
     task=tasks.Language(data="enwik8", length=512, memory_length=2048, same_length=True, clamp_length=820),
     network=supernets.TransformerXL(
         spaces.par(24),

@@ -1,6 +1,6 @@
 """The page of a run, its result file, and the page of a comparison of strategies."""
 
-from jaxnas.report import comparison, result
+from jaxnas.report import comparison, live, result
 from jaxnas.report.page import render, summary_lines, times_line, write
 from jaxnas.report.picture import save_png
 from jaxnas.report.read import Retrained, Run, read_run
@@ -9,6 +9,7 @@ __all__ = [
     "Retrained",
     "Run",
     "comparison",
+    "live",
     "read_run",
     "render",
     "result",

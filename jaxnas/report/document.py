@@ -13,14 +13,21 @@ from jaxnas.report import style, svg
 from jaxnas.report.svg import esc
 
 
-def document(title: str, eyebrow: str, heading: str, lead: str, body: str, rules: str = "") -> str:
-    """The whole page as text; `title` and `eyebrow` are text, and the rest is HTML."""
+def document(
+    title: str, eyebrow: str, heading: str, lead: str, body: str, rules: str = "", reload: int | None = None
+) -> str:
+    """The whole page as text; `title` and `eyebrow` are text, and the rest is HTML.
+
+    With `reload` the browser reads the page again after so many seconds.
+    """
+    again = "" if reload is None else f'<meta http-equiv="refresh" content="{reload}">\n'
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # The browser itself then refuses anything that is not in this file.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
         "'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"
+        f"{again}"
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         f"<title>{esc(title)}</title>\n<style>{style.CSS}{rules}</style>\n</head>\n<body>\n<main>\n"
         f'<header>\n<p class="eyebrow">{esc(eyebrow)}</p>\n<h1>{heading}</h1>\n<p class="lead">{lead}</p>\n'
@@ -47,7 +54,12 @@ def note(html: str) -> str:
 
 def code(title: str, text: str) -> str:
     """A titled block of code."""
-    return f"<h3>{esc(title)}</h3><pre>{esc(text)}</pre>"
+    return f"<h3>{esc(title)}</h3>{block(text)}"
+
+
+def block(text: str) -> str:
+    """A block of code."""
+    return f"<pre>{esc(text)}</pre>"
 
 
 def details(summary: str, html: str) -> str:

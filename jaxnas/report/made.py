@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxnas.report.document import code, facts, note, plain_table, say, section
+from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import count, esc
 
@@ -54,13 +54,21 @@ def _shape(value: object) -> str:
 
 
 def loading_panel(run: Run) -> str:
-    """The section on how to use the found network."""
+    """The section on how to load the found network."""
     subnet, inputs = run.result.subnet or "subnet", run.result.task.inputs
     return section(
-        "Use the network",
-        say(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
-        code("With jaxnas", _LOAD.format(subnet=subnet)),
-        code("Without jaxnas, as exported StableHLO", _LOAD_EXPORTED.format(subnet=subnet)),
+        "Load the network",
+        block(_LOAD.format(subnet=subnet)),
+        note(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
+    )
+
+
+def exported_panel(run: Run) -> str:
+    """The section on how to use the found network without jaxnas."""
+    return section(
+        "Load the network without jaxnas",
+        say("The same network was exported as StableHLO."),
+        block(_LOAD_EXPORTED.format(subnet=run.result.subnet or "subnet")),
     )
 
 

@@ -34,6 +34,7 @@ from jaxnas.report.svg import NBSP, esc, is_number
 # Top to bottom; each gives "" where the run has nothing for it.
 _PANELS = (
     headline.tiles,
+    made.loading_panel,
     scatter.panel,
     architecture.panel,
     probabilities.panel,
@@ -43,9 +44,13 @@ _PANELS = (
     networks.retrained_panel,
     training.panel,
     made.data_panel,
-    made.loading_panel,
+    made.exported_panel,
     made.settings_panel,
 )
+
+# What is told apart in the time of a training and of a search.
+_PARTS = ("input", "step", "evaluation", "checkpoint", "strategy")
+_RATES = ("steps_per_second", "evaluations_per_second")
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
@@ -74,7 +79,7 @@ def render(run: Run) -> str:
     """The whole page as text."""
     before, value, after = headline.headline(run)
     return document(
-        _plain(before + value + after),
+        plain_text(before + value + after),
         f"jaxnas · architecture search on {run.result.task.name}",
         f"{esc(before)}<b>{esc(value)}</b>{esc(after)}",
         headline.lead(run),
@@ -111,10 +116,11 @@ def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
     other = run.network("random search")
     lines += [f"  random search: {', '.join(figures(other))}"] if other is not None else []
     lines += [f"Network: {root / result.subnet}", f"Open {root / 'report.html'}"]
-    return [_plain(line) for line in lines]
+    return [plain_text(line) for line in lines]
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
+    """A text of the page for a terminal or a title, without its special spaces."""
     return text.replace(NBSP, " ")
 
 
@@ -124,14 +130,17 @@ def times_line(times: Mapping[str, Any]) -> str:
     It is not on the page: a run that was killed and resumed takes another time, and gives the same page.
 
     Args:
-      times: what times.json holds: "seconds" and, as fractions of it, the shares of "input", "step",
-        "evaluation" and "checkpoint"; "steps_per_second".
+      times: what times.json holds: "seconds", as fractions of it the shares of parts such as "input", and
+        "<unit>_per_second".
 
     Returns:
       The line, without what is missing.
     """
-    seconds, rate = times.get("seconds"), times.get("steps_per_second")
-    known = [name for name in ("input", "step", "evaluation", "checkpoint") if is_number(times.get(name))]
-    line = f"Time: {seconds:,.1f} s" if is_number(seconds) else "Time: not known"
-    line += ": " + ", ".join(f"{100 * times[name]:.0f} % {name}" for name in known) if known else ""
-    return line + (f"; {rate:.4g} steps per second." if is_number(rate) else ".")
+    known = {name: value for name, value in times.items() if is_number(value)}
+    seconds = known.pop("seconds", None)
+    rates = {name: known.pop(name) for name in [*known] if name.endswith("_per_second")}
+    shares = [f"{100 * known[name]:.0f} % {name}" for name in _PARTS if name in known]
+    line = f"Time: {seconds:,.1f} s" if seconds is not None else "Time: not known"
+    line += f": {', '.join(shares)}" if shares else ""
+    line += "".join(f"; {value:.4g} {words.plain(name)}" for name, value in rates.items() if name in _RATES)
+    return f"{line}."

@@ -117,8 +117,32 @@ def read_run(workdir: str | os.PathLike) -> Run:
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = pathlib.Path(workdir)
-    result = _read_result(root)
-    choices = result.space.choices
+    result, retrained = _read_result(root), []
+    for path in sorted(root.glob("retrained/*/result.json")):
+        times = path.with_name("times.json")
+        values = files.read_json(times) if times.is_file() else {}
+        if not isinstance(values, dict):
+            raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
+        retrained.append(Retrained(_read_result(path.parent).found, values))
+    metrics, history = read_records(root, result.space.choices)
+    return Run(result, metrics, history, tuple(retrained))
+
+
+def read_records(
+    root: pathlib.Path, choices: Mapping[str, Any]
+) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
+    """What a run has recorded so far: of metrics.jsonl, and of search/history.jsonl.
+
+    Args:
+      root: the workdir.
+      choices: of the space, as `Space.to_json()` writes them.
+
+    Returns:
+      Records of training, each step once, and evaluations of all searches, by strategy and index.
+
+    Raises:
+      ValueError: a file is damaged; the message names it, and the line or the field.
+    """
     metrics = _records(root / "metrics.jsonl", "split", "step")
     for number, line in metrics:
         if line["split"] == "architecture":
@@ -127,18 +151,9 @@ def read_run(workdir: str | os.PathLike) -> Run:
     history = _records(root / "search" / "history.jsonl", "strategy", "index", ("score",))
     for number, line in history:
         check_architecture(line.get("architecture", {}), f"line {number} of {root / 'search/history.jsonl'}")
-    retrained = []
-    for path in sorted(root.glob("retrained/*/result.json")):
-        times = path.with_name("times.json")
-        values = files.read_json(times) if times.is_file() else {}
-        if not isinstance(values, dict):
-            raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(_read_result(path.parent).found, values))
-    return Run(
-        result,
+    return (
         tuple(_last(metrics, ("split", "step"))),
         tuple(sorted(_last(history, ("strategy", "index")), key=lambda x: (x["strategy"], x["index"]))),
-        tuple(retrained),
     )
 
 

@@ -13,7 +13,7 @@ from jaxnas.report.read import Record, Run
 
 # (mark, class) of the strategies in the order of the history; random search has its own.
 _LOOKS = (("circle", "evolution"), ("square", "sampled"), ("up", "train"), ("down", "extreme"))
-_NETWORKS = {"smallest": "down", "largest": "up", "found": "star"}
+_NETWORKS = {"smallest": "down", "largest": "up"}
 # Beyond this many marks, one path holds them all and a mark has no title of its own.
 MOST_TITLES = 4000
 
@@ -138,8 +138,10 @@ def plot_of(run: Run, room: float = 4.5) -> Plot | None:
         return None
     cost, marked = costs[0], []
     lines = tuple(line for line in scored if number(line.get(cost)))
-    for net in (*run.result.networks, dataclasses.replace(run.result.found, name="found")):
+    found = run.result.found
+    for net in (*run.result.networks, found):
         value, mark = run.value(net, run.search_role), _NETWORKS.get(net.name, "square")
+        mark = "star" if net is found else mark
         if net.name != "random search" and value is not None and number(net.costs.get(cost)):
             marked.append(Marked(net.name, mark, net.costs[cost], value))
     core, others = [m for m in marked if m.mark == "star"], [m for m in marked if m.mark != "star"]

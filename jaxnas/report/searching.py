@@ -18,15 +18,21 @@ def panel(run: Run) -> str:
         return ""
     other = run.network("random search")
     parts = [say(svg.esc(_verdict(run, other))) if other else ""]
-    curves = best_so_far(run)
-    if curves:
-        entries = [("line", strategy.kind, strategy.label) for strategy, _ in reversed(curves)]
-        parts += [svg.legend(entries), both(draw, run)]
-    else:
-        parts.append(note("The search has no history here, so its way cannot be drawn."))
+    parts += _curves(run) or [note("The search has no history here, so its way cannot be drawn.")]
     if other is None:
         parts.append(note("Random search was not run beside it, so the gain of the search is not known."))
     return section("Search against random search" if other else "How the search went", *parts)
+
+
+def curves_panel(run: Run) -> str:
+    """The section of searches that have not ended; "" without evaluations."""
+    return section("How the search goes", *_curves(run))
+
+
+def _curves(run: Run) -> list[str]:
+    """The legend and the curves, or nothing."""
+    entries = [("line", strategy.kind, strategy.label) for strategy, _ in reversed(best_so_far(run))]
+    return [svg.legend(entries), both(draw, run)] if entries else []
 
 
 def best_so_far(run: Run) -> list[tuple[Strategy, list[float]]]:

@@ -6,21 +6,18 @@ The binaries call these functions, and so may anyone with a task and a network o
     result = runs.search_and_finish(task, net, trained.variables, workdir=workdir)
 """
 
-from jaxnas.runs.finishing import (
-    describe_task,
-    finish,
-    measure,
-    retrain,
-    search_and_finish,
-    timed_calls,
-    versions,
-)
+from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
+from jaxnas.runs.finishing import finish, measure, retrain, search_and_finish, timed_calls
+from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
 
 __all__ = [
     "METHODS",
     "Found",
+    "LivePage",
     "Search",
+    "describe_run",
+    "describe_space",
     "describe_task",
     "finish",
     "measure",

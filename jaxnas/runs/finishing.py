@@ -5,31 +5,22 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, report
 from jaxnas.cost import Cost, cost
-from jaxnas.inputs import describe
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
-from jaxnas.report.result import (
-    MetricOf,
-    Network,
-    Result,
-    SpaceOf,
-    TaskOf,
-)
+from jaxnas.report.result import Network, Result
+from jaxnas.runs.describe import describe_run
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
@@ -100,16 +91,8 @@ def finish(
     details = files.plain(dict(task.details()))
     jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
     jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
-    result = Result(
-        task=describe_task(task),
-        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
-        found=best,
-        networks=networks,
-        searches=found.searches,
-        selection=found.selection,
-        config=config or {},
-        versions=versions(),
-        device=jax.devices()[0].device_kind,
+    result = describe_run(
+        task, space, best, config, networks=networks, searches=found.searches, selection=found.selection
     )
     results.write(root, result)
     report.write(root)
@@ -198,14 +181,7 @@ def retrain(
         seed=seed,
         steps=int(trained.state.step),
     )
-    result = Result(
-        task=describe_task(whole),
-        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
-        found=network,
-        config=config or {},
-        versions=versions(),
-        device=jax.devices()[0].device_kind,
-    )
+    result = describe_run(whole, space, network, config)
     jaxnas.save_subnet(
         root / "subnet",
         small,
@@ -245,30 +221,6 @@ def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[
     return {
         "training_step_ms": 1e3 * seconds["train"],
         "inference_rows_per_second": rows / seconds["infer"],
-    }
-
-
-def describe_task(task: Task) -> TaskOf:
-    """The task's part of a result."""
-    return TaskOf(
-        name=task.name,
-        examples=task.examples,
-        sizes=dict(task.sizes),
-        metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
-        details=files.plain(dict(task.details())),
-        inputs=f"{describe(task.inputs)}, with any number of rows, as the task prepares them",
-    )
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides numbers."""
-    return {
-        "jaxnas": jaxnas.__version__,
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "optax": optax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -14,16 +15,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnas import search, stats
+from jaxnas import files, search, stats
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import (
     Candidate,
     SearchOf,
     SelectionOf,
 )
+from jaxnas.runs.live_page import LivePage
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
+from jaxnas.training.clock import Clock
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.progress import Progress
@@ -154,21 +157,38 @@ def search_space(
             space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
         )
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    history = _history(workdir)
-    archs, records, reach = {}, [], search.reachable(space, costs)
+    history, clock = _history(workdir), Clock(("evaluation", "strategy"))
+    page = None if workdir is None else LivePage(task, space, workdir)
+    archs, records, reach, fresh = {}, [], search.reachable(space, costs), 0
+
+    def scores(archs: Arch, rows: int) -> np.ndarray:
+        with clock.part("evaluation"):
+            return evaluate.scores(variables, archs, rows)
+
     for label, one in strategies.items():
-        with Progress(one.evaluations, label=f"{one.name} search") as progress:
+        record = SearchOf(name=one.name, evaluations=one.evaluations, bounds=bounds, reachable=reach)
+        if page is not None:
+            page.searches = (*records, record)
+        with Progress(one.evaluations, label=f"{one.name} search") as shown:
+
+            def progress(done: int, most: int, best: float, name=one.name, shown=shown) -> None:
+                shown.update(done, {"best": best})
+                if page is not None:
+                    page.update(f"The {name} search has made {done:,} of {most:,} evaluations.")
+
             result = search.run(
                 one,
-                lambda archs, size=one.batch: evaluate.scores(variables, archs, size),
+                functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
                 history_path=history,
-                progress=lambda done, _, best, show=progress: show.update(done, {"best": best}),
+                progress=progress,
             )
-        archs[label] = result.arch
-        records.append(
-            SearchOf(name=one.name, evaluations=len(result.history), bounds=bounds, reachable=reach)
-        )
+        archs[label], fresh = result.arch, fresh + len(result.history) - result.resumed
+        records.append(dataclasses.replace(record, evaluations=len(result.history)))
+    if history is not None and fresh:
+        times = clock.shares(fresh, "evaluations")
+        times["strategy"] = 1 - times["evaluation"]
+        files.write_json(history.with_name("times.json"), times)
     return Found(archs.pop("found"), archs, tuple(records))
 
 

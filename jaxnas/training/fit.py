@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import flax.linen as nn
@@ -21,6 +20,7 @@ from jaxnas.cost import Cost
 from jaxnas.network import check_contract
 from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
+from jaxnas.training.clock import Clock
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import JsonlWriter
 from jaxnas.training.preemption import stop_on_signals
@@ -67,28 +67,6 @@ class Trained:
         return self.state.evaluated()
 
 
-class Clock:
-    """Where the time of a loop goes."""
-
-    def __init__(self) -> None:
-        """Starts."""
-        self._begun = time.perf_counter()
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Counts the time within as that of a part."""
-        begun = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - begun
-
-    def shares(self, steps: int) -> dict[str, float]:
-        """Seconds in all, steps per second, and the share of each part."""
-        total = time.perf_counter() - self._begun
-        shares = {name: seconds / total for name, seconds in self.seconds.items()}
-        return {"seconds": total, "steps_per_second": steps / total, **shares}
-
-
 def fit(
     task: Task,
     net: nn.Module,
@@ -104,6 +82,7 @@ def fit(
     may_differ: tuple[str, ...] = (),
     mesh: Mesh | None = None,
     name: str = "training",
+    progress: Callable[[int, Mapping[str, Any]], None] | None = None,
 ) -> Trained:
     """Trains a network on a task, from the last checkpoint of the workdir if there is one.
 
@@ -126,6 +105,7 @@ def fit(
         {"seed": ..., "training": ...}, the settings that decide the weights.
       mesh: with an axis "data"; None for the devices that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
+      progress: called with the number of steps done and the record, after each record of metrics.jsonl.
 
     Returns:
       The last state, whether the training is complete (False after SIGTERM or Ctrl-C, when the state has
@@ -156,7 +136,7 @@ def fit(
         name=name,
     )
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
-    return _loop(state, step, batch, watch, recipe, training, workdir, config, may_differ)
+    return _loop(state, step, batch, watch, recipe, training, workdir, config, may_differ, progress)
 
 
 def restore(
@@ -210,9 +190,10 @@ def _loop(
     workdir: str | os.PathLike | None,
     config: Mapping[str, Any],
     may_differ: tuple[str, ...],
+    progress: Callable[[int, Mapping[str, Any]], None] | None,
 ) -> Trained:
     folder = None if workdir is None else pathlib.Path(workdir)
-    clock, start = Clock(), 0
+    clock, start = Clock(PARTS), 0
     with ExitStack() as stack:
         checkpointer = writer = None
         if folder is not None:
@@ -225,10 +206,17 @@ def _loop(
                 start, state, metadata = restored
                 if metadata.get("complete"):
                     stored = folder / TIMES
-                    times = files.read_json(stored) if stored.is_file() else clock.shares(0)
+                    times = files.read_json(stored) if stored.is_file() else clock.shares(0, "steps")
                     return Trained(state, True, times)
             writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
-        progress = stack.enter_context(Progress(training.steps, start))
+        shown = stack.enter_context(Progress(training.steps, start))
+
+        def record(values: dict[str, Any]) -> None:
+            if writer is not None:
+                writer.write(values)
+            if progress is not None:
+                progress(values["step"], values)
+
         stop = stack.enter_context(stop_on_signals())
         done, calls, flags = start, several(step), []
         while done < training.steps:
@@ -244,17 +232,16 @@ def _loop(
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
                     _check_finite(flags, folder)
-                    record = {"step": done, "split": "train", **_plain(metrics)}
+                    logged = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
-                    if writer is not None:
-                        writer.write(record)
-                    progress.update(done, {k: record[k] for k in _SHOWN if k in record})
+                    record(logged)
+                    shown.update(done, {k: logged[k] for k in _SHOWN if k in logged})
             if done % training.every("evaluate") == 0 or last:
                 with clock.part("evaluation"):
                     watched = {"step": done, **watch(state)}
-                if writer is not None and len(watched) > 1:
-                    writer.write(watched)
+                if len(watched) > 1:
+                    record(watched)
                 last = last or recipe.done(watched)
             if checkpointer is not None and (saves or last):
                 with clock.part("checkpoint"):
@@ -266,7 +253,7 @@ def _loop(
                     if last:
                         checkpointer.wait()
             if stopped or last:
-                times = clock.shares(done - start)
+                times = clock.shares(done - start, "steps")
                 if folder is not None and last:
                     files.write_json(folder / TIMES, times)
                     (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again

@@ -1,0 +1,54 @@
+"""The page of a run, written anew while the run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+from jaxnas import report
+from jaxnas.report.result import SearchOf
+from jaxnas.runs.describe import describe_space, describe_task
+from jaxnas.space import Space
+from jaxnas.tasks import Task
+
+
+@dataclasses.dataclass
+class LivePage:
+    """Writes report.html of a workdir as results come; a browser that shows it follows.
+
+    A page that is written often would cost time: there are `every` seconds between two, and writing
+    takes a twentieth of the time at most.
+
+    Attributes:
+      task, space: of the run.
+      workdir: whose metrics.jsonl and search/history.jsonl are shown.
+      every: least seconds between two pages.
+      searches: those that have begun.
+      clock: seconds, for tests.
+    """
+
+    task: Task
+    space: Space
+    workdir: str | os.PathLike
+    every: float = 5.0
+    searches: tuple[SearchOf, ...] = ()
+    clock: Callable[[], float] = time.monotonic
+    _due: float | None = dataclasses.field(default=None, init=False)
+
+    def update(self, doing: str) -> None:
+        """Writes the page if it is time; `doing` is a sentence on what the run is doing."""
+        begun = self.clock()
+        if self._due is None or begun >= self._due:
+            self._write(doing, reload=max(1, round(self.every)))
+            self._due = begun + max(self.every, 20 * (self.clock() - begun))
+
+    def end(self, doing: str) -> None:
+        """Writes the page a last time, which then stays as it is; nothing if it was never written."""
+        if self._due is not None:
+            self._write(doing, reload=None)
+
+    def _write(self, doing: str, reload: int | None) -> None:
+        task, space = describe_task(self.task), describe_space(self.space)
+        report.live.write(self.workdir, task, space, doing, searches=self.searches, reload=reload)
