@@ -51,6 +51,7 @@ def train(values):
 
 
 def main():
+    """Searches with the settings of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workdir", type=pathlib.Path, default="runs/own_objective")
     parser.add_argument("--evaluations", type=int, default=12)

@@ -18,7 +18,6 @@ import numpy as np
 from jaxnas import files
 from jaxnas.search import history, runner
 from jaxnas.search.pending import begin_evaluation, check_one_at_a_time, end_evaluation
-from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy
 from jaxnas.search.workers import Workers
 

@@ -135,8 +135,8 @@ class Workers:
             slot.executor.submit(pickle.loads, data).result()
         except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
             raise ValueError(
-                f"search: the workers cannot import {name}: {type(error).__name__}: {error}. Define it at the "
-                "top level of a module that they find, and start the search of a script under "
+                f"search: the workers cannot import {name}: {type(error).__name__}: {error}. Define it at "
+                "the top level of a module that they find, and start the search of a script under "
                 'if __name__ == "__main__".'
             ) from error
         finally:
