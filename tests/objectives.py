@@ -1,4 +1,4 @@
-"""Functions of one architecture that workers import, and that fail in every way; few imports: quick to start."""
+"""Functions of one architecture that workers import, and that fail in every way; few imports: quick."""
 
 import os
 import time

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnas.search.pending import begin_evaluation
 from jaxnas.search.proposals import listed, propose
 from jaxnas.search.state import State, ranking
 from jaxnas.search.strategy import Pool, Strategy, canonical
@@ -20,7 +21,7 @@ ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
-    First `initial` random architectures; then, refitting before each batch, those of the largest
+    First `initial` random architectures; then, refitting before each choice, that of the largest
     acquisition among the candidates: the whole space where it can be listed (or a given pool), else
     mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
     A failed evaluation counts as the worst score so far, so that its neighbourhood is avoided; what
@@ -87,6 +88,8 @@ class PredictorGuided(Strategy):
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
         """A batch of architectures and the next state; see `Strategy`."""
+        if self.batch > 1:
+            return self._ask_one_by_one(state)
         key, fit_key, choice_key, ask_key = jax.random.split(state.key, 4)
         state = dataclasses.replace(state, key=key)
         if not state.memory:
@@ -118,6 +121,21 @@ class PredictorGuided(Strategy):
             state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left))
         )
         return self.space.decode(codes[chosen]), state
+
+    def _ask_one_by_one(self, state: State) -> tuple[Arch, State]:
+        """A batch, each of which is chosen as if those before it were being evaluated.
+
+        The best by one acquisition alone are much alike, and teach little more than one of them.
+        """
+        one = dataclasses.replace(self, batch=1)
+
+        def choose(asked: State, _: None) -> tuple[State, tuple[Arch, jax.Array]]:
+            archs, asked = one.ask(asked)
+            return begin_evaluation(one, asked, archs), (jax.tree.map(lambda x: x[0], archs), asked.valid[0])
+
+        first = dataclasses.replace(state, valid=jnp.zeros((1,), bool))
+        asked, (archs, valid) = jax.lax.scan(choose, first, length=self.batch)
+        return archs, dataclasses.replace(asked, codes=state.codes, pending=state.pending, valid=valid)
 
     def _inputs(self, code: jax.Array) -> Any:
         assert self.features is not None  # checked at the start
