@@ -4,6 +4,8 @@ from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
+from jaxnas.search.parallel import run_parallel
+from jaxnas.search.pending import begin_evaluation, end_evaluation
 from jaxnas.search.perturbation import Perturbed, perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import PredictorGuided
@@ -37,14 +39,17 @@ __all__ = [
     "SuccessiveHalving",
     "TransformerPolicy",
     "argmax",
+    "begin_evaluation",
     "candidates",
     "check_bounds",
     "check_strategy",
+    "end_evaluation",
     "perturbation",
     "propose",
     "ranking",
     "reachable",
     "run",
+    "run_parallel",
     "sampling",
     "scan",
     "similar_cost",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnas.search.pending import begin_evaluation
 from jaxnas.search.proposals import listed, propose
 from jaxnas.search.state import State, ranking
 from jaxnas.search.strategy import Pool, Strategy, canonical
@@ -20,9 +21,12 @@ ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
-    First `initial` random architectures; then, refitting before each batch, those of the largest
+    First `initial` random architectures; then, refitting before each choice, that of the largest
     acquisition among the candidates: the whole space where it can be listed (or a given pool), else
     mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
+    A failed evaluation counts as the worst score so far, so that its neighbourhood is avoided; what
+    is being evaluated meanwhile counts as a score in the middle, so that the next one is elsewhere
+    (a constant liar: Ginsbourger et al. 2010).
     Use as `Strategy`.
 
     Attributes:
@@ -84,25 +88,29 @@ class PredictorGuided(Strategy):
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
         """A batch of architectures and the next state; see `Strategy`."""
+        if self.batch > 1:
+            return self._ask_one_by_one(state)
         key, fit_key, choice_key, ask_key = jax.random.split(state.key, 4)
         state = dataclasses.replace(state, key=key)
         if not state.memory:
             return self._ask_mutants(state, fit_key, choice_key, ask_key)
         codes, inputs, taken, rows = state.memory
-        known = jnp.arange(self.evaluations) < state.size
-        fitted = self.predictor.fit(fit_key, jax.tree.map(lambda x: x[rows], inputs), state.scores, known)
-        value = self._value(fitted, inputs, inputs, rows, known & ~jnp.isnan(state.scores), choice_key)
+        asked = state.size + state.pending
+        rows = _places(codes, rows, state)
+        targets, known = _targets(state)
+        fitted = self.predictor.fit(fit_key, jax.tree.map(lambda x: x[rows], inputs), targets, known)
+        value = self._value(fitted, inputs, inputs, rows, ~jnp.isnan(state.scores), choice_key)
         random = jax.random.uniform(ask_key, value.shape)
-        value = jnp.where(state.size < self.initial, random, value)
+        value = jnp.where(asked < self.initial, random, value)
         value = jnp.where(taken, -jnp.inf, value)
         # A batch may be larger than what there is.
         value = jnp.pad(value, (0, max(self.batch - len(codes), 0)), constant_values=-jnp.inf)
         value, chosen = jax.lax.top_k(value, self.batch)
-        left = jnp.int32(self.evaluations) - state.size
+        left = jnp.int32(self.evaluations) - asked
         valid = (value > -jnp.inf) & (jnp.arange(self.batch) < left)
         # Rows that are not valid repeat the first, or an old one.
         chosen = jnp.where(valid, chosen, chosen[0])
-        places = jnp.where(valid, state.size + jnp.arange(self.batch), self.evaluations)
+        places = jnp.where(valid, asked + jnp.arange(self.batch), self.evaluations)
         memory = (
             codes,
             inputs,
@@ -113,6 +121,21 @@ class PredictorGuided(Strategy):
             state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left))
         )
         return self.space.decode(codes[chosen]), state
+
+    def _ask_one_by_one(self, state: State) -> tuple[Arch, State]:
+        """A batch, each of which is chosen as if those before it were being evaluated.
+
+        The best by one acquisition alone are much alike, and teach little more than one of them.
+        """
+        one = dataclasses.replace(self, batch=1)
+
+        def choose(asked: State, _: None) -> tuple[State, tuple[Arch, jax.Array]]:
+            archs, asked = one.ask(asked)
+            return begin_evaluation(one, asked, archs), (jax.tree.map(lambda x: x[0], archs), asked.valid[0])
+
+        first = dataclasses.replace(state, valid=jnp.zeros((1,), bool))
+        asked, (archs, valid) = jax.lax.scan(choose, first, length=self.batch)
+        return archs, dataclasses.replace(asked, codes=state.codes, pending=state.pending, valid=valid)
 
     def _inputs(self, code: jax.Array) -> Any:
         assert self.features is not None  # checked at the start
@@ -150,16 +173,47 @@ class PredictorGuided(Strategy):
         fresh = space.encode(space.sample(random_key, self.mutants // 4))
         candidates = canonical(self, jnp.concatenate([made, fresh]))
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
-        known = jnp.arange(self.evaluations) < state.size
-        fitted = self.predictor.fit(fit_key, seen, state.scores, known)
+        targets, known = _targets(state)
+        fitted = self.predictor.fit(fit_key, seen, targets, known)
         value = self._value(
             fitted,
             jax.vmap(self._inputs)(candidates),
             seen,
             jnp.arange(self.evaluations),
-            known & ~jnp.isnan(state.scores),
+            ~jnp.isnan(state.scores),
             fit_key,
         )
         best_first = candidates[jnp.argsort(-value)]
-        quota = jnp.where(state.size < self.initial, 0, self.batch)
+        quota = jnp.where(state.size + state.pending < self.initial, 0, self.batch)
         return propose(self, state, ask_key, [(best_first, quota)])
+
+
+def _targets(state: State) -> tuple[jax.Array, jax.Array]:
+    """What a predictor is told of each row, float32 [H], and the rows that it is told of, bool [H]."""
+    row, scored = jnp.arange(state.scores.shape[0]), ~jnp.isnan(state.scores)
+    worst = jnp.min(jnp.where(scored, state.scores, jnp.inf))
+    middle = jnp.nanmedian(jnp.where(row < state.size, state.scores, jnp.nan))
+    # Before there is a score all count alike.
+    worst, middle = (jnp.where(jnp.any(scored), x, 0.0) for x in (worst, middle))
+    unknown = jnp.where(row < state.size, worst, middle)
+    return jnp.where(scored, state.scores, unknown), row < state.size + state.pending
+
+
+def _places(codes: jax.Array, rows: jax.Array, state: State) -> jax.Array:
+    """Where what was asked for is among all codes [n, L], int32 [H]; `rows` is where it was.
+
+    What was asked for changes its place in the history where evaluations end in another order.
+    """
+    asked = jnp.arange(len(rows)) < state.size + state.pending
+
+    def stale(rows: jax.Array) -> jax.Array:
+        return jnp.any(asked[:, None] & (codes[rows] != state.codes))
+
+    def found(code: jax.Array) -> jax.Array:
+        return jnp.argmax(jnp.all(codes == code[None, :], axis=1)).astype(jnp.int32)
+
+    # A loop of at most one round and not a cond, which under vmap would always be computed.
+    def look_up(rows: jax.Array) -> jax.Array:
+        return jnp.where(asked, jax.lax.map(found, state.codes), rows)
+
+    return jax.lax.while_loop(stale, look_up, rows)

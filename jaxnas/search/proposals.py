@@ -30,7 +30,7 @@ class Batch:
 
 def _want(strategy: Strategy, state: State) -> jax.Array:
     """How many architectures the next batch should have, int32 []."""
-    left = jnp.int32(strategy.evaluations) - state.size
+    left = jnp.int32(strategy.evaluations) - state.size - state.pending
     return jnp.minimum(left, strategy.batch)
 
 
@@ -42,7 +42,7 @@ def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -
     space = strategy.space
     codes = canonical(strategy, jnp.concatenate([codes for codes, _ in groups]))
     packed, seen = _pack(space, codes), _pack(space, state.codes)
-    used = jnp.arange(strategy.evaluations) < state.size
+    used = jnp.arange(strategy.evaluations) < state.size + state.pending
     old = _any_equal(packed, seen, used[None, :])
     used = jnp.arange(strategy.batch) < batch.count
     old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])

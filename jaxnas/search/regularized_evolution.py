@@ -48,7 +48,7 @@ class RegularizedEvolution(Strategy):
     def ask(self, state: State) -> tuple[Arch, State]:
         """A batch of architectures and the next state; see `Strategy`."""
         key, draw_key, ask_key = jax.random.split(state.key, 3)
-        state, growing = dataclasses.replace(state, key=key), state.size < self.population
+        state, growing = dataclasses.replace(state, key=key), state.size + state.pending < self.population
         if self.unique or self.bounds or self.canonical is not None:
             codes = self._mutants(jax.random.split(draw_key, _ATTEMPTS * self.batch), state)
             return propose(self, state, ask_key, [(codes, jnp.where(growing, 0, self.batch))])
@@ -56,7 +56,7 @@ class RegularizedEvolution(Strategy):
         # stays a condition, of which only one side runs.
         keys = jax.random.split(draw_key, self.batch)
         codes = jax.lax.cond(growing, self._fresh, self._mutants, keys, state)
-        valid = jnp.arange(self.batch) < self.evaluations - state.size
+        valid = jnp.arange(self.batch) < self.evaluations - state.size - state.pending
         return self.space.decode(codes), dataclasses.replace(state, valid=valid)
 
     def _fresh(self, keys: jax.Array, state: State) -> jax.Array:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jaxnas.search.strategy import Strategy, check_key, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
-_TELLING = 20  # After so many failures and no success there is no use in going on.
+TELLING = 20  # After so many failures and no success there is no use in going on.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Result:
     state: State
     history: list[history.Line]
     resumed: int
+
+    @property
+    def failed(self) -> int:
+        """How many evaluations failed: their score is NaN."""
+        return int(self.state.skipped)
 
 
 def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> State:
@@ -157,11 +162,11 @@ def run(
             raise ValueError("run: a traced search has neither a history file nor progress.")
         # Compiled anew in each call: what the evaluation closes over may have changed.
         state = jax.jit(functools.partial(scan, strategy, evaluate))(key)
-        return _result(strategy, state, _lines(strategy, name, settings, state, []), 0)
+        return make_result(strategy, state, make_lines(strategy, name, settings, state, []), 0)
 
     recorded = [] if history_path is None else history.read(history_path, name)
     history.check_settings(recorded, settings, history_path)
-    _check_length(recorded, strategy.evaluations, history_path)
+    check_length(recorded, strategy.evaluations, history_path)
     state, lines, replaying, resumed = strategy.init(key), [], history_path is not None, 0
     while not strategy.finished(state):
         archs, asked = strategy.ask(state)
@@ -174,9 +179,9 @@ def run(
         known = replaying and len(old) == len(rows)
         told = _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows)
         state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
-        new = _lines(strategy, name, settings, state, lines)
+        new = make_lines(strategy, name, settings, state, lines)
         if replaying:
-            _check_replay(old, new, len(recorded) > len(lines) + len(old), history_path)
+            check_replay(old, new, len(recorded) > len(lines) + len(old), history_path)
         if known:
             resumed += len(new)
         elif history_path is not None:
@@ -185,12 +190,12 @@ def run(
             files.append_lines(history_path, new)
             replaying = False
         lines += new
-        if len(lines) >= _TELLING:
-            _check_scores(state)
+        if len(lines) >= TELLING:
+            check_scores(state, lines)
         if progress is not None:
             best = float("nan") if _all_failed(state) else float(np.max(strategy.best(state)[1]))
             progress(len(lines), strategy.evaluations, best)
-    return _result(strategy, state, lines, resumed)
+    return make_result(strategy, state, lines, resumed)
 
 
 def _evaluated(
@@ -233,10 +238,15 @@ def _spread(told: np.ndarray, rows: np.ndarray, batch: int) -> np.ndarray:
     return whole
 
 
-def _lines(
-    strategy: Strategy, name: str, settings: dict, state: State, before: list[history.Line]
+def make_lines(
+    strategy: Strategy,
+    name: str,
+    settings: dict,
+    state: State,
+    before: list[history.Line],
+    note: Mapping[str, Any] | None = None,
 ) -> list[history.Line]:
-    """The lines of the history behind those that there are, made of the state."""
+    """The lines of the history behind those that there are, made of the state, with a note in each."""
     told = {"score": state.scores, **strategy.columns(state)}
     columns = {column: np.asarray(values) for column, values in told.items()}
     codes, born = np.asarray(state.codes), np.asarray(state.born)
@@ -250,6 +260,7 @@ def _lines(
             "architecture": strategy.space.to_dict(arch),
             **_costs(strategy, arch),
             **{column: values[row] for column, values in columns.items()},
+            **(note or {}),
         }
         lines.append(line if row else line | {"settings": settings})
     return history.seal(lines, before)
@@ -267,22 +278,32 @@ def _all_failed(state: State) -> bool:
     return int(state.skipped) == int(state.size)
 
 
-def _check_scores(state: State) -> None:
+def check_scores(state: State, lines: list[history.Line]) -> None:
+    """Checks that some evaluation gave a number.
+
+    Raises:
+      ValueError: none did; the message has the first reason, where the history has one.
+    """
     if _all_failed(state):
+        reason = next((line["error"] for line in lines if "error" in line), None)
         raise ValueError(
             f"search: all {int(state.size)} scores so far are NaN or infinite; the "
-            "evaluation fails for every architecture. Look at the evaluation (or at "
-            "diverged weights), then start with a new history."
+            "evaluation fails for every architecture. "
+            + ("" if reason is None else f"The first time: {reason}. ")
+            + "Look at the evaluation (or at diverged weights), then start with a new history."
         )
 
 
-def _result(strategy: Strategy, state: State, lines: list[history.Line], resumed: int) -> Result:
-    _check_scores(state)
+def make_result(strategy: Strategy, state: State, lines: list[history.Line], resumed: int) -> Result:
+    """What a search found, of its last state and the lines of its history."""
+    check_scores(state, lines)
     if len(lines) < strategy.evaluations and bool(state.exhausted):
         _log.warning(
-            "search: stopped after %d of %d evaluations: no other feasible architecture was found.",
+            "search: stopped after %d of %d evaluations: no other feasible architecture was found "
+            "(the space has %d in all).",
             len(lines),
             strategy.evaluations,
+            strategy.space.cardinality,
         )
     if int(state.skipped):
         _log.warning(
@@ -294,7 +315,12 @@ def _result(strategy: Strategy, state: State, lines: list[history.Line], resumed
     return Result(arch, float(score), _costs(strategy, arch), state, lines, resumed)
 
 
-def _check_length(recorded: list[history.Line], evaluations: int, path: Any) -> None:
+def check_length(recorded: list[history.Line], evaluations: int, path: Any) -> None:
+    """Checks that a history has no more evaluations than the budget.
+
+    Raises:
+      ValueError: it has more.
+    """
     if len(recorded) > evaluations:
         raise ValueError(
             f"{path} holds {len(recorded)} evaluations of this search, more than "
@@ -302,7 +328,7 @@ def _check_length(recorded: list[history.Line], evaluations: int, path: Any) -> 
         )
 
 
-def _check_replay(old: list[history.Line], new: list[history.Line], more: bool, path: Any) -> None:
+def check_replay(old: list[history.Line], new: list[history.Line], more: bool, path: Any) -> None:
     """Checks that the recorded lines of a generation are those that the search asked for.
 
     Args:

@@ -25,6 +25,8 @@ class State:
       exhausted: no new feasible architecture was found for some row. bool []
       seeds: codes of some feasible architectures. int32 [S, L]
       memory: what the strategy itself keeps, a pytree; () if nothing.
+      pending: how many architectures are being evaluated, asked one at a time: their codes are in the
+        rows behind `size`; see `begin_evaluation`. int32 []
     """
 
     key: jax.Array
@@ -38,6 +40,7 @@ class State:
     exhausted: jax.Array
     seeds: jax.Array
     memory: Any = ()
+    pending: jax.Array | int = 0
 
 
 def ranking(state: State) -> tuple[jax.Array, jax.Array]:

@@ -135,6 +135,7 @@ class Strategy:
             seeds=jnp.asarray(seeds, jnp.int32),
             valid=jnp.zeros((self.batch,), bool),
             exhausted=jnp.zeros((), bool),
+            pending=zero,
         )
 
     @functools.partial(jax.jit, static_argnums=0)

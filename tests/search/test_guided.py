@@ -72,7 +72,7 @@ def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
     assert bool(strategy.finished(result.state))
 
 
-def test_failed_evaluations_do_not_enter_the_predictor():
+def test_failed_evaluations_are_counted_and_are_never_the_best():
     def sometimes(archs):
         scores = evaluate(archs)
         return jnp.where(scores == 1, jnp.nan, scores)

@@ -1,0 +1,32 @@
+"""Functions of one architecture that workers import, and that fail in every way; few imports: quick."""
+
+import os
+import time
+
+
+def count(values):
+    """How many positions have the last option."""
+    return float(sum(value == "c" for value in values["op"]))
+
+
+def troubled(values):
+    """Fails in another way for each pair of first options."""
+    first = "".join(values["op"][:2])
+    if first == "aa":
+        raise RuntimeError("out of luck")
+    if first == "ab":
+        os._exit(3)
+    if first == "ac":
+        time.sleep(1000)
+    wrong = {"ba": None, "bb": "high", "bc": [1.0, 2.0, 3.0], "ca": float("nan"), "cb": {"loss": 1.0}}
+    return wrong.get(first, {"score": count(values), "loss": 1.0})
+
+
+def never(values):
+    """Is not to be called."""
+    raise AssertionError("evaluated")
+
+
+def broken(values):
+    """Fails always."""
+    raise ImportError(f"no module for {values['op'][0]}")

@@ -1,0 +1,158 @@
+"""A user's own function of one architecture on parallel workers."""
+
+import concurrent.futures
+import functools
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import objectives
+import pytest
+
+from jaxnas import predictors, search
+from jaxnas.space import Choice, Space
+
+SPACE = Space(op=Choice("a", "b", "c").repeat(3))
+PROCESS = predictors.GaussianProcess(steps=8)
+KEY = jax.random.key(0)
+
+
+def guided(**settings):
+    common = dict(predictor=PROCESS, features=predictors.one_hot(SPACE), evaluations=12)
+    return search.PredictorGuided(SPACE, **(common | settings))
+
+
+STRATEGIES = {
+    "random": search.RandomSearch(SPACE, evaluations=12, batch=1),
+    "local": search.LocalSearch(SPACE, evaluations=12),
+    "ageing": search.RegularizedEvolution(SPACE, evaluations=12, population=4, sample=2, unique=True),
+    "guided": guided(),
+    "reinforce": search.Reinforce(SPACE, evaluations=12, batch=1),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "reinforce"])
+def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_any_order(name):
+    strategy, random = STRATEGIES[name], np.random.default_rng(0)
+    state, running, told = strategy.init(KEY), [], []
+    while not strategy.finished(state):
+        while len(running) < 3 and len(told) + len(running) < 12:
+            archs, state = strategy.ask(state)
+            state = search.begin_evaluation(strategy, state, archs)
+            running.append(archs)
+        archs = running.pop(random.integers(len(running)))
+        score = jnp.sum(archs["op"], axis=1).astype(jnp.float32)
+        state = search.end_evaluation(strategy, state, archs, score)
+        told.append((tuple(np.asarray(archs["op"][0]).tolist()), float(score[0])))
+        assert int(state.pending) == len(running)
+    assert len({code for code, _ in told}) == 12
+    assert [tuple(code) for code in np.asarray(state.codes).tolist()] == [code for code, _ in told]
+    np.testing.assert_array_equal(state.scores, [score for _, score in told])
+
+
+def test_one_worker_is_the_search_without_workers(tmp_path):
+    strategy = STRATEGIES["guided"]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        one = search.run_parallel(strategy, objectives.count, KEY, executor=pool)
+    loop = search.run(strategy, lambda archs: jnp.sum(archs["op"] == 2, axis=1).astype(jnp.float32), KEY)
+    np.testing.assert_array_equal(one.state.codes, loop.state.codes)
+
+
+def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path):
+    path = tmp_path / "history.jsonl"
+    strategy = search.RandomSearch(SPACE, evaluations=27, batch=1)
+    settings = dict(workers=2, metric="score", history_path=path)
+    result = search.run_parallel(strategy, objectives.troubled, KEY, timeout=1.0, **settings)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == result.history and len(lines) == 27
+    assert result.failed == 24 and result.score == 3
+    reasons = {"".join(line["architecture"]["op"][:2]): line.get("error") for line in lines}
+    for first, reason in {
+        "aa": "RuntimeError: out of luck",
+        "ab": "the worker died",
+        "ac": "TimeoutError: it took more than 1.0 seconds",
+        "ba": "returned None, expected a finite number",
+        "bb": "returned 'high'",
+        "bc": "returned [1.0, 2.0, 3.0]",
+        "ca": "returned nan",
+        "cb": "returned a dict of 'loss'; metric is 'score'",
+    }.items():
+        assert reason in reasons[first]
+    assert all(line["metrics"] == {"score": line["score"], "loss": 1.0} for line in lines if line["score"])
+    again = search.run_parallel(strategy, objectives.never, KEY, **settings)
+    assert again.resumed == 27 and again.history == lines
+
+
+def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path):
+    """The scores come out of order, and a part of a line is left."""
+    path, seen, lock = tmp_path / "history.jsonl", [], threading.Lock()
+
+    def stopping(done, *_):
+        if done == 7:
+            raise KeyboardInterrupt
+
+    def counted(values):
+        with lock:
+            seen.append("".join(values["op"]))
+        return objectives.count(values)
+
+    strategy, settings = STRATEGIES["guided"], dict(workers=3, history_path=path)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            search.run_parallel(strategy, counted, KEY, executor=pool, progress=stopping, **settings)
+        before = path.read_text()
+        path.write_text(before + '{"index": 7, "str')
+        seen.clear()
+        result = search.run_parallel(strategy, counted, KEY, executor=pool, **settings)
+    finished = {"".join(json.loads(line)["architecture"]["op"]) for line in before.splitlines()}
+    assert result.resumed == 7 and path.read_text().startswith(before)
+    assert len(seen) == 5 and not finished & set(seen)
+    with pytest.raises(ValueError, match="other settings: workers"):
+        search.run_parallel(strategy, counted, KEY, workers=2, history_path=path)
+
+
+def test_a_search_keeps_away_from_an_option_that_always_fails():
+    space = Space(op=Choice("a", "b", "c", "d").repeat(5))
+    strategy = search.PredictorGuided(
+        space, evaluations=40, predictor=PROCESS, features=predictors.one_hot(space), initial=8
+    )
+
+    def evaluate(archs):
+        score = jnp.sum(archs["op"] == 2, axis=1).astype(jnp.float32)
+        return jnp.where(archs["op"][:, 0] == 3, jnp.nan, score)
+
+    keys = jax.random.split(jax.random.key(1), 6)
+    states = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(keys)
+    # A quarter of all fails: two of the eight at random, and hardly one of the 32 that are chosen.
+    assert np.isnan(states.scores[:, 8:]).mean() < 0.05
+    assert np.all(np.nanmax(states.scores, axis=1) == 5)
+
+
+def test_clear_errors(tmp_path):
+    random = STRATEGIES["random"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ValueError, match="all 12 scores .* The first time: ImportError: no module for"):
+            search.run_parallel(random, objectives.broken, KEY, executor=pool, workers=2)
+    for wrong, message in (
+        ({"workers": 0}, "workers is 0, expected an int of at least 1"),
+        ({"workers": "2"}, "workers is '2', expected an int"),
+        ({"timeout": -1}, "timeout is -1, expected seconds above 0"),
+        ({"evaluations": 10.5}, "evaluations is 10.5, expected an int"),
+        ({"evaluations": "10"}, "evaluations is '10', expected an int"),
+        ({"history_path": tmp_path}, "is a folder; give the path of a history file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            search.run_parallel(random, objectives.count, KEY, **wrong)
+    with pytest.raises(ValueError, match="Evolution asks for 50 at a time, so that it cannot be asked"):
+        search.run_parallel(search.Evolution(SPACE), objectives.count, KEY)
+    with pytest.raises(ValueError, match="Hyperband asks for .* and races over fidelities"):
+        search.run_parallel(search.SuccessiveHalving(SPACE), objectives.count, KEY)
+    with pytest.raises(ValueError, match="the workers cannot import .*lambda.* top level of a module"):
+        search.run_parallel(random, lambda values: 1.0, KEY)
+    for key in (0, None):
+        with pytest.raises(TypeError, match="expected one typed key"):
+            search.run_parallel(random, objectives.count, key)
+    with pytest.raises(TypeError, match="evaluate is None, expected a function"):
+        search.run_parallel(random, None, KEY)
