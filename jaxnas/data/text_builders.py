@@ -4,16 +4,13 @@ The records of a split, each some whole lines of up to a megabyte where lines al
 order are the bytes of the split.
 """
 
-import gzip
-import io
-import lzma
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
+
+from jaxnas.data.source_files import decode, read_bytes
 
 _RECORD = 2**20  # Bytes.
 _COMPRESSIONS = ("", ".xz", ".gz", ".zip")
@@ -32,53 +29,6 @@ SHAKESPEARE_WHERE = (
     "It is the file data/tinyshakespeare/input.txt of the GitHub repository karpathy/char-rnn, also"
     " under the name tinyshakespeare.txt, plain or compressed by xz or gzip"
 )
-
-
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
-
-    Args:
-        path: the file; the content decides whether and how it is compressed, not the name.
-
-    Returns:
-        What it holds, not empty.
-
-    Raises:
-        ValueError: empty, truncated or corrupt, or an archive of several files; the message says
-            which file and what was found.
-    """
-    data = pathlib.Path(path).read_bytes()
-    size = len(data)
-    kind = "file"
-    try:
-        if data[:2] == b"\x1f\x8b":
-            kind = "gzip file"
-            data = gzip.decompress(data)
-        elif data[:6] == b"\xfd7zXZ\x00":
-            kind = "xz file"
-            data = lzma.decompress(data)
-        elif data[:4] == b"PK\x03\x04":
-            kind = "zip archive"
-            data = _only_member(path, data)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path}: truncated or corrupt {kind} of {size} bytes ({error}); copy it again"
-        ) from error
-    if not data:
-        raise ValueError(f"{path}: expected text, found an empty {kind}; copy it again")
-    return data
-
-
-def _only_member(path: str | os.PathLike, data: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = [member for member in archive.infolist() if not member.is_dir()]
-        if len(files) != 1:
-            names = ", ".join(file.filename for file in files[:5])
-            raise ValueError(
-                f"{path}: expected a zip archive of one file, found {len(files)} ({names}); unpack"
-                " it and name the folder with its files"
-            )
-        return archive.read(files[0])
 
 
 def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -> pathlib.Path:
@@ -100,21 +50,6 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
     raise FileNotFoundError(
         f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its name. {where}"
     )
-
-
-def decode(path: str | os.PathLike, data: bytes) -> str:
-    """Returns the bytes of a file as text.
-
-    Raises:
-        ValueError: not UTF-8; the message says which file and byte.
-    """
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: expected UTF-8, found the byte {data[error.start]:#04x} at offset"
-            f" {error.start} ({error.reason}); copy it again, or convert it"
-        ) from error
 
 
 class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):

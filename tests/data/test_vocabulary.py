@@ -57,7 +57,7 @@ def test_sub_words_of_wikitext(pieces, corpus, wikitext, text_root, monkeypatch)
         stream = getattr(pieces, role)
         assert stream.tokens.dtype == np.int32
         assert vocabulary.decode(stream.tokens) == wikitext[role]
-    for role in data.STREAM_ROLES:
+    for role in data.ROLES:
         a, b = getattr(pieces, role), getattr(corpus, role)
         assert a.n_bytes == b.n_bytes and len(b) < len(a) < a.n_bytes
         assert a.documents[-1] == b.documents[-1]
