@@ -6,8 +6,10 @@ from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
+from jaxnas.data.own_text import from_text
 from jaxnas.data.pictures import from_folder
 from jaxnas.data.roles import ROLES
+from jaxnas.data.sentences import Sentences, from_tsv
 from jaxnas.data.splits import SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
 from jaxnas.data.text import load_text
@@ -19,6 +21,7 @@ __all__ = [
     "ContiguousBatches",
     "Corpus",
     "Dataset",
+    "Sentences",
     "SourceImages",
     "Split",
     "Stream",
@@ -28,6 +31,8 @@ __all__ = [
     "evaluation_streams",
     "from_arrays",
     "from_folder",
+    "from_text",
+    "from_tsv",
     "join_streams",
     "load",
     "load_text",

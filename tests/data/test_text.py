@@ -113,8 +113,8 @@ def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, t
 )
 def test_where_the_search_stream_starts(content, starts, cut):
     assert len(content) == 100
-    found = text._Text(content, starts)
-    assert text._cut("some", found, 0.2) == cut
+    found = text.Text(content, starts)
+    assert text._cut("some", found, "search", 0.2) == cut
     train, search = found.at(cut)
     assert train.content + search.content == content
     assert train.starts[0] == search.starts[0] == 0
