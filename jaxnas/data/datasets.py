@@ -137,17 +137,21 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     from jaxnas.data import builders
 
     root = pathlib.Path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    if root.exists() and not root.is_dir():
+        raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None
     if name in builders.BUILDERS:
-        ours = builders.prepared_path(name, root)
-        if ours.exists() or name == "digits" or source_dir is not None:
-            builder = tfds.builder_from_directory(builders.prepare(name, root, source_dir))
+        if name == "digits" or source_dir is not None:
+            ours = builders.prepare(name, root, source_dir)
+        else:
+            ours = builders.prepared_path(name, root)
+        builder = None if ours is None else tfds.builder_from_directory(ours)
     if builder is None:
         with contextlib.suppress(tfds.core.DatasetNotFoundError):
             builder = read_only_builder.builder_from_files(name, data_dir=root)
     if builder is not None and builder.info.file_format.value == "array_record":
         return builder
-    if name in builders.BUILDERS:
+    if builder is None and name in builders.BUILDERS:
         builders.prepare(name, root, source_dir)  # Says which files are missing.
     known = {*builders.BUILDERS, *tfds.list_builders(with_community_datasets=False)}
     base = name.partition(":")[0].partition("/")[0]

@@ -156,14 +156,15 @@ def _rows(
     columns = len(rows[0])
     if not 0 <= min(text, label) <= max(text, label) < columns:
         raise ValueError(
-            f"{path} has {columns} columns, which tabs part and which are numbered from 0; got text={text} and "
-            f"label={label}."
+            f"{path} has {columns} columns, which tabs part and which are numbered from 0; got text={text} "
+            f"and label={label}."
         )
     wrong = [number for number, row in enumerate(rows, 1) if len(row) != columns]
     if wrong:
         raise ValueError(
-            f"{path}: line {wrong[0]} has {len(rows[wrong[0] - 1])} columns and the first line has {columns}; so "
-            f"it is with {len(wrong):,} of {len(rows):,} lines. A tab ends a column, and each line is one row."
+            f"{path}: line {wrong[0]} has {len(rows[wrong[0] - 1])} columns, and the first line has "
+            f"{columns}; {len(wrong):,} of {len(rows):,} lines differ from it. A tab ends a column, "
+            "and each line is one row."
         )
     for number, row in enumerate(rows[start:], start + 1):
         if not row[text].strip() or not row[label].strip():

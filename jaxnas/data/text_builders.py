@@ -71,6 +71,14 @@ class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             disable_shuffling=True,  # The records in order are the text.
         )
 
+    def read(self, folder: str | os.PathLike) -> dict[str, bytes]:
+        """Returns all that the original files hold; a bad file is found before anything is written."""
+        raise NotImplementedError
+
+    def _split_generators(self, dl_manager):
+        texts = self.read(dl_manager.manual_dir)
+        return {split: self._generate_examples(text) for split, text in texts.items()}
+
     def _generate_examples(self, text: bytes) -> Iterator:
         start = i = 0
         while start < len(text):
@@ -90,15 +98,15 @@ class WikiText2(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("WikiText-2, from its three files of words")
 
-    def _split_generators(self, dl_manager):
+    def read(self, folder):
+        """Returns the text of each split."""
         texts = {}
-        # All are read before anything is written, so a bad file is found at once.
         for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
             names = (f"wikitext-2.{part}.txt", f"wiki.{part}.tokens")
-            path = find_source(dl_manager.manual_dir, names, WIKITEXT_WHERE)
+            path = find_source(folder, names, WIKITEXT_WHERE)
             texts[split] = read_bytes(path)
             decode(path, texts[split])
-        return {split: self._generate_examples(text) for split, text in texts.items()}
+        return texts
 
 
 class Enwik8(_Texts, skip_registration=True):
@@ -111,8 +119,9 @@ class Enwik8(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("enwik8: 90, 5 and 5 million bytes of Wikipedia in XML")
 
-    def _split_generators(self, dl_manager):
-        path = find_source(dl_manager.manual_dir, ("enwik8",), ENWIK8_WHERE)
+    def read(self, folder):
+        """Returns the text of each split."""
+        path = find_source(folder, ("enwik8",), ENWIK8_WHERE)
         text = read_bytes(path)
         expected = sum(self.SIZES.values())
         if len(text) != expected:
@@ -121,7 +130,7 @@ class Enwik8(_Texts, skip_registration=True):
             )
         splits, start = {}, 0
         for split, size in self.SIZES.items():
-            splits[split] = self._generate_examples(text[start : start + size])
+            splits[split] = text[start : start + size]
             start += size
         return splits
 
@@ -135,9 +144,10 @@ class TinyShakespeare(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("Tiny Shakespeare: 90, 5 and 5 % of one file of plays")
 
-    def _split_generators(self, dl_manager):
+    def read(self, folder):
+        """Returns the text of each split."""
         names = ("tinyshakespeare.txt", "input.txt")
-        path = find_source(dl_manager.manual_dir, names, SHAKESPEARE_WHERE)
+        path = find_source(folder, names, SHAKESPEARE_WHERE)
         text = decode(path, read_bytes(path))
         first = int(len(text) * 0.9)
         second = first + (len(text) - first) // 2
@@ -146,4 +156,4 @@ class TinyShakespeare(_Texts, skip_registration=True):
             raise ValueError(
                 f"{path}: expected a text to cut into 90, 5 and 5 %, found {len(text)} characters"
             )
-        return {split: self._generate_examples(part.encode()) for split, part in texts.items()}
+        return {split: part.encode() for split, part in texts.items()}

@@ -36,11 +36,8 @@ class Text(Classification):
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """One text, {"tokens": int32 [1, T], "mask": bool [1, T]}."""
-        shape = (1, self.dataset.length)
-        return {
-            "tokens": jax.ShapeDtypeStruct(shape, jnp.int32),
-            "mask": jax.ShapeDtypeStruct(shape, jnp.bool),
-        }
+        dtypes = {"tokens": jnp.int32, "mask": jnp.bool}
+        return {k: jax.ShapeDtypeStruct((1, self.dataset.length), dtype) for k, dtype in dtypes.items()}
 
     def details(self) -> Mapping[str, Any]:
         """The number of classes, the length of a text, the vocabulary, and how many words it lacks."""
