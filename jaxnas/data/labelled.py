@@ -138,15 +138,15 @@ def make_splits(
     rows = hold_out(labels, wanted, seed, what)
     counts = {role: np.bincount(labels[part], minlength=len(classes)) for role, part in rows.items()}
     short = np.flatnonzero(np.min(list(counts.values()), axis=0) == 0)
-    if len(classes) < 2 or len(short):
-        if len(classes) < 2:
-            raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
-        first = short[0]
-        parts = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
+    if len(classes) < 2:
+        raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
+    if len(short):
+        first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
+        divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
         raise ValueError(
-            f"{what}: the class {classes[first]!r} has {sum(c[first] for c in counts.values())} examples, "
-            f"which are divided as {parts}; each role needs at least one of each class. Give more of it, or "
-            f"choose other fractions than {', '.join(f'{k}_fraction={v}' for k, v in wanted.items())}."
+            f"{what}: the class {classes[first]!r} has {total} example{'s' * (total != 1)}, which are "
+            f"divided as {divided}; each role needs at least one of each class. Give more of it, or choose "
+            f"other fractions than {', '.join(f'{role}_fraction={share}' for role, share in wanted.items())}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
     parts = {role: ({k: x[part] for k, x in inputs.items()}, labels[part]) for role, part in rows.items()}

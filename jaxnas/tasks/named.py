@@ -20,11 +20,17 @@ class Named(Task):
 
     kind: ClassVar[type]  # of the data themselves
     makers: ClassVar[str]  # functions that make them, for messages
+    names: ClassVar[bool] = True  # whether there are data by name
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, (str, self.kind)):
+        if isinstance(self.data, str) and not self.names:
             raise ValueError(
-                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or what "
+                f"{type(self).__name__}: data is {self.data!r}; expected what {self.makers} returns."
+            )
+        if not isinstance(self.data, (str, self.kind)):
+            name = "a name, or " if self.names else ""
+            raise ValueError(
+                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected {name}what "
                 f"{self.makers} returns."
             )
 

@@ -32,6 +32,7 @@ class Text(Classification):
     examples = "texts"
     kind = data_lib.Sentences
     makers = "data.from_tsv"
+    names = False
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
