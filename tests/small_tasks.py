@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import Choice, Space, data, spaces, supernets, tasks
-from jaxnas.data.vocabulary import ByteVocabulary
-from jaxnas.elastic import Decisions, Dense, fixed, width
+from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
+from jaxnas.elastic import Decisions, Dense, Embedding, fixed, width
 
-TASKS = ("images", "language")
+TASKS = ("images", "language", "text")
 
 
 def random_images(count, seed):
@@ -24,12 +24,33 @@ def random_images(count, seed):
     return images.astype(np.uint8), labels
 
 
+def random_sentences(random):
+    """Sentences of two classes, the first word of which says the class, by role."""
+    vocabulary = WordVocabulary(counts=np.ones(6, np.int64), words=("no", "yes", "a", "b", "<unk>", "<eos>"))
+
+    def split(role, count):
+        labels, lengths = random.integers(0, 2, count), random.integers(1, 8, count)
+        mask = np.arange(7) < lengths[:, None]
+        tokens = np.where(mask, random.integers(2, 4, (count, 7)), 5)
+        tokens[:, 0] = labels
+        return data.Split(role, {"tokens": tokens.astype(np.int32), "mask": mask}, labels.astype(np.int32))
+
+    sizes = {"train": 64, "search": 24, "test": 30}
+    splits = {role: split(role, count) for role, count in sizes.items()}
+    none = dict.fromkeys(sizes, 0)
+    return data.Sentences(
+        name="sentences", classes=("no", "yes"), vocabulary=vocabulary, unknown=none, cut=none, **splits
+    )
+
+
 @functools.cache
 def task_of(kind):
     if kind == "images":
         given = data.from_arrays(*random_images(80, 0), *random_images(30, 1))
         return tasks.Images(data=given, mixup=0.2, crop_padding=1, evaluation_batch_size=16)
     random = np.random.default_rng(0)
+    if kind == "text":
+        return tasks.Text(data=random_sentences(random), evaluation_batch_size=16)
 
     def stream(role, count):
         tokens = random.integers(0, 7, count).astype(np.int32)
@@ -55,6 +76,8 @@ def net_of(kind, scan=False):
             init_std=0.2,
             scan_layers=scan,
         )
+    if kind == "text":
+        return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
     return supernets.TransformerXL(
         spaces.par(4),
         vocabulary=256,
@@ -86,6 +109,23 @@ class Perceptron(nn.Module):
             y = jnp.tanh(Dense(name=f"in_{i}")(x, channels, hidden))
             x = x + Dense(name=f"out_{i}")(y, hidden, channels)
         return Dense(name="head")(x, channels, fixed(self.classes))
+
+
+class Reader(nn.Module):
+    """The mean of the embeddings of the words that a mask leaves, and a hidden layer."""
+
+    space: Space
+    vocabulary: int
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        embed, hidden = width(int, decisions["embed"]), width(int, decisions["hidden"])
+        x = Embedding(self.vocabulary, name="embedding")(inputs["tokens"], embed)  # [B, T, E]
+        mask = inputs["mask"].astype(x.dtype)[..., None]
+        x = jnp.sum(x * mask, 1) / jnp.sum(mask, 1)  # [B, E]
+        x = nn.relu(Dense(name="hidden")(x, embed, hidden))
+        return Dense(name="out")(x, hidden, fixed(2))
 
 
 def perceptron(blocks=2, options=(1, 2, 4)):

@@ -4,20 +4,24 @@ from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
-from jaxnas.data.corpus import STREAM_ROLES, Corpus, Stream, join_streams
+from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
-from jaxnas.data.splits import ROLES, SourceImages, Split, permutation, stratified
+from jaxnas.data.own_text import from_text
+from jaxnas.data.pictures import from_folder
+from jaxnas.data.roles import ROLES
+from jaxnas.data.sentences import Sentences, from_tsv
+from jaxnas.data.splits import SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
 from jaxnas.data.text import load_text
 from jaxnas.data.vocabulary import Vocabulary
 
 __all__ = [
     "ROLES",
-    "STREAM_ROLES",
     "Batches",
     "ContiguousBatches",
     "Corpus",
     "Dataset",
+    "Sentences",
     "SourceImages",
     "Split",
     "Stream",
@@ -26,6 +30,9 @@ __all__ = [
     "evaluation_batches",
     "evaluation_streams",
     "from_arrays",
+    "from_folder",
+    "from_text",
+    "from_tsv",
     "join_streams",
     "load",
     "load_text",

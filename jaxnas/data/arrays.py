@@ -2,83 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-from jaxnas.data.datasets import Dataset
-from jaxnas.data.splits import Split, stratified
+from jaxnas.data.datasets import Dataset, moments
+from jaxnas.data.labelled import make_splits, number_labels
 
 
 def from_arrays(
-    images: np.ndarray,
-    labels: np.ndarray,
-    test_images: np.ndarray,
-    test_labels: np.ndarray,
+    images: Any,
+    labels: Any,
+    test_images: Any = None,
+    test_labels: Any = None,
     *,
     name: str = "arrays",
+    classes: Sequence[str] | None = None,
     search_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """Makes a data set of arrays, and holds part of the training images out for a search.
+    """Makes a data set of arrays, and holds part of the training images out for the other roles.
+
+    Values may have any unit, as 0 to 255 or 0 to 1: networks get images standardised by the mean and the
+    standard deviation of each channel of the training images. Integers from 0 to 255 are kept as uint8,
+    all others as float32.
 
     Args:
-      images: to train on, [n, H, W] or [n, H, W, C], integers or floating-point numbers.
-      labels: of them, integers [n] from 0.
-      test_images, test_labels: for the networks that are chosen, likewise.
+      images: to train on, [n, H, W] or [n, H, W, C], integers or floating-point numbers; H and W may differ.
+      labels: of them, [n], integers from 0 or strings.
+      test_images, test_labels: for the networks that are chosen, likewise; None to hold a part of `images`
+        out.
       name: of the data.
-      search_fraction: share of the training images that is held out, stratified; 0 for none.
-      seed: of what is held out.
+      classes: names of the labels in the order of their numbers; by default the strings that occur, in
+        alphabetical order, or the numbers themselves.
+      search_fraction: share of what is left to train on that is held out to compare architectures; 0 for
+        none.
+      validation_fraction: likewise, to watch networks that are trained.
+      test_fraction: likewise, where no test images are given.
+      seed: of what is held out; the classes keep their proportions.
 
     Raises:
-      ValueError: shapes, dtypes or labels that do not fit each other, or no such share.
+      ValueError: shapes, dtypes or labels that do not fit each other, values that are not finite, all images
+        alike, or shares that leave a role without a class.
     """
-    if not 0 <= search_fraction < 1:
-        raise ValueError(f"from_arrays: search_fraction is {search_fraction}, expected 0 to below 1.")
-    images, test_images = _images("images", images), _images("test_images", test_images)
-    labels, test_labels = _labels("labels", labels), _labels("test_labels", test_labels)
-    if images.shape[1:] != test_images.shape[1:] or images.dtype != test_images.dtype:
+    what, given = f"from_arrays ({name})", {"train": _images("images", images)}
+    numbers, classes = number_labels(labels, classes, "from_arrays: labels")
+    by_role = {"train": numbers}
+    if (test_images is None) != (test_labels is None):
+        raise ValueError("from_arrays: give both test_images and test_labels, or none of them.")
+    if test_images is not None:
+        given["test"] = _images("test_images", test_images)
+        by_role["test"], _ = number_labels(test_labels, classes, "from_arrays: test_labels")
+        if given["train"].shape[1:] != given["test"].shape[1:] or given["train"].dtype != given["test"].dtype:
+            raise ValueError(
+                f"from_arrays: images are {_described(given['train'])} and test_images "
+                f"{_described(given['test'])}; expected one size and dtype for both."
+            )
+    elif not test_fraction > 0:
         raise ValueError(
-            f"from_arrays: images are {images.dtype}{list(images.shape)} and test_images "
-            f"{test_images.dtype}{list(test_images.shape)}; expected one size and dtype for both."
+            f"from_arrays: test_fraction is {test_fraction} and no test images are given; chosen networks "
+            "are measured on the test images, so there must be some."
         )
-    train, search = Split("train", images, labels), None
-    if size := round(len(labels) * search_fraction):
-        held_out, rest = stratified(labels, size, seed)
-        train = Split("train", images[rest], labels[rest])
-        search = Split("search", images[held_out], labels[held_out])
-    values = np.asarray(train.images, np.float64)
-    std = values.std(axis=(0, 1, 2))
-    return Dataset(
-        name,
-        train,
-        search,
-        Split("test", test_images, test_labels),
-        int(max(labels.max(), test_labels.max())) + 1,
-        tuple(images.shape[1:]),
-        values.mean(axis=(0, 1, 2)).astype(np.float32),
-        np.where(std > 0, std, 1).astype(np.float32),
-    )
+    for role, array in given.items():
+        if len(array) != len(by_role[role]):
+            raise ValueError(
+                f"from_arrays: {len(array):,} images and {len(by_role[role]):,} labels to {role}."
+            )
+    fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
+    parts = {role: (x, by_role[role]) for role, x in _stored(given).items()}
+    return image_dataset(name, what, parts, classes, fractions, seed)
 
 
-def _images(name: str, images: np.ndarray) -> np.ndarray:
+def image_dataset(
+    name: str,
+    what: str,
+    given: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    classes: Sequence[str],
+    fractions: Mapping[str, float],
+    seed: int,
+) -> Dataset:
+    """A data set of images [n, H, W, C] with labels int32 [n] by role; see `make_splits`."""
+    inputs = {role: ({"image": images}, labels) for role, (images, labels) in given.items()}
+    splits = make_splits(what, inputs, fractions, seed, classes)
+    mean, std, alike = moments(splits["train"].images)
+    if alike.all():
+        raise ValueError(f"{what}: all training images are alike; there is nothing to learn from them.")
+    return Dataset(name=name, classes=tuple(classes), mean=mean, std=std, **splits)
+
+
+def _images(name: str, images: Any) -> np.ndarray:
     images = np.asarray(images)
+    shape = images.shape
     if images.ndim == 3:
         images = images[..., None]
-    if images.ndim != 4 or images.dtype.kind not in "iuf" or not len(images):
+    if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
         raise ValueError(
-            f"from_arrays: {name} are {images.dtype}{list(images.shape)}; expected numbers [n, H, W] or "
+            f"from_arrays: {name} are {images.dtype}{list(shape)}; expected numbers [n, H, W] or "
             "[n, H, W, C]."
         )
-    if images.dtype.kind == "f":
-        if not np.isfinite(images).all():
-            raise ValueError(f"from_arrays: {name} hold a NaN or an infinity.")
-        images = images.astype(np.float32)
+    if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
+        raise ValueError(
+            f"from_arrays: {name} are {_described(images)}, which has its channels before height and width; "
+            f"expected [n, H, W, C]. Give {name}.transpose(0, 2, 3, 1)."
+        )
+    if images.dtype.kind == "f" and not np.abs(images).max() <= np.finfo(np.float32).max:
+        raise ValueError(
+            f"from_arrays: {name} hold a NaN or an infinity, or a number beyond the range of float32."
+        )
     return images
 
 
-def _labels(name: str, labels: np.ndarray) -> np.ndarray:
-    labels = np.asarray(labels)
-    if labels.dtype.kind not in "iu" or labels.ndim != 1:
-        raise ValueError(
-            f"from_arrays: {name} are {labels.dtype}{list(labels.shape)}; expected integers [n], from 0."
-        )
-    return labels.astype(np.int32)
+def _stored(given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The images of all roles as uint8 if each value is one, else as float32."""
+    integers = all(x.dtype.kind in "iu" for x in given.values())
+    bytes_ = integers and all(x.min() >= 0 and x.max() <= 255 for x in given.values())
+    return {role: x.astype(np.uint8 if bytes_ else np.float32) for role, x in given.items()}
+
+
+def _described(images: np.ndarray) -> str:
+    return f"{images.dtype}{list(images.shape)}"

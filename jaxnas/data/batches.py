@@ -65,8 +65,9 @@ class Batches:
             step: from 0; epoch `step // steps_per_epoch`.
 
         Returns:
-            {"image": uint8 [b, H, W, C], "label": int32 [b]}, b = batch_size / shard count (less
-            in the last batch of an epoch if drop_remainder is False).
+            The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
+            b = batch_size / shard count (less in the last batch of an epoch if drop_remainder is
+            False).
 
         Raises:
             ValueError: a negative step.
@@ -80,8 +81,7 @@ class Batches:
         rows = order[position * self.batch_size : (position + 1) * self.batch_size]
         index, count = self.shard
         part = len(rows) // count
-        images, labels = self.split.take(rows[index * part : (index + 1) * part])
-        return {"image": images, "label": labels}
+        return self.split.take(rows[index * part : (index + 1) * part])
 
 
 def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
@@ -95,8 +95,8 @@ def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
         batch_size: B, also larger than n.
 
     Returns:
-        {"image": uint8 [m, B, H, W, C], "label": int32 [m, B], "weight": float32 [m, B]}, with
-        m = ceil(n / B), in the order of the split; weights are 1 or 0.
+        The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
+        "weight": float32 [m, B], with m = ceil(n / B), in the order of the split; weights are 1 or 0.
 
     Raises:
         ValueError: batch_size is not positive.
@@ -106,9 +106,6 @@ def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
     n = len(split)
     m = -(-n // batch_size)
     rows = np.arange(m * batch_size)
-    images, labels = split.take(np.where(rows < n, rows, 0))
-    return {
-        "image": images.reshape(m, batch_size, *images.shape[1:]),
-        "label": labels.reshape(m, batch_size),
-        "weight": (rows < n).astype(np.float32).reshape(m, batch_size),
-    }
+    batch = split.take(np.where(rows < n, rows, 0))
+    batch["weight"] = (rows < n).astype(np.float32)
+    return {name: x.reshape(m, batch_size, *x.shape[1:]) for name, x in batch.items()}

@@ -4,14 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxnas.data.roles import check_role, read_only, require_role
+from jaxnas.data.roles import ROLES, check_role, read_only, require_role
 from jaxnas.data.vocabulary import Vocabulary
-
-STREAM_ROLES = ("train", "search", "validation", "test")
-_USES = (
-    "networks are trained on 'train', compared in a search on 'search', watched on 'validation', and"
-    " only the chosen ones are measured on 'test'"
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +33,7 @@ class Stream:
     n_bytes: int
 
     def __post_init__(self):
-        check_role(self.role, STREAM_ROLES)
+        check_role(self.role)
         if self.tokens.dtype != np.int32 or self.tokens.ndim != 1:
             raise ValueError(f"tokens must be int32 [n], got {self.tokens.dtype} {list(self.tokens.shape)}")
         if self.documents.dtype != np.int32 or self.documents.shape != self.tokens.shape:
@@ -75,7 +69,7 @@ class Stream:
         Raises:
             ValueError: it has another role.
         """
-        require_role("stream", self.role, roles, _USES)
+        require_role("stream", self.role, roles)
         return self
 
 
@@ -104,16 +98,23 @@ class Corpus:
     vocabulary: Vocabulary
 
     def __post_init__(self):
-        for role in STREAM_ROLES:
-            stream = getattr(self, role)
-            if stream is None and role == "search":
-                continue
+        for role in ROLES:
+            if (stream := getattr(self, role)) is None:
+                if role == "search":
+                    continue
+                raise ValueError(f"{self.name} has no {role} stream; only the search stream may be missing")
             stream.require(role)
             if stream.tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary"
                     f" has {self.vocabulary.size}; make both with one vocabulary"
                 )
+
+    @property
+    def streams(self) -> dict[str, Stream]:
+        """The streams that there are, by role."""
+        streams = {role: getattr(self, role) for role in ROLES}
+        return {role: stream for role, stream in streams.items() if stream is not None}
 
 
 def join_streams(role: str, first: Stream, second: Stream) -> Stream:

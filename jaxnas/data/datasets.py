@@ -9,44 +9,47 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.splits import SourceImages, Split, stratified
+from jaxnas.data.labelled import Labelled
+from jaxnas.data.splits import SourceImages, Split, hold_out
 
 _CHUNK = 4096  # Images read at a time where all of a split are gone through.
+_FLOATS = 256  # The same where they become float64.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Dataset:
-    """Real images with labels, in three disjoint splits.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset(Labelled):
+    """Real images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labelled`.
 
     Args:
-        name: TFDS name.
-        train: the official training part without `search`.
-        search: held out of the official training part; compares architectures in a search. None if
-            nothing was held out.
-        test: the official test part, for the networks that were chosen.
-        num_classes: labels are in [0, num_classes).
-        image_shape: (H, W, C).
-        mean: float32 [C], over `train` alone, in the units of the stored uint8 values.
+        mean: float32 [C], over `train` alone, in the units of the stored values.
         std: float32 [C], likewise; 1 for a channel that is constant.
 
     Raises:
-        ValueError: a split in the place of another.
+        ValueError: images of another shape or dtype than those of `train`, or as `Labelled`.
     """
 
-    name: str
-    train: Split
-    search: Split | None
-    test: Split
-    num_classes: int
-    image_shape: tuple[int, int, int]
     mean: np.ndarray
     std: np.ndarray
 
     def __post_init__(self):
-        self.train.require("train")
-        if self.search is not None:
-            self.search.require("search")
-        self.test.require("test")
+        super().__post_init__()
+        for role, split in self.splits.items():
+            images = split.images
+            if images.ndim != 4 or images.dtype.kind not in "iuf":
+                raise ValueError(
+                    f"{self.name}: {role} images must be numbers [n, H, W, C], got {images.dtype}"
+                    f" {list(images.shape)}"
+                )
+            if images.shape[1:] != self.image_shape:
+                raise ValueError(
+                    f"{self.name}: images to {role} are {list(images.shape[1:])}, and those to train on"
+                    f" {list(self.image_shape)}"
+                )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(H, W, C)."""
+        return tuple(self.train.images.shape[1:])
 
 
 def load(
@@ -97,28 +100,27 @@ def load(
         raise ValueError("test_split must be another one than 'train'")
 
     images, labels = _read(builder.as_data_source(split="train"), image_shape, in_memory)
-    size = round(len(labels) * search_fraction) if search_size is None else search_size
-    train, search = Split("train", images, labels), None
-    if size:
-        try:
-            held_out, rest = stratified(labels, size, seed)
-        except ValueError as error:
-            raise ValueError(f"the search split of {name}: {error}") from error
-        train = Split("train", _rows(images, rest), labels[rest])
-        search = Split("search", _rows(images, held_out), labels[held_out])
-    test = Split("test", *_read(builder.as_data_source(split=test_split), image_shape, in_memory))
+    if search_size is not None:
+        search_fraction = search_size / len(labels)
+    rows = hold_out(labels, {"search": search_fraction}, seed, name)
+    splits = {role: Split(role, {"image": _rows(images, part)}, labels[part]) for role, part in rows.items()}
+    gone = sorted(set(labels.tolist()) - set(splits["train"].labels.tolist()))
+    if gone:
+        raise ValueError(
+            f"{name}: with {len(rows['search']):,} of {len(labels):,} images held out for a search,"
+            f" {len(rows['train']):,} are left to train on, and none of them has the label {gone[0]}; choose"
+            " a smaller search_fraction"
+        )
+    images, labels = _read(builder.as_data_source(split=test_split), image_shape, in_memory)
+    splits["test"] = Split("test", {"image": images}, labels)
 
-    num_classes = getattr(builder.info.features["label"], "num_classes", None)
-    if num_classes is None:
-        num_classes = int(labels.max()) + 1
-    for split in filter(None, (train, search, test)):
-        if split.labels.max() >= num_classes:
-            raise ValueError(
-                f"{name}: the {split.role} split has label {split.labels.max()}, but there are"
-                f" {num_classes} classes"
-            )
-    mean, std = _moments(train.images)
-    return Dataset(name, train, search, test, num_classes, image_shape, mean, std)
+    feature = builder.info.features["label"]
+    classes = getattr(feature, "names", None)
+    if classes is None:
+        labels = [split.labels.max() for split in splits.values()]
+        classes = map(str, range(getattr(feature, "num_classes", None) or int(max(labels)) + 1))
+    mean, std, _ = moments(splits["train"].images)
+    return Dataset(name=name, classes=tuple(classes), mean=mean, std=std, **splits)
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str | os.PathLike | None) -> Any:
@@ -135,17 +137,21 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     from jaxnas.data import builders
 
     root = pathlib.Path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    if root.exists() and not root.is_dir():
+        raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None
     if name in builders.BUILDERS:
-        ours = builders.prepared_path(name, root)
-        if ours.exists() or name == "digits" or source_dir is not None:
-            builder = tfds.builder_from_directory(builders.prepare(name, root, source_dir))
+        if name == "digits" or source_dir is not None:
+            ours = builders.prepare(name, root, source_dir)
+        else:
+            ours = builders.prepared_path(name, root)
+        builder = None if ours is None else tfds.builder_from_directory(ours)
     if builder is None:
         with contextlib.suppress(tfds.core.DatasetNotFoundError):
             builder = read_only_builder.builder_from_files(name, data_dir=root)
     if builder is not None and builder.info.file_format.value == "array_record":
         return builder
-    if name in builders.BUILDERS:
+    if builder is None and name in builders.BUILDERS:
         builders.prepare(name, root, source_dir)  # Says which files are missing.
     known = {*builders.BUILDERS, *tfds.list_builders(with_community_datasets=False)}
     base = name.partition(":")[0].partition("/")[0]
@@ -200,17 +206,21 @@ def _rows(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | S
     return images[rows]
 
 
-def _moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and standard deviation of each channel, exact: from counts of values."""
-    channels = images.shape[-1]
-    counts = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), _CHUNK):
-        chunk = images[start : start + _CHUNK]
-        for c in range(channels):
-            counts[c] += np.bincount(chunk[..., c].ravel(), minlength=256)
-    values = np.arange(256)
-    total = counts.sum(1)
-    mean = counts @ values / total
-    std = np.sqrt(counts @ values**2 / total - mean**2)
-    std[counts.max(1) == total] = 1.0
-    return mean.astype(np.float32), std.astype(np.float32)
+def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the mean and standard deviation of each channel, float32 [C], and bool [C]: is it constant.
+
+    The standard deviation of a channel that is constant is given as 1.
+    """
+    count = 0
+    first = np.asarray(images[:1], np.float64)[0, 0, 0]  # near the mean: nothing is lost in the squares
+    total, squares = np.zeros_like(first), np.zeros_like(first)
+    for start in range(0, len(images), _FLOATS):
+        chunk = np.asarray(images[start : start + _FLOATS], np.float64) - first
+        count += chunk[..., 0].size
+        total += chunk.sum((0, 1, 2))
+        squares += (chunk**2).sum((0, 1, 2))
+    constant = squares == 0
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    std[constant] = 1.0
+    return (first + mean).astype(np.float32), std.astype(np.float32), constant

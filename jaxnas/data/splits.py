@@ -1,19 +1,16 @@
-"""Splits with a role, and the two deterministic draws that data depend on."""
+"""Labelled examples of one role, and the deterministic draws that data depend on."""
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxnas.data.roles import check_role, read_only, require_role
 
-ROLES = ("train", "search", "test")
-_USES = (
-    "networks are trained on 'train', compared in a search on 'search', and only the chosen ones are"
-    " measured on 'test'"
-)
+# Draws of a seed, none of which shares its random bits with an epoch of the batches.
+_STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
 
 
 @functools.lru_cache(maxsize=8)
@@ -40,13 +37,16 @@ def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
     return order
 
 
-def stratified(labels: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def stratified(
+    labels: np.ndarray, size: int, seed: int, role: str = "search"
+) -> tuple[np.ndarray, np.ndarray]:
     """Draws `size` examples with the classes in proportion (largest remainders).
 
     Args:
         labels: int [n], not negative.
         size: how many to draw, 0 < size < n.
-        seed: the draw is a pure function of labels, size and seed.
+        seed: the draw is a pure function of labels, size, seed and role.
+        role: what they are drawn for: "search", "validation" or "test".
 
     Returns:
         (drawn int64 [size], the others int64 [n - size]), each in increasing order; together
@@ -62,13 +62,45 @@ def stratified(labels: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, np
     quota, remainder = np.divmod(count * size, n)
     most = np.argsort(-remainder, kind="stable")
     quota[most[: size - quota.sum()]] += 1
-    # Stream 2**64 - 1 is no epoch, so the draw shares no random bits with the batches.
-    order = permutation(n, seed, 2**64 - 1)
+    order = permutation(n, seed, _STREAMS[role])
     by_class = order[np.argsort(labels[order], kind="stable")]
     first = np.repeat(np.cumsum(count) - count, count)
     rank = np.arange(n) - first
     chosen = rank < np.repeat(quota, count)
     return np.sort(by_class[chosen]), np.sort(by_class[~chosen])
+
+
+def hold_out(
+    labels: np.ndarray, fractions: Mapping[str, float], seed: int, what: str
+) -> dict[str, np.ndarray]:
+    """Divides examples among roles, each with the classes in proportion.
+
+    Args:
+        labels: int [n], not negative.
+        fractions: the share that is held out for "test", "validation" and "search", in this order,
+            each of what is left by those before; 0 holds nothing out.
+        seed: of the draws.
+        what: the data, for messages.
+
+    Returns:
+        The examples of each role that has some, int64 [k] in increasing order; "train" has the rest.
+
+    Raises:
+        ValueError: a share that is none, or one that holds out nothing or all.
+    """
+    for role, fraction in fractions.items():
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{what}: {role}_fraction is {fraction}, expected 0 to below 1")
+    rest, held_out = np.arange(len(labels)), {}
+    for role in ("test", "validation", "search"):
+        if not (fraction := fractions.get(role, 0)):
+            continue
+        try:
+            drawn, left = stratified(labels[rest], round(len(rest) * fraction), seed, role)
+        except ValueError as error:
+            raise ValueError(f"the {role} split of {what} ({role}_fraction={fraction}): {error}") from error
+        held_out[role], rest = rest[drawn], rest[left]
+    return {"train": rest, **held_out}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,14 +144,15 @@ class SourceImages:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """Labelled images that know what they may be used for.
+    """Labelled examples that know what they may be used for.
 
     Whoever scores architectures for a search calls `split.require("search")` first, and whoever
     trains calls `split.require("train")`; so the test split cannot reach either by accident.
 
     Args:
-        role: "train", "search" or "test".
-        images: [n, H, W, C], a NumPy array of numbers (kept as a read-only view) or `SourceImages`.
+        role: "train", "search", "validation" or "test".
+        inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
+            NumPy arrays are kept as read-only views.
         labels: int32 [n], not negative.
 
     Raises:
@@ -127,35 +160,39 @@ class Split:
     """
 
     role: str
-    images: np.ndarray | SourceImages
+    inputs: Mapping[str, np.ndarray | SourceImages]
     labels: np.ndarray
 
     def __post_init__(self):
-        check_role(self.role, ROLES)
-        if self.images.ndim != 4 or self.images.dtype.kind not in "iuf":
-            raise ValueError(
-                f"images must be numbers [n, H, W, C], got {self.images.dtype} {list(self.images.shape)}"
-            )
-        if self.labels.dtype != np.int32 or self.labels.shape != (len(self.images),):
-            raise ValueError(
-                f"labels must be int32 [{len(self.images)}], got {self.labels.dtype}"
-                f" {list(self.labels.shape)}"
-            )
+        check_role(self.role)
+        for name, array in self.inputs.items():
+            if len(array) != len(self.labels):
+                raise ValueError(
+                    f"the {self.role} split has {len(array)} of {name!r} and {len(self.labels)} labels"
+                )
+        if self.labels.dtype != np.int32 or self.labels.ndim != 1:
+            raise ValueError(f"labels must be int32 [n], got {self.labels.dtype} {list(self.labels.shape)}")
         if not len(self.labels):
             raise ValueError(f"the {self.role} split has no examples")
         if self.labels.min() < 0:
             raise ValueError(
                 f"the {self.role} split has examples without a label (label {self.labels.min()})"
             )
-        for name in ("images", "labels"):
-            if isinstance(value := getattr(self, name), np.ndarray):
-                object.__setattr__(self, name, read_only(value))
+        inputs = {k: read_only(x) if isinstance(x, np.ndarray) else x for k, x in self.inputs.items()}
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "labels", read_only(self.labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        return f"Split({self.role!r}, {len(self)} images {list(self.images.shape[1:])})"
+        shapes = ", ".join(f"{name} {list(x.shape[1:])}" for name, x in self.inputs.items())
+        return f"Split({self.role!r}, {len(self)} examples of {shapes})"
+
+    @property
+    def images(self) -> np.ndarray | SourceImages:
+        """The images [n, H, W, C] of a split of images."""
+        return self.inputs["image"]
 
     def require(self, *roles: str) -> "Split":
         """Returns the split itself if it has one of the roles.
@@ -163,10 +200,15 @@ class Split:
         Raises:
             ValueError: it has another role.
         """
-        require_role("split", self.role, roles, _USES)
+        require_role("split", self.role, roles)
         return self
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Reads some examples: (uint8 [b, H, W, C], int32 [b]) for rows int [b]."""
+    def take(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """Reads some examples: the inputs [b, ...] by name and "label" int32 [b], for rows int [b]."""
         rows = np.asarray(rows, np.int64)
-        return self.images[rows], self.labels[rows]
+        return {**{name: x[rows] for name, x in self.inputs.items()}, "label": self.labels[rows]}
+
+    def join(self, other: "Split") -> "Split":
+        """The examples of both splits, those of `other` last, in the role of this one; in memory."""
+        inputs = {k: np.concatenate([x[:], other.inputs[k][:]]) for k, x in self.inputs.items()}
+        return Split(self.role, inputs, np.concatenate([self.labels, other.labels]))

@@ -1,11 +1,13 @@
 """Real text for language models: train / search / validation / test streams of tokens."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from jaxnas.data.vocabulary import (
 )
 
 _CHUNK = 4096  # Records read at a time.
-_SLACK = 10  # The search stream may be a tenth longer or shorter, to begin where a document does.
+_SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
 # Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
 # a blank line on both sides: rows of tables may look like one, but for that.
 _STARTS = {
@@ -71,36 +73,57 @@ def load_text(
         FileNotFoundError: the dataset is not prepared; the message says how to.
         ImportError: sub-words without the package sentencepiece.
     """
-    if not 0 <= search_fraction < 1:
-        raise ValueError(f"search_fraction must be in [0, 1), got {search_fraction}")
-    pieces = _number_of_pieces(tokenizer)
+    check_fraction("search_fraction", search_fraction)
+    number_of_pieces(tokenizer)
     # Imported here: those who bring their own text don't need images.
     from jaxnas.data.datasets import open_prepared
 
     builder = open_prepared(name, data_dir, source_dir)
     _check(name, builder.info)
     texts = {split: _read(builder, name, split) for split in ("train", "validation", "test")}
-
-    vocabulary: Vocabulary
-    official = texts["train"].content
     if tokenizer is None:
         tokenizer = "word" if builder.name == "wikitext2" else "byte"
-    if tokenizer == "byte":
-        vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
-    else:
+    if tokenizer != "byte":
         for split, text in texts.items():
             _check_utf8(name, split, text.content)
-        if pieces:
-            folder = pathlib.Path(builder.data_path).parent
-            vocabulary = learn_pieces(name, official, pieces, folder)
-        else:
-            words = split_words(official.decode())
-            found = tuple(dict.fromkeys([*words, UNKNOWN, END_OF_LINE]))
-            vocabulary = WordVocabulary(counts=np.zeros(len(found), np.int64), words=found)
+    folder = pathlib.Path(builder.data_path).parent
+    return make_corpus(name, texts, tokenizer, search_fraction, folder)
+
+
+def make_corpus(
+    name: str,
+    texts: Mapping[str, Text],
+    tokenizer: str,
+    search_fraction: float,
+    folder: pathlib.Path | None,
+) -> Corpus:
+    """Makes streams of tokens of a text, and holds the search stream out of the training text.
+
+    Args:
+        name: of the text.
+        texts: of the roles "train", "validation" and "test".
+        tokenizer: "word", "byte" or "sentencepiece:8000".
+        search_fraction: share of the bytes to train on that become "search".
+        folder: where learnt sub-words are kept; None to keep them nowhere.
+
+    Raises:
+        ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
+        ImportError: sub-words without the package sentencepiece.
+    """
+    vocabulary: Vocabulary
+    texts, pieces = dict(texts), number_of_pieces(tokenizer)
+    official = texts["train"].content
+    if tokenizer == "byte":
+        vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
+    elif pieces:
+        vocabulary = learn_pieces(name, official, pieces, folder)
+    else:
+        words = split_words(official.decode())
+        found = tuple(dict.fromkeys([*words, UNKNOWN, END_OF_LINE]))
+        vocabulary = WordVocabulary(counts=np.zeros(len(found), np.int64), words=found)
 
     if search_fraction:
-        cut = _cut(name, texts["train"], search_fraction)
-        texts["train"], texts["search"] = texts["train"].at(cut)
+        texts["train"], texts["search"] = hold_out_end(name, texts["train"], "search", search_fraction)
     tokens, documents = {}, {}
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
@@ -118,7 +141,18 @@ def load_text(
     return Corpus(name=name, vocabulary=vocabulary, **streams)
 
 
-def _number_of_pieces(tokenizer: str | None) -> int:
+def check_fraction(name: str, fraction: float) -> None:
+    """Raises ValueError for a share that is not from 0 to below 1."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {fraction}")
+
+
+def hold_out_end(name: str, text: Text, role: str, fraction: float) -> tuple[Text, Text]:
+    """The text without its end, and the end, which is held out for a role."""
+    return text.at(_cut(name, text, role, fraction))
+
+
+def number_of_pieces(tokenizer: str | None) -> int:
     """Returns how many sub-words a tokenizer has, 0 for "word" and "byte"."""
     if tokenizer in (None, "word", "byte"):
         return 0
@@ -132,16 +166,17 @@ def _number_of_pieces(tokenizer: str | None) -> int:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Text:
+class Text:
     """The bytes of a role, and where in them documents start; the first start is 0."""
 
     content: bytes
     starts: list[int]
 
-    def at(self, cut: int) -> tuple["_Text", "_Text"]:
+    def at(self, cut: int) -> tuple[Text, Text]:
+        """Returns the text before and behind a byte."""
         before = [start for start in self.starts if start < cut]
         after = [start - cut for start in self.starts if start > cut]
-        return _Text(self.content[:cut], before), _Text(self.content[cut:], [0, *after])
+        return Text(self.content[:cut], before), Text(self.content[cut:], [0, *after])
 
     def encode(self, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens int32 [n] and documents int32 [n]."""
@@ -175,7 +210,7 @@ def _check(name: str, info: Any) -> None:
         )
 
 
-def _read(builder: Any, name: str, split: str) -> _Text:
+def _read(builder: Any, name: str, split: str) -> Text:
     source = builder.as_data_source(split=split)
     records: list[bytes] = []
     for start in range(0, len(source), _CHUNK):
@@ -193,7 +228,7 @@ def _read(builder: Any, name: str, split: str) -> _Text:
         starts = list(itertools.accumulate(map(len, records[:-1]), initial=0))
     if not content:
         raise ValueError(f"the {split} split of {name} has no text; prepare it again")
-    return _Text(content, starts)
+    return Text(content, starts)
 
 
 def _check_utf8(name: str, split: str, content: bytes) -> None:
@@ -206,14 +241,14 @@ def _check_utf8(name: str, split: str, content: bytes) -> None:
         ) from error
 
 
-def _cut(name: str, text: _Text, fraction: float) -> int:
-    """Returns where the search text starts in the training text."""
+def _cut(name: str, text: Text, role: str, fraction: float) -> int:
+    """Returns where the text of a role starts in the text that it is held out of."""
     content = text.content
     size = round(len(content) * fraction)
     if not 0 < size < len(content):
         raise ValueError(
-            f"the search stream of {name}: cannot hold {size} of {len(content)} bytes out and"
-            f" leave both sides with some; choose another search_fraction than {fraction}"
+            f"the {role} stream of {name}: cannot hold {size} of {len(content)} bytes out and"
+            f" leave both sides with some; choose another {role}_fraction than {fraction}"
         )
     wanted, slack = len(content) - size, size // _SLACK
     low, high = max(wanted - slack, 1), min(wanted + slack, len(content) - 1)

@@ -4,16 +4,13 @@ The records of a split, each some whole lines of up to a megabyte where lines al
 order are the bytes of the split.
 """
 
-import gzip
-import io
-import lzma
 import os
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
+
+from jaxnas.data.source_files import decode, read_bytes
 
 _RECORD = 2**20  # Bytes.
 _COMPRESSIONS = ("", ".xz", ".gz", ".zip")
@@ -32,53 +29,6 @@ SHAKESPEARE_WHERE = (
     "It is the file data/tinyshakespeare/input.txt of the GitHub repository karpathy/char-rnn, also"
     " under the name tinyshakespeare.txt, plain or compressed by xz or gzip"
 )
-
-
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
-
-    Args:
-        path: the file; the content decides whether and how it is compressed, not the name.
-
-    Returns:
-        What it holds, not empty.
-
-    Raises:
-        ValueError: empty, truncated or corrupt, or an archive of several files; the message says
-            which file and what was found.
-    """
-    data = pathlib.Path(path).read_bytes()
-    size = len(data)
-    kind = "file"
-    try:
-        if data[:2] == b"\x1f\x8b":
-            kind = "gzip file"
-            data = gzip.decompress(data)
-        elif data[:6] == b"\xfd7zXZ\x00":
-            kind = "xz file"
-            data = lzma.decompress(data)
-        elif data[:4] == b"PK\x03\x04":
-            kind = "zip archive"
-            data = _only_member(path, data)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path}: truncated or corrupt {kind} of {size} bytes ({error}); copy it again"
-        ) from error
-    if not data:
-        raise ValueError(f"{path}: expected text, found an empty {kind}; copy it again")
-    return data
-
-
-def _only_member(path: str | os.PathLike, data: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = [member for member in archive.infolist() if not member.is_dir()]
-        if len(files) != 1:
-            names = ", ".join(file.filename for file in files[:5])
-            raise ValueError(
-                f"{path}: expected a zip archive of one file, found {len(files)} ({names}); unpack"
-                " it and name the folder with its files"
-            )
-        return archive.read(files[0])
 
 
 def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -> pathlib.Path:
@@ -102,21 +52,6 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
     )
 
 
-def decode(path: str | os.PathLike, data: bytes) -> str:
-    """Returns the bytes of a file as text.
-
-    Raises:
-        ValueError: not UTF-8; the message says which file and byte.
-    """
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: expected UTF-8, found the byte {data[error.start]:#04x} at offset"
-            f" {error.start} ({error.reason}); copy it again, or convert it"
-        ) from error
-
-
 class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """What the builders below share: all of a split is given as one byte string.
 
@@ -135,6 +70,14 @@ class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
             disable_shuffling=True,  # The records in order are the text.
         )
+
+    def read(self, folder: str | os.PathLike) -> dict[str, bytes]:
+        """Returns all that the original files hold; a bad file is found before anything is written."""
+        raise NotImplementedError
+
+    def _split_generators(self, dl_manager):
+        texts = self.read(dl_manager.manual_dir)
+        return {split: self._generate_examples(text) for split, text in texts.items()}
 
     def _generate_examples(self, text: bytes) -> Iterator:
         start = i = 0
@@ -155,15 +98,15 @@ class WikiText2(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("WikiText-2, from its three files of words")
 
-    def _split_generators(self, dl_manager):
+    def read(self, folder):
+        """Returns the text of each split."""
         texts = {}
-        # All are read before anything is written, so a bad file is found at once.
         for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
             names = (f"wikitext-2.{part}.txt", f"wiki.{part}.tokens")
-            path = find_source(dl_manager.manual_dir, names, WIKITEXT_WHERE)
+            path = find_source(folder, names, WIKITEXT_WHERE)
             texts[split] = read_bytes(path)
             decode(path, texts[split])
-        return {split: self._generate_examples(text) for split, text in texts.items()}
+        return texts
 
 
 class Enwik8(_Texts, skip_registration=True):
@@ -176,8 +119,9 @@ class Enwik8(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("enwik8: 90, 5 and 5 million bytes of Wikipedia in XML")
 
-    def _split_generators(self, dl_manager):
-        path = find_source(dl_manager.manual_dir, ("enwik8",), ENWIK8_WHERE)
+    def read(self, folder):
+        """Returns the text of each split."""
+        path = find_source(folder, ("enwik8",), ENWIK8_WHERE)
         text = read_bytes(path)
         expected = sum(self.SIZES.values())
         if len(text) != expected:
@@ -186,7 +130,7 @@ class Enwik8(_Texts, skip_registration=True):
             )
         splits, start = {}, 0
         for split, size in self.SIZES.items():
-            splits[split] = self._generate_examples(text[start : start + size])
+            splits[split] = text[start : start + size]
             start += size
         return splits
 
@@ -200,9 +144,10 @@ class TinyShakespeare(_Texts, skip_registration=True):
     def _info(self):
         return self._dataset_info("Tiny Shakespeare: 90, 5 and 5 % of one file of plays")
 
-    def _split_generators(self, dl_manager):
+    def read(self, folder):
+        """Returns the text of each split."""
         names = ("tinyshakespeare.txt", "input.txt")
-        path = find_source(dl_manager.manual_dir, names, SHAKESPEARE_WHERE)
+        path = find_source(folder, names, SHAKESPEARE_WHERE)
         text = decode(path, read_bytes(path))
         first = int(len(text) * 0.9)
         second = first + (len(text) - first) // 2
@@ -211,4 +156,4 @@ class TinyShakespeare(_Texts, skip_registration=True):
             raise ValueError(
                 f"{path}: expected a text to cut into 90, 5 and 5 %, found {len(text)} characters"
             )
-        return {split: self._generate_examples(part.encode()) for split, part in texts.items()}
+        return {split: part.encode() for split, part in texts.items()}

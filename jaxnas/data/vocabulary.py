@@ -224,14 +224,14 @@ def _sentencepiece() -> Any:
     return sentencepiece
 
 
-def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> PieceVocabulary:
+def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path | None) -> PieceVocabulary:
     """Returns the sub-words of a text, from the file in the folder if they were learnt before.
 
     Args:
         name: of the text, for messages.
         content: the text in UTF-8.
         size: how many sub-words.
-        folder: where the model is kept, if it can be written to.
+        folder: where the model is kept, if it can be written to; None to keep it nowhere.
 
     Raises:
         ValueError: the text has not so many sub-words, or the file is not a model.
@@ -240,8 +240,8 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> 
     package = _sentencepiece()
     recipe = repr((sorted(_PIECES.items()), _SAMPLE)).encode()
     digest = files.sha256(recipe + content)[:16]
-    path = folder / f"sentencepiece-{size}-{digest}.model"
-    if path.is_file():
+    path = None if folder is None else folder / f"sentencepiece-{size}-{digest}.model"
+    if path is not None and path.is_file():
         model = path.read_bytes()
         try:
             package.SentencePieceProcessor(model_proto=model)
@@ -268,7 +268,8 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path) -> 
             ) from error
         model = buffer.getvalue()
         try:
-            files.write_bytes(path, model)
+            if path is not None:
+                files.write_bytes(path, model)
         except OSError as error:  # A folder that is read-only, or a full disk: they are learnt again.
             logging.warning("Sub-words are not kept for the next time: %s", error)
     processor = package.SentencePieceProcessor(model_proto=model)

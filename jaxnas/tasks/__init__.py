@@ -3,5 +3,6 @@
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
 from jaxnas.tasks.task import ROLES, Metric, Task, apply, check_fits
+from jaxnas.tasks.text import Text
 
-__all__ = ["ROLES", "Images", "Language", "Metric", "Task", "apply", "check_fits"]
+__all__ = ["ROLES", "Images", "Language", "Metric", "Task", "Text", "apply", "check_fits"]

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.space import Arch
-from jaxnas.tasks.task import Batch, Metric, Sums, Task, apply, check_role
+from jaxnas.tasks.named import Named
+from jaxnas.tasks.task import Batch, Metric, Sums, apply
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
@@ -27,7 +28,7 @@ METRICS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Language(Task):
+class Language(Named):
     """Prediction of the next token of a text.
 
     A network takes {"tokens", "targets", "documents", "memory"} as `supernets.TransformerXL` does, and
@@ -35,7 +36,8 @@ class Language(Task):
     `empty_memory(rows)`.
 
     Attributes:
-      data: the name of a text, see `jaxnas.data.load_text`, or the text itself.
+      data: the name of a text, see `jaxnas.data.load_text`, or the text itself, as `data.from_text` returns
+        it.
       length: T, tokens of a row in a batch.
       tokenizer: "word", "byte" or "sentencepiece:<size>"; None for the usual one of the data set.
       search_fraction: end of the training text that is held out for a search.
@@ -60,8 +62,11 @@ class Language(Task):
 
     examples = "tokens"
     metrics = METRICS
+    kind = data_lib.Corpus
+    makers = "data.from_text or data.load_text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("length", "evaluation_rows", "evaluation_length", "memory_length", "clamp_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -70,33 +75,23 @@ class Language(Task):
             raise ValueError(f"Language: search_fraction is {self.search_fraction}, expected 0 to below 1.")
 
     @property
-    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
-        """The name of the text."""
-        return self.data if isinstance(self.data, str) else self.data.name
-
-    @property
     def corpus(self) -> data_lib.Corpus:
         """The text.
 
         Raises:
           ValueError: it is not loaded yet.
         """
-        if isinstance(self.data, str):
-            raise ValueError(f"The text of {self.data!r} is not loaded yet; call task.load() first.")
-        return self.data
+        return self.loaded
 
-    def load(self, data_dir: Any = None, source_dir: Any = None) -> Language:
-        """The task with its text loaded; see `jaxnas.data.load_text` for folders and errors."""
-        if not isinstance(self.data, str):
-            return self
-        loaded = data_lib.load_text(
+    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Corpus:
+        """The text of the name."""
+        return data_lib.load_text(
             self.data,
             data_dir=data_dir,
             source_dir=source_dir,
             tokenizer=self.tokenizer,
             search_fraction=self.search_fraction,
         )
-        return dataclasses.replace(self, data=loaded)
 
     def whole(self) -> Language:
         """The task whose training text includes what was held out for the search."""
@@ -114,8 +109,7 @@ class Language(Task):
     @property
     def sizes(self) -> dict[str, int]:
         """The number of tokens in each role."""
-        streams = {role: getattr(self.corpus, role) for role in data_lib.STREAM_ROLES}
-        return {role: len(stream) for role, stream in streams.items() if stream is not None}
+        return {role: len(stream) for role, stream in self.corpus.streams.items()}
 
     def rows(self, role: str) -> int:
         """How many rows of `length` tokens a text has."""
@@ -125,24 +119,14 @@ class Language(Task):
         """The number of different tokens."""
         return {"vocabulary": self.corpus.vocabulary.size}
 
-    def _stream(self, role: str, allowed: tuple[str, ...], use: str) -> data_lib.Stream:
-        check_role(self.name, role, allowed, use)
-        stream = getattr(self.corpus, role)
-        if stream is None:
-            raise ValueError(
-                f"{self.name} has no text of the role {role!r}, only of {', '.join(self.sizes)}: nothing was "
-                "held out of training for a search. Set search_fraction to 0.2, say."
-            )
-        return stream
-
     def batches(self, role: str, batch_size: int, seed: int) -> data_lib.ContiguousBatches:
         """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
-        stream = self._stream(role, ("train", "search"), "training")
+        stream = self.part(self.corpus.streams, role, ("train", "search"), "training")
         return data_lib.ContiguousBatches(stream, batch_size, self.length, seed=seed)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""
-        stream = self._stream(role, ("search", "validation", "test"), "an evaluation")
+        stream = self.part(self.corpus.streams, role, ("search", "validation", "test"), "an evaluation")
         rows = self.evaluation_rows if batch_size is None else batch_size
         length = self.length if self.evaluation_length is None else self.evaluation_length
         batches = data_lib.evaluation_streams(stream, rows, length)

@@ -14,13 +14,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnas import data
 from jaxnas.inputs import describe
 from jaxnas.network import predictions
 from jaxnas.space import Arch
 
 # Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
 # "validation", and only those that were chosen are measured on "test".
-ROLES = ("train", "search", "validation", "test")
+ROLES = data.ROLES
 
 Batch = Any
 Sums = dict[str, jax.Array]

@@ -40,7 +40,10 @@ def numbered_split(n, role="train"):
     """A split in which the image says which example it is."""
     images = np.zeros((n, 1, 2, 1), np.uint8)
     images[:, 0, 0, 0], images[:, 0, 1, 0] = np.divmod(np.arange(n), 256)
-    return Split(role, images, np.arange(n, dtype=np.int32))
+    return Split(role, {"image": images}, np.arange(n, dtype=np.int32))
+
+
+LABELS = np.arange(6, dtype=np.int32)
 
 
 # Datasets
@@ -119,23 +122,42 @@ def test_the_test_split_cannot_be_searched(digits):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"role": "validation"}, "unknown role 'validation'"),
-        ({"images": np.zeros((3, 2, 2, 1), bool)}, "must be numbers"),
-        ({"images": np.zeros((3, 2, 2), np.uint8)}, "must be numbers"),
-        ({"labels": np.zeros(2, np.int32)}, "int32"),
+        ({"role": "tset"}, "unknown role 'tset', expected one of train, search, validation, test"),
+        ({"labels": np.zeros(2, np.int32)}, "train split has 3 of 'image' and 2 labels"),
+        ({"labels": np.zeros(3, np.int64)}, "int32"),
+        ({"labels": np.zeros((3, 1), np.int32)}, "int32"),
         ({"labels": np.full(3, -1, np.int32)}, "without a label"),
-        ({"images": np.zeros((0, 2, 2, 1), np.uint8), "labels": np.zeros(0, np.int32)}, "no ex"),
+        ({"inputs": {"image": np.zeros((0, 2, 2, 1))}, "labels": np.zeros(0, np.int32)}, "no examples"),
     ],
 )
 def test_split_errors(change, message):
     good = {
         "role": "train",
-        "images": np.zeros((3, 2, 2, 1), np.uint8),
+        "inputs": {"image": np.zeros((3, 2, 2, 1), np.uint8)},
         "labels": np.zeros(3, np.int32),
     }
     Split(**good)
     with pytest.raises(ValueError, match=message):
         Split(**(good | change))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"test": numbered_split(3)}, "needs the 'test' split, and got the 'train' split"),
+        ({"classes": tuple("abcde")}, "train split has the label 5, and there are 5 classes"),
+        ({"test": Split("test", {"image": np.zeros((2, 1, 3, 1))}, LABELS[:2])}, r"test are \[1, 3, 1\]"),
+        ({"test": Split("test", {"image": np.zeros((2, 1, 2, 3))}, LABELS[:2])}, r"test are \[1, 2, 3\]"),
+        ({"test": Split("test", {"image": np.zeros((2, 1, 2))}, LABELS[:2])}, "must be numbers"),
+        ({"test": Split("test", {"image": np.zeros((2, 1, 2, 1), bool)}, LABELS[:2])}, "must be numbers"),
+    ],
+)
+def test_dataset_errors(change, message):
+    one = np.ones(1, np.float32)
+    good = dict(name="some", train=numbered_split(6), test=numbered_split(6, "test"), classes=tuple("abcdef"))
+    assert data.Dataset(**good, mean=one, std=one).image_shape == (1, 2, 1)
+    with pytest.raises(ValueError, match=message):
+        data.Dataset(**(good | change), mean=one, std=one)
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.data())
@@ -283,7 +305,8 @@ def test_fashion_mnist_from_files(fashion, tmp_path):
     np.testing.assert_array_equal(again.train.images, dataset.train.images)
     import tensorflow_datasets as tfds
 
-    source = tfds.data_source("fashion_mnist:1.0.0", split="test", data_dir=root, download=False)
+    [digest] = (path.name for path in (root / "fashion_mnist").iterdir())
+    source = tfds.data_source(f"fashion_mnist/{digest}:1.0.0", split="test", data_dir=root, download=False)
     np.testing.assert_array_equal(source[3]["image"][..., 0], arrays["t10k"][0][3])
     assert sorted(path.name for path in root.iterdir()) == ["fashion_mnist"]
 
@@ -304,7 +327,7 @@ def test_fashion_mnist_without_its_files(fashion, tmp_path):
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 10, np.uint8)))
     with pytest.raises(ValueError, match="expected labels 0 to 9, found 10"):
         data.load("fashion_mnist", data_dir=root, source_dir=folder)
-    assert list(root.iterdir()) == []  # Nothing half-made is left.
+    assert not list(root.glob("*"))  # Nothing half-made is left.
 
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -324,14 +347,14 @@ IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     ],
 )
 def test_idx_errors_name_the_file(tmp_path, content, message):
-    from jaxnas.data import builders
+    from jaxnas.data import image_builders
 
     path = tmp_path / "some-images"
     path.write_bytes(idx(IMAGES))
-    np.testing.assert_array_equal(builders.read_idx(path, 3), IMAGES)
+    np.testing.assert_array_equal(image_builders.read_idx(path, 3), IMAGES)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"some-images: .*{message}"):
-        builders.read_idx(path, 3)
+        image_builders.read_idx(path, 3)
 
 
 # Names, and what TFDS has prepared
@@ -342,9 +365,9 @@ def test_unknown_names_and_what_to_do(data_dir):
         data.load("digit", data_dir=data_dir)
     with pytest.raises(ValueError, match="did you mean 'fashion_mnist'"):
         data.load("fashionmnist", data_dir=data_dir)
-    with pytest.raises(FileNotFoundError, match="cifar10 is not prepared in .*array_record"):
-        data.load("cifar10", data_dir=data_dir)
-    with pytest.raises(ValueError, match="search split of digits: cannot draw 1197 of 1197"):
+    with pytest.raises(FileNotFoundError, match="svhn_cropped is not prepared in .*array_record"):
+        data.load("svhn_cropped", data_dir=data_dir)
+    with pytest.raises(ValueError, match="digits: search_fraction is 1.0, expected 0 to below 1"):
         data.load("digits", data_dir=data_dir, search_fraction=1.0)
     with pytest.raises(ValueError, match="no split 'validation', only test, train; name one"):
         data.load("digits", data_dir=data_dir, test_split="validation")

@@ -15,7 +15,7 @@ import pytest
 from small_texts import dump, play
 
 from jaxnas import data
-from jaxnas.data import text, text_builders
+from jaxnas.data import source_files, text, text_builders
 
 REAL = os.environ.get("JAXNAS_TEXT")
 real = pytest.mark.skipif(not REAL, reason="JAXNAS_TEXT names no folder with the original files of texts")
@@ -30,7 +30,8 @@ def small_enwik8(monkeypatch):
 def records(text_root, name, split):
     import tensorflow_datasets as tfds
 
-    source = tfds.data_source(name, split=split, data_dir=text_root, download=False)
+    [digest] = (path.name for path in (text_root / name).iterdir())
+    source = tfds.data_source(f"{name}/{digest}", split=split, data_dir=text_root, download=False)
     return [source[i]["text"] for i in range(len(source))]
 
 
@@ -85,7 +86,7 @@ def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, t
     n = len(wikitext["train"].encode())
     assert 0.18 * n <= corpus.search.n_bytes <= 0.22 * n
     again = data.load_text("wikitext2", data_dir=text_root)
-    for role in data.STREAM_ROLES:
+    for role in data.ROLES:
         a, b = getattr(corpus, role), getattr(again, role)
         np.testing.assert_array_equal(a.tokens, b.tokens)
         np.testing.assert_array_equal(a.documents, b.documents)
@@ -113,8 +114,8 @@ def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, t
 )
 def test_where_the_search_stream_starts(content, starts, cut):
     assert len(content) == 100
-    found = text._Text(content, starts)
-    assert text._cut("some", found, 0.2) == cut
+    found = text.Text(content, starts)
+    assert text._cut("some", found, "search", 0.2) == cut
     train, search = found.at(cut)
     assert train.content + search.content == content
     assert train.starts[0] == search.starts[0] == 0
@@ -159,7 +160,7 @@ def test_tiny_shakespeare_is_cut_as_by_tfds(text_files, tmp_path):
     assert decode(corpus.train.tokens) + decode(corpus.search.tokens) == expected[0]
     assert decode(corpus.validation.tokens) == expected[1]
     assert decode(corpus.train.tokens).endswith("\n")
-    assert all(getattr(corpus, role).documents[-1] == 0 for role in data.STREAM_ROLES)
+    assert all(getattr(corpus, role).documents[-1] == 0 for role in data.ROLES)
     words = data.load_text("tiny_shakespeare", data_dir=tmp_path, tokenizer="word")
     assert {"<unk>", "<eos>", "ROMEO:"} <= set(words.vocabulary.words)
     assert words.search.n_bytes == corpus.search.n_bytes
@@ -217,11 +218,11 @@ CONTENTS = [b"text " * 9, gzip.compress(b"text " * 9), lzma.compress(b"text " * 
 def test_the_content_decides_how_a_file_is_read(tmp_path, content):
     path = tmp_path / "some.gz"
     path.write_bytes(content)
-    assert text_builders.read_bytes(path) == b"text " * 9
+    assert source_files.read_bytes(path) == b"text " * 9
     for wrong in [] if content == CONTENTS[0] else [content[:-7], content[:20]]:
         path.write_bytes(wrong)
         with pytest.raises(ValueError, match="some.gz: truncated or corrupt .* of [0-9]+ bytes"):
-            text_builders.read_bytes(path)
+            source_files.read_bytes(path)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -234,7 +235,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            text_builders.read_bytes(path)
+            source_files.read_bytes(path)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_prepared_sets_that_are_not_such_texts(tmp_path, text_files, text_root):
 
 def test_our_name_prepared_in_another_format(tmp_path, text_files):
     data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=text_files)
-    info = tmp_path / "tiny_shakespeare" / "1.0.0" / "dataset_info.json"
+    [info] = (tmp_path / "tiny_shakespeare").glob("*/1.0.0/dataset_info.json")
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
     with pytest.raises(FileNotFoundError, match="is prepared as tfrecord .*array_record is needed"):
         data.load_text("tiny_shakespeare", data_dir=tmp_path)
@@ -379,7 +380,7 @@ def test_our_name_prepared_in_another_format(tmp_path, text_files):
 
 def source(*names):
     try:
-        return text_builders.read_bytes(text_builders.find_source(REAL, names, ""))
+        return source_files.read_bytes(text_builders.find_source(REAL, names, ""))
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
 
@@ -391,7 +392,7 @@ def test_real_wikitext(tmp_path):
         for split, part in (("train", "train"), ("validation", "valid"), ("test", "test"))
     }
     corpus = data.load_text("wikitext2", data_dir=tmp_path, source_dir=REAL)
-    train, search, validation, test = (getattr(corpus, role) for role in data.STREAM_ROLES)
+    train, search, validation, test = (getattr(corpus, role) for role in data.ROLES)
     assert len(train) + len(search) == 2_088_628 == corpus.vocabulary.counts.sum()
     assert (len(validation), len(test), corpus.vocabulary.size) == (217_646, 245_569, 33_278)
     ends = [int(s.documents[-1]) + 1 for s in (train, search, validation, test)]
@@ -407,7 +408,7 @@ def test_real_wikitext(tmp_path):
 def test_real_tiny_shakespeare(tmp_path):
     content = source("tinyshakespeare.txt", "input.txt")
     corpus = data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=REAL)
-    streams = [getattr(corpus, role) for role in data.STREAM_ROLES]
+    streams = [getattr(corpus, role) for role in data.ROLES]
     assert len(streams[0]) + len(streams[1]) == 1_003_854
     assert [len(s) for s in streams[2:]] == [55_770, 55_770]
     assert "".join(corpus.vocabulary.decode(s.tokens) for s in streams).encode() == content
@@ -419,7 +420,7 @@ def test_real_enwik8(tmp_path):
     assert hashlib.md5(content).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
     corpus = data.load_text("enwik8", data_dir=tmp_path, source_dir=REAL)
     start = documents = 0
-    for role in data.STREAM_ROLES:
+    for role in data.ROLES:
         stream = getattr(corpus, role)
         assert stream.tokens.astype(np.uint8).tobytes() == content[start : start + len(stream)]
         start += len(stream)

@@ -1,4 +1,4 @@
-"""Classification of images: exact metrics, augmentation in training only, arrays of one's own."""
+"""Classification of images: exact metrics, augmentation in training only."""
 
 import dataclasses
 
@@ -10,7 +10,6 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_nets import random_params
 from small_tasks import perceptron, random_images, task_of
 
-from jaxnas import data, tasks
 from jaxnas.training import data_mesh, make_evaluator
 
 TASK, NET = task_of("images"), perceptron()
@@ -105,44 +104,3 @@ def test_nothing_is_held_out_of_the_whole():
     assert rows(train.images[:], train.labels) == rows(images, labels)
     # Standardised as in the search, so that inherited weights see what they know.
     np.testing.assert_array_equal(whole.dataset.mean, TASK.dataset.mean)
-
-
-def test_arrays_are_held_out_in_proportion_and_standardised_by_the_rest():
-    images, labels = np.random.default_rng(0).normal(3, 2, (50, 3, 3)), np.arange(50) % 5
-    dataset = data.from_arrays(images, labels, images[:10], labels[:10], search_fraction=0.2)
-    assert np.bincount(dataset.search.labels).tolist() == [2] * 5
-    assert (len(dataset.train), len(dataset.search), dataset.num_classes) == (40, 10, 5)
-    assert dataset.image_shape == (3, 3, 1) and dataset.train.images.dtype == np.float32
-    assert dataset.mean[0] == pytest.approx(dataset.train.images[:].mean(), rel=1e-5)
-    assert dataset.std[0] == pytest.approx(dataset.train.images[:].std(), rel=1e-5)
-    whole = data.from_arrays(images, labels, images, labels, search_fraction=0)
-    assert whole.search is None and tasks.Images(data=whole).sizes == {"train": 50, "test": 50}
-
-
-IMAGES, LABELS = random_images(10, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"images": IMAGES.reshape(10, 16)}, "images are uint8[10, 16]; expected numbers [n, H, W]"),
-        ({"images": IMAGES.astype(str)}, "expected numbers"),
-        ({"images": IMAGES[:0]}, "images are uint8[0, 4, 4, 1]"),
-        ({"images": np.full((10, 4, 4, 1), np.nan)}, "hold a NaN or an infinity"),
-        ({"test_images": IMAGES[:, :3]}, "expected one size and dtype for both"),
-        ({"test_images": IMAGES.astype(np.float32)}, "expected one size and dtype for both"),
-        ({"labels": LABELS.astype(np.float32)}, "labels are float32[10]; expected integers [n], from 0"),
-        ({"labels": LABELS[:, None]}, "labels are int64[10, 1]; expected integers [n]"),
-        ({"labels": LABELS[:9]}, "10"),
-        ({"test_labels": LABELS[:9]}, "10"),
-        ({"labels": LABELS - 1}, "-1"),
-        ({"search_fraction": 1.0}, "search_fraction"),
-        ({"search_fraction": -0.1}, "search_fraction"),
-        ({"search_fraction": float("nan")}, "search_fraction"),
-    ],
-)
-def test_arrays_that_do_not_fit_each_other_are_refused(changes, message):
-    given = {"images": IMAGES, "labels": LABELS, "test_images": IMAGES, "test_labels": LABELS, **changes}
-    with pytest.raises(ValueError) as error:
-        data.from_arrays(**given)
-    assert message in str(error.value)

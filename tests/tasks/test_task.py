@@ -42,7 +42,7 @@ def test_each_role_has_its_use(kind):
             lambda: tasks.Images(data="digits").sizes,
             "images of 'digits' are not loaded yet; call task.load()",
         ),
-        (lambda: tasks.Language(data="enwik8", length=8).sizes, "text of 'enwik8' is not loaded yet"),
+        (lambda: tasks.Language(data="enwik8", length=8).sizes, "tokens of 'enwik8' are not loaded yet"),
         (lambda: tasks.Images(data="digits", mixup=-1), "Images: mixup is -1, expected at least 0"),
         (lambda: tasks.Images(data="digits", label_smoothing=2), "Images: label_smoothing is 2"),
         (lambda: tasks.Images(data="digits", label_smoothing=float("nan")), "label_smoothing is nan"),

@@ -1,0 +1,278 @@
+"""TFDS builders that prepare images as array_record, without TensorFlow and offline."""
+
+import gzip
+import math
+import os
+import pathlib
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from jaxnas.data import splits
+
+# fmt: off
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)
+# fmt: on
+_IDX = "the original four files {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
+MNIST_WHERE = f"They are {_IDX} of MNIST, compressed or not"
+FASHION_WHERE = (
+    "They are in the Debian package dataset-fashion-mnist (which installs them into"
+    f" /usr/share/datasets/fashion-mnist), or take {_IDX}"
+)
+CIFAR10_WHERE = (
+    "They are data_batch_1.bin to data_batch_5.bin and test_batch.bin of the binary version of CIFAR-10"
+    " (cifar-10-binary.tar.gz, unpacked); the Python version holds pickles, which could run any code"
+)
+CIFAR100_WHERE = (
+    "They are train.bin and test.bin of the binary version of CIFAR-100 (cifar-100-binary.tar.gz,"
+    " unpacked); the Python version holds pickles, which could run any code"
+)
+
+# The images [n, H, W, C] and labels [n] of each split, uint8.
+Arrays = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes, plain or compressed by gzip.
+
+    Args:
+        path: the file; the content decides whether it is compressed, not the name.
+        ndim: expected number of axes, 3 for images and 1 for labels.
+
+    Returns:
+        uint8 with `ndim` axes, read-only.
+
+    Raises:
+        ValueError: not such a file, or truncated; the message says which file, what was expected
+            and what was found.
+    """
+    data = pathlib.Path(path).read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path}: truncated or corrupt gzip file of {len(data)} bytes ({error}); copy it again"
+            ) from error
+    magic = bytes([0, 0, 8, ndim])
+    header = 4 + 4 * ndim
+    if data[:4] != magic:
+        raise ValueError(
+            f"{path}: not an IDX file of bytes with {ndim} axes: expected it to begin with"
+            f" {magic.hex(' ')}, found {data[:4].hex(' ') or 'nothing'}"
+        )
+    if len(data) < header:
+        raise ValueError(f"{path}: truncated: its header has {len(data)} of {header} bytes")
+    shape = struct.unpack(f">{ndim}I", data[4:header])
+    if len(data) - header != math.prod(shape):
+        raise ValueError(
+            f"{path}: expected {math.prod(shape)} bytes for shape {list(shape)}, found"
+            f" {len(data) - header}; copy it again"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def find_idx(folder: str | os.PathLike, name: str, where: str) -> pathlib.Path:
+    """Returns the path of an IDX file, e.g. of name "train-images-idx3-ubyte".
+
+    Found are also the spelling "train-images.idx3-ubyte" and compressed files (".gz").
+
+    Args:
+        folder: where to look.
+        name: of the file.
+        where: a sentence that says where the file is had.
+
+    Raises:
+        FileNotFoundError: none of these is in the folder.
+    """
+    folder = pathlib.Path(folder)
+    dotted = name.replace("-idx", ".idx")
+    for candidate in (name, f"{name}.gz", dotted, f"{dotted}.gz"):
+        if (folder / candidate).is_file():
+            return folder / candidate
+    raise FileNotFoundError(f"{folder} has no file {name} or {name}.gz. {where}")
+
+
+def read_records(path: pathlib.Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Reads a file of CIFAR's binary version.
+
+    Args:
+        path: of records of some label bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
+        label_bytes: 1 of CIFAR-10, 2 of CIFAR-100.
+        num_classes: labels are below.
+
+    Returns:
+        Images uint8 [n, 32, 32, 3] and labels uint8 [n].
+
+    Raises:
+        ValueError: not such a file, or truncated.
+    """
+    data, size = path.read_bytes(), label_bytes + 3 * 32 * 32
+    if not data or len(data) % size:
+        raise ValueError(
+            f"{path}: expected records of {size:,} bytes, found {len(data):,} bytes in all, which are no"
+            " whole number of them; copy it again"
+        )
+    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
+    labels = rows[:, label_bytes - 1]
+    if labels.max() >= num_classes:
+        raise ValueError(f"{path}: expected labels 0 to {num_classes - 1}, found {labels.max()}")
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _inner(folder: str | os.PathLike, name: str) -> pathlib.Path:
+    """The folder that an archive is unpacked to, or the given one that it was unpacked to."""
+    inner = pathlib.Path(folder) / name
+    return inner if inner.is_dir() else pathlib.Path(folder)
+
+
+class _Arrays(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """What the builders below share: all examples of a split are given as two arrays.
+
+    The folder with the original files is TFDS's `DownloadConfig(manual_dir=...)`.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
+    # doesn't install. There are no downloads.
+    code_path = None
+
+    def _dataset_info(self, description: str, image_shape, **label) -> tfds.core.DatasetInfo:
+        # A Tensor, since features.Image needs TensorFlow to encode an array.
+        image = tfds.features.Tensor(shape=image_shape, dtype=np.uint8)
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=description,
+            features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(**label)}),
+            supervised_keys=("image", "label"),
+            disable_shuffling=True,  # The stored order is the order of the origin.
+        )
+
+    def read(self, folder: str | os.PathLike | None) -> Arrays:
+        """Returns all that the original files hold; a bad file is found before anything is written."""
+        raise NotImplementedError
+
+    def _split_generators(self, dl_manager):
+        folder = dl_manager.manual_dir if self.MANUAL_DOWNLOAD_INSTRUCTIONS else None
+        arrays = self.read(folder)
+        return {split: self._generate_examples(*pair) for split, pair in arrays.items()}
+
+    def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator:
+        for i, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+            yield i, {"image": image, "label": label}
+
+
+class Digits(_Arrays, skip_registration=True):
+    """scikit-learn's 1,797 handwritten digits: uint8 [8, 8, 1] from 0 to 16, 10 classes.
+
+    They have no official split. Ours is fixed: 600 for test and 1,197 for train, stratified
+    (`splits.stratified` with seed 0), each in the order of scikit-learn.
+    """
+
+    name = "digits"
+
+    def _info(self):
+        return self._dataset_info("scikit-learn's 8x8 handwritten digits", (8, 8, 1), num_classes=10)
+
+    def read(self, folder):
+        """Returns the digits; there is no folder."""
+        from sklearn.datasets import load_digits
+
+        images, labels = (np.asarray(x, np.uint8) for x in load_digits(return_X_y=True))
+        images = images.reshape(-1, 8, 8, 1)
+        test, train = splits.stratified(labels, 600, seed=0)
+        return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
+
+
+class Mnist(_Arrays, skip_registration=True):
+    """MNIST from its four IDX files: uint8 [28, 28, 1], 10 classes, 60,000 / 10,000."""
+
+    name = "mnist"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = MNIST_WHERE
+
+    def _info(self):
+        return self._dataset_info("MNIST, from IDX files", (28, 28, 1), num_classes=10)
+
+    def read(self, folder):
+        """Returns the images and labels of the four files."""
+        where = self.MANUAL_DOWNLOAD_INSTRUCTIONS
+        return {
+            split: _read_pair(folder, name, where) for split, name in (("train", "train"), ("test", "t10k"))
+        }
+
+
+class FashionMnist(Mnist, skip_registration=True):
+    """Fashion-MNIST from its four IDX files: uint8 [28, 28, 1], 10 classes, 60,000 / 10,000."""
+
+    name = "fashion_mnist"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = FASHION_WHERE
+
+    def _info(self):
+        return self._dataset_info("Fashion-MNIST, from IDX files", (28, 28, 1), names=list(FASHION_CLASSES))
+
+
+def _read_pair(folder: str | os.PathLike, prefix: str, where: str) -> tuple[np.ndarray, np.ndarray]:
+    images_path = find_idx(folder, f"{prefix}-images-idx3-ubyte", where)
+    labels_path = find_idx(folder, f"{prefix}-labels-idx1-ubyte", where)
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    if images.shape[1:] != (28, 28):
+        raise ValueError(f"{images_path}: expected images of 28 x 28, found {images.shape[1:]}")
+    if len(images) != len(labels):
+        raise ValueError(f"{images_path} has {len(images)} images and {labels_path} has {len(labels)} labels")
+    if labels.max(initial=0) > 9:
+        raise ValueError(f"{labels_path}: expected labels 0 to 9, found {labels.max()}")
+    return images[..., None], labels
+
+
+class Cifar10(_Arrays, skip_registration=True):
+    """CIFAR-10 from its binary version: uint8 [32, 32, 3], 10 classes, 50,000 / 10,000."""
+
+    name = "cifar10"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = CIFAR10_WHERE
+
+    def _info(self):
+        return self._dataset_info("CIFAR-10, binary version", (32, 32, 3), names=list(CIFAR10_CLASSES))
+
+    def read(self, folder):
+        """Returns the images and labels of the six files."""
+        names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+        return _read_cifar(_inner(folder, "cifar-10-batches-bin"), names, 1, 10, CIFAR10_WHERE)
+
+
+class Cifar100(_Arrays, skip_registration=True):
+    """CIFAR-100 from its binary version: uint8 [32, 32, 3], 100 fine classes, 50,000 / 10,000."""
+
+    name = "cifar100"
+    MANUAL_DOWNLOAD_INSTRUCTIONS = CIFAR100_WHERE
+
+    def _info(self):
+        return self._dataset_info("CIFAR-100, binary version", (32, 32, 3), num_classes=100)
+
+    def read(self, folder):
+        """Returns the images and fine labels of the two files."""
+        names = {"train": ["train.bin"], "test": ["test.bin"]}
+        return _read_cifar(_inner(folder, "cifar-100-binary"), names, 2, 100, CIFAR100_WHERE)
+
+
+def _read_cifar(
+    folder: pathlib.Path, names: Mapping[str, list[str]], label_bytes: int, num_classes: int, where: str
+) -> Arrays:
+    missing = [name for part in names.values() for name in part if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
+    arrays = {}
+    for split, part in names.items():
+        images, labels = zip(
+            *(read_records(folder / name, label_bytes, num_classes) for name in part), strict=True
+        )
+        arrays[split] = np.concatenate(images), np.concatenate(labels)
+    return arrays

@@ -1,0 +1,160 @@
+"""Labelled examples in roles: images or texts with their classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxnas.data.roles import ROLES
+from jaxnas.data.splits import Split, hold_out
+
+_SHOWN = 5  # Names of classes in a message.
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Labelled:
+    """Labelled examples in disjoint splits.
+
+    Args:
+        name: of the data.
+        train: to train on, without the other splits.
+        search: compares architectures in a search; None if nothing was held out.
+        validation: watches networks that are trained; None for none.
+        test: for the networks that were chosen.
+        classes: the name of each label.
+
+    Raises:
+        ValueError: a split in the place of another, or a label that is no class.
+    """
+
+    name: str
+    train: Split
+    search: Split | None = None
+    validation: Split | None = None
+    test: Split
+    classes: tuple[str, ...]
+
+    def __post_init__(self):
+        for role, split in self.splits.items():
+            split.require(role)
+            if (largest := split.labels.max()) >= len(self.classes):
+                raise ValueError(
+                    f"{self.name}: the {role} split has the label {largest}, and there are"
+                    f" {len(self.classes)} classes, numbered from 0"
+                )
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that there are, by role."""
+        splits = {role: getattr(self, role) for role in ROLES}
+        return {role: split for role, split in splits.items() if split is not None}
+
+    @property
+    def num_classes(self) -> int:
+        """Labels are in [0, num_classes)."""
+        return len(self.classes)
+
+
+def number_labels(
+    labels: Any, classes: Sequence[str] | None, what: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers labels by their classes.
+
+    Args:
+        labels: [n], integers from 0, or strings.
+        classes: the name of each class in the order of their numbers; None for the strings that occur,
+            in alphabetical order, or for all integers up to the largest.
+        what: the labels, for messages.
+
+    Returns:
+        The labels as int32 [n], and the classes.
+
+    Raises:
+        ValueError: labels that are neither, that are in no class, or a number that no label has.
+    """
+    array = np.asarray(labels)
+    strings = array.dtype.kind in "UT" or (
+        array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
+    )
+    if array.ndim != 1 or not len(array) or not (strings or array.dtype.kind in "iu"):
+        raise ValueError(
+            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n], from 0, or strings [n]."
+        )
+    if strings:
+        known = tuple(sorted(set(array.tolist()))) if classes is None else tuple(classes)
+        number = {name: i for i, name in enumerate(known)}
+        wrong = [label for label in array.tolist() if label not in number]
+        if not wrong:
+            return np.array([number[label] for label in array.tolist()], np.int32), known
+    else:
+        wrong = array[array < 0].tolist()
+        if wrong:
+            raise ValueError(
+                f"{what}: {len(wrong):,} are negative, the first is {wrong[0]}; expected integers from 0. "
+                "Leave out examples that have no label."
+            )
+        known = tuple(map(str, range(int(array.max()) + 1))) if classes is None else tuple(classes)
+        wrong = array[array >= len(known)].tolist()
+        if not wrong:
+            missing = sorted(set(range(len(known))) - set(array.tolist()))
+            if missing and classes is None:
+                raise ValueError(
+                    f"{what} are integers up to {len(known) - 1}, and {some(missing)} never occur"
+                    f"{'s' * (len(missing) == 1)}. Number the classes from 0 without a gap, or give the "
+                    "labels as strings."
+                )
+            return array.astype(np.int32), known
+    raise ValueError(
+        f"{what}: {len(wrong):,} are in none of the {len(known)} classes, the first is {wrong[0]!r}. The "
+        f"classes are {some(known)}."
+    )
+
+
+def make_splits(
+    what: str,
+    given: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray]],
+    fractions: Mapping[str, float],
+    seed: int,
+    classes: Sequence[str],
+) -> dict[str, Split]:
+    """Makes the splits of examples, and holds those that are not given out of the training examples.
+
+    Args:
+        what: the data, for messages.
+        given: inputs and labels by role, at least of "train".
+        fractions: what is held out for each role that is not given; see `hold_out`.
+        seed: of what is held out.
+        classes: names of the labels.
+
+    Raises:
+        ValueError: shares that cannot be, or a class of which "train" or a role that is held out of it gets
+            nothing.
+    """
+    inputs, labels = given["train"]
+    wanted = {role: fraction for role, fraction in fractions.items() if role not in given}
+    rows = hold_out(labels, wanted, seed, what)
+    counts = {role: np.bincount(labels[part], minlength=len(classes)) for role, part in rows.items()}
+    short = np.flatnonzero(np.min(list(counts.values()), axis=0) == 0)
+    if len(classes) < 2:
+        raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
+    if len(short):
+        first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
+        divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
+        raise ValueError(
+            f"{what}: the class {classes[first]!r} has {total} example{'s' * (total != 1)}, which are "
+            f"divided as {divided}; each role needs at least one of each class. Give more of it, or choose "
+            f"other fractions than {', '.join(f'{role}_fraction={share}' for role, share in wanted.items())}."
+            + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
+        )
+    parts = {role: ({k: x[part] for k, x in inputs.items()}, labels[part]) for role, part in rows.items()}
+    parts |= {role: part for role, part in given.items() if role != "train"}
+    return {role: Split(role, *part) for role, part in parts.items()}
+
+
+def some(names: Sequence[Any]) -> str:
+    """The first few names for a message, and how many more there are."""
+    shown = ", ".join(str(name) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")

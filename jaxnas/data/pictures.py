@@ -1,0 +1,198 @@
+"""A data set of image files in a folder for each class."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import logging
+from PIL import Image, ImageOps
+
+from jaxnas.data.arrays import image_dataset
+from jaxnas.data.datasets import Dataset
+from jaxnas.data.labelled import some
+
+# What folders of roles are called.
+_ROLES = {
+    "train": "train",
+    "search": "search",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "test": "test",
+}
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits a channel
+_GREY = ("1", "L", "LA")
+# What Pillow raises for damaged files.
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+def from_folder(
+    path: str | os.PathLike,
+    size: int | tuple[int, int] | None = None,
+    *,
+    name: str | None = None,
+    skip_unreadable: bool = False,
+    search_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """Makes a data set of image files, and holds part of the training images out for roles without a folder.
+
+    The folder holds `class/image.png`, or `train/class/image.png` with `test/class/...` and perhaps
+    `validation/...` and `search/...` beside it. Images may lie deeper in the folder of their class. They
+    become uint8 [n, H, W, 1] if all of them are grey, else [n, H, W, 3], without transparency, turned
+    as their EXIF data say. Files that are no images by their names are left out with a warning.
+
+    Args:
+      path: of the folder.
+      size: height and width to which images are scaled, without regard to their proportions, or one number
+        for both; None if they are all of one size.
+      name: of the data; by default that of the folder.
+      skip_unreadable: leave image files out that cannot be read, with a warning, instead of refusing them.
+      search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`, for roles that have no
+        folder.
+
+    Raises:
+      FileNotFoundError: no such folder, or no folders of classes in it.
+      ValueError: images of several sizes without a `size`, or of more than 8 bits; files that cannot be
+        read; classes that differ between the folders of roles, or that have too few images for their roles.
+    """
+    root = pathlib.Path(path).expanduser()
+    if size is not None:
+        size = (size, size) if isinstance(size, int) else tuple(size)
+        if len(size) != 2 or min(size) < 1:
+            raise ValueError(f"from_folder: size is {size}, expected (height, width), at least 1 each.")
+    files, classes = _find(root)
+    paths = [path for paths, _ in files.values() for path in paths]
+    images, rows = _read(paths, root, size, skip_unreadable)
+    given, start = {}, 0
+    for role, (paths, labels) in files.items():
+        kept = slice(*np.searchsorted(rows, [start, start + len(paths)]))
+        given[role] = images[kept], np.array(labels, np.int32)[rows[kept] - start]
+        start += len(paths)
+    fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
+    if "test" not in given and not test_fraction > 0:
+        raise ValueError(
+            f"{root}: test_fraction is {test_fraction} and there is no folder test/; chosen networks are "
+            "measured on the test images, so there must be some."
+        )
+    return image_dataset(name or root.resolve().name, str(root), given, classes, fractions, seed)
+
+
+def _find(root: pathlib.Path) -> tuple[dict[str, tuple[list[pathlib.Path], list[int]]], list[str]]:
+    """The image files with their labels by role, and the classes."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is {'a file' if root.exists() else 'not there'}; expected a folder.")
+    folders = {"train": root}
+    if "train" in _folders(root) and _folders(root / "train"):
+        unknown = [name for name in _folders(root) if name not in _ROLES]
+        if unknown:
+            raise ValueError(
+                f"{root} has the folder train/, and beside it {some(unknown)}; expected only folders of "
+                f"roles: {', '.join(_ROLES)}."
+            )
+        folders = {_ROLES[name]: root / name for name in sorted(_folders(root), key=list(_ROLES).index)}
+    found = {role: _images_by_class(folder) for role, folder in folders.items()}
+    for role, folder in folders.items():
+        if not found[role]:
+            holds = some(sorted(p.name for p in folder.iterdir())) or "nothing"
+            raise FileNotFoundError(
+                f"{folder} has no folders of classes, only {holds}; expected class/image.png, or "
+                "train/class/image.png and test/class/image.png."
+            )
+        empty = [name for name, paths in found[role].items() if not paths]
+        if empty:
+            raise ValueError(
+                f"{folder}: no images in the folders of {some(empty)}; remove these or fill them."
+            )
+        if found[role].keys() != found["train"].keys():
+            only = sorted(found[role].keys() - found["train"].keys())
+            missing = sorted(found["train"].keys() - found[role].keys())
+            raise ValueError(
+                f"{root}: the classes in {folder.name}/ are not those in train/: only in {folder.name}/ are "
+                f"{some(only) or 'none'}; only in train/ are {some(missing) or 'none'}."
+            )
+    classes = sorted(found["train"])
+    files = {
+        role: (
+            [path for name in classes for path in paths[name]],
+            [label for label, name in enumerate(classes) for _ in paths[name]],
+        )
+        for role, paths in found.items()
+    }
+    return files, classes
+
+
+def _folders(root: pathlib.Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _images_by_class(folder: pathlib.Path) -> Mapping[str, list[pathlib.Path]]:
+    """The image files of each class, in the order of their names."""
+    found, others = {}, []
+    for name in _folders(folder):
+        inside = sorted(p for p in (folder / name).rglob("*") if p.is_file() and not p.name.startswith("."))
+        found[name] = [p for p in inside if p.suffix.lower() in _SUFFIXES]
+        others += [str(p.relative_to(folder)) for p in inside if p.suffix.lower() not in _SUFFIXES]
+    if others:
+        logging.warning("%s: %d files are no images and are left out: %s", folder, len(others), some(others))
+    return found
+
+
+def _read(
+    paths: Sequence[pathlib.Path], root: pathlib.Path, size: tuple[int, int] | None, skip: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images of files, uint8 [n, H, W, C], and which of the files they are, int64 [n]."""
+    images: list[Image.Image] = []
+    rows: list[int] = []
+    modes, sizes = collections.Counter(), collections.Counter()
+    unreadable, deep = [], []
+    for row, path in enumerate(paths):
+        try:
+            image, mode = _open(path)
+        except _UNREADABLE as error:
+            unreadable.append(f"{path.relative_to(root)} ({error})")
+            continue
+        modes[mode] += 1
+        sizes[image.height, image.width] += 1
+        if mode not in _BYTES:
+            deep.append(str(path.relative_to(root)))
+        if deep or (size is None and len(sizes) > 1):
+            images.clear()  # They will be refused, and may fill the memory.
+        else:
+            rows.append(row)
+            images.append(image if size is None else image.resize((size[1], size[0])))
+    if unreadable:
+        message = f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}"
+        if not skip:
+            raise ValueError(f"{message}. Copy them again, or leave them out with skip_unreadable=True.")
+        logging.warning("%s; they are left out", message)
+    if deep:
+        raise ValueError(
+            f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them, or "
+            "give their values with data.from_arrays."
+        )
+    if size is None and len(sizes) > 1:
+        shown = [f"{h} x {w} ({count:,})" for (h, w), count in sizes.most_common()]
+        raise ValueError(
+            f"{root}: images are of {len(sizes):,} sizes, height x width: {some(shown)}. Say to which size "
+            "they shall be scaled, as size=(64, 64)."
+        )
+    mode = "L" if modes.keys() <= set(_GREY) else "RGB"
+    if not images:
+        raise ValueError(f"{root}: none of the {len(paths):,} images can be read.")
+    stacked = np.stack([np.asarray(image.convert(mode)) for image in images])
+    return stacked if mode == "RGB" else stacked[..., None], np.array(rows)
+
+
+def _open(path: pathlib.Path) -> tuple[Image.Image, str]:
+    """The image of a file, grey or in colours, and Pillow's mode of it; all errors of Pillow pass."""
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)
+        return image.convert("L" if file.mode in _GREY else "RGB"), file.mode

@@ -1,0 +1,94 @@
+"""Files that a user has: plain or compressed, and text in an encoding that is said."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import zipfile
+import zlib
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
+
+    Args:
+        path: the file; the content decides whether and how it is compressed, not the name.
+
+    Returns:
+        What it holds, not empty.
+
+    Raises:
+        ValueError: empty, truncated or corrupt, or an archive of several files; the message says
+            which file and what was found.
+    """
+    data = pathlib.Path(path).read_bytes()
+    size = len(data)
+    kind = "file"
+    try:
+        if data[:2] == b"\x1f\x8b":
+            kind = "gzip file"
+            data = gzip.decompress(data)
+        elif data[:6] == b"\xfd7zXZ\x00":
+            kind = "xz file"
+            data = lzma.decompress(data)
+        elif data[:4] == b"PK\x03\x04":
+            kind = "zip archive"
+            data = _only_member(path, data)
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path}: truncated or corrupt {kind} of {size} bytes ({error}); copy it again"
+        ) from error
+    if not data:
+        raise ValueError(f"{path}: expected text, found an empty {kind}; copy it again")
+    return data
+
+
+def _only_member(path: str | os.PathLike, data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = [member for member in archive.infolist() if not member.is_dir()]
+        if len(files) != 1:
+            names = ", ".join(file.filename for file in files[:5])
+            raise ValueError(
+                f"{path}: expected a zip archive of one file, found {len(files)} ({names}); unpack"
+                " it and name the folder with its files"
+            )
+        return archive.read(files[0])
+
+
+def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str:
+    """Returns the bytes of a file as text, without a byte order mark.
+
+    Args:
+        path: the file, for messages.
+        data: what it holds.
+        encoding: as Python names it.
+
+    Raises:
+        ValueError: no such encoding, or bytes that it does not have; the message says which file and byte.
+    """
+    try:
+        return data.decode(encoding).removeprefix("\ufeff")
+    except LookupError as error:
+        raise ValueError(f"encoding is {encoding!r}, which Python does not know; try 'latin-1'") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected text in {encoding}, found the byte {data[error.start]:#04x} at offset"
+            f" {error.start:,} ({error.reason}); give its encoding, as encoding='latin-1' or 'utf-16', or"
+            " copy the file again"
+        ) from error
+
+
+def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
+    """Reads a text, plain or compressed; see `read_bytes` and `decode`.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder.
+        ValueError: as `read_bytes` and `decode`.
+    """
+    path = pathlib.Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; expected a file.")
+    return decode(path, read_bytes(path), encoding)

@@ -1,0 +1,135 @@
+"""What the classifications of images and of texts share: roles, batches, loss and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxnas import data as data_lib
+from jaxnas.space import Arch
+from jaxnas.tasks.named import Named
+from jaxnas.tasks.task import Batch, Metric, Sums, apply
+
+METRICS = (
+    Metric("accuracy", "%", "max", lambda sums: sums["correct"] / sums["examples"]),
+    Metric("loss", "nats", "min", lambda sums: sums["nats"] / sums["examples"]),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classification(Named):
+    """Classification of examples one by one, by logits [B, classes].
+
+    Attributes:
+      label_smoothing: probability that is spread over all classes.
+      evaluation_batch_size: examples at a time where networks are evaluated.
+    """
+
+    label_smoothing: float = 0.1
+    evaluation_batch_size: int = 512
+
+    metrics = METRICS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_ranges(label_smoothing=(0, 1))
+        if type(self.evaluation_batch_size) is not int or self.evaluation_batch_size < 1:
+            raise ValueError(
+                f"{type(self).__name__}: evaluation_batch_size is {self.evaluation_batch_size!r}, expected a "
+                "whole number of at least 1."
+            )
+
+    def check_ranges(self, **ranges: tuple[float, float]) -> None:
+        """Raises ValueError for an attribute that is not at least the first number and below the second."""
+        for name, (low, high) in ranges.items():
+            if not low <= getattr(self, name) < high:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self, name)}, expected at least {low} and "
+                    f"below {high}."
+                )
+
+    @property
+    def dataset(self) -> Any:
+        """The data.
+
+        Raises:
+          ValueError: they are not loaded yet.
+        """
+        return self.loaded
+
+    def whole(self) -> Self:
+        """The task whose training examples include those that were held out for the search."""
+        dataset = self.dataset
+        if dataset.search is None:
+            return self
+        train = dataset.train.join(dataset.search)
+        return dataclasses.replace(self, data=dataclasses.replace(dataset, train=train, search=None))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of examples in each role."""
+        return {role: len(split) for role, split in self.dataset.splits.items()}
+
+    def details(self) -> Mapping[str, Any]:
+        """The number of classes."""
+        return {"num_classes": self.dataset.num_classes}
+
+    def batches(self, role: str, batch_size: int, seed: int) -> data_lib.Batches:
+        """Shuffled batches of the network's inputs by name, and "label" int32 [B]; see `Task.batches`."""
+        split = self.part(self.dataset.splits, role, ("train", "search"), "training")
+        return data_lib.Batches(split, batch_size, seed)
+
+    def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
+        """All examples in order, with weights that are 0 for what fills the last batch."""
+        split = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
+        size = min(self.evaluation_batch_size if batch_size is None else batch_size, len(split))
+        return jax.tree.map(lambda x: x[:limit], data_lib.evaluation_batches(split, size))
+
+    def augmented(self, batch: Batch, key: jax.Array) -> tuple[Any, jax.Array]:
+        """The network's inputs in training, and targets float32 [B, classes] before smoothing."""
+        return self.preprocess(batch), self.targets(batch)
+
+    def targets(self, batch: Batch) -> jax.Array:
+        """The classes of a batch, float32 [B, classes], each row with a single 1."""
+        return jax.nn.one_hot(batch["label"], self.dataset.num_classes, dtype=jnp.float32)
+
+    def loss(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+        """Mean cross-entropy in nats; see `Task.loss`. The sums hold "correct", "nats", "examples"."""
+        if train:
+            augment_key, net_key = jax.random.split(key)
+            inputs, targets = self.augmented(batch, augment_key)
+            targets = optax.smooth_labels(targets, self.label_smoothing)
+            weight = jnp.ones(targets.shape[:1], jnp.float32)
+        else:
+            net_key, inputs, targets = None, self.preprocess(batch), self.targets(batch)
+            weight = batch["weight"]
+        logits = apply(net, variables, inputs, arch, net_key, train).astype(jnp.float32)  # [B, classes]
+        if logits.shape != targets.shape:
+            raise ValueError(
+                f"the network gives logits {list(logits.shape)} for a batch of {targets.shape[0]} of "
+                f"{self.dataset.num_classes} classes; expected {list(targets.shape)}"
+            )
+        nats = optax.softmax_cross_entropy(logits, targets)  # [B]
+        # Mixed examples have no label of their own: their likeliest one counts.
+        correct = (jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)).astype(jnp.float32)
+        sums = {
+            "nats": jnp.sum(nats * weight),
+            "correct": jnp.sum(correct * weight),
+            "examples": jnp.sum(weight),
+        }
+        return sums["nats"] / jnp.maximum(sums["examples"], 1), (carry, sums)

@@ -1,0 +1,158 @@
+"""A user's own text file, and labelled sentences in a TSV."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from jaxnas import data, tasks
+
+LINES = "".join(f"line {i} of a caf\u00e9\n" for i in range(100))
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(LINES, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "word"])
+def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text, tokenizer):
+    corpus = data.from_text(text, tokenizer=tokenizer)
+    parts = [corpus.vocabulary.decode(corpus.streams[role].tokens) for role in data.ROLES]
+    if tokenizer == "byte":
+        assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
+    shares = [len(corpus.streams[role]) for role in data.ROLES]
+    expected = np.cumprod([1, 0.95, 0.95])
+    expected = [expected[2] * 0.8, expected[2] * 0.2, expected[1] * 0.05, 0.05]
+    np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)
+    task = tasks.Language(data=corpus, length=8)
+    assert task.name == "book.txt" and list(task.sizes) == list(data.ROLES)
+
+
+def test_a_text_of_several_files_in_any_encoding(text, tmp_path):
+    other = tmp_path / "other.txt.gz"
+    other.write_bytes(gzip.compress("caf\u00e9 2000\n".encode("latin-1")))
+    with pytest.raises(
+        ValueError, match="other.txt.gz: expected text in utf-8, found the byte 0xe9 at offset 3"
+    ):
+        data.from_text(text, test=other)
+    corpus = data.from_text(
+        other, validation=other, test=other, encoding="latin-1", search_fraction=0, name="o"
+    )
+    assert corpus.vocabulary.decode(corpus.train.tokens) == "caf\u00e9 2000\n" and corpus.search is None
+    assert corpus.name == "o" and corpus.test.n_bytes == 11
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes("\ufeff".encode() + LINES.encode())
+    assert data.from_text(marked).train.tokens[0] == ord("l")
+
+
+def test_texts_that_cannot_be_right_are_refused(text, tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.write_bytes(b"")
+    cases = (
+        (
+            lambda: data.from_text(tmp_path / "none.txt"),
+            FileNotFoundError,
+            "none.txt is not there; expected a file",
+        ),
+        (lambda: data.from_text(tmp_path), FileNotFoundError, "is a folder; expected a file"),
+        (lambda: data.from_text(empty), ValueError, "empty.txt: expected text, found an empty file"),
+        (lambda: data.from_text(text, encoding="latin1000"), ValueError, "encoding is 'latin1000'"),
+        (lambda: data.from_text(text, tokenizer="words"), ValueError, "unknown tokenizer 'words'"),
+        (
+            lambda: data.from_text(text, search_fraction=float("nan")),
+            ValueError,
+            "search_fraction must be in",
+        ),
+        (
+            lambda: data.from_text(text, test_fraction=0),
+            ValueError,
+            "test stream of book.txt: cannot hold 0 of",
+        ),
+    )
+    for call, error, message in cases:
+        with pytest.raises(error) as raised:
+            call()
+        assert message in str(raised.value)
+
+
+def rows(count, start=0):
+    words = ("good", "fine", "bad", "poor")
+    return [(f"{words[i % 4]} film {i}", "up" if i % 4 < 2 else "down") for i in range(start, start + count)]
+
+
+def write(path, pairs, header="text\tlabel"):
+    path.write_text("".join(f"{line}\n" for line in [header, *("\t".join(pair) for pair in pairs)] if line))
+    return path
+
+
+def test_labelled_sentences_are_tokens_with_a_mask(tmp_path):
+    path = write(tmp_path / "films.tsv", [*rows(40), ('a\u2028long one, "quoted', "up")])
+    given = data.from_tsv(path, length=3)
+    task = tasks.Text(data=given)
+    assert (given.name, given.classes, given.length) == ("films.tsv", ("down", "up"), 3)
+    assert task.sizes == {"train": 26, "search": 7, "test": 8}
+    batch = task.batches("train", 26, 0).at(0)
+    assert (batch["tokens"].dtype, batch["mask"].dtype, batch["tokens"].shape) == (np.int32, bool, (26, 3))
+    # Words of the training rows alone: all numbers of other rows are unknown.
+    known = {given.vocabulary.words[i] for i in batch["tokens"][batch["mask"]].tolist()}
+    assert {*known, "<unk>", "<eos>"} == set(given.vocabulary.words)
+    assert given.unknown["train"] == 0 and given.unknown["search"] >= 7 and given.unknown["test"] >= 8
+    for tokens, label in zip(batch["tokens"], batch["label"], strict=True):
+        first = given.vocabulary.words[tokens[0]]
+        assert label == (first in ("good", "fine", "a")) or first == "<unk>"
+    # The end of a long text is left out, and that of a short one is filled up.
+    assert sum(given.cut.values()) == 1
+    longer = data.from_tsv(path, length=6)
+    short = longer.train.inputs
+    end = longer.vocabulary.words.index("<eos>")
+    assert (short["tokens"][~short["mask"]] == end).all() and short["mask"].sum(1).min() == 3
+
+
+def test_columns_by_number_and_files_of_their_own(tmp_path):
+    train = write(tmp_path / "a.tsv", [(label, "9", text) for text, label in rows(20)], header="")
+    test = write(tmp_path / "b.tsv", [(label, "9", text) for text, label in rows(8, 100)], header="")
+    given = data.from_tsv(train, test, text=2, label=0, validation_fraction=0.2, max_words=3)
+    assert tasks.Text(data=given).sizes == {"train": 13, "search": 3, "validation": 4, "test": 8}
+    assert given.vocabulary.words[0] == "film" and given.vocabulary.size == 5
+    assert given.unknown["test"] >= 8 and given.train.inputs["mask"].all()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "message"),
+    [
+        ([*rows(20), ("  ", "up")], {}, "line 22 has no word; remove it or mend it"),
+        ([*rows(20), ("good film", "")], {}, "line 22 has no label"),
+        (
+            [*rows(20), ("good", "film", "up")],
+            {},
+            "line 22 has 3 columns, and the first line has 2; 1 of 22 lines",
+        ),
+        (rows(20), {"text": "review"}, "the first line names 0 columns 'review'; it is text, label"),
+        (rows(20), {"text": 1, "label": 2}, "has 2 columns, which tabs part and which are numbered from 0"),
+        (rows(20), {"text": 0}, "text=0 and label='label'; name both columns, or number both"),
+        (rows(20), {"classes": ("up", "flat")}, "10 are in none of the 2 classes, the first is 'down'"),
+        (rows(20), {"length": 0}, "length is 0, expected a whole number"),
+        (rows(20), {"max_words": 1.5}, "max_words is 1.5, expected a whole number"),
+        (rows(20), {"test_fraction": 0.0}, "no test file is given"),
+        (rows(20), {"search_fraction": 1.0}, "search_fraction is 1.0, expected 0 to below 1"),
+        ([*rows(20), ("flat film", "flat")], {}, "the class 'flat' has 1 example, which are divided as"),
+        ([("good film", "up")] * 9, {}, "all labels are 'up'; expected at least two classes"),
+        ([], {}, "labels are float64[0]; expected"),
+    ],
+)
+def test_tables_of_sentences_that_cannot_be_right_are_refused(pairs, options, message, tmp_path):
+    path = write(tmp_path / "films.tsv", pairs)
+    with pytest.raises(ValueError) as error:
+        data.from_tsv(path, **options)
+    assert message in str(error.value)
+
+
+def test_a_label_of_the_test_rows_must_be_one_of_the_training_rows(tmp_path):
+    train, test = write(tmp_path / "a.tsv", rows(20)), write(tmp_path / "b.tsv", [("good", "sideways")])
+    with pytest.raises(
+        ValueError, match="b.tsv: labels: 1 are in none of the 2 classes, the first is 'sideways'"
+    ):
+        data.from_tsv(train, test)

@@ -1,0 +1,160 @@
+"""Image files in folders of classes."""
+
+import logging
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxnas import data, tasks
+
+
+def picture(value, height=4, width=6, mode="RGB"):
+    return Image.fromarray(np.full((height, width, 3), value, np.uint8)).convert(mode)
+
+
+def write(root, tree, **options):
+    """Makes folders of pictures: {"train/cat": 5} is five of them, each of a brightness of its own."""
+    for number, (folder, count) in enumerate(tree.items()):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            picture(20 * number + i, **options).save(root / folder / f"{i:02}.png")
+    return root
+
+
+def test_a_folder_of_classes_is_divided_among_the_roles(tmp_path):
+    write(tmp_path / "pets", {"cat": 10, "dog": 10})
+    given = data.from_folder(tmp_path / "pets")
+    assert (given.name, given.classes, given.image_shape) == ("pets", ("cat", "dog"), (4, 6, 3))
+    assert tasks.Images(data=given).sizes == {"train": 13, "search": 3, "test": 4}
+    seen = set()
+    for split in given.splits.values():
+        values = split.images[:, 0, 0, 0]
+        assert (values // 20 == split.labels).all()
+        seen |= set(values.tolist())
+    assert seen == {*range(10), *range(20, 30)}
+    again, other = (data.from_folder(tmp_path / "pets", seed=seed) for seed in (0, 1))
+    np.testing.assert_array_equal(again.train.images, given.train.images)
+    assert (other.train.images != given.train.images).any()
+
+
+def test_folders_of_roles_are_taken_as_they_are(tmp_path):
+    roles = {"train": 5, "val": 2, "test": 3}
+    write(tmp_path, {f"{role}/{name}": n for role, n in roles.items() for name in ("cat", "dog")}, mode="L")
+    given = data.from_folder(tmp_path, search_fraction=0.4)
+    assert tasks.Images(data=given).sizes == {"train": 6, "search": 4, "validation": 4, "test": 6}
+    assert given.image_shape == (4, 6, 1)
+    assert sorted(given.validation.images[:, 0, 0, 0].tolist()) == [40, 41, 60, 61]
+
+
+def test_grey_and_coloured_images_turned_and_scaled(tmp_path):
+    write(tmp_path, {"cat": 5, "dog": 5})
+    picture(255, mode="L").save(tmp_path / "cat" / "grey.jpg")
+    picture(255, mode="P").save(tmp_path / "dog" / "palette.gif")
+    turned = picture(255)
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.resize((4, 6)).save(tmp_path / "dog" / "turned.jpg", exif=exif)
+    (tmp_path / "cat" / "deeper").mkdir()
+    picture(255).save(tmp_path / "cat" / "deeper" / "upper.PNG")
+    given = data.from_folder(tmp_path)
+    assert given.image_shape == (4, 6, 3)
+    assert sum((split.images == 255).all((1, 2, 3)).sum() for split in given.splits.values()) == 4
+    assert data.from_folder(tmp_path, 8).image_shape == (8, 8, 3)
+    assert data.from_folder(tmp_path, size=(5, 2)).image_shape == (5, 2, 3)
+
+
+def test_files_that_are_no_images_are_named_and_left_out(tmp_path, caplog):
+    write(tmp_path, {"cat": 5, "dog": 5})
+    (tmp_path / "cat" / "notes.txt").write_text("")
+    (tmp_path / "cat" / ".hidden.png").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert sum(tasks.Images(data=data.from_folder(tmp_path)).sizes.values()) == 10
+    assert "1 files are no images and are left out: cat/notes.txt" in caplog.text
+
+
+def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
+    write(tmp_path, {"cat": 6, "dog": 6})
+    whole = (tmp_path / "cat" / "00.png").read_bytes()
+    (tmp_path / "cat" / "00.png").write_bytes(whole[:-25])
+    (tmp_path / "dog" / "05.png").write_bytes(b"no picture")
+    message = r"2 of 12 images cannot be read: cat/00.png \(.*\), dog/05.png \(.*skip_unreadable=True"
+    with pytest.raises(ValueError, match=message):
+        data.from_folder(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        given = data.from_folder(tmp_path, skip_unreadable=True)
+    assert "2 of 12 images cannot be read" in caplog.text
+    values = np.concatenate([split.images[:, 0, 0, 0] for split in given.splits.values()])
+    labels = np.concatenate([split.labels for split in given.splits.values()])
+    assert sorted(zip(values.tolist(), labels.tolist(), strict=True)) == [
+        *((i, 0) for i in range(1, 6)),
+        *((20 + i, 1) for i in range(5)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tree", "change", "error", "message"),
+    [
+        ({}, None, FileNotFoundError, "has no folders of classes, only nothing; expected class/image.png"),
+        (
+            {},
+            lambda root: picture(1).save(root / "a.png"),
+            FileNotFoundError,
+            "has no folders of classes, only a.png; expected class/image.png",
+        ),
+        ({"cat": 5}, None, ValueError, "all labels are 'cat'; expected at least two classes"),
+        ({"cat": 5, "dog": 0}, None, ValueError, "no images in the folders of dog"),
+        (
+            {"cat": 9, "dog": 2},
+            None,
+            ValueError,
+            "the class 'dog' has 2 examples, which are divided as 2 for train, 0 for test, 0 for search",
+        ),
+        (
+            {"cat": 5, "dog": 5},
+            lambda root: picture(1, 8).save(root / "cat" / "new.png"),
+            ValueError,
+            r"images are of 2 sizes, height x width: 4 x 6 \(10\), 8 x 6 \(1\). Say .* size=\(64, 64\)",
+        ),
+        (
+            {"cat": 5, "dog": 5},
+            lambda root: Image.fromarray(np.zeros((4, 6), np.uint16)).save(root / "cat" / "deep.png"),
+            ValueError,
+            "1 images have more than 8 bits a channel: cat/deep.png",
+        ),
+        (
+            {"train/cat": 5, "train/dog": 5, "test/cat": 3, "test/bird": 2},
+            None,
+            ValueError,
+            "only in test/ are bird; only in train/ are dog",
+        ),
+        (
+            {"train/cat": 5, "train/dog": 5, "tset/cat": 3},
+            None,
+            ValueError,
+            "and beside it tset; expected only",
+        ),
+    ],
+)
+def test_folders_that_cannot_be_right_are_refused(tree, change, error, message, tmp_path):
+    write(tmp_path, tree)
+    if change:
+        change(tmp_path)
+    with pytest.raises(error, match=message):
+        data.from_folder(tmp_path)
+
+
+def test_folders_that_are_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name, message in (("file", "is a file; expected a folder"), ("nowhere", "is not there; expected")):
+        with pytest.raises(FileNotFoundError, match=message):
+            data.from_folder(tmp_path / name)
+    write(tmp_path / "pets", {"cat": 5, "dog": 5})
+    for option, message in (
+        ({"size": 0}, r"size is \(0, 0\), expected"),
+        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), expected \(height, width\)"),
+        ({"test_fraction": 0.0}, "test_fraction is 0.0 and there is no folder test/"),
+        ({"search_fraction": float("nan")}, "search_fraction is nan, expected 0 to below 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            data.from_folder(tmp_path / "pets", **option)

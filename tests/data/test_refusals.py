@@ -1,0 +1,114 @@
+"""What cannot be right is refused where data and tasks are made, and the message says what was given."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small_tasks import random_images, task_of
+
+from jaxnas import data, tasks
+
+IMAGES, LABELS = random_images(40, 0)[0], np.arange(40) % 2
+GIVEN = IMAGES, LABELS, IMAGES, LABELS
+STREAM = task_of("language").corpus.train
+SENTENCES = task_of("text").dataset
+NAN = float("nan")
+
+
+def stream(tokens):
+    return data.Stream("train", tokens, np.zeros(len(tokens), np.int32), 9)
+
+
+def corpus(tokens):
+    return dataclasses.replace(task_of("language").corpus, train=stream(tokens))
+
+
+def sentences(tokens):
+    inputs = {**SENTENCES.train.inputs, "tokens": tokens}
+    return dataclasses.replace(SENTENCES, train=data.Split("train", inputs, SENTENCES.train.labels))
+
+
+TOKENS = np.array(SENTENCES.train.inputs["tokens"])
+CASES = {
+    "a token beyond the vocabulary": (
+        lambda: corpus(np.array([0, 256], np.int32)),
+        "the train stream has the token 256, and the vocabulary has 256",
+    ),
+    "a negative token": (
+        lambda: stream(np.array([0, -1], np.int32)),
+        "has the token -1; tokens are numbered",
+    ),
+    "tokens as floats": (
+        lambda: stream(np.zeros(4, np.float32)),
+        "tokens must be int32 [n], got float32 [4]",
+    ),
+    "a word beyond the vocabulary": (
+        lambda: sentences(TOKENS + 3),
+        "has the token 8; tokens are from 0 to 5",
+    ),
+    "a negative word": (lambda: sentences(TOKENS - 1), "has the token -1; tokens are from 0 to 5"),
+    "words as floats": (lambda: sentences(TOKENS.astype(np.float32)), "has tokens float32[64, 7] and a mask"),
+    "a label in no class": (
+        lambda: dataclasses.replace(data.from_arrays(*GIVEN), classes=("cat",)),
+        "has the label 1, and there are 1 classes, numbered from 0",
+    ),
+    "another number of channels": (
+        lambda: data.from_arrays(*GIVEN[:2], IMAGES.repeat(3, -1), LABELS),
+        "images are uint8[40, 4, 4, 1] and test_images uint8[40, 4, 4, 3]",
+    ),
+    "one image left to train on": (
+        lambda: data.from_arrays(*GIVEN, search_fraction=39 / 40),
+        "20 examples, which are divided as 0 for train, 20 for search",
+    ),
+    "a fraction that is no number": (
+        lambda: data.from_arrays(*GIVEN, search_fraction=NAN),
+        "search_fraction is nan, expected 0 to below 1",
+    ),
+    "a fraction of a named set that is no number": (
+        lambda: tasks.Images(data="digits", search_fraction=NAN),
+        "Images: search_fraction is nan, expected at least 0 and below 1",
+    ),
+    "a fraction of a named text that is no number": (
+        lambda: tasks.Language(data="enwik8", length=8, search_fraction=NAN),
+        "Language: search_fraction is nan",
+    ),
+    "a negative mixup": (
+        lambda: tasks.Images(data="digits", mixup=-1),
+        "Images: mixup is -1, expected at least 0",
+    ),
+    "too much smoothing": (
+        lambda: tasks.Text(data=SENTENCES, label_smoothing=2),
+        "Text: label_smoothing is 2, expected at least 0 and below 1",
+    ),
+    "data of another task": (
+        lambda: tasks.Images(data=task_of("language").corpus),
+        "Images: data is a Corpus; expected a name, or what data.from_arrays, data.from_folder or data.load",
+    ),
+    "texts by name": (
+        lambda: tasks.Text(data="imdb"),
+        "Text: data is 'imdb'; expected what data.from_tsv returns",
+    ),
+    "arrays in place of a data set": (
+        lambda: tasks.Images(data=IMAGES),
+        "Images: data is a ndarray; expected",
+    ),
+    "batches of half an image": (
+        lambda: tasks.Images(data="digits", evaluation_batch_size=2.5),
+        "evaluation_batch_size is 2.5, expected a whole number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_right_is_refused(case):
+    make, message = CASES[case]
+    with pytest.raises(ValueError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_a_search_split_must_leave_each_class_to_train_on(tmp_path):
+    with pytest.raises(
+        ValueError, match="1,196 of 1,197 images held out for a search, 1 are left to train on"
+    ):
+        data.load("digits", data_dir=tmp_path, search_size=1196)
