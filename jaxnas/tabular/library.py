@@ -8,10 +8,21 @@ from jaxnas.tabular import files, nasbench201, nasbench_graph, transformers
 from jaxnas.tabular.table import Table
 
 _MAKERS = {
-    "nasbench201": (nasbench201.FILE, nasbench201.table),
     **{
-        name: (nasbench_graph.FILE, functools.partial(nasbench_graph.table, name))
-        for name in (f"nasbench_graph_{data}" for data in nasbench_graph.SETS)
+        name: (nasbench201.FILES[data], functools.partial(nasbench201.table, name, data=data))
+        for name, data in (
+            ("nasbench201", "cifar10"),
+            ("nasbench201_cifar100", "cifar100"),
+            ("nasbench201_imagenet16_120", "imagenet16_120"),
+        )
+    },
+    **{
+        f"nasbench_graph_{data}": (
+            nasbench_graph.FILES[stem],
+            functools.partial(nasbench_graph.table, f"nasbench_graph_{data}"),
+        )
+        for stem, sets in nasbench_graph.SETS.items()
+        for data in sets
     },
     "hwgpt_s": (transformers.HWGPT_FILE, functools.partial(transformers.hwgpt, "hwgpt_s")),
     **{
@@ -22,7 +33,7 @@ _MAKERS = {
 
 
 def names() -> list[str]:
-    """Returns the names that `load` knows."""
+    """The names that `load` knows."""
     return list(_MAKERS)
 
 

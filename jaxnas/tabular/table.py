@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ class Table:
     hold does not matter.
 
     Attributes:
-      name: of the table.
+      name: of the table, for messages.
       space: the search space.
       metrics: float32 [rows] by name; NaN where a metric is unknown.
       codes: the architecture of each row as `space.encode` writes it, canonical; int32
@@ -32,6 +32,12 @@ class Table:
       pool: the rows are a sample of a larger space: search among `codes`.
       objectives: "max" or "min" by metric: which way is better.
       index: finds the row of a code.
+      equals: finds the row of an equal network for the code of a canonical form; None without
+        `canonical_form`.
+      canonical_form: from an architecture to the form that all equal networks share, traceable.
+      features: from an architecture to the inputs of a predictor, traceable; None: one-hot decisions.
+      tokens: from an architecture to the tokens of a Transformer, as `predictors.tokens` gives them,
+        traceable; None: the decisions.
     """
 
     name: str
@@ -42,6 +48,10 @@ class Table:
     pool: bool
     objectives: dict[str, str]
     index: index_lib.Index
+    equals: index_lib.Index | None = None
+    canonical_form: Callable[[Arch], Arch] | None = None
+    features: Callable[[Arch], Any] | None = None
+    tokens: Callable[[Arch], dict[str, jax.Array]] | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -71,40 +81,50 @@ class Table:
             )
 
     def row(self, arch: Arch) -> jax.Array:
-        """Returns the row of an architecture, int32 []; -1 where it has none."""
-        return self.index.find(self.space.encode(self.space.canonical(arch)))
+        """The row of an architecture, int32 []; -1 where it has none.
+
+        An architecture without a row of its own has that of an equal network, where the table knows
+        which networks are equal (`canonical_form`).
+        """
+        row = self.index.find(self.space.encode(self.space.canonical(arch)))
+        if self.canonical_form is None or self.equals is None:
+            return row
+        equal = self.equals.find(_forms(self.space, self.canonical_form, arch))
+        return jnp.where(row >= 0, row, equal)
 
     def metric(self, name: str) -> "Metric":
-        """Returns a function from an architecture to one metric, float32 []; NaN without a row.
+        """A function from an architecture to one metric, float32 []; NaN without a row.
 
-        Raises ValueError for an unknown metric.
+        Raises:
+          ValueError: an unknown metric.
         """
         self._check_metric(name)
         return Metric(self, name)
 
     def lookup(self, arch: Arch) -> dict[str, jax.Array]:
-        """Returns all metrics of an architecture, float32 [] each; NaN where it has no row."""
+        """All metrics of an architecture, float32 [] each; NaN where it has no row."""
         row = self.row(arch)
         return {name: _gather(values, row) for name, values in self.metrics.items()}
 
     def canonical(self, arch: Arch) -> Arch:
-        """Returns the architecture of the first row of the same class.
+        """The architecture of the first row of the same class.
 
         That stands for all architectures of the same network: with it a search queries a network
         once. Where such rows were measured each for itself (as in nasbench201, trained anew), only
         the metrics of this one row are then seen. An architecture without a row stays as it is,
         but for inactive elements, which are 0.
         """
-        code = self.space.encode(self.space.canonical(arch))
-        row = self.index.find(code)
+        code, row = self.space.encode(self.space.canonical(arch)), self.row(arch)
         first = jnp.asarray(self.codes)[jnp.asarray(self.representatives)[jnp.maximum(row, 0)]]
         return self.space.decode(jnp.where(row[..., None] >= 0, first, code))
 
     def best(self, name: str) -> tuple[Arch, float]:
-        """Returns the architecture with the best value of a metric, and that value; on the host.
+        """The architecture with the best value of a metric, and that value; on the host.
 
         Of equal values, the first row.
-        Raises ValueError for an unknown metric, one without an objective, or one of NaN only.
+
+        Raises:
+          ValueError: an unknown metric, one without an objective, or one of NaN only.
         """
         self._check_metric(name)
         if name not in self.objectives:
@@ -132,12 +152,22 @@ class Metric:
     name: str
 
     def __call__(self, arch: Arch) -> jax.Array:
-        """Returns the metric of an architecture, float32 []; NaN where it has no row."""
+        """The metric of an architecture, float32 []; NaN where it has no row."""
         return _gather(self.table.metrics[self.name], self.table.row(arch))
 
 
 def _gather(values: np.ndarray, row: jax.Array) -> jax.Array:
     return jnp.where(row >= 0, jnp.asarray(values)[jnp.maximum(row, 0)], jnp.float32(jnp.nan))
+
+
+def _forms(space: Space, canonical: Callable[[Arch], Arch], archs: Arch) -> jax.Array:
+    """The codes int32 [..., length] of the canonical forms of architectures with any leading axes."""
+    codes = space.encode(archs)
+
+    def form(code: jax.Array) -> jax.Array:
+        return space.encode(space.canonical(canonical(space.decode(code))))
+
+    return jax.vmap(form)(codes.reshape(-1, space.length)).reshape(codes.shape)
 
 
 def from_arrays(
@@ -147,6 +177,10 @@ def from_arrays(
     metrics: Mapping[str, Any],
     objectives: Mapping[str, str] | None = None,
     classes: Any = None,
+    *,
+    canonical: Callable[[Arch], Arch] | None = None,
+    features: Callable[[Arch], Any] | None = None,
+    tokens: Callable[[Arch], dict[str, jax.Array]] | None = None,
 ) -> Table:
     """Makes a table of architectures and their metrics.
 
@@ -155,11 +189,18 @@ def from_arrays(
       space: the search space.
       archs: a batch of hard architectures, leading axis [rows].
       metrics: numbers [rows] by name; NaN where unknown.
-      objectives: "max" or "min" by metric; only `Table.best` needs them.
+      objectives: "max" or "min" by metric; needed for what is searched for.
       classes: ints [rows], equal for rows of the same network; by default every row is its own.
+      canonical: a traceable function from an architecture to the form that all equal networks share,
+        instead of `classes`: it knows equal networks that have no row of their own, too.
+      features: a traceable function from an architecture to the inputs of a predictor; by default
+        predictors see the decisions.
+      tokens: the same for a Transformer; see `predictors.tokens`.
 
-    Raises ValueError if an architecture is not in the space or is there twice, if a metric is not
-    numeric, or if lengths or names disagree.
+    Raises:
+      ValueError: an architecture is not in the space or is there twice, a metric is not numeric or
+        is infinite, lengths or names disagree, or `canonical` or `features` fail on the smallest
+        architecture.
     """
     space.check(archs)
     with jax.ensure_compile_time_eval():
@@ -178,7 +219,22 @@ def from_arrays(
             f"{space.to_dict(space.decode(codes[a]))}; keep one of them, or average "
             "their metrics."
         )
-    return make(name, space, codes, metrics, objectives or {}, classes, pool=len(codes) < space.cardinality)
+    for label, function in (("canonical", canonical), ("features", features), ("tokens", tokens)):
+        _check_function(name, space, label, function)
+    equals = None
+    if canonical is not None:
+        if classes is not None:
+            raise ValueError(f"{name}: give classes or canonical, and not both.")
+        with jax.ensure_compile_time_eval():
+            forms = np.asarray(_forms(space, canonical, space.decode(codes)))
+        different, first, classes = np.unique(forms, axis=0, return_index=True, return_inverse=True)
+        classes = classes.reshape(-1)
+        equals = index_lib.make(space.sizes, different, first)
+    pool = len(codes) < space.cardinality
+    table = make(name, space, codes, metrics, objectives or {}, classes, pool=pool)
+    return dataclasses.replace(
+        table, equals=equals, canonical_form=canonical, features=features, tokens=tokens
+    )
 
 
 def make(
@@ -193,9 +249,12 @@ def make(
 ) -> Table:
     """Makes a table of codes that are known to be distinct, canonical and in the space.
 
-    Raises ValueError as `from_arrays` does for metrics, objectives and classes.
+    Raises:
+      ValueError: as `from_arrays`, for metrics, objectives and classes.
     """
     rows = len(codes)
+    if not metrics:
+        raise ValueError(f"{name}: there are no metrics; a table has at least one number for each row.")
     values = {key: _read_only(_column(name, key, x, rows)) for key, x in metrics.items()}
     for key, objective in objectives.items():
         if key not in values:
@@ -225,6 +284,22 @@ def make(
     )
 
 
+def _check_function(name: str, space: Space, label: str, function: Any) -> None:
+    """Checks that a function of an architecture can be traced, and that `canonical` gives another."""
+    if function is None:
+        return
+    try:
+        made = jax.eval_shape(function, space.smallest())
+        if label == "canonical":
+            jax.eval_shape(space.encode, made)
+    except Exception as error:  # whatever the user's own function raises
+        raise ValueError(
+            f"{name}: {label} must be a traceable function of one architecture"
+            f"{' to another one' if label == 'canonical' else ''}; on the smallest architecture it "
+            f"failed with {type(error).__name__}: {error}"
+        ) from error
+
+
 def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
     values = np.asarray(values)
     if values.dtype.kind not in "fiub":
@@ -234,7 +309,15 @@ def _column(name: str, metric: str, values: Any, rows: int) -> np.ndarray:
             f"{name}: metric {metric!r} has shape {list(values.shape)}, expected one "
             f"number for each of the {rows} rows."
         )
-    return values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        column = values.astype(np.float32)
+    if np.isinf(column).any():
+        row = int(np.argmax(np.isinf(column)))
+        raise ValueError(
+            f"{name}: metric {metric!r} is {values[row]} in row {row} (from 0), expected finite numbers "
+            "of float32; NaN stands for one that is unknown."
+        )
+    return column
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

