@@ -9,11 +9,12 @@ import re
 import xml.etree.ElementTree
 
 import pytest
+import small_tasks
 import workdirs
 
-from jaxnas import report
+from jaxnas import report, runs
+from jaxnas.report import live, read_run, scatter, svg, words
 from jaxnas.report import result as result_lib
-from jaxnas.report import scatter, svg, words
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 
 BLOCKS = {"td", "th", "p", "div", "dt", "dd", "h2", "li", "text"}
@@ -588,3 +589,40 @@ def test_accuracy_alone_has_a_standard_error():
     score = MetricOf(name="F1", unit="%", direction="max")
     assert words.standard_error(task, score, "test", 0.8) is None
     assert words.standard_error(task, workdirs.ACCURACY, "search", 0.8) is None
+
+
+def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
+    finished = read_run(roots["vision"]).result
+    for name in ("metrics.jsonl", "search/history.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    given = finished.task, finished.space, "The search is on its way."
+
+    empty = live.write(tmp_path, *given).read_text()
+    assert "Nothing is recorded yet" in empty and '<meta http-equiv="refresh" content="5">' in empty
+
+    (tmp_path / "metrics.jsonl").write_bytes((roots["vision"] / "metrics.jsonl").read_bytes())
+    trained = live.write(tmp_path, *given).read_text()
+    assert "Training the supernet" in trained and "Best so far" not in trained
+
+    lines = (roots["vision"] / "search" / "history.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "search" / "history.jsonl").write_bytes(b"".join(lines[:30]) + lines[30][:20])
+    searched = live.write(tmp_path, *given, searches=finished.searches, reload=None).read_text()
+    best = max(json.loads(line)["score"] for line in lines[:30])
+    assert f"Best so far: {100 * best:.1f}" in searched.replace("\N{NO-BREAK SPACE}", " ")
+    assert "The search is on its way." in searched and "refresh" not in searched
+
+
+def test_a_live_page_is_written_only_now_and_then(roots, tmp_path):
+    times = iter([0.0, 0.0, 3.0, 5.0, 6.0])
+    task, space = small_tasks.task_of("images"), small_tasks.net_of("images").space
+    page = runs.LivePage(task, space, tmp_path, every=5.0, clock=lambda: next(times))
+    page.end("Nothing was done.")
+    assert not (tmp_path / "report.html").exists()  # a finished page is not replaced for nothing
+    page.update("First.")
+    assert "First." in (tmp_path / "report.html").read_text()
+    page.update("Second.")
+    assert "First." in (tmp_path / "report.html").read_text()
+    page.update("Third.")
+    assert "Third." in (tmp_path / "report.html").read_text()
+    page.end("Done.")
+    assert "refresh" not in (tmp_path / "report.html").read_text()
