@@ -4,15 +4,22 @@
       --strategies=random,regularized_evolution,reinforce_transformer --workdir=runs/compare
 
 Strategies see the search metric (validation) only; reported is another metric (test) of the incumbent.
-A strategy of your own is module:function, from (table, evaluations) to a strategy. What is done is
-kept in the workdir: the same command goes on, and another one with more strategies adds them. Ends
-with a table, comparison.json and report.html.
+A strategy of your own is module:function, from (table, evaluations) to a strategy. A table of your own
+is module:function, without arguments, or a CSV file, whose metrics --objectives names; each other column
+is then a choice:
+
+  python -m experiments.compare --benchmark=my.csv --objectives=accuracy=max,seconds=min --seeds=200 \\
+      --evaluations=30 --strategies=random,gaussian_process,my_module:my_strategy --workdir=runs/mine
+
+What is done is kept in the workdir: the same command goes on, and another one with more strategies adds
+them. Where the code of a strategy has changed, its searches are run again. Ends with a table,
+comparison.json and report.html.
 
 With a strategy that races over fidelities (hyperband, successive_halving) all are compared at equal
 simulated seconds: its budget is the time of so many mean full trainings, each evaluation costs what
 the table says, and the incumbent is of the highest fidelity.
 
-  python -m experiments.compare --seeds=200 --evaluations=200 --at=20,50,100,200 \
+  python -m experiments.compare --seeds=200 --evaluations=200 --at=20,50,100,200 \\
       --strategies=random,regularized_evolution,hyperband --workdir=runs/seconds
 """
 
@@ -20,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 import time
 from typing import Any
@@ -27,17 +35,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg  # noqa: F401 (brings the BLAS whose threads are limited below)
 from absl import app, flags, logging
+from threadpoolctl import threadpool_limits
 
-from experiments import binary
+from experiments import binary, tables
 from experiments import strategies as strategies_lib
 from jaxnas import files, search, stats, tabular
 from jaxnas.report import comparison
+from jaxnas.tabular import files as table_files
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Progress
 from jaxnas.training.workdir import open_workdir
 
-_BENCHMARK = flags.DEFINE_string("benchmark", "nasbench201", "Name of the table.")
+_BENCHMARK = flags.DEFINE_string(
+    "benchmark", "nasbench201", "Name of the table, path/to/my.csv, or module:function."
+)
+_OBJECTIVES = flags.DEFINE_list(
+    "objectives", [], "The metrics of a CSV file: accuracy=max,seconds=min. Each other column is a choice."
+)
+_IGNORE = flags.DEFINE_list("ignore", [], "Columns of a CSV file that are neither metrics nor choices.")
 _STRATEGIES = flags.DEFINE_list(
     "strategies",
     ["random", "local", "regularized_evolution"],
@@ -46,8 +63,14 @@ _STRATEGIES = flags.DEFINE_list(
 _SEEDS = flags.DEFINE_integer("seeds", 1000, "Searches of each strategy.", lower_bound=1)
 _EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Of each search.", lower_bound=1)
 _CHUNK = flags.DEFINE_integer("chunk", 200, "Searches that run at once.", lower_bound=1)
-_METRIC = flags.DEFINE_string("metric", "validation_accuracy", "What the strategies see.")
-_REPORT = flags.DEFINE_string("report_metric", "test_accuracy", "What is reported.")
+_METRIC = flags.DEFINE_string(
+    "metric",
+    None,
+    "What the strategies see; by default validation_accuracy, else the first metric with an objective.",
+)
+_REPORT = flags.DEFINE_string(
+    "report_metric", None, "What is reported; by default test_accuracy, else what the strategies see."
+)
 _AT = flags.DEFINE_list(
     "at", [], "Evaluations (or full trainings' seconds) after which the result is printed, too."
 )
@@ -90,10 +113,32 @@ def build(make: strategies_lib.Make, name: str, table: tabular.Table) -> Any:
     return strategy
 
 
+def source_of(make: strategies_lib.Make, strategy: Any) -> str:
+    """The SHA-256 of the code of a strategy: of the modules of its class and of the function that made it.
+
+    What these import is not looked at.
+    """
+    texts = set()
+    for one in (make, type(strategy)):
+        try:
+            texts.add(inspect.getsource(inspect.getmodule(one) or one))
+        except (OSError, TypeError):  # made without a file, as in an interactive session
+            texts.add(getattr(one, "__qualname__", repr(type(one))))
+    return files.sha256("".join(sorted(texts)).encode())
+
+
 def run_strategy(
-    strategy: Any, evaluate: Any, seeds: int, chunk: int, folder: pathlib.Path, label: str
+    strategy: Any, evaluate: Any, seeds: int, chunk: int, folder: pathlib.Path, label: str, source: str
 ) -> dict[str, np.ndarray]:
     """All searches of one strategy, chunk by chunk, each kept as soon as it is done.
+
+    Args:
+      strategy: to be run.
+      evaluate: from a batch of architectures to scores; see `search.scan`.
+      seeds, chunk: how many searches, and how many of them at once.
+      folder: where chunks are kept.
+      label: of the progress.
+      source: digest of the strategy's code; chunks of other code are run again.
 
     Returns:
       codes int32 [S, N, L], scores float32 [S, N], seconds float64 [chunks] without compiling; of a
@@ -101,7 +146,7 @@ def run_strategy(
       evaluation, float32 [S, N].
     """
     folder.mkdir(parents=True, exist_ok=True)
-    names = {"codes", "scores", "seconds"} | (
+    names = {"codes", "scores", "seconds", "source"} | (
         {"fidelity", "spent"} if strategy.fidelities is not None else set()
     )
     parts, program = [], None
@@ -110,7 +155,7 @@ def run_strategy(
         for first in range(0, seeds, chunk):
             size = min(chunk, seeds - first)
             path = folder / f"{_SEED.value + first}-{size}.npz"
-            part = read_part(path, size, names)
+            part = read_part(path, size, names, source)
             if part is None:
                 numbers = jnp.arange(first, first + size) + _SEED.value
                 keys = jax.vmap(jax.random.key)(numbers)
@@ -118,24 +163,27 @@ def run_strategy(
                     program = many.lower(keys).compile()
                 start = time.perf_counter()
                 state = jax.block_until_ready(program(keys))
-                part = {"seconds": np.asarray(time.perf_counter() - start)}
+                part = {"seconds": np.asarray(time.perf_counter() - start), "source": np.asarray(source)}
                 part |= {"codes": np.asarray(state.codes), "scores": np.asarray(state.scores)}
                 more = jax.vmap(strategy.columns)(state)
                 part |= {"spent" if name == "seconds" else name: np.asarray(x) for name, x in more.items()}
                 files.write_arrays(path, part)
             parts.append(part)
             progress.update(first + size)
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in names - {"seconds"}}
+    joined = {name: np.concatenate([p[name] for p in parts]) for name in names - {"seconds", "source"}}
     return joined | {"seconds": np.asarray([p["seconds"] for p in parts])}
 
 
-def read_part(path: pathlib.Path, searches: int, names: set[str]) -> dict[str, np.ndarray] | None:
+def read_part(
+    path: pathlib.Path, searches: int, names: set[str], source: str
+) -> dict[str, np.ndarray] | None:
     """The searches of a chunk that are done; None, with a warning, where they must be run again.
 
     Args:
       path: of the chunk.
       searches: how many it has.
       names: of the arrays that it has.
+      source: the digest of the strategy's code.
     """
     if not path.exists():
         return None
@@ -148,6 +196,9 @@ def read_part(path: pathlib.Path, searches: int, names: set[str]) -> dict[str, n
         logging.warning(
             "%s does not hold %d searches of this comparison; they are run again.", path, searches
         )
+        return None
+    if str(part["source"]) != source:
+        logging.warning("%s: the code of the strategy has changed since; its searches are run again.", path)
         return None
     return part
 
@@ -176,10 +227,22 @@ class Curves:
         return at_seconds(values, self.spent, points)
 
 
-def curves_of(table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], end: float | None) -> Curves:
+def curves_of(
+    table: tabular.Table,
+    strategy: Any,
+    ran: dict[str, np.ndarray],
+    end: float | None,
+    metric: str,
+    report: str,
+) -> Curves:
     """The curves of one strategy; of one with fidelities those of its full evaluations.
 
-    `end` is the budget in seconds, None where evaluations count: what ends after it was not found.
+    Args:
+      table: that was searched.
+      strategy: of the searches.
+      ran: what `run_strategy` returned.
+      end: the budget in seconds, None where evaluations count; what ends after it was not found.
+      metric, report: what the strategies saw, and what is reported.
     """
     codes, scores, spent = ran["codes"], ran["scores"], None
     if strategy.fidelities is not None:
@@ -192,31 +255,32 @@ def curves_of(table: tabular.Table, strategy: Any, ran: dict[str, np.ndarray], e
     if end is not None:
         late = spent > end
         codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
-    curves = anytime(table, codes, scores, _METRIC.value, _REPORT.value)
+    curves = anytime(table, codes, scores, metric, report)
     return Curves(curves.found, curves.reported, spent, curves.queried[:, -1], curves.to_best)
 
 
 def first_point(every: dict[str, Curves], end: float) -> float:
-    """The seconds after which every search has an incumbent.
+    """The evaluations or seconds after which every search has an incumbent.
 
     Raises:
-      ValueError: some strategy has none within the budget.
+      ValueError: a search has none within the budget `end`.
     """
     firsts = []
     for name, curves in every.items():
-        assert curves.spent is not None
         known = np.isfinite(curves.reported)
-        first = np.where(
-            known.any(axis=1),
-            np.take_along_axis(curves.spent, np.argmax(known, axis=1)[:, None], axis=1)[:, 0],
-            np.inf,
-        ).max()
-        if first > end:
+        place = np.argmax(known, axis=1)[:, None]
+        spent = np.arange(1, known.shape[1] + 1)[None].repeat(len(known), 0)
+        spent = spent if curves.spent is None else curves.spent
+        taken = np.take_along_axis(spent, place, axis=1)[:, 0]
+        firsts.append(np.where(known.any(axis=1), taken, np.inf).max())
+        if firsts[-1] > end:
+            what = "asked for an architecture that has a row in the table with both metrics"
+            if curves.spent is not None:
+                what = f"had a full evaluation within the {end:.0f} seconds of so many mean full trainings"
             raise ValueError(
-                f"{name}: some search had no full evaluation within the {end:.0f} seconds of "
-                f"{_EVALUATIONS.value} mean full trainings; give more --evaluations."
+                f"{name}: some search never {what}, in {_EVALUATIONS.value} evaluations. Give more "
+                "--evaluations, or leave this strategy out."
             )
-        firsts.append(first)
     return max(firsts)
 
 
@@ -238,12 +302,11 @@ def marks_of(texts: list[str], evaluations: int) -> np.ndarray:
 def points_of(every: dict[str, Curves], unit: float | None) -> np.ndarray:
     """Where curves are drawn, as many points as one can show: evaluations, or seconds.
 
-    `unit` is the seconds of a full training, or None.
+    They start where every search has an incumbent. `unit` is the seconds of a full training, or None.
     """
-    if unit is None:
-        return np.unique(np.geomspace(1, _EVALUATIONS.value, 120).round().astype(int))
-    end = _EVALUATIONS.value * unit
-    return np.geomspace(first_point(every, end), end, 120)
+    end = _EVALUATIONS.value * (unit or 1)
+    points = np.geomspace(first_point(every, end), end, 120)
+    return np.unique(points.round().astype(int)) if unit is None else points
 
 
 def summarise(
@@ -252,8 +315,6 @@ def summarise(
     """The curves and figures of one strategy, for the table, the page and the JSON file."""
     found, reported = curves.at("found", at), curves.at("reported", at)
     seeds = len(found)
-    if np.isnan(reported).any(axis=0).all():
-        raise ValueError(f"{name}: no search found an architecture that the table has.")
 
     def band(values: np.ndarray) -> dict[str, list[float]]:
         low, high = jax.vmap(
@@ -268,6 +329,8 @@ def summarise(
         }
 
     reached = np.isfinite(curves.to_best)
+    # A search that never found it took longer than any that did.
+    median = float(np.quantile(np.where(reached, curves.to_best, np.inf), 0.5, method="higher"))
     marked = curves.at("reported", marks)
     return {
         "name": name,
@@ -289,7 +352,8 @@ def summarise(
         },
         "networks": float(np.mean(curves.networks)),
         "reached_best": float(np.mean(reached)),
-        "queries_to_best": float(np.mean(curves.to_best[reached])) if reached.any() else None,
+        "median_queries_to_best": median if np.isfinite(median) else None,
+        "mean_queries_of_successes": float(np.mean(curves.to_best[reached])) if reached.any() else None,
         "seconds_per_search": float(np.sum(seconds) / seeds),
         "_at_points": reported,
     }
@@ -313,16 +377,21 @@ def show(result: dict[str, Any]) -> str:
         f"{result['benchmark']}, {budget}, {result['seeds']} seeds: "
         f"{result['report_metric']} of the best by {result['metric']} "
         f"(best of the table {result['best']['reported']:.4g})",
-        f"{'strategy':32s} {'mean':>9s} {'std':>8s} {'networks':>9s} {'found best':>10s} "
-        f"{'queries':>8s} {'ms/search':>10s}",
+        f"{'':32s} {'':>9s} {'':>8s} {'':>9s} {'found the':>9s} {'networks until then':>28s} {'':>10s}",
+        f"{'strategy':32s} {'mean':>9s} {'std':>8s} {'networks':>9s} {'best':>9s} "
+        f"{'median':>12s} {'successes, mean':>15s} {'ms/search':>10s}",
     ]
     for s in result["strategies"]:
-        queries = "-" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
+        median, mean = s["median_queries_to_best"], s["mean_queries_of_successes"]
         lines.append(
             f"{s['name']:32s} {s['final']['mean']:9.4f} {s['final']['std']:8.4f} "
-            f"{s['networks']:9.0f} {100 * s['reached_best']:9.0f}% {queries:>8s} "
-            f"{1e3 * s['seconds_per_search']:10.2f}"
+            f"{s['networks']:9.0f} {100 * s['reached_best']:8.0f}% "
+            f"{'not reached' if median is None else f'{median:.0f}':>12s} "
+            f"{'-' if mean is None else f'{mean:.0f}':>15s} {1e3 * s['seconds_per_search']:10.2f}"
         )
+    lines.append(
+        "The median is over all searches; one that did not find the best counts as longer than all others."
+    )
     if _AT.value:
         what = "seconds of so many full trainings" if "seconds" in result else "so many evaluations"
         lines.append(f"mean +- std after {what}:")
@@ -333,6 +402,27 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def digest(table: tabular.Table, metric: str) -> str:
+    """The SHA-256 of what searches on a table depend on: its architectures and the search metric."""
+    scores = {name: x for name, x in table.metrics.items() if name.startswith((metric, "training_seconds"))}
+    return table_files.digest({"codes": table.codes, "classes": table.classes, **scores})
+
+
+def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
+    """Checks that a strategy that asks for any architecture meets some that the table has.
+
+    Raises:
+      ValueError: it would hardly meet any in all its evaluations.
+    """
+    share = len(table) / table.space.cardinality
+    if table.pool and strategy.pool is None and share * strategy.evaluations < 1:
+        raise ValueError(
+            f"{name} asks for architectures of the whole space, of which {table.name} has {len(table)} of "
+            f"{table.space.cardinality:.3g}. For such a table take strategies with a pool, such as "
+            "pool_random and gaussian_process."
+        )
+
+
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
     """Refuses a workdir that holds another comparison; writes down which one this is."""
     path = workdir / "settings.json"
@@ -340,11 +430,7 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
         before = files.read_json(path)
         if not isinstance(before, dict):
             raise ValueError(f"{path} holds no settings of a comparison. Choose another workdir.")
-        changed = [
-            f"{name} (there {before.get(name)}, now {value})"
-            for name, value in settings.items()
-            if before.get(name) != value
-        ]
+        changed = files.diff(before, settings, names=("there", "now"))
         if changed:
             raise ValueError(
                 f"{workdir} holds a comparison with other settings: {'; '.join(changed)}. "
@@ -359,19 +445,22 @@ def main() -> None:
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:
         raise ValueError(f"--strategies is empty. There are: {', '.join(strategies_lib.STRATEGIES)}.")
-    table = tabular.load(_BENCHMARK.value, _DATA.value)
+    table = tables.find(_BENCHMARK.value, _DATA.value, _OBJECTIVES.value, _IGNORE.value)
     if _EVALUATIONS.value > table.unique:
         raise ValueError(
             f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
         )
-    evaluate = evaluator(table, _METRIC.value)
-    evaluator(table, _REPORT.value)
+    metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
+    evaluate = evaluator(table, metric)
+    evaluator(table, report)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     made = {name: build(make, name, table) for name, make in found.items()}
+    for name, strategy in made.items():
+        check_reach(name, strategy, table)
     unit, end, races = None, None, None
     if any(strategy.fidelities is not None for strategy in made.values()):
-        races = fidelity_evaluator(table, _METRIC.value)
-        unit = strategies_lib.full_seconds(table, _METRIC.value)
+        races = fidelity_evaluator(table, metric)
+        unit = strategies_lib.full_seconds(table, metric)
         end = _EVALUATIONS.value * unit
         # Whoever asks for cheap networks has time for more of them.
         most = min(_EVALUATIONS.value * 3 // 2, table.unique)
@@ -380,7 +469,8 @@ def main() -> None:
                 made[name] = dataclasses.replace(strategy, evaluations=most)
     settings = dict(
         benchmark=_BENCHMARK.value,
-        metric=_METRIC.value,
+        table_sha256=digest(table, metric),
+        metric=metric,
         evaluations=_EVALUATIONS.value,
         chunk=_CHUNK.value,
         seed=_SEED.value,
@@ -392,24 +482,25 @@ def main() -> None:
             ending = "" if end is None else "-seconds"
             folder = workdir / "searches" / (name.replace(":", "-") + ending)
             look_up = races if strategy.fidelities is not None else evaluate
-            ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name)
-            every[name] = curves_of(table, strategy, ran, end)
+            source = source_of(found[name], strategy)
+            ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name, source)
+            every[name] = curves_of(table, strategy, ran, end, metric, report)
             seconds[name] = ran["seconds"]
         at, marks = points_of(every, unit), marks * (unit or 1)
         summaries = [summarise(name, every[name], seconds[name], at, marks) for name in every]
-        objective = table.objectives[_REPORT.value]
+        objective = table.objectives[report]
         rank(summaries, objective == "max")
-        found_best, best_row = table.best(_METRIC.value)[1], table.best(_METRIC.value)[0]
+        best_arch, found_best = table.best(metric)
         result = settings | {
             "seeds": _SEEDS.value,
-            "report_metric": _REPORT.value,
+            "report_metric": report,
             "objective": objective,
             "networks": table.unique,
             **({} if end is None else {"seconds": end}),
             "best": {
                 "found": found_best,
-                "reported": table.best(_REPORT.value)[1],
-                "reported_of_found": float(table.metric(_REPORT.value)(best_row)),
+                "reported": table.best(report)[1],
+                "reported_of_found": float(table.metric(report)(best_arch)),
             },
             "device": jax.devices()[0].device_kind,
             "strategies": summaries,
@@ -421,4 +512,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     binary.define_run_flags()
-    binary.run(main)
+    # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
+    with threadpool_limits(limits=1, user_api="blas"):
+        binary.run(main)

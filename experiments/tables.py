@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Sequence
 
 from jaxnas import tabular
@@ -63,14 +61,12 @@ def metrics(table: tabular.Table, search: str | None, report: str | None) -> tup
 
 
 def own_function(flag: str, name: str, expected: str):
-    """What `module:name` means; the module is looked for in the current directory, too.
+    """What `module:name` of a command line means.
 
     Raises:
       ValueError: it cannot be imported.
     """
     module, function = name.split(":", 1)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:

@@ -65,7 +65,9 @@ def render(result: dict[str, Any]) -> str:
         "Ranks are taken search by search; 1 is best, and equal results share a rank.",
         f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
         f"{result['device']}; the time of compiling is left out.",
-        "",
+        "The median of the networks until the best was found is over all searches: one that did not find it "
+        "counts as longer than all others. The mean is of the searches that found it, and so flatters a "
+        "strategy that often fails.",
     )
     panels = (
         (f"How far from the best {shown}", legend, _regret(result, "reported", "regret")),
@@ -160,18 +162,20 @@ def _table(result: dict[str, Any]) -> str:
         "std over searches",
         "different networks",
         "found the best",
-        "networks until then",
+        "networks until then, median",
+        "mean of successes",
         "time",
     )
     rows = []
     for s in result["strategies"]:
-        queries = "–" if s["queries_to_best"] is None else f"{s['queries_to_best']:.0f}"
+        median, mean = s["median_queries_to_best"], s["mean_queries_of_successes"]
         cells = (
             f"{s['final']['mean']:.5g}",
             f"{s['final']['std']:.3g}",
             f"{s['networks']:.0f}",
             svg.percent(s["reached_best"], 0),
-            queries,
+            "not reached" if median is None else f"{median:.0f}",
+            "–" if mean is None else f"{mean:.0f}",
             svg.duration(s["seconds_per_search"]),
         )
         rows.append((s["name"], cells))

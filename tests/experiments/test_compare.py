@@ -3,13 +3,16 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from experiments import compare as compare_binary
+from experiments import strategies, tables
 from jaxnas import files, search, tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
@@ -85,23 +88,139 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
 
 
 def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
-    path, names = tmp_path / "0-3.npz", {"codes", "scores", "seconds"}
+    path, names = tmp_path / "0-3.npz", {"codes", "scores", "seconds", "source"}
     part = {"codes": np.ones((3, 4, 6), np.int32), "scores": np.ones((3, 4)), "seconds": np.float64(2)}
-    assert compare_binary.read_part(path, 3, names) is None and not caplog.records
+    part |= {"source": np.asarray("abc")}
+    assert compare_binary.read_part(path, 3, names, "abc") is None and not caplog.records
     files.write_arrays(path, part)
-    got = compare_binary.read_part(path, 3, names)
+    got = compare_binary.read_part(path, 3, names, "abc")
     assert all(np.array_equal(got[name], part[name]) for name in names)
     whole = path.read_bytes()
     for content in (b"", whole[:50], whole[:-9], whole.replace(b"codes", b"cedes"), b"not an archive"):
         path.write_bytes(content)
         caplog.clear()
-        assert compare_binary.read_part(path, 3, names) is None
+        assert compare_binary.read_part(path, 3, names, "abc") is None
         assert "0-3.npz" in caplog.text and "run again" in caplog.text
     files.write_arrays(path, part)
-    assert compare_binary.read_part(path, 4, names) is None
-    files.write_json(tmp_path / "settings.json", ["a list"])
-    with pytest.raises(ValueError, match="settings.json holds no settings of a comparison"):
-        compare_binary.check_same(tmp_path, {"seed": 0})
+    assert compare_binary.read_part(path, 4, names, "abc") is None
+    caplog.clear()
+    assert compare_binary.read_part(path, 3, names, "abd") is None
+    assert "0-3.npz: the code of the strategy has changed since" in caplog.text
+
+
+def test_settings_of_another_comparison_are_refused_with_all_that_differs(tmp_path):
+    path = tmp_path / "settings.json"
+    for value in (["a list"], "text"):
+        files.write_json(path, value)
+        with pytest.raises(ValueError, match="settings.json holds no settings of a comparison"):
+            compare_binary.check_same(tmp_path, {"seed": 0})
+    for content in (b"", b'{"seed": '):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="settings.json is not valid JSON"):
+            compare_binary.check_same(tmp_path, {"seed": 0})
+    path.unlink()
+    compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
+    compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
+    expected = 'metric: "a" .there. / "b" .now.; table: absent .there. / 5 .now.'
+    with pytest.raises(ValueError, match=expected):
+        compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "b", "table": 5})
+
+
+def grid(path):
+    """Writes a table of 36 results; the sum of two digits is best at 10."""
+    lines = [f"{a},{b},{a + b},{-(a + b)}" for a in range(6) for b in range(6)]
+    path.write_text("\n".join(["left,right,score,loss", *lines]) + "\n")
+
+
+def test_a_table_and_a_strategy_of_ones_own(tmp_path):
+    grid(tmp_path / "grid.csv")
+    (tmp_path / "own.py").write_text(OWN)
+    base = [
+        "--strategies=random,own:mine",
+        "--evaluations=12",
+        f"--benchmark={tmp_path / 'grid.csv'}",
+        "--objectives=score=max",
+        "--ignore=loss",
+    ]
+    first = compare(tmp_path / "run", *base, path=str(tmp_path))
+    assert first.returncode == 0, first.stderr
+    result = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert result["metric"] == result["report_metric"] == "score" and result["best"]["found"] == 10
+    for s in result["strategies"]:
+        assert (s["mean_queries_of_successes"] is None) == (s["reached_best"] == 0)
+        assert (s["median_queries_to_best"] is None) == (s["reached_best"] <= 0.5)
+    assert "networks until then" in first.stdout and "counts as longer" in first.stdout
+
+    # What changes is not taken from what is stored: the code of a strategy, and the table.
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("searches/*/*.npz")}
+    own = tmp_path / "own.py"
+    own.write_text(own.read_text().replace("population=10", "population=3").replace("sample=5", "sample=2"))
+    third = compare(tmp_path / "run", *base, path=str(tmp_path))
+    assert third.returncode == 0, third.stderr
+    assert third.stderr.count("the code of the strategy has changed since") == 2
+    changed = {path.parent.name for path, data in kept.items() if path.read_bytes() != data}
+    assert changed == {"own-mine"}
+    lines = (tmp_path / "grid.csv").read_text().replace("0,0,0,0", "0,0,7,0")
+    (tmp_path / "grid.csv").write_text(lines)
+    fourth = compare(tmp_path / "run", *base, path=str(tmp_path))
+    assert fourth.returncode == 2 and "other settings: table_sha256" in fourth.stderr
+
+
+@pytest.mark.parametrize(
+    "name, objectives, message",
+    [
+        ("nasbench_201", [], "is not a table; did you mean 'nasbench201'?"),
+        ("q", [], "is not a table. There are: nasbench201"),
+        ("nasbench201", ["a=max"], "--objectives and --ignore are for a CSV file"),
+        ("grid.csv", [], "objectives must name the columns that are metrics"),
+        ("grid.csv", ["score"], "--objectives has 'score', expected such as accuracy=max"),
+        ("json:loads_it", [], "'json:loads_it' could not be imported"),
+        ("nowhere.at_all:table", [], "'nowhere.at_all:table' could not be imported"),
+        ("math:pi", [], "--benchmark=math:pi gave float, expected a table"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, monkeypatch, name, objectives, message):
+    monkeypatch.chdir(tmp_path)
+    grid(tmp_path / "grid.csv")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tables.find(name, None, objectives)
+
+
+def test_a_table_by_the_name_of_a_function(tmp_path, monkeypatch):
+    grid(tmp_path / "grid.csv")
+    arguments = f"{str(tmp_path / 'grid.csv')!r}, objectives={{'score': 'max', 'loss': 'min'}}"
+    lines = ["from jaxnas import tabular", "def table():", f"    return tabular.from_csv({arguments})"]
+    (tmp_path / "own_grid.py").write_text("\n".join([*lines, "made = table()"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = tables.find(str(tmp_path / "grid.csv"), None, ["score=max", "loss=min"])
+    for name in ("own_grid:table", "own_grid:made"):
+        found = tables.find(name)
+        assert (found.space, found.objectives) == (expected.space, {"score": "max", "loss": "min"})
+        np.testing.assert_array_equal(found.codes, expected.codes)
+
+
+def test_metrics_that_are_not_named_are_those_of_the_table():
+    def made(*names, objectives):
+        space = Space(op=Choice("a", "b"))
+        values = {name: np.arange(2.0) for name in names}
+        return tabular.from_arrays("two", space, space.enumerate(), values, objectives)
+
+    both = {"test_accuracy": "max", "validation_accuracy": "max"}
+    table = made(*both, objectives=both)
+    assert tables.metrics(table, None, None) == ("validation_accuracy", "test_accuracy")
+    assert tables.metrics(table, "test_accuracy", None) == ("test_accuracy", "test_accuracy")
+    assert tables.metrics(made("a", "b", objectives={"b": "min"}), None, None) == ("b", "b")
+    with pytest.raises(ValueError, match="two: no metric has an objective"):
+        tables.metrics(made("a", objectives={}), None, None)
+
+
+def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
+    space = Space(digit=Choice(*range(10)).repeat(9))
+    table = tabular.from_arrays("few", space, space.sample(jax.random.key(0), 20), {"x": np.arange(20.0)})
+    with pytest.raises(ValueError, match="few has 20 of 1e.09. .*pool_random"):
+        compare_binary.check_reach("local", search.LocalSearch(space, evaluations=10), table)
+    process = strategies.gaussian_process(table, 10)
+    compare_binary.check_reach("gaussian_process", process, table)
 
 
 @needs_tables
@@ -217,10 +336,10 @@ def test_what_ends_after_the_budget_of_seconds_was_not_found():
         "codes": np.asarray([[[0], [1], [2]]], np.int32),
         "scores": np.asarray([[1, 2, 3]], np.float32),
     }
-    strategy = search.RandomSearch(space)
-    whole = compare_binary.curves_of(table, strategy, ran, end=None)
+    strategy, metrics = search.RandomSearch(space), ("validation_accuracy", "test_accuracy")
+    whole = compare_binary.curves_of(table, strategy, ran, None, *metrics)
     assert whole.networks == [3] and whole.to_best == [3]
-    cut = compare_binary.curves_of(table, strategy, ran, end=180.0)
+    cut = compare_binary.curves_of(table, strategy, ran, 180.0, *metrics)
     assert cut.networks == [2] and np.isnan(cut.to_best).all()
     np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])
 
