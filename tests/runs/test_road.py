@@ -81,7 +81,7 @@ def test_every_method_runs_on_every_task(kind, recipe, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert task.name in page and task.metrics[0].name.replace("_", " ") in page
 
-    small, variables = jaxnas.load_subnet(tmp_path / "subnet")
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
     loaded = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
     for name, value in result.found.metrics["test"].items():
         np.testing.assert_allclose(loaded[name], value, rtol=1e-5)

@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas.training import data_mesh, fit, make_evaluator
+from jaxnas.training import Training, data_mesh, fit, make_evaluator
 
 TASK, NET = task_of("text"), net_of("text")
 
@@ -53,5 +53,5 @@ def test_whole_keeps_words_and_masks_together():
 
 def test_a_network_learns_what_the_first_word_says():
     with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        trained = fit(TASK, NET, 60)
+        trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))
     assert make_evaluator(TASK, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.9
