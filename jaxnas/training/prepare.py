@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax.errors import ScopeParamNotFoundError
 from jax.sharding import Mesh
 
 from jaxnas.cost import Cost
@@ -123,6 +124,6 @@ def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:
         given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
         arch = net.space.smallest()
         jax.eval_shape(lambda v: apply(net, v, given, arch, jax.random.key(0), True), stacked)
-    except ValueError:
+    except (ValueError, ScopeParamNotFoundError):  # its layers only have the same names
         return variables
     return stacked
