@@ -13,7 +13,9 @@ import sys
 import tempfile
 
 import numpy as np
+import sklearn.cluster
 import sklearn.datasets
+import sklearn.linear_model
 from my_config import network_of
 from PIL import Image
 
@@ -31,12 +33,13 @@ def write_files(folder):
         for number, (y, x) in enumerate(np.ndindex(6, 10)):
             tile = picture[64 * y : 64 * y + 64, 64 * x : 64 * x + 64]
             Image.fromarray(tile).save(folder / "pictures" / name / f"{number:02}.png")
-    books = {name: getattr(sklearn.datasets, f"load_{name}")().DESCR for name in BOOKS}
-    (folder / "book.txt").write_text("\n".join(books.values()), encoding="utf-8")
+    text = "\n".join(getattr(sklearn.datasets, f"load_{name}")().DESCR for name in BOOKS)
+    (folder / "book.txt").write_text(text, encoding="utf-8")
     with open(folder / "sentences.tsv", "w", encoding="utf-8") as file:
         file.write("text\tlabel\n")
-        for name, book in books.items():
-            file.writelines(f"{line}\t{name}\n" for line in book.splitlines() if len(line.split()) > 3)
+        for module in (sklearn.cluster, sklearn.datasets, sklearn.linear_model):
+            lines = "\n".join(str(getattr(module, name).__doc__) for name in module.__all__).splitlines()
+            file.writelines(f"{x.strip()}\t{module.__name__}\n" for x in lines if len(x.split()) > 8)
 
 
 def main(folder):
@@ -71,8 +74,5 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(pathlib.Path(sys.argv[1]).absolute())
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(pathlib.Path(temporary))
+    with tempfile.TemporaryDirectory() as temporary:
+        main(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else temporary).absolute())
