@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import os
 import pathlib
 import sys
@@ -211,7 +212,10 @@ def to_dict(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): to_dict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_dict(part) for part in value]
+        parts = [to_dict(part) for part in value]
+        if len(parts) <= 64:
+            return parts
+        return f"{len(parts)} values sha256:{files.sha256(json.dumps(parts).encode())[:16]}"
     if value is None or isinstance(value, (bool, int, float, str, os.PathLike)):
         return files.plain(value)
     if isinstance(value, np.ndarray) or hasattr(value, "dtype"):
