@@ -2,7 +2,7 @@
 
     python examples/own_table.py --workdir=runs/own_table
 
-Here they are of a grid of small scikit-learn networks. Any CSV with a line for each result will do.
+Here they are of a grid of small scikit-learn networks; any CSV with a line for each result will do.
 Strategies are compared on it with
 
     python -m experiments.compare --benchmark=runs/own_table/grid.csv --workdir=runs/own_compare \

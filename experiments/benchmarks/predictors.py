@@ -1,20 +1,20 @@
 """Predictors on tabular benchmarks: rank correlation, and queries to the best architecture.
 
-  python -m experiments.benchmarks.predictors --data=tabular --table=nb201 --out=nb201.json
-  python -m experiments.benchmarks.predictors --data=tabular --table=cora --predictors=gp,mlp
+  python -m experiments.benchmarks.predictors --table=nasbench201 --out=nasbench201.json
+  python -m experiments.benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
 
 Correlation: Kendall's tau-b between predictions and test accuracy of all architectures, trained on the
 validation accuracy of N random ones. Queries: random architectures first, then one by one that of the
 largest expected improvement, refitting after each, until one of the `--top` best in validation among
-the pool: the first row of every isomorphism class (nb201) or `--pool` random rows (cora).
-Settings were chosen on cora.
+the pool: the first row of every class of equal networks, or `--pool` random ones of these. Settings were
+chosen on nasbench_graph_cora.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-import os
 import time
 from typing import Any
 
@@ -23,18 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from scipy.stats import kendalltau
+from threadpoolctl import threadpool_limits
 
+from experiments import strategies
 from jaxnas import predictors, tabular
 
-_DATA = flags.DEFINE_string("data", "tabular", "Folder of nb201/ and nasbench_graph/.")
-TRANSFORMERS = [name for name in tabular.names() if name.startswith(("hwgpt", "lts"))]
-_TABLE = flags.DEFINE_enum(
-    "table", "nb201", ["nb201", "cora", "citeseer", "pubmed", *TRANSFORMERS], "Which table."
-)
+_DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
+_TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Which table.")
 _PREDICTORS = flags.DEFINE_list(
     "predictors",
     ["gp", "mlp", "transformer", "transformer_tokens"],
-    "Of gp, mlp, transformer, transformer_tokens (no path counts), "
+    "Of gp, gp_decisions (one-hot decisions), mlp, transformer, transformer_tokens (no path counts), "
     "transformer_supervised (trained on accuracies, no path counts).",
 )
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
@@ -43,79 +42,50 @@ _SEARCHES = flags.DEFINE_integer("searches", 20, "Sequential searches; 0 for non
 _LIMIT = flags.DEFINE_integer("limit", 100, "Queries at most in a search.")
 _INITIAL = flags.DEFINE_integer("initial", 3, "Random queries at the start of a search.")
 _TOP = flags.DEFINE_integer("top", 1, "A search ends at one of this many best architectures.")
-_POOL = flags.DEFINE_integer("pool", 6500, "Rows of NAS-Bench-Graph that a search chooses from.")
+_POOL = flags.DEFINE_integer("pool", 6500, "Networks that a search chooses from, at most.")
 _STEPS = flags.DEFINE_integer("steps", 2500, "Of the Transformer's pretraining, without accuracies.")
+_FINE_STEPS = flags.DEFINE_integer(
+    "fine_steps", None, "Of the training of transformer_supervised on accuracies."
+)
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 Table = dict[str, Any]
 
 
-def load_transformers(folder: str, name: str) -> Table:
-    """As `load`, of a table of language models: perplexities, and parameters among the features."""
+def load(folder: str | None, name: str) -> Table:
+    """The table: inputs of all networks, validation and test scores, the rows a search chooses from.
+
+    Higher scores are better. Tables of language models have the number of parameters among the features.
+    """
     table = tabular.load(name, folder)
-    metrics, space = table.metrics, table.space
-    both = ("validation_perplexity", "test_perplexity")
-    valid, test = (metrics[key if key in metrics else "perplexity"] for key in both)
-    size = metrics.get("params_nonembedding", metrics["params"])
-    there = np.flatnonzero(np.isfinite(valid) & np.isfinite(test) & np.isfinite(size))
-    archs = space.decode(jnp.asarray(table.codes[there]))
-    one_hot = jax.jit(jax.vmap(predictors.one_hot(space)))(archs)
-    tokens = jax.jit(jax.vmap(predictors.tokens(space)))(archs)
-    size = np.log(size[there])
-    size = (size - size.mean()) / size.std()
-    features = {"decisions": np.asarray(one_hot), "params": size[:, None].astype(np.float32)}
-    print(
-        f"{name}: {len(there)} networks; tau of parameters alone "
-        f"{kendalltau(-test[there], size).statistic:.3f}"
-    )
-    return {
-        "inputs": {"tokens": jax.tree.map(np.asarray, tokens), "features": features},
-        "valid": -valid[there],
-        "test": -test[there],
-        "pool": np.arange(len(there)),
-        "kinds": int(max(space.sizes)),
-        "places": space.length,
+    pairs = (("validation_accuracy", "test_accuracy"), ("validation_perplexity", "test_perplexity"))
+    known = [pair for pair in pairs if pair[0] in table.metrics] or [("perplexity", "perplexity")]
+    seen, hidden = (key if key in table.metrics else known[0][0] for key in known[0])
+    valid, test = (table.metrics[key] * (1 if "accuracy" in key else -1) for key in (seen, hidden))
+    params = table.metrics.get("params_nonembedding", table.metrics["params"])
+    there = np.flatnonzero(np.isfinite(valid) & np.isfinite(test) & np.isfinite(params))
+    archs = table.space.decode(jnp.asarray(table.codes[there]))
+    inputs = {
+        "tokens": jax.jit(jax.vmap(strategies.tokens_of(table)))(archs),
+        "features": jax.jit(jax.vmap(strategies.features_of(table)))(archs),
+        "decisions": jax.jit(jax.vmap(predictors.one_hot(table.space)))(archs),
     }
-
-
-def load(folder: str, name: str) -> Table:
-    """The table: inputs of all rows, validation and test accuracy, the rows a search chooses from."""
-    if name in TRANSFORMERS:
-        return load_transformers(folder, name)
-    if name == "nb201":
-        data = np.load(os.path.join(folder, "nb201", "nb201_cifar10.npz"))
-        edges = tuple((int(a), int(b)) for a, b in data["edges"])
-        edge_cell = predictors.EdgeCell(edges, len(data["op_names"]), none=0, identity=1)
-        kinds, paths = edge_cell.kinds, edge_cell.paths
-        archs, length = (data["ops"].astype(np.int32),), 3
-        valid = np.nanmean(data["cifar10_val_200ep_seeds"], axis=1)
-        test = data["cifar10_test_200ep_mean"]
-        pool = np.sort(np.unique(data["unique_id"], return_index=True)[1])
-    else:
-        data = np.load(os.path.join(folder, "nasbench_graph", "nasbench_graph.npz"))
-        chain_cell = predictors.ChainCell(4, len(data["op_names"]), identity=8)
-        kinds, paths = chain_cell.kinds, chain_cell.paths
-        archs, length = (data["links"].astype(np.int32), data["ops"].astype(np.int32)), 2
-        valid, test = data[f"{name}.valid_perf"], data[f"{name}.perf"]
-        pool = np.random.default_rng(5).permutation(len(valid))[: _POOL.value]
-
-    @jax.jit
-    @jax.vmap
-    def inputs(*arch):
-        steps, alive, used = paths(*arch)
-        return {
-            "tokens": predictors.path_tokens(steps, alive),
-            "features": predictors.path_features(kinds, steps, alive, used, length=length),
-        }
-
-    made = jax.tree.map(np.asarray, inputs(*archs))
+    inputs, valid, test = jax.tree.map(np.asarray, inputs), valid[there], test[there]
+    if "perplexity" in seen:
+        size = np.log(params[there])
+        size = ((size - size.mean()) / size.std()).astype(np.float32)
+        inputs["features"] = {"decisions": inputs["decisions"], "params": size[:, None]}
+        print(f"{name}: tau of parameters alone {kendalltau(test, size).statistic:.3f}")
+    networks = np.unique(table.classes[there], return_index=True)[1]
+    pool = np.random.default_rng(5).permutation(networks)[: _POOL.value]
+    kinds, places = (int(inputs["tokens"][key].max()) + 1 for key in ("kind", "place"))
     return {
-        "inputs": made,
-        "valid": valid.astype(np.float32),
+        "inputs": inputs,
+        "valid": valid,
         "test": test,
-        "pool": pool,
+        "pool": np.sort(pool),
         "kinds": kinds,
-        "places": 4,
+        "places": places,
     }
 
 
@@ -137,6 +107,8 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
     """A predictor, and the table's inputs for it."""
     if name == "gp":
         return predictors.GaussianProcess(), table["inputs"]["features"]
+    if name == "gp_decisions":
+        return predictors.GaussianProcess(), table["inputs"]["decisions"]
     if name == "mlp":
         return predictors.MlpEnsemble(), table["inputs"]["features"]
     if name == "transformer_supervised":
@@ -144,9 +116,12 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
             table["kinds"], table["places"], steps=_STEPS.value, members=3
         )
         start = predictors.Start(jax.jit(teacher.pretrain)(jax.random.key(0), table["inputs"]))
-        return predictors.SupervisedTransformer(
+        predictor = predictors.SupervisedTransformer(
             table["kinds"], table["places"], start=start, structure=False
-        ), table["inputs"]
+        )
+        if _FINE_STEPS.value is not None:
+            predictor = dataclasses.replace(predictor, steps=_FINE_STEPS.value)
+        return predictor, table["inputs"]
     predictor = predictors.TransformerPredictor(
         table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer"
     )
@@ -244,4 +219,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
+    with threadpool_limits(limits=1, user_api="blas"):
+        app.run(main)

@@ -18,7 +18,7 @@ Features = dict[str, jax.Array]
 
 
 def one_hot(space: Space) -> Callable[[Arch], jax.Array]:
-    """Returns a function from a hard architecture to its one-hot decisions, float32 [F].
+    """A function from a hard architecture to its one-hot decisions, float32 [F].
 
     F is the sum of `space.sizes`. The options of an inactive element are all zero, so equal networks
     have equal features.
@@ -76,7 +76,7 @@ class EdgeCell:
         return sorted(done, key=lambda path: (len(path), path))
 
     def paths(self, ops: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the operations along each path, whether it is one, and which operations count.
+        """The operations along each path, whether it is one, and which operations count.
 
         From int32 [edges] to int32 [P, L], from 0 to `kinds` - 1, -1 after the end (identities are
         dropped); bool [P]; int32 [edges], -1 for identities and edges on no path.
@@ -117,7 +117,7 @@ class ChainCell:
         return self.operations - (self.identity is not None)
 
     def paths(self, links: jax.Array, ops: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the operations along each path, whether it is one, and which operations count.
+        """The operations along each path, whether it is one, and which operations count.
 
         From two int32 [nodes] to int32 [nodes, nodes], bool [nodes] and int32 [nodes], as
         `EdgeCell.paths` does.
@@ -146,7 +146,7 @@ def _compact(steps: jax.Array) -> jax.Array:
 def path_features(
     kinds: int, steps: jax.Array, alive: jax.Array, used: jax.Array, *, length: int = 3
 ) -> Features:
-    """Returns what a cell computes along its paths, as groups of float32 columns.
+    """What a cell computes along its paths, as groups of float32 columns.
 
     From what `paths` of a cell returns. `sequences`: how often each sequence of operations of up to
     `length` is a whole path (a longer one counts as its last `length`); `pairs`: how often two
@@ -188,7 +188,7 @@ def path_features(
 
 
 def path_tokens(steps: jax.Array, alive: jax.Array) -> Features:
-    """Returns a cell's operations as tokens: every step of every path, int32 [P * L] each.
+    """A cell's operations as tokens: every step of every path, int32 [P * L] each.
 
     `kind`: the operation, -1 where there is none; `place`: how many steps from the path's start;
     `segment`: the path.
@@ -201,7 +201,7 @@ def path_tokens(steps: jax.Array, alive: jax.Array) -> Features:
 
 
 def tokens(space: Space) -> Callable[[Arch], Features]:
-    """Returns a function from a hard architecture to its decisions as tokens, int32 [length] each.
+    """A function from a hard architecture to its decisions as tokens, int32 [length] each.
 
     `kind`: the option's index, -1 where inactive; `place`: the element; `segment`: 0.
     """

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.predictors.targets import prepare
+from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,10 @@ class GaussianProcess:
     where the groups g are the leaves of the inputs and d_g^2 is the squared distance in a group,
     over its mean `size_g` over the points in use. The hyper-parameters maximise the marginal likelihood
     times weak log-normal priors, by a fixed number of Adam steps in the logarithm.
+
+    On CPUs JAX factors matrices by SciPy's BLAS, whose threads wait for each other on a busy machine: a fit
+    to 100 points then took 320 ms and not 5. `threadpoolctl.threadpool_limits(1, "blas")` around the
+    program, after `import scipy.linalg`, makes its time that of one thread; `experiments.compare` does so.
 
     Attributes:
       ranks: fit normal quantiles of ranks; else standardised targets.
@@ -42,20 +46,28 @@ class GaussianProcess:
     spread: float = 1.0
     relative: bool = True
 
+    def __post_init__(self):
+        check_numbers(self, ("steps",), (), least=0)
+        check_numbers(self, (), ("learning_rate", "scale", "signal", "slope", "noise", "spread"))
+
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """Returns the fitted process, a pytree for `predict`.
+        """The fitted process, a pytree for `predict`.
 
         Args:
           key: not used; predictors share this signature.
-          inputs: a pytree of arrays [N, ...], the groups; rows not in use may hold anything finite.
-          targets: [N], higher is better; NaN is a row not in use.
+          inputs: a pytree of arrays [N, ...], the groups; rows not in use may hold anything.
+          targets: [N], higher is better; NaN and infinities are rows not in use.
           mask: bool [N], the rows in use.
 
-        Raises ValueError for fewer than two points, outside jit.
+        Raises:
+          ValueError: shapes that do not fit or, outside jit, fewer than two points, or NaN or infinity
+            among the inputs in use.
         """
         del key
         targets, mask = prepare(targets, mask, self.ranks)
         groups = matrices(inputs)
+        check_inputs(groups, mask)
+        groups = [jnp.where(mask[:, None], group, 0.0) for group in groups]
         pairs = (mask[:, None] & mask[None, :]).astype(jnp.float32)
         size = []
         for group in groups:
@@ -90,11 +102,15 @@ class GaussianProcess:
         return fitted | {"hyper": hyper, "factor": factor, "weights": weights}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns means and standard deviations (without noise) float32 [M] of inputs [M, ...].
+        """Means and standard deviations (without noise) float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
+
+        Raises:
+          ValueError: inputs of other widths than those fitted to.
         """
         groups, hyper = matrices(inputs), fitted["hyper"]
+        check_widths(fitted["inputs"], groups)
         cross = self.kernel(hyper, *self.distances(fitted, groups))
         cross = cross * fitted["mask"][:, None].astype(jnp.float32)
         total = self.own(hyper, fitted, groups)

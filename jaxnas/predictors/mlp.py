@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.predictors.gp import matrices
-from jaxnas.predictors.targets import prepare
+from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
 
 
 class _Mlp(nn.Module):
@@ -50,14 +50,16 @@ class MlpEnsemble:
     ranking: float = 0.0
     keep: float = 0.9
 
-    def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """Returns the fitted ensemble, a pytree for `predict`; arguments as in `GaussianProcess`.
+    def __post_init__(self):
+        check_numbers(self, ("members", "width", "layers", "steps"), ("learning_rate", "keep"))
 
-        Raises ValueError for fewer than two points, outside jit.
-        """
+    def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
+        """The fitted ensemble, a pytree for `predict`; arguments and errors as in `GaussianProcess`."""
         targets, mask = prepare(targets, mask, self.ranks)
         weight = mask.astype(jnp.float32)
         groups, count = matrices(inputs), jnp.maximum(weight.sum(), 1.0)
+        check_inputs(groups, mask)
+        groups = [jnp.where(mask[:, None], group, 0.0) for group in groups]
         mean = [(g * weight[:, None]).sum(0) / count for g in groups]
         scale = [
             jnp.sqrt(jnp.sum(((g - m[None]) ** 2) * weight[:, None]) / count + 1e-6)
@@ -93,11 +95,16 @@ class MlpEnsemble:
         return {"members": members, "mean": mean, "scale": scale}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns the members' means and standard deviations float32 [M] of inputs [M, ...].
+        """The members' means and standard deviations float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
+
+        Raises:
+          ValueError: inputs of other widths than those fitted to.
         """
-        x = self._columns(matrices(inputs), fitted["mean"], fitted["scale"])
+        groups = matrices(inputs)
+        check_widths(fitted["mean"], groups)
+        x = self._columns(groups, fitted["mean"], fitted["scale"])
         model = _Mlp(self.width, self.layers)
         told = jnp.asarray(jax.vmap(lambda params: model.apply(params, x))(fitted["members"]))
         return told.mean(0), told.std(0) + 1e-6

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.predictors.gp import GaussianProcess, matrices
-from jaxnas.predictors.targets import prepare
+from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
 
 
 class Encoder(nn.Module):
@@ -90,11 +90,14 @@ class TransformerPredictor:
     structure: bool = True
     process: Any = GaussianProcess()
 
+    def __post_init__(self):
+        check_numbers(self, ("kinds", "places", "members", "steps", "batch"), ("learning_rate",))
+
     def _encoder(self, properties: int) -> Encoder:
         return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
 
     def pretrain(self, key: jax.Array, inputs: Any) -> Any:
-        """Returns the encoders' weights, a pytree with a leading axis of members.
+        """The encoders' weights, a pytree with a leading axis of members.
 
         Inputs are those of unlabelled architectures [N, ...]; the loss is the squared error of the
         features, each group counting the same. Pure; under jit it is one program.
@@ -130,7 +133,7 @@ class TransformerPredictor:
         return jax.vmap(member)(jax.random.split(key, self.members))
 
     def encode(self, weights: Any, inputs: Any) -> dict[str, Any]:
-        """Returns inputs for `fit` and `predict`: vectors float32 [N, outputs], and the features."""
+        """Inputs for `fit` and `predict`: vectors float32 [N, outputs], and the features."""
         properties = sum(group.shape[1] for group in matrices(inputs["features"]))
         encoder = self._encoder(properties)
         vectors = jax.lax.map(lambda one: encoder.apply(one, inputs["tokens"])[0], weights)
@@ -138,16 +141,17 @@ class TransformerPredictor:
         return encoded | ({"features": inputs["features"]} if self.structure else {})
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """Returns the fitted process; as `GaussianProcess.fit`, on what `encode` returned.
+        """The fitted process; as `GaussianProcess.fit`, on what `encode` returned.
 
-        Raises ValueError for inputs that are not encoded or, outside jit, fewer than two points.
+        Raises:
+          ValueError: inputs that are not encoded, or as `GaussianProcess.fit`.
         """
         if not isinstance(inputs, dict) or "vectors" not in inputs:
             raise ValueError("fit: inputs without vectors; pass what encode(weights, inputs) returns.")
         return self.process.fit(key, inputs, targets, mask)
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
+        """Means and standard deviations float32 [M]; as `GaussianProcess.predict`."""
         return self.process.predict(fitted, inputs)
 
 
@@ -213,6 +217,7 @@ class SupervisedTransformer:
     start: Start | None = None
 
     def __post_init__(self):
+        check_numbers(self, ("kinds", "places", "members", "steps", "batch"), ("learning_rate",))
         if min(self.ranking, self.regression) < 0 or self.ranking + self.regression <= 0:
             raise ValueError(
                 f"SupervisedTransformer: ranking is {self.ranking} and regression "
@@ -227,7 +232,7 @@ class SupervisedTransformer:
                 )
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
-        """Returns the trained members, a pytree for `predict`.
+        """The trained members, a pytree for `predict`.
 
         Args:
           key: a typed key.
@@ -236,11 +241,15 @@ class SupervisedTransformer:
           targets: scores, float [N]; higher is better.
           mask: the rows in use, bool [N]; what the others hold does not matter.
 
-        Raises ValueError for inputs without tokens (or features), or, outside jit, fewer than two
-        points.
+        Raises:
+          ValueError: inputs without tokens (or features) or, outside jit, fewer than two points, or NaN
+            or infinity among the features in use.
         """
         targets, mask = prepare(targets, mask, self.ranks)
-        groups, count = self._groups(inputs), jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
+        groups = self._groups(inputs)
+        if groups:
+            check_inputs(groups, mask)
+        count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
         mean = [jnp.where(mask[:, None], g, 0).sum(0) / count for g in groups]
         scale = [
             jnp.sqrt(jnp.sum(jnp.where(mask[:, None], g - m[None], 0) ** 2) / count + 1e-6)
@@ -288,10 +297,11 @@ class SupervisedTransformer:
         return {"members": members, "mean": mean, "scale": scale}
 
     def predict(self, fitted: dict[str, Any], inputs: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns the members' means and standard deviations float32 [M] of inputs [M, ...].
+        """The members' means and standard deviations float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
         """
+        check_widths(fitted["mean"], self._groups(inputs))
         columns, model = self._columns(inputs, fitted["mean"], fitted["scale"]), self._scorer()
 
         def member(one: Any) -> jax.Array:
@@ -302,7 +312,7 @@ class SupervisedTransformer:
         return told.mean(0), told.std(0) + 1e-6
 
     def _units(self, params: Any, tokens: Any, columns: jax.Array, mask: jax.Array) -> Any:
-        """Returns the level and spread of a member's scores of the points in use, float32 [] each."""
+        """The level and spread of a member's scores of the points in use, float32 [] each."""
         if self.regression:
             return {"level": jnp.float32(0), "spread": jnp.float32(1)}
         # A ranking loss alone leaves both open, and members could not be compared.
@@ -327,7 +337,7 @@ class SupervisedTransformer:
         return matrices(inputs["features"]) if self.structure else []
 
     def _columns(self, inputs: Any, mean: list, scale: list) -> jax.Array:
-        """Returns the features float32 [N, F], each group centred and scaled as a whole."""
+        """The features float32 [N, F], each group centred and scaled as a whole."""
         groups = self._groups(inputs)
         rows = jax.tree.leaves(inputs["tokens"])[0].shape[0]
         parts = [(g - m[None]) / s for g, m, s in zip(groups, mean, scale, strict=True)]
@@ -335,7 +345,7 @@ class SupervisedTransformer:
         return jnp.concatenate([jnp.zeros((rows, 0), jnp.float32), *(part * total**0.5 for part in parts)], 1)
 
     def _started(self, params: Any, start: Any) -> Any:
-        """Returns the weights with the encoder's taken from another, less its head of properties."""
+        """The weights with the encoder's taken from another, less its head of properties."""
         own, given = params["params"]["encoder"], start["params"]
         if jax.tree.structure(own) != jax.tree.structure(given):
             raise ValueError(
@@ -358,7 +368,7 @@ class SupervisedTransformer:
 
 
 def ranking_loss(told: jax.Array, aims: jax.Array) -> jax.Array:
-    """Returns the mean logistic loss of all pairs of float32 [N] that differ in their aim, []."""
+    """The mean logistic loss of all pairs of float32 [N] that differ in their aim, []."""
     higher = (aims[:, None] > aims[None, :]).astype(jnp.float32)
     wrong = jax.nn.softplus(told[None, :] - told[:, None])
     return jnp.sum(higher * wrong) / jnp.maximum(higher.sum(), 1.0)

@@ -31,7 +31,7 @@ class Anytime:
 
 
 def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, report: str) -> Anytime:
-    """Returns the curves of searches from their histories.
+    """The curves of searches from their histories.
 
     Args:
       table: that was searched.
@@ -39,7 +39,8 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
       scores: their scores as the strategy saw them, higher is better, NaN for none; float32 [S, N].
       search, report: names of metrics, each with an objective.
 
-    Raises ValueError for an unknown metric, or one without an objective.
+    Raises:
+      ValueError: an unknown metric, or one without an objective.
     """
     _, best_value = table.best(search)
     table.best(report)  # raises if there is no such metric
@@ -65,7 +66,7 @@ def anytime(table: Table, codes: np.ndarray, scores: np.ndarray, search: str, re
 
 
 def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Returns what curves by evaluation had reached after so many seconds, float32 [S, T].
+    """What curves by evaluation had reached after so many seconds, float32 [S, T].
 
     Args:
       curves: values after each evaluation, float [S, N].
@@ -82,14 +83,15 @@ def at_seconds(curves: np.ndarray, spent: np.ndarray, seconds: np.ndarray) -> np
 
 
 def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_seconds") -> np.ndarray:
-    """Returns the seconds that full evaluations took, up to and with each one; float64 [S, N].
+    """The seconds that full evaluations took, up to and with each one; float64 [S, N].
 
     Args:
       table: that was searched.
       codes: evaluated architectures in order, -1 in rows beyond the end; int32 [S, N, L].
       metric: the seconds of one evaluation; NaN counts as 0.
 
-    Raises ValueError for an unknown metric.
+    Raises:
+      ValueError: an unknown metric.
     """
     table.metric(metric)  # raises if there is none
     rows = np.asarray(jax.jit(lambda code: table.row(table.space.decode(code)))(np.maximum(codes, 0)))
@@ -99,7 +101,7 @@ def spent_seconds(table: Table, codes: np.ndarray, metric: str = "training_secon
 
 
 def _different(classes: np.ndarray) -> np.ndarray:
-    """Returns how many different classes (of 0 or more) there are up to each place."""
+    """How many different classes (of 0 or more) there are up to each place."""
     _, first = np.unique(classes, return_index=True)
     new = np.zeros(len(classes), np.int32)
     new[first] = 1

@@ -40,7 +40,7 @@ def _layers(
     plain: tuple[str, ...],
     layered: tuple[str, ...],
 ) -> tuple[dict[str, Choice], dict[str, np.ndarray]]:
-    """Returns choices of the values seen, and the rows as a batch of architectures.
+    """Choices of the values seen, and the rows as a batch of architectures.
 
     Beyond `n_layer` a row has zeros, which are no options: inactive elements are 0 as an index.
     """

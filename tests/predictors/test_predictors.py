@@ -276,3 +276,38 @@ def test_fit_wants_two_points(predictor):
         predictor.fit(jax.random.key(0), x, jnp.array([1.0, jnp.nan, 2.0]), jnp.array([True, True, False]))
     with pytest.raises(ValueError, match=r"\[N\]"):
         predictor.fit(jax.random.key(0), x, jnp.ones(3), jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize("predictor", [predictors.GaussianProcess(steps=1), predictors.MlpEnsemble(steps=1)])
+def test_inputs_that_cannot_be_right_are_refused(predictor):
+    key, mask = jax.random.key(0), jnp.array([True, True, True, False])
+    x, y = jnp.arange(8.0).reshape(4, 2), jnp.arange(4.0)
+    fitted = predictor.fit(key, x.at[3].set(jnp.nan), y, mask)  # a row that is not in use
+    assert all(np.isfinite(part).all() for part in predictor.predict(fitted, x))
+    failed = predictor.fit(key, x.at[3].set(jnp.nan), y.at[3].set(-jnp.inf), mask | True)
+    jax.tree.map(np.testing.assert_array_equal, failed, fitted)  # nor is one whose score is infinite
+    for inputs, message in (
+        (x.at[1, 0].set(jnp.nan), "hold NaN or infinity in 1 rows in use, first in row 1"),
+        ({"a": x, "b": x[:3]}, r"inputs \(leaf 1\) have 3 rows, but there are 4 targets"),
+        ({}, "the inputs hold no arrays"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predictor.fit(key, inputs, y, mask)
+    with pytest.raises(ValueError, match=r"leaves of \[3\] columns, but the predictor was fitted to \[2\]"):
+        predictor.predict(fitted, jnp.ones((4, 3)))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: predictors.GaussianProcess(steps=-1), "GaussianProcess: steps is -1, expected an int of at"),
+        (lambda: predictors.GaussianProcess(noise=0.0), "GaussianProcess: noise is 0.0, expected a finite"),
+        (lambda: predictors.GaussianProcess(scale=float("nan")), "GaussianProcess: scale is nan"),
+        (lambda: predictors.MlpEnsemble(members=0), "MlpEnsemble: members is 0"),
+        (lambda: predictors.TransformerPredictor(3, 3, steps=0), "TransformerPredictor: steps is 0"),
+        (lambda: dataclasses.replace(SCORER, batch=2.5), "SupervisedTransformer: batch is 2.5"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
