@@ -1,16 +1,16 @@
 """Data of your own: arrays, a folder of images, a text, and labelled sentences, each in one call.
 
-    python examples/own_data.py [folder]
+    python examples/own_data.py --workdir=runs/own_data
 
-The folder gets files as you may have them, and my_config.py, which reads the same through the binaries.
+The workdir gets files as you may have them, and my_config.py, which reads the same through the binaries.
 """
 
+import argparse
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import sklearn.cluster
@@ -74,5 +74,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        main(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else temporary).absolute())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/own_data"))
+    main(parser.parse_args().workdir.absolute())
