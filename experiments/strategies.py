@@ -99,7 +99,8 @@ def tokens_of(table: Table) -> Callable[[Any], dict[str, jax.Array]]:
 
 
 def guided(table: Table, evaluations: int, predictor: Any, features: Any, **settings: Any) -> Any:
-    pool = search.Pool(table.codes) if table.pool else None
+    # What has no row, such as a cell of nothing but skips, would fail again and again: none knows its score.
+    pool = search.Pool(table.codes)
     return search.PredictorGuided(
         predictor=predictor, features=features, pool=pool, **settings, **common(table, evaluations)
     )

@@ -15,6 +15,7 @@ from experiments import compare as compare_binary
 from experiments import strategies, tables
 from jaxnas import files, search, tabular
 from jaxnas.space import Choice, Space
+from jaxnas.tabular import nasbench201, nasbench_graph
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -212,6 +213,44 @@ def test_metrics_that_are_not_named_are_those_of_the_table():
     assert tables.metrics(made("a", "b", objectives={"b": "min"}), None, None) == ("b", "b")
     with pytest.raises(ValueError, match="two: no metric has an objective"):
         tables.metrics(made("a", objectives={}), None, None)
+
+
+def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
+    def made(name, space, **more):
+        archs = space.sample(jax.random.key(0), 3)
+        return tabular.from_arrays(name, space, archs, {"x": np.arange(3.0)}, **more)
+
+    def groups(table):
+        features = strategies.features_of(table)(table.space.smallest())
+        return sorted(features) if isinstance(features, dict) else features.shape
+
+    paths = ["most", "pairs", "sequences", "shape", "totals", "visits"]
+    for space in (nasbench201.SPACE, nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
+        assert groups(made("any name", space)) == paths
+        tokens = strategies.tokens_of(made("any name", space))(space.smallest())
+        assert max(tokens["segment"]) > 0
+    plain = Space(op=Choice("a", "b").repeat(3))
+    assert groups(made("nasbench201", plain)) == (6,)
+    assert groups(made("own", nasbench201.SPACE, features=lambda arch: {"mine": arch["op"]})) == ["mine"]
+
+
+def test_fidelities_are_columns_of_the_table():
+    names = ["accuracy", "accuracy_4", "accuracy_12", "training_seconds", "training_seconds_12"]
+    space = Space(op=Choice("a", "b"))
+
+    def made(names):
+        return tabular.from_arrays("two", space, space.enumerate(), {name: np.arange(2.0) for name in names})
+
+    pairs = [("accuracy_12", "training_seconds_12"), ("accuracy", "training_seconds")]
+    assert strategies.fidelities_of(made(names), "accuracy") == pairs
+    four = ("accuracy_4", "training_seconds_4")
+    assert strategies.fidelities_of(made([*names, four[1]]), "accuracy") == [four, *pairs]
+    for some, why in (
+        (names[:4], "every network has one result"),
+        ([*names[:2], *names[3:]], "it lacks accuracy_12"),
+    ):
+        with pytest.raises(ValueError, match=f"two has no fidelities of 'accuracy' .{why}"):
+            strategies.fidelities_of(made(some), "accuracy")
 
 
 def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
