@@ -219,7 +219,7 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
 def bring_to_life(config: Config) -> Session:
     """Loads the data of a config."""
     task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
-    mesh = training.data_mesh(config.training.devices)
+    mesh = config.training.mesh()
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
     deciding["training"] = config.training.deciding()
     return Session(config, task, config.network, mesh, deciding)

@@ -139,7 +139,7 @@ class Disturbed(tasks.Images):
     step: int
     change: Callable
 
-    def batches(self, role, batch_size, seed):
+    def batches(self, role, batch_size, seed, shard=(0, 1)):
         batches = super().batches(role, batch_size, seed)
 
         def at(number):

@@ -29,7 +29,6 @@ from jaxnas.training.fit import fit
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
-from jaxnas.training.step import data_mesh
 
 
 def finish(
@@ -55,7 +54,7 @@ def finish(
       workdir: where all goes.
       costs: see `search_space`.
       config: of the run, for the result.
-      mesh: with an axis "data"; None for all devices.
+      mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
 
     Returns:
@@ -148,7 +147,7 @@ def retrain(
     space, root, mesh = (
         net.space,
         pathlib.Path(workdir),
-        data_mesh(training.devices) if mesh is None else mesh,
+        training.mesh() if mesh is None else mesh,
     )
     costs = cost(net, task.inputs) if costs is None else costs
     small, start = net.clone(space=space.fix(arch)), None

@@ -33,7 +33,6 @@ from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Recipe, Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
-from jaxnas.training.step import data_mesh
 from jaxnas.training.trials import make_trials
 
 METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation")
@@ -139,7 +138,7 @@ def search_space(
       costs: of architectures; None for parameters and products.
       seed: of the run.
       workdir: the search goes on from its history in search/history.jsonl; None to keep none.
-      mesh: with an axis "data"; None for all devices.
+      mesh: of the devices; None for all.
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated.
@@ -219,7 +218,7 @@ def select(
     Raises:
       ValueError: "argmax" without architecture parameters; draws that all miss the target.
     """
-    space, mesh = net.space, data_mesh(training.devices) if mesh is None else mesh
+    space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
     has_logits = state.logits != ()
     logits = state.logits if has_logits else space.logits()

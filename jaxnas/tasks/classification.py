@@ -80,10 +80,12 @@ class Classification(Named):
         """The number of classes."""
         return {"num_classes": self.dataset.num_classes}
 
-    def batches(self, role: str, batch_size: int, seed: int) -> data_lib.Batches:
+    def batches(
+        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    ) -> data_lib.Batches:
         """Shuffled batches of the network's inputs by name, and "label" int32 [B]; see `Task.batches`."""
         split = self.part(self.dataset.splits, role, ("train", "search"), "training")
-        return data_lib.Batches(split, batch_size, seed)
+        return data_lib.Batches(split, batch_size, seed, shard)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All examples in order, with weights that are 0 for what fills the last batch."""

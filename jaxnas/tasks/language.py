@@ -119,10 +119,12 @@ class Language(Named):
         """The number of different tokens."""
         return {"vocabulary": self.corpus.vocabulary.size}
 
-    def batches(self, role: str, batch_size: int, seed: int) -> data_lib.ContiguousBatches:
+    def batches(
+        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    ) -> data_lib.ContiguousBatches:
         """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
         stream = self.part(self.corpus.streams, role, ("train", "search"), "training")
-        return data_lib.ContiguousBatches(stream, batch_size, self.length, seed=seed)
+        return data_lib.ContiguousBatches(stream, batch_size, self.length, shard, seed)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""

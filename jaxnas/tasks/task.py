@@ -78,13 +78,14 @@ class Task(Protocol):
         """The number of examples in each role that there is."""
         ...
 
-    def batches(self, role: str, batch_size: int, seed: int) -> Batches:
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
         """The batches of one role, to train on.
 
         Args:
           role: "train" or "search".
           batch_size: rows of a batch.
           seed: of the order.
+          shard: (index, count): of each batch the index-th of count equal parts, for several processes.
 
         Raises:
           ValueError: a role that nothing may be trained on, or that the data do not have.

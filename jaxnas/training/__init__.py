@@ -3,10 +3,11 @@
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit
+from jaxnas.training.mesh import make_mesh
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
-from jaxnas.training.step import data_mesh, make_step
+from jaxnas.training.step import make_step
 from jaxnas.training.workdir import WorkdirError, open_workdir
 
 __all__ = [
@@ -23,9 +24,9 @@ __all__ = [
     "Training",
     "Uniform",
     "WorkdirError",
-    "data_mesh",
     "fit",
     "make_evaluator",
+    "make_mesh",
     "make_step",
     "open_workdir",
 ]

@@ -2,11 +2,13 @@
 
 A population runs as `lax.map` over architectures: each keeps its real branches and pays for its own
 size, in one program that is compiled once. (`vmap` would run every architecture at the maximal size.)
+Several devices evaluate different architectures, dealt by their products so that all have as much to do.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.calibration import calibrate
+from jaxnas.cost import Cost, cost
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
-from jaxnas.training.step import data_mesh, shard_batch
+from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, rows_of
 
 Metrics = dict[str, jax.Array]
 
@@ -34,16 +37,21 @@ class Evaluator:
     Attributes:
       task: whose metrics they are.
       role: of the data.
-      one, many: compiled functions of (variables, arch, batches), for one and for a batch of architectures.
-      batches: of the role, on the devices.
+      mesh: of the devices.
+      one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch.
+      divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
+      macs: products of a batch of architectures, by which devices share them; None where they do not.
       space: of the network.
     """
 
     task: Task
     role: str
+    mesh: Mesh
     one: Callable[..., Metrics]
     many: Callable[..., Metrics]
-    batches: Any
+    divided: Callable[[], Any]
+    whole: Callable[[], Any]
+    macs: Cost | None
     space: Space
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
@@ -64,8 +72,25 @@ class Evaluator:
         if archs is not None:
             self.space.check(archs)
             archs = {name: jnp.asarray(value) for name, value in archs.items()}
-        many = archs is not None and _is_batch(self.space, archs)
-        return (self.many if many else self.one)(variables, archs, self.batches)
+        variables = on_mesh(variables, self.mesh)
+        if archs is None or not _is_batch(self.space, archs):
+            return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())
+        archs = {name: np.asarray(value) for name, value in archs.items()}
+        order = np.arange(len(next(iter(archs.values())))) if self.macs is None else self._dealt(archs)
+        dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
+        metrics = self.many(variables, dealt, self.whole())
+        places = np.unique(order, return_index=True)[1]  # of each architecture, without the copies
+        return {name: np.asarray(value)[places] for name, value in metrics.items()}
+
+    def _dealt(self, archs: Arch) -> np.ndarray:
+        """Rows of the architectures, device by device; the cheapest again where some would have one less."""
+        count = len(next(iter(archs.values())))
+        dearest_first = np.argsort(-np.asarray(self.macs(archs)), stable=True)
+        turns = -(-count // self.mesh.size)
+        filled = np.concatenate([dearest_first, np.repeat(dearest_first[-1], turns * self.mesh.size - count)])
+        table = filled.reshape(turns, self.mesh.size)
+        table[1::2] = table[1::2, ::-1]  # To and fro, so that who gets the dearest gets the cheapest too.
+        return table.T.reshape(-1)
 
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
         """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
@@ -106,8 +131,9 @@ def make_evaluator(
       task: the data, the loss and the metrics.
       net: a network with a `space`.
       role: "search", "validation" or "test".
-      mesh: with an axis "data", over which each batch is split; None for all devices.
-      batch_size: rows at a time, rounded up to a multiple of the devices; None for the task's choice.
+      mesh: of the devices, see `make_mesh`; None for all. A batch of architectures is divided over them, and
+        for a single architecture, or where no device has all parameters, the rows of the data are.
+      batch_size: rows at a time; None for the task's choice. Where devices share the rows it is rounded up.
       limit: batches at most; None for all of the role.
       calibration: training batches that batch statistics are made from.
 
@@ -116,18 +142,22 @@ def make_evaluator(
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
-    mesh = data_mesh() if mesh is None else mesh
-    devices = mesh.shape["data"]
+    mesh = make_mesh() if mesh is None else mesh
     net = task.evaluated(net)
-    host = task.evaluation(role, batch_size, limit)
-    rows = jax.tree.leaves(host)[0].shape[1]
-    if rows % devices:
-        rows = -(-rows // devices) * devices
-        host = task.evaluation(role, rows, limit)
-    batches = shard_batch(host, mesh, axis=1)  # [batches, rows, ...]
+    given = task.evaluation(role, batch_size, limit)
 
-    def evaluate(variables: Any, arch: Any, given: Any) -> Metrics:
-        batches, calibrating = given
+    @functools.cache
+    def divided() -> Any:
+        rows = _rows(given)
+        host = given if rows % mesh.size == 0 else task.evaluation(role, rows + -rows % mesh.size, limit)
+        return place((host, _calibrating(task, net, _rows(host), calibration)), rows_of(mesh, 1))
+
+    @functools.cache
+    def whole() -> Any:
+        return place((given, _calibrating(task, net, _rows(given), calibration)), everywhere(mesh))
+
+    def evaluate(mesh: Mesh | None, variables: Any, arch: Any, batches: Any) -> Metrics:
+        batches, calibrating = batches
         if "batch_stats" in variables:
             variables = calibrate(net, variables, arch, calibrating)
 
@@ -135,36 +165,57 @@ def make_evaluator(
             _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
             return carry, sums
 
-        carry = task.carry(net, rows)
-        where = jax.tree.map(
-            lambda axis: NamedSharding(mesh, P(*[None] * axis, "data")), task.carry_axes(carry)
-        )
-        carry = lax.with_sharding_constraint(carry, where)
+        carry = task.carry(net, _rows(batches))
+        if mesh is not None:
+            where = jax.tree.map(lambda axis: rows_of(mesh, axis), task.carry_axes(carry))
+            carry = lax.with_sharding_constraint(carry, where)
         sums = lax.scan(one, carry, batches)[1]
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
         return {metric.name: metric.value(sums) for metric in task.metrics}
 
-    def many(variables: Any, archs: Any, given: Any) -> Metrics:
-        return lax.map(lambda arch: evaluate(variables, arch, given), archs)
+    def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
+        return lax.map(lambda arch: evaluate(mesh, variables, arch, batches), archs)
 
+    many, macs, batches = functools.partial(in_turns, mesh), None, divided
+    if mesh.size > 1 and mesh.shape.get("model", 1) == 1:  # Each device has all parameters.
+        by_device = P(mesh.axis_names)
+        many = jax.shard_map(
+            functools.partial(in_turns, None),
+            mesh=mesh,
+            in_specs=(P(), by_device, P()),
+            out_specs=by_device,
+            check_vma=False,
+        )
+        batches = whole
+        costs = cost(net, task.inputs)
+        macs = jax.jit(jax.vmap(lambda arch: jnp.asarray(costs(arch)["macs"], jnp.float32)))
+    compiled = functools.partial(jax.jit, out_shardings=everywhere(mesh))
     return Evaluator(
         task,
         role,
-        jax.jit(evaluate),
-        jax.jit(many),
-        (batches, _calibrating(task, net, mesh, rows, calibration)),
+        mesh,
+        compiled(functools.partial(evaluate, mesh)),
+        compiled(many),
+        divided,
+        batches,
+        macs,
         net.space,
     )
 
 
-def _calibrating(task: Task, net: nn.Module, mesh: Mesh, rows: int, count: int) -> Any:
+def _rows(batches: Any) -> int:
+    """Rows of each batch of a pytree [batches, rows, ...]."""
+    return jax.tree.leaves(batches)[0].shape[1]
+
+
+def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     """Inputs of some training batches [batches, rows, ...], or () for a network without batch statistics."""
     variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, jax.eval_shape(net.space.smallest))
     if "batch_stats" not in variables:
         return ()
     train = task.batches("train", min(rows, task.sizes["train"]), 0)
     inputs = [task.preprocess(train.at(number)) for number in range(count)]
-    return shard_batch(jax.tree.map(lambda *x: np.stack(x), *inputs), mesh, axis=1)
+    return jax.tree.map(lambda *x: np.stack(x), *inputs)
 
 
 def _is_batch(space: Space, archs: Arch) -> bool:

@@ -22,14 +22,15 @@ from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock
 from jaxnas.training.keys import stream
+from jaxnas.training.mesh import state_sharding
 from jaxnas.training.metrics import JsonlWriter
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.prepare import batch_size_of, initial_state, prepare
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Fixed, Recipe, Uniform
 from jaxnas.training.settings import Training
-from jaxnas.training.state import TrainState, state_sharding
-from jaxnas.training.step import Step, data_mesh
+from jaxnas.training.state import TrainState
+from jaxnas.training.step import Step
 from jaxnas.training.watch import make_watch
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
@@ -103,7 +104,7 @@ def fit(
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing.
       config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
         {"seed": ..., "training": ...}, the settings that decide the weights.
-      mesh: with an axis "data"; None for the devices that the settings ask for.
+      mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
       progress: called with the number of steps done and the record, after each record of metrics.jsonl.
 
@@ -121,7 +122,7 @@ def fit(
     training = training if isinstance(training, Training) else Training(steps=training)
     if recipe is None:
         recipe = Uniform() if net.space.cardinality > 1 else Fixed()
-    mesh = data_mesh(training.devices) if mesh is None else mesh
+    mesh = training.mesh() if mesh is None else mesh
     config = {"seed": seed, "training": training.deciding()} if config is None else config
     state, step, batch = prepare(
         task,
@@ -154,7 +155,7 @@ def restore(
       task, net, training, recipe: as given to `fit`.
       workdir: of the training.
       config: compared with that of the checkpoint.
-      mesh: with an axis "data"; None for the devices that the settings ask for.
+      mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
 
     Raises:
       ConfigMismatch: a checkpoint of another config.
@@ -162,15 +163,15 @@ def restore(
     folder = pathlib.Path(workdir) / "checkpoints"
     if not folder.is_dir():  # asking must not create it
         return None
-    mesh = data_mesh(training.devices) if mesh is None else mesh
+    mesh = training.mesh() if mesh is None else mesh
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = jax.eval_shape(
-        lambda: initial_state(task, net, training, recipe, optimizer, rows, None, 0, "training")
+        lambda: initial_state(task, net, training, recipe, optimizer, rows, None, seed=0, name="training")
     )
     example = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
         example,
-        state_sharding(task, mesh, example),
+        state_sharding(task, net, mesh, example),
     )
     with Checkpointer(folder) as checkpointer:
         found = checkpointer.restore_latest(example, config)

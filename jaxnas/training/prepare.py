@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,16 @@ from jax.sharding import Mesh
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
 from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
+from jaxnas.processes import on_host
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits
 from jaxnas.tensors import check_tensors, flatten
 from jaxnas.training.keys import stream
+from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipes import Recipe
 from jaxnas.training.settings import Training
-from jaxnas.training.state import TrainState, init_state, state_sharding
-from jaxnas.training.step import Step, make_step, shard_batch
+from jaxnas.training.state import TrainState, init_state
+from jaxnas.training.step import Step, make_step
 
 
 def prepare(
@@ -45,10 +48,22 @@ def prepare(
     if recipe.needs_cost and cost is None:
         cost = cost_of(net, task.inputs)
     recipe.check(net.space, cost)  # before anything is compiled
-    batches = {role: task.batches(role, batch_size, seed) for role in recipe.roles}
-    state = initial_state(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
-    # A copy, since a step consumes its state, and variables or an architecture may be the caller's.
-    state = jax.device_put(jax.tree.map(jnp.copy, state), state_sharding(task, mesh, state))
+    shard = (jax.process_index(), jax.process_count())
+    batches = {role: task.batches(role, batch_size, seed, shard) for role in recipe.roles}
+    make = functools.partial(
+        initial_state, task, net, training, recipe, optimizer[0], batch_size, seed=seed, name=name
+    )
+    if variables is not None:
+        variables = place(on_host(checked_variables(task, net, variables)), everywhere(mesh))
+    where = state_sharding(task, net, mesh, jax.eval_shape(make, variables))
+
+    def copied(variables: Any) -> TrainState:
+        # A step consumes its state, and an architecture in it may be the caller's.
+        return jax.tree.map(jnp.copy, make(variables))
+
+    # Each part is made where it is to lie. The program runs once, so compiling it is all that it costs.
+    options = {"xla_backend_optimization_level": 0}
+    state = jax.jit(copied, out_shardings=where, compiler_options=options)(variables)
     step = make_step(
         task,
         net,
@@ -77,15 +92,13 @@ def initial_state(
     optimizer: optax.GradientTransformation,
     batch_size: int,
     variables: Any,
+    *,
     seed: int,
     name: str,
 ) -> TrainState:
-    """The state at step 0, not yet on a mesh; see `fit`."""
-    init_key = stream(seed, f"{name}_init")
+    """The state at step 0; see `fit`. Traceable."""
     if variables is None:
-        variables = init(net, init_key, task.inputs)
-    else:
-        _check_variables(net, variables, jax.eval_shape(lambda key: init(net, key, task.inputs), init_key))
+        variables = init(net, stream(seed, f"{name}_init"), task.inputs)
     variables = _stacked(net, variables, task.inputs)
     key, average = stream(seed, name), training.average > 0
     return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
@@ -104,12 +117,13 @@ def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) ->
     return batch_size
 
 
-def _check_variables(net: nn.Module, variables: Any, expected: Any) -> None:
-    """Raises ValueError for variables that are not a network's; layers may be stacked."""
-    given = variables
+def checked_variables(task: Task, net: nn.Module, variables: Any) -> Any:
+    """Variables of the network, whose layers may be stacked; others raise ValueError."""
+    given, expected = variables, jax.eval_shape(lambda key: init(net, key, task.inputs), jax.random.key(0))
     if STACKED in variables.get("params", {}):
         given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
     check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
+    return variables
 
 
 def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:

@@ -7,11 +7,13 @@ import math
 from typing import Any
 
 import optax
+from jax.sharding import Mesh
 
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.mesh import make_mesh
 
 # Settings that change no weights.
-FREE = ("devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+FREE = ("devices", "model_devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Training:
       checkpoint_every: steps between two checkpoints; None for a tenth of all steps.
       steps_per_call: steps in one compiled call; fewer where something is recorded first.
       devices: how many to use; None for all.
+      model_devices: how many of them share each parameter; 1 where each device has room for all.
 
     Raises:
       ValueError: a number out of range, named.
@@ -50,6 +53,7 @@ class Training:
     checkpoint_every: int | None = None
     steps_per_call: int = 1
     devices: int | None = None
+    model_devices: int = 1
 
     def __post_init__(self) -> None:
         every = ("log_every", "evaluate_every", "checkpoint_every")
@@ -72,6 +76,10 @@ class Training:
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the weights; a training may go on with other values of the others."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}
+
+    def mesh(self) -> Mesh:
+        """The devices that are asked for; see `make_mesh`."""
+        return make_mesh(self.devices, self.model_devices)
 
     def every(self, what: str) -> int:
         """Steps between two of "log", "evaluate" or "checkpoint"."""

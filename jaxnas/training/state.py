@@ -8,8 +8,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 
 @flax.struct.dataclass
@@ -82,14 +80,3 @@ def init_state(
         average=variables["params"] if average else (),
         key=key,
     )
-
-
-def state_sharding(task: Any, mesh: Mesh, state: TrainState) -> Any:
-    """Where a state lies on a mesh: everything on every device, but for the rows of carries."""
-    everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), state)
-
-    def rows(carry: Any) -> Any:
-        axes = task.carry_axes(carry)
-        return jax.tree.map(lambda axis, _: NamedSharding(mesh, P(*[None] * axis, "data")), axes, carry)
-
-    return everywhere.replace(carry={role: rows(carry) for role, carry in state.carry.items()})

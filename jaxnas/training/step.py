@@ -1,6 +1,6 @@
 """The training step: one compiled program, traced once, whatever a recipe trains and on what.
 
-Data parallelism is a sharded batch: the same program on a mesh of any size.
+Parallelism is where the arrays lie (`mesh.py`): the same program on a mesh of any size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import lax
+from jax.sharding import Mesh
 
 from jaxnas import network
 from jaxnas.cost import Cost
@@ -22,43 +22,11 @@ from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.mesh import everywhere, rows_of, state_sharding
 from jaxnas.training.recipes import Problem, Recipe
-from jaxnas.training.state import TrainState, state_sharding
+from jaxnas.training.state import TrainState
 
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]
-
-
-def data_mesh(devices: int | None = None) -> Mesh:
-    """A mesh with the one axis "data" over the first `devices` devices, by default all.
-
-    Raises:
-      ValueError: fewer than 1 device, or more than there are.
-    """
-    found = jax.devices()
-    count = len(found) if devices is None else devices
-    if not 1 <= count <= len(found):
-        raise ValueError(f"devices is {devices}; this machine has {len(found)}, so choose 1 to {len(found)}.")
-    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=found[:count])
-
-
-def shard_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
-    """Puts this process's rows of a batch on the mesh, split over "data" along `axis`.
-
-    Raises:
-      ValueError: a batch that does not divide by the devices.
-    """
-
-    def put(x: Any) -> jax.Array:
-        size = x.shape[axis] * jax.process_count()
-        if size % mesh.shape["data"]:
-            raise ValueError(
-                f"A batch of {size} does not divide by the mesh's {mesh.shape['data']} devices; "
-                "choose a multiple, or fewer devices."
-            )
-        sharding = NamedSharding(mesh, P(*[None] * axis, "data"))
-        return jax.make_array_from_process_local_data(sharding, x)
-
-    return jax.tree.map(put, batch)
 
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
@@ -92,7 +60,7 @@ def make_step(
       net: a network with a `space`.
       recipe: which architectures are trained; see `recipes`.
       optimizer: of the parameters, and its learning rate by step.
-      mesh: with an axis "data".
+      mesh: of the devices; see `make_mesh`.
       state: the first one, for its structure.
       steps: of the whole training.
       cost: of architectures, for recipes that ask for one.
@@ -107,6 +75,7 @@ def make_step(
     """
     transformation, schedule = optimizer
     masks = active_masks(net, task.inputs) if freeze_inactive and net.space.cardinality > 1 else None
+    where = state_sharding(task, net, mesh, state)
 
     def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
         def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
@@ -115,13 +84,15 @@ def make_step(
         problem = Problem(loss, net.space, steps, schedule, cost)
         key = jax.random.fold_in(state.key, state.step)
         found = recipe.gradients(problem, state, batches, key)
+        # So that each device gets the sum of its own part alone.
+        gradients = lax.with_sharding_constraint(found.params, where.params)
         active = None
         if masks is not None and found.archs is not None:
             active = jax.tree.map(lambda mask: jnp.any(mask, axis=0), jax.vmap(masks)(found.archs))
             if STACKED in state.params:
                 active = stack_layers(active)
         params, opt_state = optimizer_lib.update(
-            transformation, found.params, state.opt_state, state.params, active
+            transformation, gradients, state.opt_state, state.params, active
         )
         averaged = state.average
         if averaged != ():
@@ -131,7 +102,7 @@ def make_step(
             **{m.name: m.value(found.sums) for m in task.metrics if m.name != "loss"},
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             **found.metrics,
-            "finite": jnp.isfinite(found.loss + optax.tree.norm(found.params)).astype(jnp.float32),
+            "finite": jnp.isfinite(found.loss + optax.tree.norm(gradients)).astype(jnp.float32),
         }
         state = TrainState(
             step=state.step + 1,
@@ -145,6 +116,5 @@ def make_step(
         )
         return state, metrics
 
-    rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
-    where = state_sharding(task, mesh, state)
-    return jax.jit(step, in_shardings=(where, rows), out_shardings=(where, everywhere), donate_argnums=0)
+    shardings = dict(in_shardings=(where, rows_of(mesh)), out_shardings=(where, everywhere(mesh)))
+    return jax.jit(step, **shardings, donate_argnums=0)

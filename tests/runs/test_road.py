@@ -11,7 +11,7 @@ from small_tasks import TASKS, net_of, task_of
 import jaxnas
 from jaxnas import runs, search
 from jaxnas.report import result as results
-from jaxnas.training import Fixed, Relaxed, Training, Uniform, data_mesh, fit
+from jaxnas.training import Fixed, Relaxed, Training, Uniform, fit, make_mesh
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)
@@ -48,7 +48,7 @@ def no_cache_of_programs():
 )
 def test_every_method_runs_on_every_task(kind, recipe, tmp_path):
     task, net = task_of(kind), net_of(kind, scan=recipe in ("uniform", "first"))
-    space, mesh = net.space, data_mesh(1)
+    space, mesh = net.space, make_mesh(1)
     made = RECIPES[recipe](space)
     costs = jaxnas.cost(net, task.inputs)
     trained = fit(task, net, TRAINING, recipe=made, cost=costs, workdir=tmp_path, mesh=mesh)

@@ -22,7 +22,7 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import Memory
-from jaxnas.training.step import data_mesh
+from jaxnas.training import make_mesh
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
 SPACE = spaces.par(BLOCKS)
@@ -247,7 +247,7 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
 def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
     net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
-    mesh, memory = data_mesh(2), net.empty_memory(4)
+    mesh, memory = make_mesh(2), net.empty_memory(4)
     params = jaxnas.elastic.stack_layers(jaxnas.init(net, jax.random.key(0), TOKENS)["params"])
     words = jnp.zeros((4, LENGTH), jnp.int32)
     batch = {"tokens": words, "targets": words, "first": jnp.zeros(4, bool)}

@@ -27,7 +27,7 @@ from small_nets import (
 import jaxnas
 from jaxnas.elastic import stack_layers
 from jaxnas.elastic.attention import Attention, skew, unskew
-from jaxnas.training.step import data_mesh
+from jaxnas.training import make_mesh
 
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
@@ -250,7 +250,7 @@ def test_vmap_over_data_is_the_loop(name, axes):
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 def test_a_population_over_devices_is_the_loop(name):
     """One architecture after the other on each device: real branches, which `vmap` has not."""
-    case, mesh = setting(name), data_mesh(4)
+    case, mesh = setting(name), make_mesh(4)
     archs, along = sample(case.space, 5, 8), PartitionSpec("data")
 
     def logits(arch):
@@ -270,7 +270,7 @@ def test_a_population_over_devices_is_the_loop(name):
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 def test_rows_on_several_devices_are_not_gathered(name):
     """Gradients are summed over the devices, and nothing else goes between them."""
-    case, mesh = setting(name), data_mesh(2)
+    case, mesh = setting(name), make_mesh(2)
     params = stack_layers(case.params) if name == "scanned" else case.params
 
     def loss(params, images, arch):

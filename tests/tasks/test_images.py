@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_nets import random_params
 from small_tasks import perceptron, random_images, task_of
 
-from jaxnas.training import data_mesh, make_evaluator
+from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("images"), perceptron()
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
@@ -27,13 +27,13 @@ def log_probabilities(logits):
     return logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize(("devices", "size"), [(1, 7), (8, 5)])
+@pytest.mark.parametrize(("devices", "size"), [(1, 7), (8, 7)])
 def test_metrics_are_scikit_learns_over_batches_that_do_not_divide_the_data(devices, size):
-    evaluate = make_evaluator(TASK, NET, "test", mesh=data_mesh(devices), batch_size=size)
+    evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(devices), batch_size=size)
     archs = NET.space.sample(jax.random.key(6), 3)
     found = evaluate(VARIABLES, archs)
     split = TASK.dataset.test
-    assert len(split) % evaluate.batches[0]["label"].shape[1] and found["accuracy"].shape == (3,)
+    assert len(split) % evaluate.whole()[0]["label"].shape[1] and found["accuracy"].shape == (3,)
     for i in range(3):
         arch = jax.tree.map(lambda x, i=i: x[i], archs)
         logits = logits_of(split.images[:], arch)
@@ -51,7 +51,7 @@ def test_metrics_are_scikit_learns_over_batches_that_do_not_divide_the_data(devi
 
 
 def test_scores_do_not_depend_on_how_many_are_asked_for_at_once():
-    evaluate = make_evaluator(TASK, NET, "search", mesh=data_mesh(1))
+    evaluate = make_evaluator(TASK, NET, "search", mesh=make_mesh(1))
     archs = NET.space.sample(jax.random.key(1), 5)
     three = jax.tree.map(lambda x: x[:3], archs)
     scores = evaluate.scores(VARIABLES, archs)

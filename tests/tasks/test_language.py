@@ -9,7 +9,7 @@ from small_nets import jit
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas.training import data_mesh, make_evaluator
+from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("language"), net_of("language", scan=True)
 STREAM = TASK.corpus.test
@@ -45,7 +45,7 @@ def test_metrics_are_those_of_the_whole_text_read_at_once(variables, by_document
     task = dataclasses.replace(
         TASK, evaluation_rows=1, evaluation_length=8, memory_length=len(STREAM), by_document=by_document
     )
-    found = make_evaluator(task, NET, "test", mesh=data_mesh(1))(variables, ARCH)
+    found = make_evaluator(task, NET, "test", mesh=make_mesh(1))(variables, ARCH)
     assert (len(STREAM) - 1) % 8  # the last piece is filled up
     for name, value in metrics_by_hand(scores).items():
         assert float(found[name]) == pytest.approx(value, rel=1e-5), name
@@ -54,7 +54,7 @@ def test_metrics_are_those_of_the_whole_text_read_at_once(variables, by_document
 def test_rows_side_by_side_count_every_token_once(variables):
     """Each row goes on in the next piece with its own memory, as when it is read by hand."""
     task = dataclasses.replace(TASK, by_document=False, memory_length=3)
-    evaluate = make_evaluator(task, NET, "test", mesh=data_mesh(1), batch_size=4)
+    evaluate = make_evaluator(task, NET, "test", mesh=make_mesh(1), batch_size=4)
     batches = task.evaluation("test", 4)
     assert batches["weight"].sum() == len(STREAM) - 1
     assert batches["bytes"].sum() == pytest.approx(STREAM.n_bytes, rel=1e-5)

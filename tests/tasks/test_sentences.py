@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas.training import Training, data_mesh, fit, make_evaluator
+from jaxnas.training import Training, fit, make_evaluator, make_mesh
 
 TASK, NET = task_of("text"), net_of("text")
 
@@ -19,7 +19,7 @@ def variables():
 
 
 def test_metrics_are_scikit_learns(variables):
-    evaluate = make_evaluator(TASK, NET, "test", mesh=data_mesh(1), batch_size=7)
+    evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(1), batch_size=7)
     arch, split = NET.space.largest(), TASK.dataset.test
     logits = np.asarray(NET.apply(variables, jax.tree.map(jnp.asarray, dict(split.inputs)), arch), np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

@@ -22,14 +22,14 @@ from jaxnas.training import (
     Relaxed,
     Training,
     Uniform,
-    data_mesh,
     fit,
     make_evaluator,
+    make_mesh,
 )
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.prepare import prepare
 
-TASK, NET, MESH = task_of("images"), perceptron(1), data_mesh(1)
+TASK, NET, MESH = task_of("images"), perceptron(1), make_mesh(1)
 TRAINING = Training(
     steps=7,
     batch_size=8,
@@ -379,7 +379,7 @@ def test_roles_are_guarded():
 
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for task, net, devices, rows in ((TASK, NET, 1, 16), (TASK, NET, 3, 15)):
-        state, _, batch = prepare(task, net, Training(steps=2), Relaxed(), data_mesh(devices))
+        state, _, batch = prepare(task, net, Training(steps=2), Relaxed(), make_mesh(devices))
         assert batch(0)["train"]["label"].shape == (rows,)  # no more than there are to search on
     language = task_of("language")
     assert {role: language.rows(role) for role in ("train", "search", "test")} == {

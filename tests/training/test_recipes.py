@@ -12,7 +12,7 @@ from small_tasks import net_of, perceptron, task_of
 
 import jaxnas
 from jaxnas import tasks
-from jaxnas.training import Fixed, Relaxed, Training, Uniform, data_mesh, relaxations
+from jaxnas.training import Fixed, Relaxed, Training, Uniform, make_mesh, relaxations
 from jaxnas.training.prepare import prepare
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
@@ -29,7 +29,7 @@ def made(devices=1, recipe=None, kind="images", **relaxed):
     recipe = Relaxed(**relaxed) if recipe is None else recipe
     training = Training(steps=40, batch_size=8)
     cost = COST if kind == "images" else None
-    return prepare(task, net, training, recipe, data_mesh(devices), optimizer=SGD, cost=cost)
+    return prepare(task, net, training, recipe, make_mesh(devices), optimizer=SGD, cost=cost)
 
 
 def run(steps, **settings):
@@ -101,7 +101,7 @@ def test_gradients_of_the_logits_are_exact(order):
     object.__setattr__(recipe, "_optimizer", lambda: optax.sgd(1.0))
     training = Training(steps=40, batch_size=8)
     weights = {"params": random_params(NET, TASK.inputs.shape)}  # far from 0, so that the logits matter
-    state, step, batch = prepare(task, NET, training, recipe, data_mesh(1), optimizer=SGD, variables=weights)
+    state, step, batch = prepare(task, NET, training, recipe, make_mesh(1), optimizer=SGD, variables=weights)
     params, logits, rows = *jax.device_get((state.params, state.logits)), batch(0)
 
     def loss(params, logits, role):
@@ -141,9 +141,9 @@ def test_joint_search_learns_from_training_data_alone():
     # Nothing is held out of its data.
     whole = TASK.whole()
     recipe = Relaxed(order="joint")
-    prepare(whole, NET, Training(steps=4, batch_size=8), recipe, data_mesh(1))
+    prepare(whole, NET, Training(steps=4, batch_size=8), recipe, make_mesh(1))
     with pytest.raises(ValueError, match="no images of the role 'search'"):
-        prepare(whole, NET, Training(steps=4), Relaxed(order="first"), data_mesh(1))
+        prepare(whole, NET, Training(steps=4), Relaxed(order="first"), make_mesh(1))
 
 
 def test_a_cost_above_its_target_pushes_to_cheaper_options():
@@ -209,7 +209,7 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     small = jaxnas.extract(NET, state.variables, arch, inputs=TASK.inputs)
     training = Training(steps=40, batch_size=8)
     alone, own, _ = prepare(
-        TASK, small.net, training, Fixed(), data_mesh(1), variables=small.variables, optimizer=SGD
+        TASK, small.net, training, Fixed(), make_mesh(1), variables=small.variables, optimizer=SGD
     )
     state = jax.tree.map(jnp.copy, state)
     for number in range(3):
@@ -249,7 +249,7 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
         (lambda: Fixed({"hidden": jnp.array([0, 3])}).init(SPACE), "'hidden'[1] is 3"),
         (lambda: Fixed({"hiden": jnp.array([0, 1])}).init(SPACE), "did you mean 'hidden'?"),
         (
-            lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ns"), data_mesh(1)),
+            lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ns"), make_mesh(1)),
             "has no cost 'latency_ns'. It has params, macs",
         ),
     ],

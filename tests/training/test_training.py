@@ -12,11 +12,12 @@ from small_nets import difference
 from small_tasks import net_of, perceptron, task_of
 
 from jaxnas.elastic import stack_layers
-from jaxnas.training import Training, Uniform, data_mesh
+from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.fit import several, steps_of_call
+from jaxnas.training.mesh import shard_batch
 from jaxnas.training.prepare import prepare
-from jaxnas.training.step import active_masks, shard_batch
+from jaxnas.training.step import active_masks
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
 WIDEST = 4
@@ -42,7 +43,7 @@ def made(devices=1, net=NET, sgd=False, **settings):
     """A compiled step, its first state (consumed by it: take a copy), and the batches by step."""
     training = Training(steps=1000, batch_size=16, learning_rate=1e-2, warmup_steps=4, **settings)
     optimizer = SGD if sgd else None
-    return prepare(TASK, net, training, Shown(), data_mesh(devices), optimizer=optimizer)
+    return prepare(TASK, net, training, Shown(), make_mesh(devices), optimizer=optimizer)
 
 
 def copy(state):
@@ -133,7 +134,7 @@ def test_one_program_trains_a_thousand_architectures():
 
     given = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
     training = Training(steps=1000, batch_size=16, warmup_steps=4)
-    state, step, batch = prepare(Counted(**given), NET, training, Shown(), data_mesh(1))
+    state, step, batch = prepare(Counted(**given), NET, training, Shown(), make_mesh(1))
     rows, seen, before = batch(0), set(), len(traces)
     for _ in range(1000):
         state, metrics = step(state, rows)
@@ -224,13 +225,13 @@ def test_settings_out_of_range_are_named(settings, message):
 
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by the mesh's 8"):
-        shard_batch({"x": np.zeros((12, 3))}, data_mesh(8))
+        shard_batch({"x": np.zeros((12, 3))}, make_mesh(8))
     for size, message in ((12, "batch_size is 12, which 8 devices cannot share"), (72, "64 examples")):
         with pytest.raises(ValueError, match=message):
-            prepare(TASK, NET, Training(steps=2, batch_size=size), Uniform(), data_mesh(8))
+            prepare(TASK, NET, Training(steps=2, batch_size=size), Uniform(), make_mesh(8))
     for devices in (0, 9):
         with pytest.raises(ValueError, match=f"devices is {devices}; this machine has 8"):
-            data_mesh(devices)
+            make_mesh(devices)
 
 
 def test_training_lowers_the_loss():

@@ -1,0 +1,156 @@
+"""The devices of a run as a mesh, and where its arrays lie on them.
+
+A mesh has two axes. The rows of a batch are divided over all devices. A parameter, its gradient, its average
+and what the optimizer keeps of it are divided over the axis "model", and there are copies along "data". With
+one device for "model", the default, each device has all parameters; with more, a supernet may be larger than
+one device, and what a layer uses is gathered where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxnas.elastic.loop import STACKED
+from jaxnas.processes import on_host
+from jaxnas.tasks import Task
+from jaxnas.tensors import flatten
+from jaxnas.training.state import TrainState
+
+# Logical names of axes that are divided over "model", the first one first.
+RULES = ("vocabulary", "mlp", "heads", "embed")
+
+
+def make_mesh(devices: int | None = None, model: int = 1) -> Mesh:
+    """A mesh with the axes "data" and "model".
+
+    Args:
+      devices: how many, the first ones; None for all, of all processes.
+      model: how many of them share each parameter; the default is that each has all.
+
+    Raises:
+      ValueError: fewer than 1 device, more than there are, fewer than all with several processes, or a number
+        that `model` does not divide.
+    """
+    found = jax.devices()
+    count = len(found) if devices is None else devices
+    if not 1 <= count <= len(found):
+        raise ValueError(f"devices is {devices}; this machine has {len(found)}, so choose 1 to {len(found)}.")
+    if count < len(found) and jax.process_count() > 1:
+        raise ValueError(f"devices is {devices}; a run of several processes uses all {len(found)} devices.")
+    if model < 1 or count % model:
+        fitting = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+        raise ValueError(f"model_devices is {model}, with {count} device(s) in all; choose one of {fitting}.")
+    # In the order of the processes, so that each reads rows that follow one another.
+    return Mesh(np.asarray(found[:count]).reshape(count // model, model), ("data", "model"))
+
+
+def rows_of(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Arrays whose rows, along `axis`, are divided over all devices."""
+    return NamedSharding(mesh, P(*[None] * axis, mesh.axis_names))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Arrays that each device has whole."""
+    return NamedSharding(mesh, P())
+
+
+def shard_batch(batch: Any, mesh: Mesh) -> Any:
+    """Puts this process's rows of a batch on the mesh.
+
+    Raises:
+      ValueError: a batch that does not divide by the devices.
+    """
+
+    def put(x: Any) -> jax.Array:
+        size = x.shape[0] * jax.process_count()
+        if size % mesh.size:
+            raise ValueError(
+                f"A batch of {size} does not divide by the mesh's {mesh.size} devices; "
+                "choose a multiple, or fewer devices."
+            )
+        return jax.make_array_from_process_local_data(rows_of(mesh), np.asarray(x))
+
+    return jax.tree.map(put, batch)
+
+
+def place(tree: Any, sharding: NamedSharding) -> Any:
+    """Puts arrays that every process has whole where they are to lie."""
+
+    def put(x: Any) -> jax.Array:
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(put, tree)
+
+
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
+    """The tree with arrays that lie elsewhere than on all devices of the mesh put on each of them."""
+    devices = set(mesh.devices.flat)
+
+    def put(x: Any) -> jax.Array:
+        there = isinstance(x, jax.Array) and x.sharding.device_set == devices
+        return x if there else place(on_host(x), everywhere(mesh))
+
+    return jax.tree.map(put, tree)
+
+
+def state_sharding(task: Task, net: nn.Module, mesh: Mesh, state: TrainState) -> TrainState:
+    """Where the parts of a state lie on a mesh: a `NamedSharding` for each leaf.
+
+    Args:
+      task: knows the rows of what it carries from batch to batch.
+      net: names the axes of its parameters. A matrix without names is divided along its largest axis, and
+        vectors are on each device.
+      mesh: of the devices.
+      state: arrays, or their shapes.
+    """
+    specs = _parameter_specs(net, task.inputs, mesh, state.params)
+
+    def where(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        # The optimizer's state and the average have trees like the parameters' in them.
+        keys = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+        tails = (keys[start:] for start in range(len(keys)))
+        shape, spec = next((specs[tail] for tail in tails if tail in specs), (None, P()))
+        return NamedSharding(mesh, spec if shape == leaf.shape else P())
+
+    def rows(carry: Any) -> Any:
+        axes = task.carry_axes(carry)
+        return jax.tree.map(lambda axis, _: rows_of(mesh, axis), axes, carry)
+
+    sharding = jax.tree_util.tree_map_with_path(where, state)
+    return sharding.replace(carry={role: rows(carry) for role, carry in state.carry.items()})
+
+
+def _parameter_specs(
+    net: nn.Module, inputs: Any, mesh: Mesh, params: Any
+) -> dict[tuple[str, ...], tuple[tuple[int, ...], P]]:
+    """For each parameter its shape and how it is divided, by path."""
+    arch = jax.eval_shape(net.space.smallest)
+    boxed = jax.eval_shape(net.init, jax.random.key(0), inputs, arch)["params"]
+    names = {
+        path: leaf.names if isinstance(leaf, nn.LogicallyPartitioned) else (None,) * leaf.ndim
+        for path, leaf in flatten(boxed).items()
+    }
+    specs = {}
+    for path, leaf in flatten(params).items():
+        own = (None, *names["block_0", *path[1:]]) if path[0] == STACKED else names[path]
+        specs[path] = leaf.shape, _spec(leaf.shape, own, mesh.shape.get("model", 1))
+    return specs
+
+
+def _spec(shape: tuple[int, ...], names: tuple[str | None, ...], devices: int) -> P:
+    """The axis that devices share: the first that the rules name, else the largest, if it divides."""
+    if devices == 1 or len(shape) < 2:
+        return P()
+    axes = range(len(shape))
+    named = sorted((axis for axis in axes if names[axis] in RULES), key=lambda axis: RULES.index(names[axis]))
+    for axis in (*named, *sorted(axes, key=lambda axis: -shape[axis])):
+        if shape[axis] % devices == 0:
+            return P(*[None] * axis, "model")
+    return P()
