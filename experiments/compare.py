@@ -252,7 +252,7 @@ def curves_of(
         scores = np.where(full, scores, np.nan)
     elif end is not None:
         spent = spent_seconds(table, codes)
-    if end is not None:
+    if end is not None and spent is not None:
         late = spent > end
         codes, scores = np.where(late[..., None], -1, codes), np.where(late, np.nan, scores)
     curves = anytime(table, codes, scores, metric, report)

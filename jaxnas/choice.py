@@ -246,16 +246,17 @@ def check_parents(name: str, choice: Choice, choices: Mapping[str, Choice]) -> N
                 f"Space: {name!r} is active up to {choice.active!r}: the first must "
                 "be repeated, the second must not."
             )
-        if not all(isinstance(o, int) and o >= 0 for o in depth.options):
+        depths = [o for o in depth.options if isinstance(o, int) and o >= 0]
+        if len(depths) < len(depth.options):
             raise ValueError(
                 f"Space: {name!r} is active up to {choice.active!r}, whose options "
                 f"{depth.options} must all be ints of at least 0."
             )
-        if choice.length < max(depth.options):
+        if choice.length < max(depths):
             raise ValueError(
                 f"Space: {name!r} is repeated {choice.length} times, but "
-                f"{choice.active!r} goes up to {max(depth.options)}: repeat it "
-                f"{max(depth.options)} times."
+                f"{choice.active!r} goes up to {max(depths)}: repeat it "
+                f"{max(depths)} times."
             )
     if choice.condition is not None:
         kind, wanted = choices[choice.condition[0]], choice.condition[1]

@@ -75,7 +75,7 @@ def _merge(tables: tuple[Table, ...]) -> tuple[Table, ...]:
         # Values may be summed in row-major order, since the decisions and their order are the same.
         key = (table.names, table.counts)
         sums[key] = sums.get(key, 0) + np.array(table.values, np.int64)
-    return tuple(Table(*key, tuple(values.tolist())) for key, values in sums.items())
+    return tuple(Table(names, counts, tuple(values.tolist())) for (names, counts), values in sums.items())
 
 
 def _exact(tables: tuple[Table, ...], arch: Arch) -> np.ndarray:

@@ -22,10 +22,8 @@ def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
         for position in range(1 if choice.length is None else choice.length):
             needs = []
             if choice.active is not None:
-                options = choices[choice.active].options
-                needs.append(
-                    ((choice.active, 0), frozenset(k for k, value in enumerate(options) if position < value))
-                )
+                deeper = np.flatnonzero(position < choices[choice.active].table)
+                needs.append(((choice.active, 0), frozenset(deeper.tolist())))
             if choice.condition is not None:
                 parent_name, wanted = choice.condition
                 place = 0 if choices[parent_name].length is None else position

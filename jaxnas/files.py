@@ -66,7 +66,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """`write_bytes` of named arrays as a compressed npz file."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
+    np.savez_compressed(buffer, **arrays)  # pyrefly: ignore[bad-argument-type] # none is "allow_pickle"
     write_bytes(path, buffer.getvalue())
 
 

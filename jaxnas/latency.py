@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,8 @@ from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch, Space
 from jaxnas.subnet import extract
+
+Name = TypeVar("Name")
 
 FORMAT = 2
 
@@ -101,8 +103,8 @@ def load(path: str | os.PathLike) -> LatencyTable:
 
 
 def median_times(
-    calls: Mapping[str, Callable[[], Any]], *, warmup: int = 3, repeats: int = 30
-) -> dict[str, float]:
+    calls: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 30
+) -> dict[Name, float]:
     """Median seconds of each call, all of them in turn, so that a slow moment meets each alike.
 
     Args:
@@ -113,7 +115,7 @@ def median_times(
     for call in calls.values():
         for _ in range(warmup):
             jax.block_until_ready(call())
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
             start = time.perf_counter()
@@ -254,7 +256,7 @@ def _active(space: Space, name: str, position: int) -> Table:
     choice, gate = space.choices[name], constant(1)
     if choice.active is not None:
         depth = space.choices[choice.active]
-        runs = tuple(int(position < option) for option in depth.options)
+        runs = tuple(map(int, position < depth.table))
         gate = combine(
             lambda on, above: on * above,
             _of_decision(choice.active, depth, 0, runs),

@@ -5,8 +5,6 @@ with one pytree of inputs, batch in front. It returns its predictions, or a tupl
 are. Everything else that `jaxnas.init`, `cost`, `extract` and their like need is found out by tracing.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any
@@ -150,7 +148,7 @@ def _reach(space: Space, choice: Choice) -> int:
     """How many positions of a repeated choice can be active."""
     if choice.active is None:
         return choice.length or 0
-    return min(choice.length or 0, max(space.choices[choice.active].options))
+    return min(choice.length or 0, int(space.choices[choice.active].table.max()))
 
 
 def _samples(space: Space) -> list[Arch]:

@@ -287,7 +287,7 @@ class Space:
             return self.canonical(self._uniform(key))
         return jax.vmap(self.sample)(jax.random.split(key, n))
 
-    def mutate(self, key: jax.Array, arch: Arch, probability: float | Mapping[str, Any]) -> Arch:
+    def mutate(self, key: jax.Array, arch: Arch, probability: float | jax.Array | Mapping[str, Any]) -> Arch:
         """A canonical copy of one architecture with each element resampled with some probability.
 
         An element that was inactive and becomes active is always drawn anew.
@@ -450,7 +450,7 @@ class Space:
         for name in self._order:
             choice, kept = self.choices[name], rows[name]
             for parent in parents(choice):
-                limit = max(new[parent].options) if parent == choice.active else new[parent].length
+                limit = int(new[parent].table.max()) if parent == choice.active else new[parent].length
                 if limit is not None and choice.length is not None:
                     kept = kept[:limit]
             choice = choice.keep(kept)

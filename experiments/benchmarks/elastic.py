@@ -141,7 +141,7 @@ def measure() -> dict[str, Any]:
     for number, (arch, (_, small_params, extracted)) in enumerate(zip(archs, networks, strict=True)):
         row: dict[str, Any] = {"architecture": space.to_dict(arch)}
         for kind, (program, cost) in extracted.items():
-            calls = {
+            calls: dict[str, Callable[[], Any]] = {
                 name: functools.partial(supernet, layouts.get(name, params), images, arch)
                 for name, supernet in programs[kind].items()
             }
@@ -203,7 +203,7 @@ def population(apply: Callable, params: Any, images: Any, archs: list, extracted
         chunks = jax.tree.map(lambda x: x.reshape(-1, min(8, x.shape[0]), *x.shape[1:]), batch)
         return lax.map(lambda chunk: one(params, images, chunk), chunks)
 
-    calls = {}
+    calls: dict[str, Callable[[], Any]] = {}
     for name, fn in (("map", mapped), ("vmap of masks", vmapped)):
         program, _ = compiled(fn, params, images, batch)
         calls[name] = lambda p=program: p(params, images, batch)

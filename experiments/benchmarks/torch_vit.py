@@ -171,6 +171,7 @@ def like_extracted(model: PlainViT, *, gradient: bool = False) -> dict[str, Tens
 
     views = {
         "patch_embed/projection/kernel": view(model.patch_embed.weight).permute(2, 3, 1, 0),
+        # pyrefly: ignore[bad-argument-type] # a convolution may have no bias; this one has
         "patch_embed/projection/bias": view(model.patch_embed.bias),
         "tokens/cls": view(model.cls)[0, 0],
         "tokens/positions": view(model.positions)[0],

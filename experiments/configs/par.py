@@ -31,7 +31,9 @@ def measure_blocks(net: supernets.TransformerXL, task: tasks.Language, rows: int
 
 
 def _relaxed(blocks: int, **settings: Any) -> Relaxed:
-    defaults = dict(learning_rate=1e-2, confidence=0.75, reference=stacks(blocks)["interleaved"])
+    defaults: dict[str, Any] = dict(
+        learning_rate=1e-2, confidence=0.75, reference=stacks(blocks)["interleaved"]
+    )
     return Relaxed(**(defaults | settings))
 
 

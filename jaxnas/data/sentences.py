@@ -101,18 +101,18 @@ def from_tsv(
     for option, value in (("length", length), ("max_words", max_words)):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"from_tsv: {option} is {value!r}, expected a whole number of at least 1.")
-    rows = {"train": _rows(path, text, label, encoding)}
+    texts, labels = _rows(path, text, label, encoding)
+    numbers, classes = number_labels(labels, classes, f"{path}: labels")
+    given = {"train": ({"text": np.array(texts, object)}, numbers)}
     if test is not None:
-        rows["test"] = _rows(test, text, label, encoding)
+        texts, labels = _rows(test, text, label, encoding)
+        numbers, _ = number_labels(labels, classes, f"{test}: labels")
+        given["test"] = {"text": np.array(texts, object)}, numbers
     elif not test_fraction > 0:
         raise ValueError(
             f"from_tsv: test_fraction is {test_fraction} and no test file is given; chosen networks are "
             "measured on the test rows, so there must be some."
         )
-    given = {}
-    for role, (texts, labels) in rows.items():
-        numbers, classes = number_labels(labels, classes, f"{path if role == 'train' else test}: labels")
-        given[role] = {"text": np.array(texts, object)}, numbers
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
     splits = make_splits(name, given, fractions, seed, classes)
     words = {role: [str(x).split() for x in split.inputs["text"][:]] for role, split in splits.items()}
@@ -142,18 +142,20 @@ def _rows(
     if not lines[-1]:
         del lines[-1]
     rows = [line.split("\t") for line in lines]
-    start = 0
-    if isinstance(text, str):
-        header, start = rows[0], 1
-        for column in (text, label):
-            if header.count(column) != 1:
-                raise ValueError(
-                    f"{path}: the first line names {header.count(column)} columns {column!r}; it is "
-                    f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
-                    "there is no line of names."
-                )
-        text, label = header.index(text), header.index(label)
-    columns = len(rows[0])
+    header, columns, start = rows[0], len(rows[0]), int(isinstance(text, str))
+
+    def number_of(column: str | int) -> int:
+        if not isinstance(column, str):
+            return column
+        if header.count(column) != 1:
+            raise ValueError(
+                f"{path}: the first line names {header.count(column)} columns {column!r}; it is "
+                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
+                "there is no line of names."
+            )
+        return header.index(column)
+
+    text, label = number_of(text), number_of(label)
     if not 0 <= min(text, label) <= max(text, label) < columns:
         raise ValueError(
             f"{path} has {columns} columns, which tabs part and which are numbered from 0; got text={text} "

@@ -135,10 +135,11 @@ def make_corpus(
         rank = np.empty(len(order), np.int32)
         rank[order] = np.arange(len(order), dtype=np.int32)
         tokens = {role: rank[ids] for role, ids in tokens.items()}
-    streams: dict[str, Stream | None] = {"search": None}
-    for role, text in texts.items():
-        streams[role] = Stream(role, tokens[role], documents[role], len(text.content))
-    return Corpus(name=name, vocabulary=vocabulary, **streams)
+    streams = {
+        role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
+    }
+    search = streams.pop("search", None)
+    return Corpus(name=name, vocabulary=vocabulary, search=search, **streams)
 
 
 def check_fraction(name: str, fraction: float) -> None:

@@ -108,6 +108,7 @@ class Vocabulary(abc.ABC):
         return dataclasses.replace(self, **self._reordered(order), counts=counts[order]), order
 
     def _reordered(self, order: np.ndarray) -> dict[str, Any]:
+        assert self.words is not None
         return {"words": tuple(self.words[i] for i in order.tolist())}
 
 
@@ -166,6 +167,7 @@ class WordVocabulary(Vocabulary):
         return np.fromiter(ids, np.int32, count=len(words))
 
     def _decode(self, tokens: np.ndarray) -> str:
+        assert self.words is not None
         words = (self.words[i] for i in tokens.tolist())
         return "".join(" \n" if word == END_OF_LINE else f" {word}" for word in words)
 

@@ -299,7 +299,8 @@ class AdaptiveVocabulary(nn.Module):
     def _parameter(self, name: str, shape: tuple[int, ...], names: tuple[str | None, ...]) -> jax.Array:
         normal = nn.initializers.normal(self.init_std)
         init = normal if len(shape) > 1 else nn.initializers.zeros
-        return self.param(name, nn.with_logical_partitioning(init, names), shape)
+        boxed = nn.with_logical_partitioning(init, names)
+        return self.param(name, boxed, shape)  # pyrefly: ignore[bad-return] # it unboxes
 
     def _head_weights(self) -> Weights:
         """Those of the head's words and, behind them, of the tail clusters."""

@@ -79,7 +79,7 @@ class Decisions:
         value = self._arch[name] if position is None else self._arch[name][position]
         return Decision((name, position), choice.options_at(position or 0), value)
 
-    def stacked(self, name: str, count: int) -> jax.Array:
+    def stacked(self, name: str, count: int) -> jax.Array | np.ndarray:
         """The values of a repeated decision at its first `count` positions."""
         return self._arch[name][:count]
 

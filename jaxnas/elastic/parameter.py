@@ -119,9 +119,10 @@ def parameter(
             keys = jax.random.split(key, shape[0])
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
-    value = module.param(name, nn.with_logical_partitioning(stored_init, stored_names), stored_shape)
+    boxed = nn.with_logical_partitioning(stored_init, stored_names)
+    value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
     annotate(module, name, widths, gate=gate, option=option, centred=centred)
-    if option is None:
+    if choice is None or option is None:
         return value
     return _pick_option(choice, widths, value)
 
@@ -153,7 +154,7 @@ def annotate(
     gate_table = constant(1) if gate is None else gate.table
     tables, names = tuple(w.table for w in widths), tuple(w.axis for w in widths)
     spec = ParameterSpec(tables, names, gate_table, option, centred)
-    module.sow(SPECS, name, spec, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+    module.sow(SPECS, name, spec, init_fn=lambda: spec, reduce_fn=lambda _, new: new)
 
 
 def _pick_option(choice: Joint, widths: tuple[Width, ...], value: jax.Array) -> jax.Array:

@@ -258,7 +258,7 @@ def _branch(plan: _Plan, number: int, row: jax.Array | None, operands: Any, keep
     if sizes is None:
         return _zeros(_outputs_like(plan, operands))
     active = dict(zip(plan.names, sizes, strict=True))
-    masks = {} if row is None else _masks(plan, number, row)
+    masks = {} if row is None else _masks(plan, number, active, row)
     parts = [
         _mask(_cut(x, axes, active), axes, masks) for x, axes in zip(operands, plan.operand_axes, strict=True)
     ]
@@ -285,14 +285,14 @@ def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
-def _masks(plan: _Plan, number: int, row: jax.Array) -> dict[str, jax.Array]:
+def _masks(plan: _Plan, number: int, active: dict[str, int], row: jax.Array) -> dict[str, jax.Array]:
     """For the widths that are smaller than the branch in some of its rows, which entries are active."""
-    sizes, masks = plan.branches[number], {}
+    masks = {}
     for column, name in enumerate(plan.names):
         of_rows = [0 if one is None else one[column] for one in plan.rows]
         own = [size for size, branch in zip(of_rows, plan.branch_of, strict=True) if branch == number]
-        if set(own) != {sizes[column]}:
-            places = jnp.arange(sizes[column], dtype=jnp.int32)
+        if set(own) != {active[name]}:
+            places = jnp.arange(active[name], dtype=jnp.int32)
             masks[name] = places < jnp.asarray(of_rows, jnp.int32)[row]
     return masks
 
@@ -462,6 +462,7 @@ def _switch(plan: _Plan, branch: Callable[..., Any], row: jax.Array, operands: A
 
 def _masked(plan: _Plan, row: jax.Array, operands: Any) -> Any:
     """The written masked function at a row; zeros where it is skipped."""
+    assert plan.masked is not None
     full = tuple(map(max, zip(*(one for one in plan.rows if one is not None), strict=True)))
     masks = masks_of_row(tuple(full if one is None else one for one in plan.rows), row)
     outputs = plan.masked(dict(zip(plan.names, masks, strict=True)), *operands)

@@ -30,7 +30,7 @@ class Decision(NamedTuple):
 
     name: tuple[str, int | None]
     options: tuple[Any, ...]
-    value: jax.Array
+    value: jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Width:
     """
 
     table: Table = flax.struct.field(pytree_node=False)
-    values: dict[tuple[str, int | None], jax.Array]
+    values: dict[tuple[str, int | None], jax.Array | np.ndarray]
     axis: str | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
@@ -152,7 +152,7 @@ class Joint:
     lookup: np.ndarray  # flat combination of options -> row
     names: tuple[tuple[str, int | None], ...]
     counts: tuple[int, ...]
-    values: dict[tuple[str, int | None], jax.Array]
+    values: dict[tuple[str, int | None], jax.Array | np.ndarray]
     tables: tuple[Table, ...]
 
     @property

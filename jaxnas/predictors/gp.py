@@ -135,7 +135,7 @@ class GaussianProcess:
         """Squared distances [groups, N, M] and summed products [N, M] of the points with others."""
         parts = list(zip(fitted["inputs"], groups, fitted["size"], strict=True))
         squares = jnp.stack([squared_distances(a, b) / s for a, b, s in parts])
-        return squares, sum(a @ b.T / s for a, b, s in parts) / len(parts)
+        return squares, sum((a @ b.T / s for a, b, s in parts), jnp.float32(0)) / len(parts)
 
     def own(self, hyper: dict, fitted: dict, groups: list[jax.Array]) -> jax.Array:
         """The prior variance [M] of each of some points."""
@@ -149,7 +149,7 @@ class GaussianProcess:
         """Minus the logarithm of the prior of the hyper-parameters, less its constant."""
         first = self._initial(hyper["scale"].size)
         off = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), hyper, first)
-        return sum(jax.tree.leaves(off)) / (2 * self.spread**2)
+        return sum(jax.tree.leaves(off), jnp.float32(0)) / (2 * self.spread**2)
 
     def kernel(self, hyper: dict, squares: jax.Array, products: jax.Array) -> jax.Array:
         """The kernel [N, M] without noise, of what `distances` returns."""

@@ -1,7 +1,7 @@
 """An ensemble of multi-layer perceptrons over architectures' features."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -76,7 +76,7 @@ class MlpEnsemble:
             pairs = higher * seen[:, None] * seen[None, :]
 
             def loss(params):
-                told = model.apply(params, x)
+                told = cast("jax.Array", model.apply(params, x))
                 cost = jnp.sum(seen * (told - targets) ** 2) / seen.sum()
                 wrong = jax.nn.softplus(told[None, :] - told[:, None])
                 return cost + self.ranking * jnp.sum(pairs * wrong) / jnp.maximum(pairs.sum(), 1.0)

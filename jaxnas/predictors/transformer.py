@@ -1,7 +1,7 @@
 """A Transformer over an architecture's operations: under a Gaussian process, or trained on scores itself."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -41,7 +41,8 @@ class Encoder(nn.Module):
         for layer in range(self.layers):
             mask = there[:, None, :] & (same if layer == 0 else jnp.ones_like(same))
             h = nn.LayerNorm()(x)
-            x += nn.MultiHeadDotProductAttention(self.heads)(h, h, mask=mask[:, None])
+            attention = nn.MultiHeadDotProductAttention(self.heads)
+            x += attention(h, h, mask=mask[:, None])  # pyrefly: ignore[unsupported-operation] # no None
             h = nn.gelu(nn.Dense(2 * self.width)(nn.LayerNorm()(x)))
             x += nn.Dense(self.width)(h)
         # A sum and not a mean: how many operations there are matters.
@@ -119,7 +120,8 @@ class TransformerPredictor:
                 rows = jax.random.randint(key, (self.batch,), 0, aims.shape[0])
 
                 def loss(weights):
-                    told = encoder.apply(weights, jax.tree.map(lambda x: x[rows], tokens))[1]
+                    drawn = jax.tree.map(lambda x: x[rows], tokens)
+                    _, told = cast("tuple[jax.Array, ...]", encoder.apply(weights, drawn))
                     return jnp.mean(jnp.sum((told - aims[rows]) ** 2, axis=1))
 
                 grads = jax.grad(loss)(weights)

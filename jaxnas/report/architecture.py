@@ -93,7 +93,7 @@ def transformer(
     """
     embed, heads, ratios = (architecture[name] for name in ("embed_dim", "num_heads", "mlp_ratio"))
     length = choices.get("num_heads", {}).get("length")
-    layers = max(len(heads), length if svg.is_number(length) else 0)
+    layers = max(len(heads), int(length) if svg.is_number(length) else 0)
     heads, ratios = (list(values) + [None] * (layers - len(values)) for values in (heads, ratios))
     depth = architecture.get("depth")
     depth = min(int(depth), layers) if svg.is_number(depth) else layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import textwrap
+from typing import Any
 
 from jaxnas import files
 from jaxnas.report import svg, words
@@ -44,7 +45,7 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
     for one in strategies(run):
         lines = [line for line in shown.lines if line["strategy"] == one.name]
         points = [[line[shown.cost] for line in lines], [scale * shown.value(line) for line in lines]]
-        colours = {"edgecolors": _COLOURS[one.kind], "facecolors": _COLOURS[one.kind]}
+        colours: dict[str, Any] = {"edgecolors": _COLOURS[one.kind], "facecolors": _COLOURS[one.kind]}
         colours |= {"facecolors": "none"} if one.kind == "random" else {}
         label = f"{one.label} ({len(lines)})"
         plot.scatter(
@@ -60,7 +61,9 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike) -> None:
         star, label = network.mark == "star", network.label
         if not shown.holds(network):
             label += f"\n{svg.short(network.cost)}, {words.value_text(run.metric, network.value)}"
-        look = {"s": 420, "color": "#f2b701", "edgecolors": _INK} if star else {"s": 90, "color": _EXTREME}
+        look: dict[str, Any] = (
+            {"s": 420, "color": "#f2b701", "edgecolors": _INK} if star else {"s": 90, "color": _EXTREME}
+        )
         plot.scatter(
             x, y, marker=_MARKS[network.mark], zorder=5, clip_on=False, linewidths=1.2 * star, **look
         )

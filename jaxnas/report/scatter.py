@@ -133,8 +133,9 @@ def plot_of(run: Run, room: float = 4.5) -> Plot | None:
     """
     number = svg.is_number
     scored = [line for line in run.history if number(line["score"])]
-    costs = [cost for cost in (run.cost, *run.result.found.costs) if any(number(x.get(cost)) for x in scored)]
-    if not costs or costs[0] is None:
+    names = [run.cost, *run.result.found.costs]
+    costs = [name for name in names if name is not None and any(number(x.get(name)) for x in scored)]
+    if not costs:
         return None
     cost, marked = costs[0], []
     lines = tuple(line for line in scored if number(line.get(cost)))

@@ -209,10 +209,12 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
                 f"bounds: {name!r} is not a cost{nearest(name, ranges)} The costs are {list(ranges)}."
             )
         least, most = ranges[name]
-        if (high is not None and high < least) or (low is not None and low > most):
-            asked = (
-                f"at most {_text(high)}" if high is not None and high < least else (f"at least {_text(low)}")
-            )
+        asked = ""
+        if high is not None and high < least:
+            asked = f"at most {_text(high)}"
+        elif low is not None and low > most:
+            asked = f"at least {_text(low)}"
+        if asked:
             # Of a space that is too large to be listed, the range is what a climb found.
             none = (
                 "no architecture has"
@@ -282,7 +284,7 @@ def _distance(bounds: Bounds, costs: Mapping[str, np.ndarray], ranges: dict) -> 
     return total
 
 
-def _text(value: float | None) -> str:
+def _text(value: float) -> str:
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"

@@ -105,7 +105,8 @@ class _Decoder(nn.Module):
         causal = nn.make_causal_mask(jnp.ones((length,)))
         for layer in range(self.layers):
             y = nn.LayerNorm(name=f"attention_norm_{layer}")(x)
-            x = x + nn.MultiHeadDotProductAttention(self.heads, name=f"attention_{layer}")(y, mask=causal)
+            attention = nn.MultiHeadDotProductAttention(self.heads, name=f"attention_{layer}")
+            x = x + attention(y, mask=causal)  # pyrefly: ignore[unsupported-operation] # no None
             y = nn.LayerNorm(name=f"mlp_norm_{layer}")(x)
             y = nn.gelu(nn.Dense(4 * self.width, name=f"mlp_in_{layer}")(y))
             x = x + nn.Dense(self.width, name=f"mlp_out_{layer}")(y)

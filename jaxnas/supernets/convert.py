@@ -59,9 +59,11 @@ def from_torch_autoformer(
     if arch is not None:
         net = net.clone(space=net.space.fix(arch))  # checks the architecture
     choices = net.space.choices
-    size, layers = max(choices["embed_dim"].options), max(choices["depth"].options)
-    heads = [choices["num_heads"].options_at(layer) for layer in range(layers)]
-    hidden = [int(size * max(choices["mlp_ratio"].options_at(layer))) for layer in range(layers)]
+    size, layers = (int(choices[name].table.max()) for name in ("embed_dim", "depth"))
+    # A ViT takes only ints as heads and only numbers as ratios.
+    heads: list[tuple[Any, ...]] = [choices["num_heads"].options_at(layer) for layer in range(layers)]
+    ratios: list[tuple[Any, ...]] = [choices["mlp_ratio"].options_at(layer) for layer in range(layers)]
+    hidden = [int(size * max(row)) for row in ratios]
     if net.space.cardinality > 1 and net.sharing != "entangled":
         raise ValueError(
             f"An official AutoFormer supernet has entangled weights, and this network has sharing="

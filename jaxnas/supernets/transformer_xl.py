@@ -125,7 +125,7 @@ class TransformerXL(nn.Module):
     @property
     def blocks(self) -> int:
         """How many blocks there are."""
-        return self.space["block"].length
+        return self.space["block"].shape[0]
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ class TransformerXL(nn.Module):
         return Identity(parent=None)
 
     def _mixture(self, **names: Any) -> Mixture:
-        return Mixture({name: self.block(name) for name in self.space["block"].options}, **names)
+        return Mixture({name: self.block(name) for name in map(str, self.space["block"].options)}, **names)
 
     def _run_blocks(
         self,

@@ -32,8 +32,8 @@ def block_calls(
     mask = jnp.tril(jnp.ones((length, keys), bool), net.memory_length)
     positions = jax.random.normal(jax.random.key(2), (keys, net.width), jnp.float32)
     context = Context(memory, jnp.broadcast_to(mask, (batch, length, keys)), positions)
-    calls = {}
-    for name in net.space["block"].options:
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in map(str, net.space["block"].options):
         block = net.block(name)
         params = jax.jit(block.init)(jax.random.key(3), x, context)
 

@@ -142,16 +142,17 @@ class ViT(nn.Module):
         needed = {"embed_dim", "depth", "num_heads", "mlp_ratio"}
         if missing := needed - set(self.space.choices):
             raise ValueError(f"A ViT space needs the decisions {sorted(needed)}; missing: {sorted(missing)}.")
-        for name in sorted(needed):
-            _check_sizes(name, self.space.choices[name].options, whole=name != "mlp_ratio")
-        layers = max(self.space.choices["depth"].options)
+        options: dict[str, tuple[Any, ...]] = {name: self.space[name].options for name in sorted(needed)}
+        for name, sizes in options.items():
+            _check_sizes(name, sizes, whole=name != "mlp_ratio")
+        layers = max(options["depth"])
         for name in ("num_heads", "mlp_ratio"):
             if (length := self.space.choices[name].length) is None or length < layers:
                 raise ValueError(
                     f"A ViT space needs '{name}' once for each of {layers} layers, as Choice(...).repeat("
                     f"{layers}, active='depth'); got {'one for all' if length is None else length}."
                 )
-        narrowest, least = (min(self.space.choices[name].options) for name in ("embed_dim", "mlp_ratio"))
+        narrowest, least = min(options["embed_dim"]), min(options["mlp_ratio"])
         if narrowest * least < 1:
             raise ValueError(
                 f"An MLP of ratio {least} has no hidden channel in a network of width {narrowest}; raise "
@@ -196,7 +197,7 @@ class ViT(nn.Module):
         return head.astype(jnp.float32)
 
     def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:
-        count = max(self.space.choices["depth"].options)
+        count = int(self.space.choices["depth"].table.max())
         # Rising over all stored layers, whatever runs; as in the official code.
         rates = [self.drop_path_rate * layer / max(count - 1, 1) for layer in range(count)]
         side = self.image_size // self.patch_size

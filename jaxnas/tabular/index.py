@@ -83,7 +83,7 @@ def make(sizes: np.ndarray, codes: np.ndarray, rows: np.ndarray | None = None) -
     # Raw bits of a counter: the same weights with every version of NumPy. Odd ones lose no bit.
     bits = np.random.Philox(key=np.uint64(0)).random_raw(codes.shape[1])
     weights = bits.astype(np.uint32) | np.uint32(1)
-    keys = np.sum(codes.astype(np.uint32) * weights, axis=1, dtype=np.uint32)
+    keys = (codes.astype(np.uint32) * weights).sum(axis=1, dtype=np.uint32)
     order = np.argsort(keys, kind="stable").astype(np.int32)
     probes = int(np.unique(keys, return_counts=True)[1].max())
     return Hashed(weights, keys[order], numbers[order], np.ascontiguousarray(codes[order]), probes)

@@ -113,6 +113,7 @@ class Classification(Named):
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean cross-entropy in nats; see `Task.loss`. The sums hold "correct", "nats", "examples"."""
         if train:
+            assert key is not None
             augment_key, net_key = jax.random.split(key)
             inputs, targets = self.augmented(batch, augment_key)
             targets = optax.smooth_labels(targets, self.label_smoothing)

@@ -51,7 +51,7 @@ class Images(Classification):
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Dataset:
         """The data set of the name."""
         return data_lib.load(
-            self.data,
+            self.name,
             data_dir=data_dir,
             source_dir=source_dir,
             search_fraction=self.search_fraction,

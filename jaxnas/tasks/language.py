@@ -86,7 +86,7 @@ class Language(Named):
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Corpus:
         """The text of the name."""
         return data_lib.load_text(
-            self.data,
+            self.name,
             data_dir=data_dir,
             source_dir=source_dir,
             tokenizer=self.tokenizer,

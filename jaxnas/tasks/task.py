@@ -194,6 +194,7 @@ def apply(
     """
     if not train:
         return net.apply(variables, inputs, arch, train=False)
+    assert key is not None
     stored = [name for name in variables if name != "params"]
     # A stream that is not named here is taken from "params", as Linen does.
     rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}

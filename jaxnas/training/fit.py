@@ -233,7 +233,7 @@ def _loop(
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
                     _check_finite(flags, folder)
-                    logged = {"step": done, "split": "train", **_plain(metrics)}
+                    logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
                     record(logged)

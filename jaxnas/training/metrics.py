@@ -33,11 +33,12 @@ class JsonlWriter:
         self.counter = counter
         self._last: int | None = None
         kept = 0
-        for record in files.read_lines(self.path, (counter,)) if resume is not None else ():
-            if self._count(record) > resume:
-                break
-            self._last = record[counter]
-            kept += 1
+        if resume is not None:
+            for record in files.read_lines(self.path, (counter,)):
+                if self._count(record) > resume:
+                    break
+                self._last = record[counter]
+                kept += 1
         files.truncate_lines(self.path, kept)
 
     def write(self, record: Mapping[str, Any]) -> None:

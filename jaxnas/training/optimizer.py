@@ -77,7 +77,7 @@ def update(
     """
     updates, new_state = optimizer.update(grads, opt_state, params)
     if active is None:
-        return optax.apply_updates(params, updates), new_state
+        return optax.apply_updates(params, updates), new_state  # pyrefly: ignore[bad-return] # as params
 
     def keep(mask: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(jnp.broadcast_to(mask, old.shape), new, old)
@@ -86,7 +86,7 @@ def update(
     params = jax.tree.map(lambda m, p, u: keep(m, p + u, p), active, params, updates)
     # The mask of each leaf of the state: that of its parameter, or True for counters.
     masks = optax.tree_utils.tree_map_params(
-        optimizer,
+        optimizer.init,
         lambda _, mask: mask,
         new_state,
         active,

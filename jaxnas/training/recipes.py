@@ -332,7 +332,7 @@ class Relaxed:
         loss = problem.loss
 
         def penalty(logits: Arch) -> jax.Array:
-            if not self.cost_weight:
+            if not self.cost_weight or cost is None:
                 return jnp.float32(0)
             return self.cost_weight * jnp.maximum(cost(relaxations.softmax(logits)) / self.target - 1, 0)
 
@@ -356,7 +356,8 @@ class Relaxed:
 
         def updated(grads: Arch) -> tuple[Arch, Any]:
             updates, opt_state = self._optimizer().update(grads, state.recipe["opt_state"], state.logits)
-            return optax.apply_updates(state.logits, updates), opt_state
+            logits = optax.apply_updates(state.logits, updates)
+            return logits, opt_state  # pyrefly: ignore[bad-return] # of the logits' type
 
         logits, own, carries = state.logits, state.recipe, dict(state.carry)
         due = state.step >= self.start

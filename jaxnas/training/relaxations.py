@@ -100,7 +100,7 @@ def check_temperature(temperature: Any) -> None:
         )
 
 
-def temperature_schedule(kind: Kind, start: float, end: float, steps: int) -> optax.Schedule:
+def temperature_schedule(kind: str, start: float, end: float, steps: int) -> optax.Schedule:
     """The temperature by step: constant at `start`, or from `start` to `end` over `steps`.
 
     Raises:
