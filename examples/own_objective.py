@@ -57,12 +57,8 @@ def main():
     parser.add_argument("--evaluations", type=int, default=12)
     parser.add_argument("--workers", type=int, default=2)
     settings = parser.parse_args()
-    strategy = search.PredictorGuided(
-        SPACE,
-        evaluations=settings.evaluations,
-        predictor=predictors.GaussianProcess(),
-        features=predictors.one_hot(SPACE),
-    )
+    model = dict(predictor=predictors.GaussianProcess(), features=predictors.one_hot(SPACE))
+    strategy = search.PredictorGuided(SPACE, evaluations=settings.evaluations, **model)
     # Each worker is a process, replaced when it hangs or dies. For others: executor=client.get_executor().
     result = search.run_parallel(
         strategy,

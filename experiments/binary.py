@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import files, latency, search, training
+from jaxnas import files, latency, processes, search, training
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
 from jaxnas.space import Arch
@@ -37,12 +38,16 @@ FREE = ("about", "search", "retraining", "architectures", "latency", "measure")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
-    """Defines --config, --set, --workdir, --data_dir, --source_dir and --traceback."""
+    """Defines the flags of all binaries that run a config."""
     names = ", ".join(registry)
     flags.DEFINE_string("config", None, f"Name of the config ({names}), or path/to/my_config.py.")
     flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
     flags.DEFINE_string("data_dir", None, "Where prepared data sets are; by default TFDS's own folder.")
     flags.DEFINE_string("source_dir", None, "Where original files are, for data that are not yet prepared.")
+    flags.DEFINE_boolean("distributed", False, "One of several processes, on a TPU pod, Slurm or Kubernetes.")
+    flags.DEFINE_string("coordinator", None, "Elsewhere: address:port of the first of several processes.")
+    flags.DEFINE_integer("processes", None, "With --coordinator: how many processes there are.")
+    flags.DEFINE_integer("process", None, "With --coordinator: which of them this is, from 0.")
     define_run_flags()
 
 
@@ -68,6 +73,17 @@ def run(main: Callable[[], int | None]) -> None:
             if not flags.FLAGS["verbosity"].present:
                 logging.set_verbosity(logging.WARNING)
             sys.exit(main() or 0)
+        except jax.errors.JaxRuntimeError as error:
+            # A collective that another process does not answer, or JAX's notice that it is gone.
+            if jax.process_count() == 1 or flags.FLAGS.traceback:
+                raise
+            print(
+                "error: another process of this run is gone, or cannot be reached. Start all again, and "
+                f"the run goes on from its last checkpoint. What JAX says: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)  # The usual end would wait for that process.
         except (*mistakes, training.DivergedError) as error:
             if flags.FLAGS.traceback:
                 raise
@@ -97,6 +113,10 @@ def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
       ConfigError: a flag is missing or wrong.
     """
     values = flags.FLAGS
+    if values.distributed or (values.coordinator, values.processes, values.process) != (None, None, None):
+        processes.start(values.coordinator, values.processes, values.process)
+        if not processes.is_first():  # What one process says is enough; errors are said by all.
+            sys.stdout = open(os.devnull, "w")
     if values.config is None:
         raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     if not values.workdir:
@@ -135,7 +155,9 @@ class Session:
         path, rows = workdir / "latency.json", self.config.training.batch_size or 1
         if not path.exists():
             measure = measured if self.config.measure is None else self.config.measure
-            measure(self.net, self.task, rows).save(path)
+            if processes.is_first():
+                measure(self.net, self.task, rows).save(path)
+            processes.wait("the latency is measured")
         table = latency.load(path)
         if table.device != jax.devices()[0].device_kind:
             raise ValueError(
@@ -222,11 +244,14 @@ def bring_to_life(config: Config) -> Session:
     mesh = config.training.mesh()
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
     deciding["training"] = config.training.deciding()
+    processes.check_same(config_lib.to_dict(config))
     return Session(config, task, config.network, mesh, deciding)
 
 
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
     path = workdir / "config.json"
+    if not processes.is_first():
+        return
     if ran or not path.exists():
         files.write_json(path, config_lib.to_dict(config))

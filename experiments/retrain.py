@@ -15,7 +15,7 @@ from absl import flags
 
 from experiments import binary
 from experiments.configs import CONFIGS
-from jaxnas import files, report, runs, training
+from jaxnas import files, processes, report, runs, training
 from jaxnas.report.result import NAME
 
 
@@ -56,7 +56,7 @@ def main() -> int:
     if result is None:
         print("stopped and saved; the same command goes on from here", flush=True)
         return binary.STOPPED
-    if (root / NAME).is_file():
+    if (root / NAME).is_file() and processes.is_first():
         report.write(root)
     for role, metrics in result.found.metrics.items():
         print(f"{role}: {', '.join(f'{name} {value:.4g}' for name, value in metrics.items())}", flush=True)

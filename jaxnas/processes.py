@@ -16,6 +16,8 @@ from jax.experimental import multihost_utils
 
 from jaxnas import files
 
+HEARTBEAT = 30  # seconds without a sign of a process until it counts as lost
+
 
 class ProcessesDisagree(ValueError):
     """A process of the run was started with other settings."""
@@ -35,17 +37,15 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
       ValueError: only some of the three are given, or an index that is not below the count.
       RuntimeError: nothing is given and nothing is recognised, or the coordinator does not answer.
     """
-    given = (coordinator, count, index)
-    if any(one is not None for one in given):
-        if None in given:
-            raise ValueError(
-                f"coordinator is {coordinator}, processes {count} and process {index}: give all three, or "
-                "none on a TPU pod and under Slurm, where JAX finds them."
-            )
-        if not 0 <= index < count:
-            raise ValueError(f"process is {index}, expected 0 to {count - 1} with {count} processes.")
+    if len({one is None for one in (coordinator, count, index)}) > 1:
+        raise ValueError(
+            f"coordinator is {coordinator}, processes {count} and process {index}: give all three, or "
+            "none on a TPU pod and under Slurm, where JAX finds them."
+        )
+    if count is not None and index is not None and not 0 <= index < count:
+        raise ValueError(f"process is {index}, expected 0 to {count - 1} with {count} processes.")
     try:
-        jax.distributed.initialize(coordinator, count, index)
+        jax.distributed.initialize(coordinator, count, index, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
         raise RuntimeError(
             "JAX does not recognise a cluster here. Outside of a TPU pod, Slurm, Open MPI and Kubernetes "

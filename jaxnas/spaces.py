@@ -112,9 +112,14 @@ def interleaved(blocks: int = 32) -> Arch:
 
     Raises ValueError for an odd number of blocks.
     """
+    return par(blocks).from_dict({"block": interleaved_blocks(blocks)})
+
+
+def interleaved_blocks(blocks: int) -> list[str]:
+    """Returns the options of `interleaved`, block by block."""
     if blocks % 2:
         raise ValueError(f"interleaved: blocks come in pairs; got {blocks}.")
-    return par(blocks).from_dict({"block": ["attention", "feed_forward"] * (blocks // 2)})
+    return ["attention", "feed_forward"] * (blocks // 2)
 
 
 def par_rule(blocks: int = 32, ratio: float = 5) -> Arch:
@@ -123,13 +128,17 @@ def par_rule(blocks: int = 32, ratio: float = 5) -> Arch:
     One in `ratio` blocks is attention (at least one), spread evenly over the first two thirds of the
     depth, the first block being attention; all others are feed-forward.
     """
+    return par(blocks).from_dict({"block": par_rule_blocks(blocks, ratio)})
+
+
+def par_rule_blocks(blocks: int, ratio: float = 5) -> list[str]:
+    """Returns the options of `par_rule`, block by block."""
     if ratio < 1:
         raise ValueError(f"par_rule: ratio is {ratio}, expected at least 1 block per attention block.")
     count = max(round(blocks / ratio), 1)
     reach = max(-(-2 * blocks // 3), count)
     attention = {i * reach // count for i in range(count)}
-    names = ["attention" if i in attention else "feed_forward" for i in range(blocks)]
-    return par(blocks).from_dict({"block": names})
+    return ["attention" if i in attention else "feed_forward" for i in range(blocks)]
 
 
 def without_gaps(arch: Arch) -> Arch:

@@ -15,10 +15,9 @@ from jaxnas.training import Relaxed, Training
 
 def stacks(blocks: int) -> dict[str, Any]:
     """The stacks that a found one is compared with: Transformer-XL itself, and the published rule."""
-    space = spaces.par(blocks)
     return {
-        "interleaved": space.to_dict(spaces.interleaved(blocks)),
-        "par_rule": space.to_dict(spaces.par_rule(blocks)),
+        "interleaved": {"block": spaces.interleaved_blocks(blocks)},
+        "par_rule": {"block": spaces.par_rule_blocks(blocks)},
     }
 
 

@@ -185,6 +185,10 @@ class SupervisedTransformer:
     pairs of a batch that differ: softplus(told of the lower - told of the higher). Targets are normal
     quantiles of ranks. Members differ in their initial weights and their batches.
 
+    Do not take it for tokens alone: at each size that was measured, a `GaussianProcess` on one-hot decisions
+    ranked better (docs/benchmarks/predictors.md). It is for inputs with features beside the tokens, and for
+    experiments with losses and pretraining.
+
         predictor = SupervisedTransformer(kinds=3, places=3)
         fitted = predictor.fit(key, {"tokens": tokens, "features": features}, targets, mask)
         mean, std = predictor.predict(fitted, {"tokens": tokens, "features": features})

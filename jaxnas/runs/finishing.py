@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import jaxnas
-from jaxnas import files, report
+from jaxnas import files, processes, report
 from jaxnas.cost import Cost, cost
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
@@ -65,7 +65,7 @@ def finish(
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
-    small = jaxnas.extract(net, variables, found.arch, verify=task.preprocess(batch))
+    small = jaxnas.extract(net, processes.on_host(variables), found.arch, verify=task.preprocess(batch))
 
     def measured(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
         return Network(
@@ -88,13 +88,15 @@ def finish(
     }
     networks = tuple(measured(name, arch, supernet, variables, arch) for name, arch in others.items())
     details = files.plain(dict(task.details()))
-    jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
-    jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
     result = describe_run(
         task, space, best, config, networks=networks, searches=found.searches, selection=found.selection
     )
-    results.write(root, result)
-    report.write(root)
+    if processes.is_first():
+        jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
+        jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+        results.write(root, result)
+        report.write(root)
+    processes.wait("the result is written")
     return result
 
 
@@ -152,7 +154,7 @@ def retrain(
     costs = cost(net, task.inputs) if costs is None else costs
     small, start = net.clone(space=space.fix(arch)), None
     if variables is not None:
-        start = jaxnas.extract(net, variables, arch, inputs=task.inputs).variables
+        start = jaxnas.extract(net, processes.on_host(variables), arch, inputs=task.inputs).variables
     whole = task.whole()
     trained = fit(
         whole,
@@ -181,17 +183,14 @@ def retrain(
         steps=int(trained.state.step),
     )
     result = describe_run(whole, space, network, config)
-    jaxnas.save_subnet(
-        root / "subnet",
-        small,
-        jax.device_get(trained.variables),
-        task.inputs,
-        extra=files.plain(dict(task.details())),
-    )
-    results.write(root, result)
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
-    files.write_json(root / "times.json", times)
+    weights, details = processes.on_host(trained.variables), files.plain(dict(task.details()))
+    if processes.is_first():
+        jaxnas.save_subnet(root / "subnet", small, weights, task.inputs, extra=details)
+        results.write(root, result)
+        files.write_json(root / "times.json", times)
+    processes.wait("the retraining is written")
     return result
 
 

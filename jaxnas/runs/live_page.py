@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from jaxnas import report
+from jaxnas import processes, report
 from jaxnas.report.result import SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
 from jaxnas.space import Space
@@ -50,5 +50,7 @@ class LivePage:
             self._write(doing, reload=None)
 
     def _write(self, doing: str, reload: int | None) -> None:
+        if not processes.is_first():
+            return
         task, space = describe_task(self.task), describe_space(self.space)
         report.live.write(self.workdir, task, space, doing, searches=self.searches, reload=reload)

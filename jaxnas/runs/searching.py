@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnas import files, search, stats
+from jaxnas import files, processes, search, stats
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import (
     Candidate,
@@ -29,6 +29,7 @@ from jaxnas.training import relaxations
 from jaxnas.training.clock import Clock
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
+from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Recipe, Relaxed
 from jaxnas.training.settings import Training
@@ -155,7 +156,9 @@ def search_space(
         strategies["random search"] = search.RandomSearch(
             space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
         )
+    mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("evaluation", "strategy"))
     page = None if workdir is None else LivePage(task, space, workdir)
     archs, records, reach, fresh = {}, [], search.reachable(space, costs), 0
@@ -184,7 +187,7 @@ def search_space(
             )
         archs[label], fresh = result.arch, fresh + len(result.history) - result.resumed
         records.append(dataclasses.replace(record, evaluations=len(result.history)))
-    if history is not None and fresh:
+    if history is not None and fresh and processes.is_first():
         times = clock.shares(fresh, "evaluations")
         times["strategy"] = 1 - times["evaluation"]
         files.write_json(history.with_name("times.json"), times)
@@ -221,7 +224,7 @@ def select(
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
     has_logits = state.logits != ()
-    logits = state.logits if has_logits else space.logits()
+    logits = processes.on_host(state.logits) if has_logits else space.logits()
     even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
     probabilities = (relaxations.average if even else relaxations.softmax)(logits)
     found: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnas import files
+from jaxnas import files, processes
 from jaxnas.search import history
 from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy, check_key, score_shape
@@ -165,6 +165,7 @@ def run(
         return make_result(strategy, state, make_lines(strategy, name, settings, state, []), 0)
 
     recorded = [] if history_path is None else history.read(history_path, name)
+    processes.wait("the history is read")  # before the first of several processes writes to it
     history.check_settings(recorded, settings, history_path)
     check_length(recorded, strategy.evaluations, history_path)
     state, lines, replaying, resumed = strategy.init(key), [], history_path is not None, 0
@@ -184,11 +185,11 @@ def run(
             check_replay(old, new, len(recorded) > len(lines) + len(old), history_path)
         if known:
             resumed += len(new)
-        elif history_path is not None:
+        elif history_path is not None and processes.is_first():
             if replaying:  # A killed process, or a smaller budget, left a part of this generation.
                 history.cut(history_path, name, keep=len(lines))
             files.append_lines(history_path, new)
-            replaying = False
+        replaying = replaying and known
         lines += new
         if len(lines) >= TELLING:
             check_scores(state, lines)

@@ -90,7 +90,7 @@ class Classification(Named):
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """All examples in order, with weights that are 0 for what fills the last batch."""
         split = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
-        size = min(self.evaluation_batch_size if batch_size is None else batch_size, len(split))
+        size = min(self.evaluation_batch_size, len(split)) if batch_size is None else batch_size
         return jax.tree.map(lambda x: x[:limit], data_lib.evaluation_batches(split, size))
 
     def augmented(self, batch: Batch, key: jax.Array) -> tuple[Any, jax.Array]:

@@ -27,7 +27,7 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
 from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, rows_of
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +40,8 @@ class Evaluator:
       mesh: of the devices.
       one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch.
       divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
-      macs: products of a batch of architectures, by which devices share them; None where they do not.
+      deal: from a batch of architectures to their rows in the order in which devices take them; some may
+        be taken twice.
       space: of the network.
     """
 
@@ -51,7 +52,7 @@ class Evaluator:
     many: Callable[..., Metrics]
     divided: Callable[[], Any]
     whole: Callable[[], Any]
-    macs: Cost | None
+    deal: Callable[[Arch], np.ndarray]
     space: Space
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
@@ -76,21 +77,11 @@ class Evaluator:
         if archs is None or not _is_batch(self.space, archs):
             return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())
         archs = {name: np.asarray(value) for name, value in archs.items()}
-        order = np.arange(len(next(iter(archs.values())))) if self.macs is None else self._dealt(archs)
+        order = self.deal(archs)
         dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
         metrics = self.many(variables, dealt, self.whole())
         places = np.unique(order, return_index=True)[1]  # of each architecture, without the copies
         return {name: np.asarray(value)[places] for name, value in metrics.items()}
-
-    def _dealt(self, archs: Arch) -> np.ndarray:
-        """Rows of the architectures, device by device; the cheapest again where some would have one less."""
-        count = len(next(iter(archs.values())))
-        dearest_first = np.argsort(-np.asarray(self.macs(archs)), stable=True)
-        turns = -(-count // self.mesh.size)
-        filled = np.concatenate([dearest_first, np.repeat(dearest_first[-1], turns * self.mesh.size - count)])
-        table = filled.reshape(turns, self.mesh.size)
-        table[1::2] = table[1::2, ::-1]  # To and fro, so that who gets the dearest gets the cheapest too.
-        return table.T.reshape(-1)
 
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
         """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
@@ -176,7 +167,7 @@ def make_evaluator(
     def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
         return lax.map(lambda arch: evaluate(mesh, variables, arch, batches), archs)
 
-    many, macs, batches = functools.partial(in_turns, mesh), None, divided
+    many, deal, batches = functools.partial(in_turns, mesh), _in_order, divided
     if mesh.size > 1 and mesh.shape.get("model", 1) == 1:  # Each device has all parameters.
         by_device = P(mesh.axis_names)
         many = jax.shard_map(
@@ -187,8 +178,7 @@ def make_evaluator(
             check_vma=False,
         )
         batches = whole
-        costs = cost(net, task.inputs)
-        macs = jax.jit(jax.vmap(lambda arch: jnp.asarray(costs(arch)["macs"], jnp.float32)))
+        deal = functools.partial(_deal, cost(net, task.inputs), mesh.size)
     compiled = functools.partial(jax.jit, out_shardings=everywhere(mesh))
     return Evaluator(
         task,
@@ -198,9 +188,26 @@ def make_evaluator(
         compiled(many),
         divided,
         batches,
-        macs,
+        deal,
         net.space,
     )
+
+
+def _in_order(archs: Arch) -> np.ndarray:
+    return np.arange(len(next(iter(archs.values()))))
+
+
+def _deal(costs: Cost, devices: int, archs: Arch) -> np.ndarray:
+    """Rows of the architectures, device by device, such that all have about as many products to compute.
+
+    Where some would have one architecture less, they get the cheapest again.
+    """
+    macs = jax.vmap(lambda arch: jnp.asarray(costs(arch)["macs"], jnp.float32))(archs)
+    dearest_first = np.argsort(-np.asarray(macs), stable=True)
+    missing = -len(dearest_first) % devices
+    turns = np.concatenate([dearest_first, np.repeat(dearest_first[-1], missing)]).reshape(-1, devices)
+    turns[1::2] = turns[1::2, ::-1]  # To and fro: who gets the dearest gets the cheapest too.
+    return turns.T.reshape(-1)
 
 
 def _rows(batches: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -12,12 +13,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.network import check_contract
+from jaxnas.processes import is_first, on_host
+from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock
@@ -137,7 +141,9 @@ def fit(
         name=name,
     )
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
-    return _loop(state, step, batch, watch, recipe, training, workdir, config, may_differ, progress)
+    return _loop(
+        net.space, state, step, batch, watch, recipe, training, workdir, config, may_differ, progress
+    )
 
 
 def restore(
@@ -182,6 +188,7 @@ def restore(
 
 
 def _loop(
+    space: Space,
     state: TrainState,
     step: Step,
     batch: Callable[[int], Any],
@@ -209,7 +216,8 @@ def _loop(
                     stored = folder / TIMES
                     times = files.read_json(stored) if stored.is_file() else clock.shares(0, "steps")
                     return Trained(state, True, times)
-            writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
+            if is_first():
+                writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
         shown = stack.enter_context(Progress(training.steps, start))
 
         def record(values: dict[str, Any]) -> None:
@@ -219,20 +227,21 @@ def _loop(
                 progress(values["step"], values)
 
         stop = stack.enter_context(stop_on_signals())
-        done, calls, flags = start, several(step), []
+        done, turn, calls, flags = start, 0, several(step), []
         while done < training.steps:
+            turn += 1
             numbers = range(done, done + steps_of_call(done, training))
             with clock.part("input"):
                 rows = tuple(batch(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
-            flags.append((numbers.stop, metrics["finite"]))
+            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs")))
             done = numbers.stop
-            last, stopped = done == training.steps, stop.requested
+            last, stopped = done == training.steps, stop.reached(turn)
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    _check_finite(flags, folder)
+                    _check_finite(space, flags, folder)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
@@ -255,7 +264,7 @@ def _loop(
                         checkpointer.wait()
             if stopped or last:
                 times = clock.shares(done - start, "steps")
-                if folder is not None and last:
+                if folder is not None and last and is_first():
                     files.write_json(folder / TIMES, times)
                     (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
                 return Trained(state, last, times)
@@ -266,24 +275,38 @@ _SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 
 def _plain(metrics: Mapping[str, jax.Array]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if name != "finite"}
+    return {name: float(value) for name, value in metrics.items()}
 
 
-def _check_finite(flags: list[tuple[int, jax.Array]], folder: pathlib.Path | None) -> None:
-    """Raises DivergedError for the first call whose loss or gradient was not finite."""
-    for done, finite in flags:
-        if not float(finite):
-            raise _diverged(done, folder)
+def _check_finite(space: Space, flags: list[tuple[range, Any, Any]], folder: pathlib.Path | None) -> None:
+    """Raises DivergedError for the first step whose loss or gradient was not finite."""
+    for numbers, finite, archs in flags:
+        finite = np.atleast_1d(finite)  # [steps of the call]
+        if not np.all(finite):
+            first = int(np.argmin(finite))
+            own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], on_host(archs))
+            raise _diverged(numbers[first] + 1, folder, space, own)
 
 
-def _diverged(step: int, folder: pathlib.Path | None) -> DivergedError:
-    if folder is not None:
-        files.write_json(folder / DIVERGED, {"step": step})
+def _diverged(
+    step: int, folder: pathlib.Path | None, space: Space | None = None, archs: Any = None
+) -> DivergedError:
+    """The error of a step, counted from 1, which trained `archs`, a batch of them."""
+    trained = []
+    if space is not None and archs is not None:
+        trained = [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(_count(archs))]
+    if folder is not None and is_first():
+        files.write_json(folder / DIVERGED, {"step": step, "architectures": trained})
+    of = f", which trained {json.dumps(files.plain(trained[0]))}," if len(trained) == 1 else ""
     return DivergedError(
-        f"The loss or a gradient of step {step} is not finite. What was saved before is good: start again "
-        "with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a longer "
-        "training.warmup_steps, and the run goes on from the last checkpoint."
+        f"The loss or a gradient of step {step}{of} is not finite. What was saved before is good: start "
+        "again with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a "
+        "longer training.warmup_steps, and the run goes on from the last checkpoint."
     )
+
+
+def _count(archs: Any) -> int:
+    return len(next(iter(archs.values())))
 
 
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
@@ -296,17 +319,15 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
       step: from (state, batches) to (state, metrics).
 
     Returns:
-      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite", which
-      is 0 if it was 0 in any. The state is donated.
+      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite" and
+      "archs", which are those of each step. The state is donated.
     """
 
     def steps(state: Any, batches: tuple[Any, ...]) -> tuple[Any, dict[str, jax.Array]]:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
         state, metrics = jax.lax.scan(step, state, stacked)
-        last = {name: each[-1] for name, each in metrics.items()}
-        if "finite" in last:
-            last["finite"] = jnp.min(metrics["finite"])
-        return state, last
+        each = ("finite", "archs")
+        return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
 
     return jax.jit(steps, donate_argnums=0)
 

@@ -1,12 +1,20 @@
-"""Ending a run in order when the machine or the user asks it to."""
+"""Ending a run in order when the machine or the user asks it to.
+
+Of several processes, those that are asked tell the others, and all stop behind the same step: JAX's
+preemption service takes the SIGTERM that schedulers send, and agrees on the step.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
+
+import jax
+from jax.experimental import multihost_utils
 
 
 @dataclasses.dataclass
@@ -15,6 +23,12 @@ class Stop:
 
     requested: bool = False
     signal_name: str = ""
+
+    def reached(self, turn: int) -> bool:
+        """Whether to stop now; asked once in each turn of a loop, from 1, the same in all processes."""
+        if jax.process_count() == 1:
+            return self.requested
+        return multihost_utils.reached_preemption_sync_point(turn)
 
 
 @contextlib.contextmanager
@@ -36,6 +50,9 @@ def stop_on_signals(
       ValueError: called outside the main thread, where Python cannot set signal handlers.
     """
     stop = Stop()
+    together = jax.process_count() > 1
+    if together:  # JAX has a handler of its own for SIGTERM, which tells the other processes.
+        signals = tuple(number for number in signals if number != signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in signals}
 
     def restore() -> None:
@@ -47,6 +64,8 @@ def stop_on_signals(
         del frame
         stop.requested, stop.signal_name = True, signal.Signals(number).name
         restore()
+        if together:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     for number in signals:
         signal.signal(number, handle)

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Self, TextIO
 
+from jaxnas.processes import is_first
+
 
 class Progress:
     """Shows the step, the rate and the time left; stores nothing.
 
-    The rate is that of the last steps shown, and the first step is left out of it: it compiles.
+    Of several processes the first one shows it. The rate is that of the last steps shown, and the first step
+    is left out of it: it compiles.
     """
 
     def __init__(
@@ -41,14 +44,14 @@ class Progress:
         self._every = (0.1 if self._terminal else 10.0) if every is None else every
         self._marks: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
         self._shown_at: float | None = None
-        self._step, self._width = start, 0
+        self._step, self._width, self._shown = start, 0, is_first()
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """Says that `step` is done; metrics are shown beside it (reading them waits for them)."""
         now = self._clock()
         self._step = step
         due = self._shown_at is None or now - self._shown_at >= self._every
-        if not due and step < self._total:
+        if not self._shown or (not due and step < self._total):
             return
         self._marks.append((now, step))
         self._shown_at = now

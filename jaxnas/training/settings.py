@@ -27,6 +27,8 @@ class Training:
       warmup_steps: of the learning rate; None for a twentieth of all steps.
       weight_decay: of kernels.
       clip: largest norm of the gradient; None for no limit.
+      skip_not_finite: how many steps in a row may have a gradient that is not finite. Such a step changes no
+        weight, and is counted; one more ends the training. With 0 the first one does.
       freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses.
       average: decay of an average of the parameters that evaluations use, as 0.999; 0 for none.
       log_every: steps between two records of the training metrics.
@@ -46,6 +48,7 @@ class Training:
     warmup_steps: int | None = None
     weight_decay: float = 0.05
     clip: float | None = None
+    skip_not_finite: int = 0
     freeze_inactive: bool = True
     average: float = 0.0
     log_every: int = 50
@@ -57,8 +60,9 @@ class Training:
 
     def __post_init__(self) -> None:
         every = ("log_every", "evaluate_every", "checkpoint_every")
-        for name in ("steps", "batch_size", *every, "steps_per_call", "warmup_steps"):
-            value, least = getattr(self, name), 0 if name == "warmup_steps" else 1
+        numbers = ("steps", "batch_size", *every, "steps_per_call", "warmup_steps", "skip_not_finite")
+        for name in numbers:
+            value, least = getattr(self, name), 0 if name in numbers[-2:] else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ValueError(
                     f"training.{name} is {value!r}, expected a whole number of at least {least}."
@@ -93,4 +97,7 @@ class Training:
         adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
         # The state has one structure, so that a training that diverged can go on with a limit.
         clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
-        return optax.chain(clip, adamw), schedule
+        chain = optax.chain(clip, adamw)
+        if self.skip_not_finite:
+            chain = optax.apply_if_finite(chain, self.skip_not_finite)
+        return chain, schedule

@@ -23,10 +23,10 @@ from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.mesh import everywhere, rows_of, state_sharding
-from jaxnas.training.recipes import Problem, Recipe
+from jaxnas.training.recipes import Gradients, Problem, Recipe
 from jaxnas.training.state import TrainState
 
-Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]
+Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, Any]]]
 
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
@@ -38,6 +38,26 @@ def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
         return flax.traverse_util.unflatten_dict(flat)
 
     return masks
+
+
+def differentiate(
+    task: Task,
+    net: nn.Module,
+    recipe: Recipe,
+    schedule: optax.Schedule,
+    state: TrainState,
+    batches: Mapping[str, Any],
+    *,
+    steps: int,
+    cost: Cost | None,
+) -> Gradients:
+    """The gradients of the step that a state is before; traceable."""
+
+    def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
+        return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
+
+    problem = Problem(loss, net.space, steps, schedule, cost)
+    return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
 
 
 def make_step(
@@ -71,19 +91,16 @@ def make_step(
     Returns:
       `step(state, batches) -> (state, metrics)`, with a batch for each role of the recipe, rows divided
       over the mesh. Metrics are float32 []: "loss", "learning_rate", "finite" (1 if loss and gradients
-      are numbers), those of the task and those of the recipe. The state is donated.
+      are numbers, or the step was skipped), "skipped" (steps so far, where that is allowed), those of the
+      task and those of the recipe; and "archs", the architectures that were trained, or None. The state is
+      donated.
     """
     transformation, schedule = optimizer
     masks = active_masks(net, task.inputs) if freeze_inactive and net.space.cardinality > 1 else None
     where = state_sharding(task, net, mesh, state)
 
-    def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
-        def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
-            return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
-
-        problem = Problem(loss, net.space, steps, schedule, cost)
-        key = jax.random.fold_in(state.key, state.step)
-        found = recipe.gradients(problem, state, batches, key)
+    def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
+        found = differentiate(task, net, recipe, schedule, state, batches, steps=steps, cost=cost)
         # So that each device gets the sum of its own part alone.
         gradients = lax.with_sharding_constraint(found.params, where.params)
         active = None
@@ -94,6 +111,13 @@ def make_step(
         params, opt_state = optimizer_lib.update(
             transformation, gradients, state.opt_state, state.params, active
         )
+        finite, skipped, carry = jnp.isfinite(found.loss + optax.tree.norm(gradients)), {}, found.carry
+        if isinstance(opt_state, optax.ApplyIfFiniteState):
+            carry = jax.tree.map(
+                lambda new, old: jnp.where(opt_state.last_finite, new, old), carry, state.carry
+            )
+            skipped = {"skipped": opt_state.total_notfinite.astype(jnp.float32)}
+            finite = optax.tree.norm(params) < jnp.inf  # Too many in a row: the last one was not skipped.
         averaged = state.average
         if averaged != ():
             averaged = optax.incremental_update(params, averaged, 1 - average)
@@ -102,13 +126,15 @@ def make_step(
             **{m.name: m.value(found.sums) for m in task.metrics if m.name != "loss"},
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             **found.metrics,
-            "finite": jnp.isfinite(found.loss + optax.tree.norm(gradients)).astype(jnp.float32),
+            **skipped,
+            "finite": finite.astype(jnp.float32),
+            "archs": found.archs,
         }
         state = TrainState(
             step=state.step + 1,
             variables={**state.variables, "params": params},
             opt_state=opt_state,
-            carry=found.carry,
+            carry=carry,
             logits=found.logits,
             recipe=found.recipe,
             average=averaged,

@@ -10,6 +10,8 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
+from jaxnas import processes
+
 LOCK = ".lock"
 
 
@@ -19,10 +21,11 @@ class WorkdirError(RuntimeError):
 
 @contextlib.contextmanager
 def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pathlib.Path]:
-    """Creates a workdir and holds it for this process until the context ends.
+    """Creates a workdir and holds it for this run until the context ends.
 
     The kernel drops the lock when its process ends, however it ends: a killed run leaves nothing
-    to clean up. The file `.lock` stays; it only says who was last.
+    to clean up. The file `.lock` stays; it only says who was last. Of several processes that are one run,
+    the first holds it.
 
     Args:
       path: the directory; parents are created.
@@ -35,6 +38,10 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
       WorkdirError: not writable, in use by another run, or not empty while `resume_ok` is False.
     """
     workdir = pathlib.Path(path).expanduser().absolute()
+    if not processes.is_first():
+        processes.wait("the workdir is there")
+        yield workdir
+        return
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -51,6 +58,7 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
                 f"the workdir {workdir} already holds a run ({', '.join(present[:5])}). "
                 "Choose a new or empty directory, or move this one away."
             )
+        processes.wait("the workdir is there")
         yield workdir
     finally:
         os.close(lock)

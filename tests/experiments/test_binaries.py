@@ -109,25 +109,25 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["digits", pytest.param("tiny_shakespeare", marks=pytest.mark.slow)])
 def flow(request, tmp_path_factory, data_dir):
-    """A flow in one go, and one of which each binary is killed and started again."""
-    config = request.param
-    smooth, killed = (tmp_path_factory.mktemp(name) for name in ("smooth", "killed"))
+    """A flow in one go: its config, its workdir, and what the binaries said."""
+    config, workdir = request.param, tmp_path_factory.mktemp("smooth")
+    binaries = ("train_supernet", "search", "retrain")
+    return config, workdir, {one: finish(start(one, config, workdir, data_dir)) for one in binaries}
+
+
+@pytest.mark.slow
+def test_a_flow_whose_binaries_are_killed_ends_with_the_same_files(flow, tmp_path, data_dir):
+    config, smooth, _ = flow
+    killed = tmp_path
     history, alone = killed / "search" / "history.jsonl", killed / "retrained" / "found-scratch-0"
     moments = {
         "train_supernet": lambda: (killed / "checkpoints" / "20").exists(),
         "search": lambda: history.exists() and history.read_bytes().count(b"\n") >= 4,
         "retrain": lambda: (alone / "checkpoints" / "10").exists(),
     }
-    outputs = {}
     for binary, ready in moments.items():
-        outputs[binary] = finish(start(binary, config, smooth, data_dir))
         stop_when(start(binary, config, killed, data_dir), ready)
         finish(start(binary, config, killed, data_dir))
-    return config, smooth, killed, outputs
-
-
-def test_a_killed_flow_ends_with_the_same_files(flow):
-    _, smooth, killed, _ = flow
     folders = [pathlib.Path(), pathlib.Path("retrained", "found-scratch-0")]
     for folder in folders:
         for name in SAME:
@@ -141,7 +141,7 @@ def test_a_killed_flow_ends_with_the_same_files(flow):
 
 
 def test_the_result_says_what_was_found(flow):
-    config, smooth, _, outputs = flow
+    config, smooth, outputs = flow
     result = files.read_json(smooth / "result.json")
     found = result["found"]
     assert found["extraction_error"] <= 1e-5
@@ -164,7 +164,7 @@ def test_the_result_says_what_was_found(flow):
 
 
 def test_evaluate_gives_what_the_result_promises(flow, data_dir):
-    config, smooth, _, _ = flow
+    config, smooth, _ = flow
     found = files.read_json(smooth / "result.json")["found"]
     shown = json.loads("{" + finish(start("evaluate", config, smooth, data_dir)).split("{", 1)[1])
     for name, value in found["metrics"]["test"].items():
@@ -191,7 +191,7 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
     ],
 )
 def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):
-    config, smooth, _, _ = flow
+    config, smooth, _ = flow
     if config != "digits":
         return
     before = sorted(p.name for p in (smooth / "checkpoints").iterdir())

@@ -262,6 +262,7 @@ def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
     compare_binary.check_reach("gaussian_process", process, table)
 
 
+@pytest.mark.slow
 @needs_tables
 def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_path):
     strategies = "--strategies=random,regularized_evolution,hyperband"

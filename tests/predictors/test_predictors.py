@@ -223,6 +223,7 @@ def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     assert not np.allclose(other, mean, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(cells):
     inputs, score = cells
     own = dict(width=8, outputs=8, heads=1, layers=1, members=2)

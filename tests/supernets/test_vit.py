@@ -236,8 +236,8 @@ def test_vmap_over_architectures_is_the_loop(name):
 
 @pytest.mark.parametrize(
     "name, axes",
-    [("wide", (None, 0, None)), ("wide", (None, 0, 0)), ("scanned", (None, 0, None))],
-    ids=["data", "both", "scanned"],
+    [("wide", (None, 0, None)), ("wide", (None, 0, 0))],
+    ids=["data", "both"],
 )
 def test_vmap_over_data_is_the_loop(name, axes):
     archs = sample(setting(name).space, 4, 4 if axes[2] == 0 else None)

@@ -185,7 +185,11 @@ def finite(workdir):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"learning_rate": 1e-3}, {"clip": 1.0}, {"learning_rate": 1e-3, "clip": 0.5, "warmup_steps": 3}],
+    [
+        pytest.param({"learning_rate": 1e-3}, marks=pytest.mark.slow),
+        pytest.param({"clip": 1.0}, marks=pytest.mark.slow),
+        {"learning_rate": 1e-3, "clip": 0.5, "warmup_steps": 3},
+    ],
     ids=["learning_rate", "clip", "all"],
 )
 def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_path):
@@ -204,6 +208,33 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
     third = dataclasses.replace(mended, learning_rate=0.5)
     with pytest.raises(ConfigMismatch, match="training.learning_rate"):
         train(TASK, tmp_path, third)
+
+
+def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
+    with pytest.raises(DivergedError, match=r'step 6, which trained {"hidden": \[\d\]}, is not finite'):
+        train(poisoned(5), tmp_path)
+    written = json.loads((tmp_path / "diverged.json").read_text())
+    for calls in (1, 2):  # the same step, by itself and in one call with others
+        other = dataclasses.replace(TRAINING, steps_per_call=calls, log_every=10, checkpoint_every=10)
+        with pytest.raises(DivergedError, match="step 6"):
+            train(poisoned(5), tmp_path / str(calls), other)
+        assert json.loads((tmp_path / str(calls) / "diverged.json").read_text()) == written
+    assert written["step"] == 6 and len(written["architectures"]) == 1
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):
+    skipping = dataclasses.replace(TRAINING, skip_not_finite=1)
+    trained = train(poisoned(5), tmp_path, skipping)
+    assert trained.complete and finite(tmp_path) == 7
+    told = [line["skipped"] for line in lines(tmp_path) if line["split"] == "train"]
+    assert told == [0, 0, 0, 0, 0, 1, 1]
+    state, step, batch = prepare(poisoned(0), NET, skipping, Uniform(), MESH)
+    before = jax.tree.map(np.asarray, state.params)
+    state, metrics = step(state, batch(0))
+    jax.tree.map(np.testing.assert_array_equal, state.params, before)
+    assert metrics["finite"] == 1
+    _, metrics = step(state, batch(0))  # one too many in a row
+    assert metrics["finite"] == 0
 
 
 def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):

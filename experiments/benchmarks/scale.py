@@ -1,0 +1,176 @@
+"""What a training step needs on many devices, by a compiler and without the devices.
+
+  python -m experiments.benchmarks.scale --platform=cpu --devices=8,64 --size=base --batch=4096
+  python -m experiments.benchmarks.scale --platform=tpu --devices=8,64,256 --size=base --batch=4096
+
+Compiles the step of an AutoFormer supernet ahead of time, for simulated CPU devices or, with `pip install
+'.[tpu]'` and no TPU, by the TPU's own compiler for slices of TPU v5e. Prints for each number of devices
+the memory of a device, the bytes that it communicates in a step by kind of collective, and bounds of the
+step's time by the chip's published figures: products at full speed, communication at full speed, and the
+efficiency if neither hides the other. The largest architecture counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from typing import Any
+
+# Read when the compiler is loaded: a slice without its hosts.
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+
+import jaxnas
+from experiments.benchmarks.collectives import communicated
+from jaxnas import spaces, supernets, tasks, training
+from jaxnas.training.mesh import rows_of, state_sharding
+from jaxnas.training.prepare import initial_state
+
+_PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler; tpu needs libtpu.")
+_DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
+_MODEL = flags.DEFINE_integer("model_devices", 1, "How many devices share each parameter.")
+_SIZE = flags.DEFINE_enum("size", "base", ["tiny", "small", "base"], "Of AutoFormer's spaces.")
+_BATCH = flags.DEFINE_integer("batch", 4096, "Images of a step, over all devices.")
+_SCAN = flags.DEFINE_boolean("scan", True, "Layers in a scan; else unrolled, which compiles for long.")
+_EXTRACTED = flags.DEFINE_boolean(
+    "extracted", False, "The largest architecture alone in place of the supernet."
+)
+_OUT = flags.DEFINE_string("out", None, "JSON file to write.")
+
+TOPOLOGIES = {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4", 64: "v5e:8x8", 128: "v5e:8x16", 256: "v5e:16x16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Published figures of a chip."""
+
+    flops: float  # a second, in bfloat16
+    memory: float  # bytes
+    link: float  # bytes a second that a chip exchanges with its neighbours, all links together
+
+
+# Google Cloud's page of TPU v5e: 197 TFLOP/s, 16 GB, 1,600 Gbit/s between chips.
+V5E = Chip(flops=197e12, memory=16e9, link=1600e9 / 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes(tasks.Task):
+    """ImageNet by its shapes: no data."""
+
+    name = "imagenet"
+    examples = "images"
+    metrics = ()
+    inputs = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    sizes = {}
+
+    def batches(self, role, batch_size, seed, shard=(0, 1)):
+        raise NotImplementedError("there are shapes only")
+
+    def evaluation(self, role, batch_size, limit):
+        raise NotImplementedError("there are shapes only")
+
+    def preprocess(self, batch):
+        return batch["image"].astype(jnp.float32) / 255
+
+    def loss(self, net, variables, arch, batch, carry, key, train):
+        logits = tasks.apply(net, variables, self.preprocess(batch), arch, key, train)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), batch["label"])
+        return jnp.mean(loss), (carry, {})
+
+
+def devices_of(count: int) -> list:
+    """The devices that a program is compiled for."""
+    if _PLATFORM.value == "cpu":
+        return jax.devices()[:count]
+    if count not in TOPOLOGIES:
+        raise ValueError(
+            f"--devices has {count}; slices of TPU v5e have {', '.join(map(str, TOPOLOGIES))} chips."
+        )
+    return topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[count]).devices
+
+
+def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
+    """The training step for one batch, with AdamW."""
+    task, settings = Shapes(), training.Training(steps=1000, batch_size=_BATCH.value)
+    recipe = training.Uniform() if net.space.cardinality > 1 else training.Fixed()
+    optimizer = settings.optimizer()
+    state = jax.eval_shape(
+        lambda: initial_state(
+            task, net, settings, recipe, optimizer[0], _BATCH.value, None, seed=0, name="training"
+        )
+    )
+    where = state_sharding(task, net, mesh, state)
+
+    def placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    batch = {
+        "image": jax.ShapeDtypeStruct((_BATCH.value, 224, 224, 3), jnp.uint8, sharding=rows_of(mesh)),
+        "label": jax.ShapeDtypeStruct((_BATCH.value,), jnp.int32, sharding=rows_of(mesh)),
+    }
+    step = training.make_step(task, net, recipe, optimizer, mesh, state, steps=settings.steps)
+    lower: Any = step  # a jitted function
+    return lower.lower(jax.tree.map(placed, state, where), {"train": batch}).compile()
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
+    counts = [int(count) for count in _DEVICES.value]
+    if _PLATFORM.value == "cpu":
+        jax.config.update("jax_num_cpu_devices", max(counts))
+    space = spaces.autoformer(_SIZE.value)
+    if _EXTRACTED.value:
+        space = space.fix(space.largest())
+    net = supernets.ViT(
+        space, image_size=224, patch_size=16, num_classes=1000, dtype=jnp.bfloat16, scan_layers=_SCAN.value
+    )
+    costs = {name: float(x) for name, x in jaxnas.cost(net, Shapes.inputs)(net.space.largest()).items()}
+    rows = []
+    for count in counts:
+        mesh = Mesh(np.asarray(devices_of(count)).reshape(-1, _MODEL.value), ("data", "model"))
+        begun = time.perf_counter()
+        compiled = compile_step(net, mesh)
+        seconds = time.perf_counter() - begun
+        memory: Any = compiled.memory_analysis()
+        collectives = communicated(compiled.as_text() or "")
+        # Forward, and twice that backward; a product and a sum for each multiply-accumulate.
+        compute = 6 * costs["macs"] * _BATCH.value / count / V5E.flops
+        # In a ring each device sends what it has to sum nearly twice, and what it gathers once.
+        weight = {"all-reduce": 2.0}
+        exchanged = sum(weight.get(kind, 1.0) * size for kind, (size, _) in collectives.items())
+        exchange = exchanged / V5E.link
+        rows.append(
+            {
+                "devices": count,
+                "compile_s": round(seconds, 1),
+                "arguments_GiB": memory.argument_size_in_bytes / 2**30,
+                "temporary_GiB": memory.temp_size_in_bytes / 2**30,
+                "collectives": {
+                    kind: {"MB": size / 1e6, "count": n} for kind, (size, n) in collectives.items()
+                },
+                "compute_ms": 1e3 * compute,
+                "communication_ms": 1e3 * exchange,
+                "efficiency": compute / (compute + exchange),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    if _OUT.value:
+        with open(_OUT.value, "w", encoding="utf-8") as file:
+            json.dump({"flags": {"size": _SIZE.value, "batch": _BATCH.value}, "rows": rows}, file, indent=2)
+
+
+if __name__ == "__main__":
+    app.run(main)

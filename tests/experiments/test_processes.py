@@ -1,0 +1,162 @@
+"""Runs of several processes: the same weights, history and result as one process, killed and resumed."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxnas import files
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = '''
+import flax.linen as nn
+import sklearn.datasets
+
+from experiments.config import Config
+from jaxnas import Choice, Space, data, elastic, runs, search, tasks, training
+
+
+class Mlp(nn.Module):
+    """Three hidden layers of searched widths."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        x, width = images.reshape(images.shape[0], -1), elastic.fixed(64)
+        for i in range(3):
+            hidden = elastic.width(int, decisions["hidden", i], axis="mlp")
+            x, width = nn.relu(elastic.Dense(name=f"hidden_{i}")(x, width, hidden)), hidden
+        return elastic.Dense(name="out")(x, width, elastic.fixed(10))
+
+
+images, labels = sklearn.datasets.load_digits(return_X_y=True)
+space = Space(hidden=Choice(8, 16, 32).repeat(3))
+CONFIG = Config(
+    name="small",
+    task=tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8), labels)),
+    network=Mlp(space),
+    training=training.Training(steps=40, batch_size=32, learning_rate=1e-2, log_every=5, checkpoint_every=10),
+    search=runs.Search(strategy=search.Evolution(space, evaluations=8, population=4, parents=2, mutations=2,
+                                                 crossovers=2), most_share=0.8),
+)
+'''
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.py"
+    path.write_text(CONFIG)
+    return path
+
+
+def start(binary, config, workdir, processes, *more, devices=4):
+    """Starts the processes of a run, which have `devices` devices together."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [
+        sys.executable,
+        "-m",
+        f"experiments.{binary}",
+        f"--config={config}",
+        f"--workdir={workdir}",
+        *more,
+    ]
+    flags = ["--xla_backend_optimization_level=0"]
+    flags.append(f"--xla_force_host_platform_device_count={devices // processes}")
+    together = [f"--coordinator={address}", f"--processes={processes}"]
+    return [
+        subprocess.Popen(
+            [*command, *([*together, f"--process={index}"] if processes > 1 else [])],
+            cwd=ROOT,
+            env=os.environ | {"XLA_FLAGS": " ".join(flags)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+
+
+def finish(started, codes=0):
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    assert [process.returncode for process in started] == [codes] * len(started), "\n---\n".join(outputs)
+    return outputs
+
+
+def scores(workdir):
+    lines = files.read_lines(workdir / "search/history.jsonl", ("architecture", "score"))
+    return [line["architecture"] for line in lines], np.array([line["score"] for line in lines])
+
+
+def losses(workdir):
+    return np.array([line["loss"] for line in files.read_lines(workdir / "metrics.jsonl") if "loss" in line])
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """A run of one process with four devices."""
+    workdir = tmp_path_factory.mktemp("alone")
+    for binary in ("train_supernet", "search"):
+        finish(start(binary, config, workdir, 1))
+    return workdir
+
+
+def check_same(workdir, alone):
+    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-4)
+    (archs, found), (expected_archs, expected) = scores(workdir), scores(alone)
+    assert archs == expected_archs
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    result, other = (files.read_json(path / "result.json") for path in (workdir, alone))
+    assert result["found"]["architecture"] == other["found"]["architecture"]
+    assert (workdir / "report.html").is_file() and (workdir / "subnet").is_dir()
+
+
+@pytest.mark.parametrize(
+    "processes, more",
+    [
+        (2, ()),
+        pytest.param(2, ("--set", "training.model_devices=2"), marks=pytest.mark.slow),
+        pytest.param(4, ("--set", "training.model_devices=4"), marks=pytest.mark.slow),
+    ],
+)
+def test_several_processes_are_one(config, alone, tmp_path, processes, more):
+    for binary in ("train_supernet", "search"):
+        first, *others = finish(start(binary, config, tmp_path, processes, *more))
+        assert "Time:" in first and not any("Time:" in one for one in others)
+    check_same(tmp_path, alone)
+
+
+def wait_for(condition, started):
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline and all(process.poll() is None for process in started)
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path):
+    """One process is killed, and the others end; then one is asked to stop, and all stop and save."""
+    slower = ("--set", "training.checkpoint_every=4")
+    started = start("train_supernet", config, tmp_path, 2, *slower)
+    wait_for((tmp_path / "checkpoints" / "8").exists, started)
+    started[1].kill()
+    output, _ = started[0].communicate(timeout=90)
+    assert started[0].returncode == 1, output
+    assert "another process of this run is gone" in output
+    started = start("train_supernet", config, tmp_path, 4, *slower)
+    wait_for((tmp_path / "checkpoints" / "20").exists, started)
+    started[2].send_signal(signal.SIGTERM)
+    outputs = finish(started, 143)
+    assert "stopped and saved" in outputs[0]
+    finish(start("train_supernet", config, tmp_path, 1, *slower))
+    finish(start("search", config, tmp_path, 2))
+    check_same(tmp_path, alone)
