@@ -235,7 +235,7 @@ def _loop(
                 rows = tuple(batch(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
-            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs")))
+            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None)))
             done = numbers.stop
             last, stopped = done == training.steps, stop.reached(turn)
             saves = done % training.every("checkpoint") == 0 or last or stopped
@@ -297,9 +297,9 @@ def _diverged(
         trained = [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(_count(archs))]
     if folder is not None and is_first():
         files.write_json(folder / DIVERGED, {"step": step, "architectures": trained})
-    of = f", which trained {json.dumps(files.plain(trained[0]))}," if len(trained) == 1 else ""
+    which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
     return DivergedError(
-        f"The loss or a gradient of step {step}{of} is not finite. What was saved before is good: start "
+        f"The loss or a gradient of step {step} is not finite.{which} What was saved before is good: start "
         "again with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a "
         "longer training.warmup_steps, and the run goes on from the last checkpoint."
     )

@@ -92,8 +92,8 @@ def make_step(
       `step(state, batches) -> (state, metrics)`, with a batch for each role of the recipe, rows divided
       over the mesh. Metrics are float32 []: "loss", "learning_rate", "finite" (1 if loss and gradients
       are numbers, or the step was skipped), "skipped" (steps so far, where that is allowed), those of the
-      task and those of the recipe; and "archs", the architectures that were trained, or None. The state is
-      donated.
+      task and those of the recipe; and "archs", the hard architectures that were trained, if it was any.
+      The state is donated.
     """
     transformation, schedule = optimizer
     masks = active_masks(net, task.inputs) if freeze_inactive and net.space.cardinality > 1 else None
@@ -128,8 +128,9 @@ def make_step(
             **found.metrics,
             **skipped,
             "finite": finite.astype(jnp.float32),
-            "archs": found.archs,
         }
+        if found.archs is not None:
+            metrics["archs"] = found.archs
         state = TrainState(
             step=state.step + 1,
             variables={**state.variables, "params": params},

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -149,9 +150,11 @@ def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path)
     started = start("train_supernet", config, tmp_path, 2, *slower)
     wait_for((tmp_path / "checkpoints" / "8").exists, started)
     started[1].kill()
+    started[1].communicate()
     output, _ = started[0].communicate(timeout=90)
-    assert started[0].returncode == 1, output
-    assert "another process of this run is gone" in output
+    assert started[0].returncode not in (0, 143), output
+    # JAX ends the process and names the lost one, or a collective fails at once.
+    assert re.search(r"another process of this run is gone|unhealthy[^\n]*\n1\n", output), output
     started = start("train_supernet", config, tmp_path, 4, *slower)
     wait_for((tmp_path / "checkpoints" / "20").exists, started)
     started[2].send_signal(signal.SIGTERM)

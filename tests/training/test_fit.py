@@ -211,7 +211,7 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
 
 
 def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
-    with pytest.raises(DivergedError, match=r'step 6, which trained {"hidden": \[\d\]}, is not finite'):
+    with pytest.raises(DivergedError, match=r'step 6 is not finite. It trained {"hidden": \[\d\]}'):
         train(poisoned(5), tmp_path)
     written = json.loads((tmp_path / "diverged.json").read_text())
     for calls in (1, 2):  # the same step, by itself and in one call with others
@@ -225,7 +225,7 @@ def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
 def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):
     skipping = dataclasses.replace(TRAINING, skip_not_finite=1)
     trained = train(poisoned(5), tmp_path, skipping)
-    assert trained.complete and finite(tmp_path) == 7
+    assert trained.complete and all(np.isfinite(x).all() for x in jax.tree.leaves(trained.variables))
     told = [line["skipped"] for line in lines(tmp_path) if line["split"] == "train"]
     assert told == [0, 0, 0, 0, 0, 1, 1]
     state, step, batch = prepare(poisoned(0), NET, skipping, Uniform(), MESH)
