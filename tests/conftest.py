@@ -11,7 +11,14 @@ import pathlib
 CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
 
 # Modules that run optax's Adam, which raises a float to an integer power: JAX's own promotion there.
-STANDARD_PROMOTION = {"test_training", "test_strategies", "test_recipes", "test_road", "test_fit"}
+STANDARD_PROMOTION = {
+    "test_training",
+    "test_strategies",
+    "test_recipes",
+    "test_road",
+    "test_fit",
+    "test_mesh",
+}
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -54,7 +54,7 @@ def communicated(text: str) -> dict[str, tuple[int, int]]:
                 size -= _bytes(operands.split(")")[0])
             return collections.Counter({kind[1]: size, f"#{kind[1]}": 1})
         if found := re.search(r"body=%?([\w.\-]+)", body):
-            turns = re.search(r"known_trip_count\W+n\W+(\d+)", body)
+            turns = re.search(r"known_trip_count\W+n\W+(\d+)", line)
             for key, value in total(found[1]).items():
                 counts[key] += value * (int(turns[1]) if turns else 1)
         elif found := re.search(r"branch_computations=\{([^}]*)\}", body):

@@ -27,6 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxnas.elastic.parameter import ELASTIC_SCOPE
 from jaxnas.elastic.width import Joint, Width, joint, masks_of_row
@@ -260,7 +262,8 @@ def _branch(plan: _Plan, number: int, row: jax.Array | None, operands: Any, keep
     active = dict(zip(plan.names, sizes, strict=True))
     masks = {} if row is None else _masks(plan, number, active, row)
     parts = [
-        _mask(_cut(x, axes, active), axes, masks) for x, axes in zip(operands, plan.operand_axes, strict=True)
+        _mask(_gather(_cut(x, axes, active), axes, plan.operand_axes[0]), axes, masks)
+        for x, axes in zip(operands, plan.operand_axes, strict=True)
     ]
     with jax.named_scope(ELASTIC_SCOPE):
         outputs = plan.function(*parts, **_asked(plan.function, active, keep))
@@ -301,6 +304,24 @@ def _cut(x: jax.Array, axes: Axes, active: dict[str, int]) -> jax.Array:
     if axes is None:
         return x
     return _prefix(x, tuple(active.get(name, n) for name, n in zip(axes, x.shape, strict=True)))
+
+
+def _gather(x: jax.Array, axes: Axes, first: Axes) -> jax.Array:
+    """The part of a parameter that a branch uses, whole on each device, where devices share parameters.
+
+    The part alone is gathered, just before it is used. What has the leading axis of the first operand is no
+    parameter: its rows stay divided over all devices, lest the compiler divides something else. Elsewhere
+    than in a program for a mesh (`jax.sharding.use_abstract_mesh`) nothing is done.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if axes is None or first is None or set(mesh.axis_types) != {AxisType.Auto}:
+        return x
+    if first[0] not in axes:
+        return lax.with_sharding_constraint(x, P())
+    rows = axes.index(first[0])
+    if x.shape[rows] % mesh.size:
+        return x
+    return lax.with_sharding_constraint(x, P(*[None] * rows, mesh.axis_names))
 
 
 def _prefix(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -25,7 +25,7 @@ from jaxnas.cost import Cost, cost
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_role
-from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, rows_of
+from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, program_of, rows_of
 
 Metrics = dict[str, Any]
 
@@ -167,7 +167,14 @@ def make_evaluator(
     def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
         return lax.map(lambda arch: evaluate(mesh, variables, arch, batches), archs)
 
-    many, deal, batches = functools.partial(in_turns, mesh), _in_order, divided
+    def in_program(function: Callable[..., Metrics]) -> Callable[..., Metrics]:
+        def run(*given: Any) -> Metrics:
+            with program_of(mesh):
+                return function(mesh, *given)
+
+        return run
+
+    many, deal, batches = in_program(in_turns), _in_order, divided
     if mesh.size > 1 and mesh.shape.get("model", 1) == 1:  # Each device has all parameters.
         by_device = P(mesh.axis_names)
         many = jax.shard_map(
@@ -184,7 +191,7 @@ def make_evaluator(
         task,
         role,
         mesh,
-        compiled(functools.partial(evaluate, mesh)),
+        compiled(in_program(evaluate)),
         compiled(many),
         divided,
         batches,

@@ -8,6 +8,7 @@ one device, and what a layer uses is gathered where it is used.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import flax.linen as nn
@@ -58,6 +59,13 @@ def rows_of(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """Arrays that each device has whole."""
     return NamedSharding(mesh, P())
+
+
+def program_of(mesh: Mesh) -> contextlib.AbstractContextManager:
+    """A context to trace in: layers gather what they use of parameters that devices share."""
+    if mesh.shape.get("model", 1) == 1:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:

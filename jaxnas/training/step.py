@@ -22,7 +22,7 @@ from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.mesh import everywhere, rows_of, state_sharding
+from jaxnas.training.mesh import everywhere, program_of, rows_of, state_sharding
 from jaxnas.training.recipes import Gradients, Problem, Recipe
 from jaxnas.training.state import TrainState
 
@@ -100,7 +100,8 @@ def make_step(
     where = state_sharding(task, net, mesh, state)
 
     def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
-        found = differentiate(task, net, recipe, schedule, state, batches, steps=steps, cost=cost)
+        with program_of(mesh):
+            found = differentiate(task, net, recipe, schedule, state, batches, steps=steps, cost=cost)
         # So that each device gets the sum of its own part alone.
         gradients = lax.with_sharding_constraint(found.params, where.params)
         active = None

@@ -1,0 +1,111 @@
+"""Meshes of data and model axes: the same training on less memory, and what is communicated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from small_nets import difference
+from small_tasks import TASKS, net_of, task_of
+
+import jaxnas
+from experiments.benchmarks.collectives import communicated
+from jaxnas import spaces, supernets
+from jaxnas.training import Training, Uniform, make_evaluator, make_mesh
+from jaxnas.training.mesh import _spec
+from jaxnas.training.prepare import prepare
+
+TRAINING = Training(steps=4, batch_size=8, warmup_steps=0)
+# Adam would make much of gradients that differ by rounding alone.
+SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
+
+
+def trained(kind, mesh, steps=3):
+    task, net = task_of(kind), net_of(kind, scan=True)
+    state, step, batch = prepare(task, net, TRAINING, Uniform(), mesh, optimizer=SGD)
+    for number in range(steps):
+        state, metrics = step(state, batch(number))
+    return state, metrics
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "images" else pytest.mark.slow) for kind in TASKS]
+)
+def test_shared_parameters_train_as_those_of_one_device(kind):
+    (alone, metrics), (shared, other) = (trained(kind, make_mesh(*size)) for size in ((1, 1), (8, 4)))
+    assert difference(shared.params, alone.params) <= 1e-5
+    assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
+    parts = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(shared.opt_state)]
+    assert min(parts) == 0.25  # and of the momentum too
+
+
+def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_active_parts_move():
+    task = task_of("images")
+    space = spaces.vit((32, 48), (2,), (2, 4), (1.0, 2.0))
+    net = supernets.ViT(
+        space,
+        image_size=4,
+        patch_size=2,
+        num_classes=2,
+        head_dim=16,
+        max_relative_position=1,
+        scan_layers=True,
+    )
+    largest = 4 * int(jaxnas.cost(net, task.inputs)(space.largest())["params"])  # bytes
+    stored = 4 * sum(leaf.size for leaf in jax.tree.leaves(jaxnas.init(net, jax.random.key(0), task.inputs)))
+    arguments, moved = {}, {}
+    for model in (1, 2, 4):
+        state, step, batch = prepare(task, net, TRAINING, Uniform(), make_mesh(8, model))
+        program = step.lower(state, batch(0)).compile()
+        arguments[model] = program.memory_analysis().argument_size_in_bytes
+        moved[model] = {kind: size for kind, (size, _) in communicated(program.as_text()).items()}
+    for model in (2, 4):
+        # Parameters and two moments, but for vectors, which each device has.
+        assert arguments[model] <= arguments[1] - 0.9 * 3 * stored * (1 - 1 / model)
+        # Gathered for the forward and for the backward pass. XLA counts branches of the largest sizes.
+        assert moved[model]["all-gather"] <= 2.2 * largest
+    for sizes in moved.values():
+        assert sizes["all-reduce"] <= 1.1 * largest and "all-to-all" not in sizes
+
+
+def test_devices_evaluate_different_architectures_and_say_what_one_says():
+    task, net = task_of("images"), net_of("images", scan=False)
+    variables = jaxnas.init(net, jax.random.key(0), task.inputs)
+    archs = net.space.sample(jax.random.key(1), 11)
+    expected = make_evaluator(task, net, "search", mesh=make_mesh(1))(variables, archs)
+    for size in ((8, 1), (8, 2)):
+        evaluate = make_evaluator(task, net, "search", mesh=make_mesh(*size))
+        found = evaluate(variables, archs)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, atol=1e-6)
+    evaluate = make_evaluator(task, net, "search", mesh=make_mesh(8))
+    dealt = evaluate.deal(archs).reshape(8, 2)
+    macs = np.asarray(jax.vmap(lambda arch: jnp.float32(jaxnas.cost(net, task.inputs)(arch)["macs"]))(archs))
+    work = macs[dealt].sum(axis=1)
+    assert set(dealt.ravel()) == set(range(11)) and work.max() <= macs.max() + np.sort(macs)[len(macs) // 2]
+
+
+def test_axes_are_divided_by_their_names():
+    assert _spec((6, 8), ("embed", "mlp"), 2) == P(None, "model")
+    assert _spec((6, 9), ("embed", "mlp"), 2) == P("model")  # the named axis does not divide
+    assert _spec((3, 8), (None, None), 2) == P(None, "model")
+    assert (
+        _spec((3, 5), ("embed", "mlp"), 2)
+        == _spec((8,), ("mlp",), 2)
+        == _spec((8, 8), ("mlp", None), 1)
+        == P()
+    )
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: make_mesh(9), "devices is 9; this machine has 8, so choose 1 to 8"),
+        (lambda: make_mesh(6, 4), r"model_devices is 4, with 6 device\(s\) in all; choose one of 1, 2, 3, 6"),
+        (lambda: make_mesh(8, 0), "choose one of 1, 2, 4, 8"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
