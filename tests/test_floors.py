@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
     ("files", "choice", "stats"),
-    ("counting", "option_values"),
+    ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),
     ("inputs", "products", "tensors"),
