@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxnas import files
+from jaxnas import files, processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = '''
@@ -58,8 +58,8 @@ def config(tmp_path_factory):
     return path
 
 
-def start(binary, config, workdir, processes, *more, devices=4):
-    """Starts the processes of a run, which have `devices` devices together."""
+def start(binary, config, workdir, number, *more, devices=4, last=()):
+    """Starts the processes of a run, which have `devices` devices together; the last one gets `last` too."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -72,18 +72,22 @@ def start(binary, config, workdir, processes, *more, devices=4):
         *more,
     ]
     flags = ["--xla_backend_optimization_level=0"]
-    flags.append(f"--xla_force_host_platform_device_count={devices // processes}")
-    together = [f"--coordinator={address}", f"--processes={processes}"]
+    flags.append(f"--xla_force_host_platform_device_count={devices // number}")
+    together = [f"--coordinator={address}", f"--processes={number}"]
     return [
         subprocess.Popen(
-            [*command, *([*together, f"--process={index}"] if processes > 1 else [])],
+            [
+                *command,
+                *([*together, f"--process={index}"] if number > 1 else []),
+                *(last if index == number - 1 else ()),
+            ],
             cwd=ROOT,
             env=os.environ | {"XLA_FLAGS": " ".join(flags)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for index in range(processes)
+        for index in range(number)
     ]
 
 
@@ -122,16 +126,16 @@ def check_same(workdir, alone):
 
 
 @pytest.mark.parametrize(
-    "processes, more",
+    "number, more",
     [
         (2, ()),
         pytest.param(2, ("--set", "training.model_devices=2"), marks=pytest.mark.slow),
         pytest.param(4, ("--set", "training.model_devices=4"), marks=pytest.mark.slow),
     ],
 )
-def test_several_processes_are_one(config, alone, tmp_path, processes, more):
+def test_several_processes_are_one(config, alone, tmp_path, number, more):
     for binary in ("train_supernet", "search"):
-        first, *others = finish(start(binary, config, tmp_path, processes, *more))
+        first, *others = finish(start(binary, config, tmp_path, number, *more))
         assert "Time:" in first and not any("Time:" in one for one in others)
     check_same(tmp_path, alone)
 
@@ -163,3 +167,23 @@ def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path)
     finish(start("train_supernet", config, tmp_path, 1, *slower))
     finish(start("search", config, tmp_path, 2))
     check_same(tmp_path, alone)
+
+
+@pytest.mark.slow
+def test_a_process_with_another_config_is_named(config, tmp_path):
+    outputs = finish(start("train_supernet", config, tmp_path, 2, last=("--set", "training.steps=41")), 2)
+    for output in outputs:
+        assert "process 1: training.steps: 40 (process 0) / 41 (process 1)" in output
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (("localhost:1", 2, None), "give all three, or none"),
+        (("localhost:1", 2, 2), "process is 2, expected 0 to 1 with 2 processes"),
+    ],
+)
+def test_what_cannot_be_a_run_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        processes.start(*given)
