@@ -54,9 +54,8 @@ def communicated(text: str) -> dict[str, tuple[int, int]]:
                 size -= _bytes(operands.split(")")[0])
             return collections.Counter({kind[1]: size, f"#{kind[1]}": 1})
         if found := re.search(r"body=%?([\w.\-]+)", body):
-            turns = re.search(r"known_trip_count\W+n\W+(\d+)", line)
             for key, value in total(found[1]).items():
-                counts[key] += value * (int(turns[1]) if turns else 1)
+                counts[key] += value * _turns(line, lines)
         elif found := re.search(r"branch_computations=\{([^}]*)\}", body):
             branches = [total(one.strip().lstrip("%")) for one in found[1].split(",")]
             counts += max(branches, key=lambda one: sum(one[kind] for kind in _KINDS))
@@ -70,6 +69,17 @@ def communicated(text: str) -> dict[str, tuple[int, int]]:
 
     counts = total(entry)
     return {kind: (counts[kind], counts[f"#{kind}"]) for kind in _KINDS if counts[f"#{kind}"]}
+
+
+def _turns(line: str, lines: dict[str, list[str]]) -> int:
+    """How often a loop turns: as XLA says, or the number that its condition compares with; 1 if unknown."""
+    if known := re.search(r"known_trip_count\W+n\W+(\d+)", line):
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", line)
+    numbers = re.findall(
+        r"s32\[\][^ ]* constant\((\d+)\)", "\n".join(lines[condition[1]] if condition else [])
+    )
+    return max(map(int, numbers), default=1)
 
 
 def _bytes(text: str) -> int:

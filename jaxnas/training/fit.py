@@ -284,7 +284,8 @@ def _check_finite(space: Space, flags: list[tuple[range, Any, Any]], folder: pat
         finite = np.atleast_1d(finite)  # [steps of the call]
         if not np.all(finite):
             first = int(np.argmin(finite))
-            own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], on_host(archs))
+            archs = on_host(archs)
+            own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], archs)
             raise _diverged(numbers[first] + 1, folder, space, own)
 
 
