@@ -1,8 +1,9 @@
 """Finds an architecture with a trained supernet, and brings out that network alone.
 
   python -m experiments.search --config=digits --workdir=runs/digits
-  python -m experiments.search --config=digits --workdir=runs/digits --set search.most=50000
+  python -m experiments.search --config=digits --workdir=runs/small --set search.most=50000
 
+Each workdir is of a supernet that experiments.train_supernet has trained, with the same --config.
 Architectures are compared on the search role of the data, which training did not see. The found one is
 extracted as a network of exactly its size, verified against the supernet, measured once on the test role,
 saved, exported, and described in report.html. Started again it goes on from search/history.jsonl.

@@ -15,13 +15,17 @@ from experiments.configs import CONFIGS
 from jaxnas import report, runs, training
 
 
+def _number(count: int) -> str:
+    return f"{count:,}" if count < 10**9 else f"{count:.2e}"
+
+
 def main() -> int:
     config, path = binary.read_config(CONFIGS)
     print(pretty(config), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         print(
-            f"{session.net.space.cardinality:.3e} architectures, {session.task.sizes['train']:,} "
+            f"{_number(session.net.space.cardinality)} architectures, {session.task.sizes['train']:,} "
             f"{session.task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )

@@ -104,6 +104,11 @@ def save_subnet(
     files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM,))
 
 
+def needs_module(net: nn.Module) -> bool:
+    """Whether `load_subnet` must be given the class of a network, which is none of ours."""
+    return type(net).__name__ not in _OURS
+
+
 def load_subnet(
     path: str | os.PathLike, module: type[nn.Module] | None = None
 ) -> tuple[nn.Module, Variables]:

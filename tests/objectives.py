@@ -30,3 +30,10 @@ def never(values):
 def broken(values):
     """Fails always."""
     raise ImportError(f"no module for {values['op'][0]}")
+
+
+def numbered(values):
+    """Leaves the number of its process in a folder, and takes a while."""
+    with open(os.path.join(os.environ["NUMBERS"], str(os.getpid())), "w", encoding="utf-8"):
+        time.sleep(0.3)
+    return count(values)

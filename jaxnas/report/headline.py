@@ -44,6 +44,9 @@ def _share(run: Run) -> tuple[str, str] | None:
     if run.cost is None or run.reference is None:
         return None
     mine, whole = run.result.found.costs[run.cost], run.reference.costs.get(run.cost)
+    if run.reference.name == "largest":  # The last options of all choices; others may cost more.
+        reached = [one.reachable[run.cost][1] for one in run.result.searches if run.cost in one.reachable]
+        whole = max([x for x in (whole, *reached) if is_number(x)], default=None)
     if not (is_number(mine) and is_number(whole) and whole > 0):
         return None
     return run.reference.name, percent(mine / whole, 0)

@@ -13,9 +13,9 @@ _USES = {
     "test": "seen by neither training nor search; the networks are measured on it when everything has ended",
 }
 
-_LOAD = """import jaxnas
+_LOAD = """import jaxnas{imported}
 
-net, variables = jaxnas.load_subnet("{subnet}")  # the folder beside this page
+net, variables = jaxnas.load_subnet("{subnet}"{module})  # the folder beside this page
 predictions = net.apply(variables, inputs)"""
 
 _LOAD_EXPORTED = """from jax import export  # needs jax and flatbuffers alone; runs on CPU, CUDA GPU and TPU
@@ -55,10 +55,12 @@ def _shape(value: object) -> str:
 
 def loading_panel(run: Run) -> str:
     """The section on how to load the found network."""
-    subnet, inputs = run.result.subnet or "subnet", run.result.task.inputs
+    subnet, inputs, module = run.result.subnet or "subnet", run.result.task.inputs, run.result.module
+    imported = f"\nfrom my_network import {module}  # from where your class is" if module else ""
+    own = f", module={module}" if module else ""
     return section(
         "Load the network",
-        block(_LOAD.format(subnet=subnet)),
+        block(_LOAD.format(subnet=subnet, imported=imported, module=own)),
         note(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
     )
 

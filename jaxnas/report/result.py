@@ -165,6 +165,7 @@ class Result:
       searches: over architectures.
       selection: by architecture parameters, or None.
       subnet: folder of the found network, within the workdir.
+      module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
       config: of the run, as nested plain values.
       versions: of what decides numbers, by name.
       device: kind of the device that it ran on.
@@ -178,6 +179,7 @@ class Result:
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
     subnet: str = "subnet"
+    module: str = ""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""

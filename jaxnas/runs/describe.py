@@ -42,7 +42,7 @@ def describe_task(task: Task) -> TaskOf:
         sizes=dict(task.sizes),
         metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
         details=files.plain(dict(task.details())),
-        inputs=f"{describe(task.inputs)}, with any number of rows, as the task prepares them",
+        inputs=f"{describe(task.inputs)}, with any number of rows, {task.preparation()}",
     )
 
 

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, report
+from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
@@ -89,7 +90,14 @@ def finish(
     networks = tuple(measured(name, arch, supernet, variables, arch) for name, arch in others.items())
     details = files.plain(dict(task.details()))
     result = describe_run(
-        task, space, best, config, networks=networks, searches=found.searches, selection=found.selection
+        task,
+        space,
+        best,
+        config,
+        networks=networks,
+        searches=found.searches,
+        selection=found.selection,
+        module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():
         jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)

@@ -100,7 +100,8 @@ class Search:
         """The bounds on costs that are asked for, {} for none."""
         most = self.most
         if most is None and self.most_share is not None:
-            most = math.floor(self.most_share * float(costs(net.space.largest())[self.budget]))
+            # The last options are not the dearest ones in every space.
+            most = math.floor(self.most_share * search.reachable(net.space, costs)[self.budget][1])
         return {} if most is None and self.least is None else {self.budget: (self.least, most)}
 
 

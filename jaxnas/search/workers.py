@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing import connection
 from typing import Any, Self
 
 
@@ -41,6 +43,25 @@ class _Slot:
     started: float = 0.0
 
 
+def _takes_no_more(error: RuntimeError) -> RuntimeError:
+    return RuntimeError(
+        f"search: the executor takes no more: {str(error).rstrip('.')}. Go on with a new executor "
+        "and the same history; or give no executor, and a worker that dies is replaced."
+    )
+
+
+def _end_with_parent() -> None:
+    """Has this worker end when the search is killed, which could not end it any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class Workers:
     """A number of workers that evaluate a function, until `close`.
 
@@ -56,6 +77,7 @@ class Workers:
 
     Raises:
       ValueError: the workers cannot import the function.
+      TypeError: something else than an executor, as a client of Dask itself.
     """
 
     def __init__(
@@ -65,6 +87,11 @@ class Workers:
         executor: futures_lib.Executor | None = None,
         timeout: float | None = None,
     ):
+        if executor is not None and not isinstance(executor, futures_lib.Executor):
+            raise TypeError(
+                f"search: executor is a {type(executor).__name__}, expected a concurrent.futures.Executor. A "
+                "client of Dask makes one by client.get_executor()."
+            )
         self._function, self._given, self._timeout = function, executor, timeout
         self._waiting: collections.deque = collections.deque()
         self._slots: list[_Slot] = []
@@ -122,7 +149,8 @@ class Workers:
         if self._given is not None:
             return _Slot(self._given)
         # Spawned: a fork of a process in which JAX runs threads may hang.
-        executor = futures_lib.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        executor = futures_lib.ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
         return _Slot(executor, executor.submit(os.getpid).result())
 
     def _check_import(self) -> None:
@@ -134,6 +162,8 @@ class Workers:
             data = pickle.dumps(self._function)
             slot.executor.submit(pickle.loads, data).result()
         except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
+            if isinstance(error, RuntimeError) and "shutdown" in str(error):
+                raise _takes_no_more(error) from error
             raise ValueError(
                 f"search: the workers cannot import {name}: {type(error).__name__}: {error}. Define it at "
                 "the top level of a module that they find, and start the search of a script under "
@@ -148,10 +178,7 @@ class Workers:
         try:
             future = slot.executor.submit(self._function, argument)
         except RuntimeError as error:  # A BrokenExecutor, or one that was shut down.
-            raise RuntimeError(
-                f"search: the executor takes no more evaluations: {error} Go on with a new executor and the "
-                "same history; or give no executor, and a worker that dies is replaced."
-            ) from error
+            raise _takes_no_more(error) from error
         slot.label, slot.future, slot.started = label, future, time.monotonic()
 
     def _ended(self, slot: _Slot) -> Outcome:

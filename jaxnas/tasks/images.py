@@ -63,6 +63,13 @@ class Images(Classification):
         """One image, float32 [1, H, W, C]."""
         return jax.ShapeDtypeStruct((1, *self.dataset.image_shape), jnp.float32)
 
+    def preparation(self) -> str:
+        """The standardisation, with its numbers for each channel."""
+        mean, std = (
+            ", ".join(f"{x:.6g}" for x in values) for values in (self.dataset.mean, self.dataset.std)
+        )
+        return f"standardised by the training images: (images - [{mean}]) / [{std}]"
+
     def details(self) -> Mapping[str, Any]:
         """The size of an image, the number of classes, and what images are standardised by."""
         dataset = self.dataset

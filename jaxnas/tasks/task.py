@@ -155,6 +155,10 @@ class Task(Protocol):
         """The axis of the rows in each leaf of a carry, so that devices can share it."""
         return jax.tree.map(lambda _: 0, carry)
 
+    def preparation(self) -> str:
+        """What was done to the data before the network gets them, as the end of a sentence."""
+        return "as `preprocess` of the task makes them"
+
     def details(self) -> Mapping[str, Any]:
         """What a result page says of the data beside its name and sizes."""
         return {}

@@ -3,7 +3,12 @@
 import concurrent.futures
 import functools
 import json
+import os
+import pathlib
+import subprocess
+import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -156,3 +161,62 @@ def test_clear_errors(tmp_path):
             search.run_parallel(random, objectives.count, key)
     with pytest.raises(TypeError, match="evaluate is None, expected a function"):
         search.run_parallel(random, None, KEY)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
+    history, numbers = tmp_path / "history.jsonl", tmp_path / "numbers"
+    numbers.mkdir()
+    program = f"""if __name__ == "__main__":
+    import jax, objectives
+    from jaxnas import Choice, Space, search
+    space = Space(op=Choice("a", "b", "c").repeat(3))
+    strategy = search.RandomSearch(space, evaluations=20, batch=1)
+    search.run_parallel(
+        strategy, objectives.numbered, jax.random.key(0), workers=2, history_path={str(history)!r}
+    )
+"""
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    tests = str(pathlib.Path(objectives.__file__).parent)
+    environment = os.environ | {"PYTHONPATH": tests, "NUMBERS": str(numbers)}
+    process = subprocess.Popen([sys.executable, str(path)], env=environment)
+    deadline = time.monotonic() + 120
+    while not history.exists() or history.read_bytes().count(b"\n") < 6:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    workers = [int(one.name) for one in numbers.iterdir()]
+    assert len(workers) == 2
+    while any(map(_runs, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    before = history.read_bytes().rpartition(b"\n")[0]
+    subprocess.run([sys.executable, str(path)], env=environment, check=True, timeout=120)
+    assert history.read_bytes().startswith(before) and history.read_bytes().count(b"\n") == 20
+
+
+def _runs(process):
+    """Whether a process is there, and not only its number, as of one whose parent has not asked for it."""
+    status = pathlib.Path(f"/proc/{process}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("executor", ["dask", object()])
+def test_something_else_than_an_executor_is_refused(executor):
+    with pytest.raises(TypeError, match="expected a concurrent.futures.Executor. A client of Dask makes one"):
+        search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
+
+
+def test_an_executor_that_was_shut_down_is_named():
+    for kind in (concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor):
+        with kind(1) as executor:
+            pass
+        with pytest.raises(
+            RuntimeError, match="the executor takes no more: .*shutdown. Go on with a new executor"
+        ):
+            search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
