@@ -165,6 +165,7 @@ def run_strategy(
                 state = jax.block_until_ready(program(keys))
                 part = {"seconds": np.asarray(time.perf_counter() - start), "source": np.asarray(source)}
                 part |= {"codes": np.asarray(state.codes), "scores": np.asarray(state.scores)}
+                check_codes(label, part["codes"])
                 more = jax.vmap(strategy.columns)(state)
                 part |= {"spent" if name == "seconds" else name: np.asarray(x) for name, x in more.items()}
                 files.write_arrays(path, part)
@@ -172,6 +173,25 @@ def run_strategy(
             progress.update(first + size)
     joined = {name: np.concatenate([p[name] for p in parts]) for name in names - {"seconds", "source"}}
     return joined | {"seconds": np.asarray([p["seconds"] for p in parts])}
+
+
+def check_codes(label: str, codes: np.ndarray) -> None:
+    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last.
+
+    Raises:
+      ValueError: an architecture with an index of -1.
+    """
+    used = np.any(codes >= 0, axis=-1)  # [searches, evaluations]
+    last = used.shape[1] - np.argmax(used[:, ::-1], axis=1)
+    among = np.arange(used.shape[1])[None, :] < (last * used.any(axis=1))[:, None]
+    wrong = np.argwhere(among & np.any(codes < 0, axis=-1))
+    if len(wrong):
+        search, row = wrong[0]
+        raise ValueError(
+            f"{label}: `ask` returned an architecture that is not in the space, with the indices "
+            f"{codes[search, row].tolist()} (evaluation {row + 1} of a search). The rows of `state.codes` "
+            "from `state.size` on are unused, and -1."
+        )
 
 
 def read_part(
@@ -451,6 +471,8 @@ def main() -> None:
             f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
         )
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
+    if note := tables.what_is_missing(table, metric, report):
+        print(note, flush=True)
     evaluate = evaluator(table, metric)
     evaluator(table, report)
     marks = marks_of(_AT.value, _EVALUATIONS.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxnas import tabular
 from jaxnas.choice import nearest
 
@@ -95,3 +97,14 @@ def _objectives(texts: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"--objectives has {text!r}, expected such as accuracy=max or error=min.")
         found[metric] = objective
     return found
+
+
+def what_is_missing(table: tabular.Table, *metrics: str) -> str:
+    """A sentence on architectures and metrics that a table lacks; "" for a table that is complete."""
+    rows, parts = len(table.codes), []
+    if rows < table.space.cardinality:
+        parts.append(f"{rows:,} of the {table.space.cardinality:,} architectures of its space")
+    for name in dict.fromkeys(metrics):
+        if empty := int(np.sum(~np.isfinite(table.metrics[name]))):
+            parts.append(f"no {name} of {empty:,}")
+    return f"{table.name} has {' and '.join(parts)}." if parts else ""

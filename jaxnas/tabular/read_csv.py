@@ -132,11 +132,12 @@ def _space(path, header: list[str], lines: list, objectives: Mapping[str, str], 
     if not choices:
         raise ValueError(f"{path}: every column is a metric or ignored, so there is nothing to choose.")
     for column, choice in choices.items():
-        if len(choices) > 1 and len(choice.options) == len(lines) > 2:
+        values = len(choice.options)
+        if len(choices) > 1 and len(lines) > 2 and (values == len(lines) or 10 < len(lines) < 2 * values):
             raise ValueError(
-                f"{path}: column {column!r} has another value in each of the {len(lines)} lines. If it is a "
-                f"metric, give it an objective; if it is neither metric nor choice, ignore=({column!r},); "
-                "if it is a choice, give the space."
+                f"{path}: column {column!r} has {values} values in {len(lines)} lines. If it is a metric, "
+                f"give it an objective; if it is neither metric nor choice, ignore=({column!r},); if it is a "
+                "choice, give the space."
             )
     return Space(**choices)
 

@@ -167,6 +167,26 @@ def test_a_table_and_a_strategy_of_ones_own(tmp_path):
     assert fourth.returncode == 2 and "other settings: table_sha256" in fourth.stderr
 
 
+def test_a_strategy_that_asks_for_no_architecture_is_refused():
+    codes = np.array([[[0, 1], [2, 0], [-1, -1]], [[0, 1], [-1, -1], [1, 1]]])
+    compare_binary.check_codes("mine", codes[:1])  # a search that ended early
+    with pytest.raises(ValueError, match=r"mine: `ask` .* indices \[-1, -1\] \(evaluation 2 of a search"):
+        compare_binary.check_codes("mine", codes)
+    with pytest.raises(ValueError, match=r"indices \[2, -1\]"):
+        compare_binary.check_codes("mine", np.array([[[0, 1], [2, -1]]]))
+
+
+def test_what_a_table_lacks_is_said(tmp_path):
+    lines = ["width,depth,ok", "1,1,0.5", "1,2,0.7", "2,1,"]
+    (tmp_path / "few.csv").write_text("\n".join(lines) + "\n")
+    table = tables.find(str(tmp_path / "few.csv"), objectives=["ok=max"])
+    missing = "few has 3 of the 4 architectures of its space and no ok of 1."
+    assert tables.what_is_missing(table, "ok", "ok") == missing
+    (tmp_path / "all.csv").write_text("\n".join([*lines[:3], "2,1,0.3", "2,2,0.1"]) + "\n")
+    table = tables.find(str(tmp_path / "all.csv"), objectives=["ok=max"])
+    assert tables.what_is_missing(table, "ok") == ""
+
+
 @pytest.mark.parametrize(
     "name, objectives, message",
     [

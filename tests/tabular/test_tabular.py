@@ -428,7 +428,7 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
     for objectives, ignore, message in (
         ({}, [], "objectives must name the columns that are metrics"),
         ({"okay": "max"}, [], "no column 'okay'; did you mean 'ok'?"),
-        ({"ok": "max", "ms": "min"}, [], "column 'id' has another value in each of the 3 lines"),
+        ({"ok": "max", "ms": "min"}, [], "column 'id' has 3 values in 3 lines"),
         ({name: "max" for name in ("ok", "ms", "layers", "rate", "act")}, ["id"], "nothing to choose"),
         ({"ok": "max", "ms": "min"}, ["id", "act", "none"], "ignore has 'none'"),
     ):
