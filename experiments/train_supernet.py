@@ -9,10 +9,15 @@ Then: python -m experiments.search with the same --config, --set and --workdir.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
+from absl import flags
+
 from experiments import binary
 from experiments.config import pretty
 from experiments.configs import CONFIGS
-from jaxnas import report, runs, training
+from jaxnas import files, report, runs, training
 
 
 def _number(count: int) -> str:
@@ -29,6 +34,20 @@ def main() -> int:
             f"{session.task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )
+        if flags.FLAGS.replay:
+            step = training.replay(
+                session.task,
+                session.net,
+                config.training,
+                workdir,
+                recipe=config.recipe,
+                cost=session.costs(workdir),
+                seed=config.seed,
+                config=session.deciding,
+                mesh=session.mesh,
+            )
+            print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
+            return 0
         binary.store(config, workdir, ran=False)
         page, steps = runs.LivePage(session.task, session.net.space, workdir), config.training.steps
         trained = training.fit(
@@ -56,4 +75,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    flags.DEFINE_boolean("replay", False, "Instead, repeat the step that the training here diverged at.")
     binary.run(main)

@@ -5,6 +5,7 @@ from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
+from jaxnas.training.replay import Replay, replay
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import make_step
@@ -19,6 +20,7 @@ __all__ = [
     "Fixed",
     "Recipe",
     "Relaxed",
+    "Replay",
     "TrainState",
     "Trained",
     "Training",
@@ -29,4 +31,5 @@ __all__ = [
     "make_mesh",
     "make_step",
     "open_workdir",
+    "replay",
 ]

@@ -302,7 +302,8 @@ def _diverged(
     return DivergedError(
         f"The loss or a gradient of step {step} is not finite.{which} What was saved before is good: start "
         "again with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a "
-        "longer training.warmup_steps, and the run goes on from the last checkpoint."
+        "longer training.warmup_steps, and the run goes on from the last checkpoint. `--replay` of "
+        "experiments.train_supernet, or training.replay, shows what that step did."
     )
 
 

@@ -25,6 +25,7 @@ from jaxnas.training import (
     fit,
     make_evaluator,
     make_mesh,
+    replay,
 )
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.prepare import prepare
@@ -220,6 +221,23 @@ def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
             train(poisoned(5), tmp_path / str(calls), other)
         assert json.loads((tmp_path / str(calls) / "diverged.json").read_text()) == written
     assert written["step"] == 6 and len(written["architectures"]) == 1
+
+
+def test_a_diverged_step_is_replayed(tmp_path):
+    options = dict(config=config_of(TRAINING), mesh=MESH)
+    with pytest.raises(FileNotFoundError, match="no diverged.json"):
+        replay(TASK, NET, TRAINING, tmp_path, **options)
+    with pytest.raises(DivergedError):
+        train(poisoned(5), tmp_path)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    found = replay(poisoned(5), NET, TRAINING, tmp_path, **options)
+    assert found.step == 6 and not np.isfinite(found.loss) and np.isfinite(found.largest)
+    written = json.loads((tmp_path / "diverged.json").read_text())
+    assert list(found.architectures) == written["architectures"]
+    assert "batch/train/image" in found.not_finite and "gradient/head/kernel" in found.not_finite
+    healthy = replay(TASK, NET, TRAINING, tmp_path, **options)  # with another batch it is a step like others
+    assert healthy.not_finite == () and np.isfinite(healthy.loss) and len(healthy.norms) == 6
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):

@@ -1,0 +1,105 @@
+"""A step that diverged, once more: what it trained, and where the first numbers were lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnas import files
+from jaxnas.cost import Cost
+from jaxnas.processes import on_host
+from jaxnas.tasks import Task
+from jaxnas.tensors import flatten
+from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.fit import DIVERGED, MENDS
+from jaxnas.training.prepare import prepare
+from jaxnas.training.recipes import Recipe, Uniform
+from jaxnas.training.settings import Training
+from jaxnas.training.step import differentiate
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What a step did.
+
+    Attributes:
+      step: its number, from 1.
+      architectures: that it trained, as option values; () where they were soft.
+      loss: of the step.
+      largest: the largest absolute parameter before the step.
+      not_finite: inputs and gradients that hold a NaN or an infinity, by name.
+      norms: of the gradients of the others, by name.
+    """
+
+    step: int
+    architectures: tuple[dict[str, Any], ...]
+    loss: float
+    largest: float
+    not_finite: tuple[str, ...]
+    norms: Mapping[str, float]
+
+
+def replay(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    workdir: str | os.PathLike,
+    *,
+    recipe: Recipe | None = None,
+    cost: Cost | None = None,
+    seed: int = 0,
+    config: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None,
+) -> Replay:
+    """Repeats the step that a training in a workdir diverged at; nothing is written.
+
+    It goes from the last checkpoint to that step, with the batches and the randomness of the training.
+
+    Args:
+      task, net, training, recipe, cost, seed, config, mesh: as given to `fit`.
+      workdir: of the training.
+
+    Raises:
+      FileNotFoundError: no training diverged there.
+      ConfigMismatch: the training had another config.
+    """
+    folder = pathlib.Path(workdir)
+    if not (folder / DIVERGED).is_file():
+        raise FileNotFoundError(f"{folder} has no {DIVERGED}: no training diverged there, or it was mended.")
+    last = files.read_json(folder / DIVERGED)["step"] - 1
+    recipe, mesh = recipe or Uniform(), training.mesh() if mesh is None else mesh
+    state, step, batch = prepare(task, net, training, recipe, mesh, cost=cost, seed=seed)
+    config = {"seed": seed, "training": training.deciding()} if config is None else config
+    start = 0
+    if (folder / "checkpoints").is_dir():
+        with Checkpointer(folder / "checkpoints") as checkpointer:
+            if (restored := checkpointer.restore_latest(state, config, MENDS)) is not None:
+                start, state, _ = restored
+    for number in range(start, last):
+        state, _ = step(state, batch(number))
+    rows, schedule = batch(last), training.optimizer()[1]
+
+    def gradients(state: Any, rows: Any) -> Any:
+        return differentiate(task, net, recipe, schedule, state, rows, steps=training.steps, cost=cost)
+
+    found, rows = on_host(jax.jit(gradients)(state, rows)), flatten(on_host(rows))
+    named = {f"batch/{'/'.join(path)}": x for path, x in rows.items() if x.dtype.kind == "f"}
+    gradient = {f"gradient/{'/'.join(path)}": x for path, x in flatten(found.params).items()}
+    lost = tuple(name for name, x in (named | gradient).items() if not np.all(np.isfinite(x)))
+    archs = () if found.archs is None else range(len(next(iter(found.archs.values()))))
+    return Replay(
+        last + 1,
+        tuple(net.space.to_dict(jax.tree.map(lambda x, i=i: x[i], found.archs)) for i in archs),
+        float(found.loss),
+        max(float(np.max(np.abs(x))) for x in jax.tree.leaves(on_host(state.params))),
+        lost,
+        {name: float(np.linalg.norm(x)) for name, x in gradient.items() if name not in lost},
+    )
