@@ -471,10 +471,10 @@ def main() -> None:
             f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
         )
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
-    if note := tables.what_is_missing(table, metric, report):
-        print(note, flush=True)
     evaluate = evaluator(table, metric)
     evaluator(table, report)
+    if note := tables.what_is_missing(table, metric, report):
+        print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
     made = {name: build(make, name, table) for name, make in found.items()}
     for name, strategy in made.items():
