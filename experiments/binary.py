@@ -109,6 +109,8 @@ def _parse_flags(argv: list[str]) -> list[str]:
 def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
     """The config that the flags ask for, and the workdir.
 
+    The processes of a run join first, since a config may make arrays.
+
     Raises:
       ConfigError: a flag is missing or wrong.
     """

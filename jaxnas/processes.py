@@ -34,8 +34,9 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
       index: of this one, from 0.
 
     Raises:
-      ValueError: only some of the three are given, or an index that is not below the count.
-      RuntimeError: nothing is given and nothing is recognised, or the coordinator does not answer.
+      ValueError: only some of the three are given, an index that is not below the count, or nothing is given
+        and JAX recognises nothing.
+      RuntimeError: the coordinator does not answer.
     """
     if len({one is None for one in (coordinator, count, index)}) > 1:
         raise ValueError(
@@ -47,7 +48,7 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
     try:
         jax.distributed.initialize(coordinator, count, index, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
-        raise RuntimeError(
+        raise ValueError(
             "JAX does not recognise a cluster here. Outside of a TPU pod, Slurm, Open MPI and Kubernetes "
             f"give the coordinator's address, the number of processes and the index of this one ({error})."
         ) from error
@@ -74,10 +75,8 @@ def check_same(config: Mapping[str, Any]) -> None:
         return
     text = json.dumps(files.plain(config)).encode()
     size = int(np.max(multihost_utils.process_allgather(np.int64(len(text)))))
-    all_texts = multihost_utils.process_allgather(
-        np.frombuffer(text.ljust(size), np.uint8)
-    )  # [processes, size]
-    configs = [json.loads(bytes(row)) for row in np.asarray(all_texts)]
+    padded = np.frombuffer(text.ljust(size), np.uint8)  # [size]
+    configs = [json.loads(bytes(row)) for row in np.asarray(multihost_utils.process_allgather(padded))]
     differing = [
         f"process {number}: {', '.join(files.diff(configs[0], other, ('process 0', f'process {number}')))}"
         for number, other in enumerate(configs)

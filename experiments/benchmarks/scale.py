@@ -30,13 +30,13 @@ import numpy as np
 import optax
 from absl import app, flags
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 import jaxnas
 from experiments.benchmarks.collectives import communicated
 from jaxnas import spaces, supernets, tasks, training
-from jaxnas.training.mesh import rows_of, state_sharding
-from jaxnas.training.prepare import initial_state
+from jaxnas.training.mesh import rows_of
+from jaxnas.training.prepare import abstract_state
 
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
@@ -57,12 +57,11 @@ class Chip:
     """Published figures of a chip."""
 
     flops: float  # a second, in bfloat16
-    memory: float  # bytes
     link: float  # bytes a second that a chip exchanges with its neighbours, all links together
 
 
-# Google Cloud's page of TPU v5e: 197 TFLOP/s, 16 GB, 1,600 Gbit/s between chips.
-V5E = Chip(flops=197e12, memory=16e9, link=1600e9 / 8)
+# Google Cloud's page of TPU v5e: 197 TFLOP/s, 1,600 Gbit/s between chips.
+V5E = Chip(flops=197e12, link=1600e9 / 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,23 +105,14 @@ def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
     task, settings = Shapes(), training.Training(steps=1000, batch_size=_BATCH.value)
     recipe = training.Uniform() if net.space.cardinality > 1 else training.Fixed()
     optimizer = settings.optimizer()
-    state = jax.eval_shape(
-        lambda: initial_state(
-            task, net, settings, recipe, optimizer[0], _BATCH.value, None, seed=0, name="training"
-        )
-    )
-    where = state_sharding(task, net, mesh, state)
-
-    def placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
+    state = abstract_state(task, net, settings, recipe, optimizer[0], _BATCH.value, mesh)
     batch = {
         "image": jax.ShapeDtypeStruct((_BATCH.value, 224, 224, 3), jnp.uint8, sharding=rows_of(mesh)),
         "label": jax.ShapeDtypeStruct((_BATCH.value,), jnp.int32, sharding=rows_of(mesh)),
     }
     step = training.make_step(task, net, recipe, optimizer, mesh, state, steps=settings.steps)
-    lower: Any = step  # a jitted function
-    return lower.lower(jax.tree.map(placed, state, where), {"train": batch}).compile()
+    jitted: Any = step
+    return jitted.lower(state, {"train": batch}).compile()
 
 
 def main(argv: list[str]) -> None:
@@ -137,7 +127,7 @@ def main(argv: list[str]) -> None:
     net = supernets.ViT(
         space, image_size=224, patch_size=16, num_classes=1000, dtype=jnp.bfloat16, scan_layers=_SCAN.value
     )
-    costs = {name: float(x) for name, x in jaxnas.cost(net, Shapes.inputs)(net.space.largest()).items()}
+    macs = float(jaxnas.cost(net, Shapes.inputs)(net.space.largest())["macs"])
     rows = []
     for count in counts:
         mesh = Mesh(np.asarray(devices_of(count)).reshape(-1, _MODEL.value), ("data", "model"))
@@ -147,10 +137,9 @@ def main(argv: list[str]) -> None:
         memory: Any = compiled.memory_analysis()
         collectives = communicated(compiled.as_text() or "")
         # Forward, and twice that backward; a product and a sum for each multiply-accumulate.
-        compute = 6 * costs["macs"] * _BATCH.value / count / V5E.flops
+        compute = 6 * macs * _BATCH.value / count / V5E.flops
         # In a ring each device sends what it has to sum nearly twice, and what it gathers once.
-        weight = {"all-reduce": 2.0}
-        exchanged = sum(weight.get(kind, 1.0) * size for kind, (size, _) in collectives.items())
+        exchanged = sum((1 + (kind == "all-reduce")) * size for kind, (size, _) in collectives.items())
         exchange = exchanged / V5E.link
         rows.append(
             {

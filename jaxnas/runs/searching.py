@@ -96,12 +96,12 @@ class Search:
                 "2, from 0 to 1, and above 0 to 1."
             )
 
-    def bounds(self, net: nn.Module, costs: Cost) -> dict[str, tuple[float | None, float | None]]:
-        """The bounds on costs that are asked for, {} for none."""
+    def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
+        """The bounds on costs that are asked for, {} for none; `reachable` is (least, most) by cost."""
         most = self.most
         if most is None and self.most_share is not None:
             # The last options are not the dearest ones in every space.
-            most = math.floor(self.most_share * search.reachable(net.space, costs)[self.budget][1])
+            most = math.floor(self.most_share * reachable[self.budget][1])
         return {} if most is None and self.least is None else {self.budget: (self.least, most)}
 
 
@@ -148,7 +148,8 @@ def search_space(
     settings = Search() if settings is None else settings
     space = net.space
     costs = cost(net, task.inputs) if costs is None else costs
-    bounds = settings.bounds(net, costs)
+    reach = search.reachable(space, costs)
+    bounds = settings.bounds(reach)
     search.check_bounds(space, costs, bounds)
     template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
     strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
@@ -162,7 +163,7 @@ def search_space(
     variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("evaluation", "strategy"))
     page = None if workdir is None else LivePage(task, space, workdir)
-    archs, records, reach, fresh = {}, [], search.reachable(space, costs), 0
+    archs, records, fresh = {}, [], 0
 
     def scores(archs: Arch, rows: int) -> np.ndarray:
         with clock.part("evaluation"):

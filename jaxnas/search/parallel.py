@@ -84,9 +84,8 @@ def run_parallel(
         history.cut(history_path, name, keep=len(recorded))  # A killed process may leave a part of a line.
 
     space, state, lines = strategy.space, strategy.init(key), []
-    running: dict[
-        int, Any
-    ] = {}  # The architectures that are being evaluated, by the number of their question.
+    # The architectures that are being evaluated, by the number of their question.
+    running: dict[int, Any] = {}
     asked, submitted, crew = 0, set(), None
     try:
         while True:

@@ -72,11 +72,10 @@ class Evaluator:
             raise ValueError(f"variables are {{'params': ...}}, by collection; got {', '.join(variables)}.")
         if archs is not None:
             self.space.check(archs)
-            archs = {name: jnp.asarray(value) for name, value in archs.items()}
+            archs = {name: np.asarray(jnp.asarray(value)) for name, value in archs.items()}
         variables = on_mesh(variables, self.mesh)
         if archs is None or not _is_batch(self.space, archs):
             return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())
-        archs = {name: np.asarray(value) for name, value in archs.items()}
         order = self.deal(archs)
         dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
         metrics = self.many(variables, dealt, self.whole())

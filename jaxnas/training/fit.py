@@ -26,12 +26,11 @@ from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock
 from jaxnas.training.keys import stream
-from jaxnas.training.mesh import state_sharding
 from jaxnas.training.metrics import JsonlWriter
 from jaxnas.training.preemption import stop_on_signals
-from jaxnas.training.prepare import batch_size_of, initial_state, prepare
+from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipes import Fixed, Recipe, Uniform
+from jaxnas.training.recipes import Recipe, usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
@@ -124,10 +123,9 @@ def fit(
     """
     check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)
-    if recipe is None:
-        recipe = Uniform() if net.space.cardinality > 1 else Fixed()
+    recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
-    config = {"seed": seed, "training": training.deciding()} if config is None else config
+    config = training.recorded(seed) if config is None else config
     state, step, batch = prepare(
         task,
         net,
@@ -171,14 +169,7 @@ def restore(
         return None
     mesh = training.mesh() if mesh is None else mesh
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
-    example = jax.eval_shape(
-        lambda: initial_state(task, net, training, recipe, optimizer, rows, None, seed=0, name="training")
-    )
-    example = jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        example,
-        state_sharding(task, net, mesh, example),
-    )
+    example = abstract_state(task, net, training, recipe, optimizer, rows, mesh)
     with Checkpointer(folder) as checkpointer:
         found = checkpointer.restore_latest(example, config)
     if found is None:
@@ -293,9 +284,7 @@ def _diverged(
     step: int, folder: pathlib.Path | None, space: Space | None = None, archs: Any = None
 ) -> DivergedError:
     """The error of a step, counted from 1, which trained `archs`, a batch of them."""
-    trained = []
-    if space is not None and archs is not None:
-        trained = [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(_count(archs))]
+    trained = [] if space is None or archs is None else option_values(space, archs)
     if folder is not None and is_first():
         files.write_json(folder / DIVERGED, {"step": step, "architectures": trained})
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
@@ -307,8 +296,10 @@ def _diverged(
     )
 
 
-def _count(archs: Any) -> int:
-    return len(next(iter(archs.values())))
+def option_values(space: Space, archs: Any) -> list[dict[str, Any]]:
+    """The option values of each of a batch of hard architectures."""
+    count = len(next(iter(archs.values())))
+    return [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(count)]
 
 
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:

@@ -118,11 +118,13 @@ def state_sharding(task: Task, net: nn.Module, mesh: Mesh, state: TrainState) ->
       mesh: of the devices.
       state: arrays, or their shapes.
     """
-    specs = _parameter_specs(net, task.inputs, mesh, state.params)
+    devices = mesh.shape.get("model", 1)
+    # Where each device has everything, the network need not be traced for the names of its axes.
+    specs = {} if devices == 1 else _parameter_specs(net, task.inputs, devices, state.params)
 
     def where(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         # The optimizer's state and the average have trees like the parameters' in them.
-        keys = tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+        keys = tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
         tails = (keys[start:] for start in range(len(keys)))
         shape, spec = next((specs[tail] for tail in tails if tail in specs), (None, P()))
         return NamedSharding(mesh, spec if shape == leaf.shape else P())
@@ -136,7 +138,7 @@ def state_sharding(task: Task, net: nn.Module, mesh: Mesh, state: TrainState) ->
 
 
 def _parameter_specs(
-    net: nn.Module, inputs: Any, mesh: Mesh, params: Any
+    net: nn.Module, inputs: Any, devices: int, params: Any
 ) -> dict[tuple[str, ...], tuple[tuple[int, ...], P]]:
     """For each parameter its shape and how it is divided, by path."""
     arch = jax.eval_shape(net.space.smallest)
@@ -148,7 +150,7 @@ def _parameter_specs(
     specs = {}
     for path, leaf in flatten(params).items():
         own = (None, *names["block_0", *path[1:]]) if path[0] == STACKED else names[path]
-        specs[path] = leaf.shape, _spec(leaf.shape, own, mesh.shape.get("model", 1))
+        specs[path] = leaf.shape, _spec(leaf.shape, own, devices)
     return specs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.errors import ScopeParamNotFoundError
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
@@ -50,20 +49,18 @@ def prepare(
     recipe.check(net.space, cost)  # before anything is compiled
     shard = (jax.process_index(), jax.process_count())
     batches = {role: task.batches(role, batch_size, seed, shard) for role in recipe.roles}
-    make = functools.partial(
-        initial_state, task, net, training, recipe, optimizer[0], batch_size, seed=seed, name=name
-    )
     if variables is not None:
         variables = place(on_host(checked_variables(task, net, variables)), everywhere(mesh))
-    where = state_sharding(task, net, mesh, jax.eval_shape(make, variables))
+    shapes = abstract_state(task, net, training, recipe, optimizer[0], batch_size, mesh)
 
-    def copied(variables: Any) -> TrainState:
+    def make(variables: Any) -> TrainState:
+        state = initial_state(task, net, training, recipe, optimizer[0], batch_size, variables, seed, name)
         # A step consumes its state, and an architecture in it may be the caller's.
-        return jax.tree.map(jnp.copy, make(variables))
+        return jax.tree.map(jnp.copy, state)
 
     # Each part is made where it is to lie. The program runs once, so compiling it is all that it costs.
-    options = {"xla_backend_optimization_level": 0}
-    state = jax.jit(copied, out_shardings=where, compiler_options=options)(variables)
+    where, options = jax.tree.map(lambda x: x.sharding, shapes), {"xla_backend_optimization_level": 0}
+    state = jax.jit(make, out_shardings=where, compiler_options=options)(variables)
     step = make_step(
         task,
         net,
@@ -92,7 +89,6 @@ def initial_state(
     optimizer: optax.GradientTransformation,
     batch_size: int,
     variables: Any,
-    *,
     seed: int,
     name: str,
 ) -> TrainState:
@@ -102,6 +98,26 @@ def initial_state(
     variables = _stacked(net, variables, task.inputs)
     key, average = stream(seed, name), training.average > 0
     return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
+
+
+def abstract_state(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    batch_size: int,
+    mesh: Mesh,
+) -> TrainState:
+    """The shapes and dtypes of a training's state, and where its parts lie on a mesh."""
+    state = jax.eval_shape(
+        lambda: initial_state(task, net, training, recipe, optimizer, batch_size, None, 0, "training")
+    )
+
+    def placed(x: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    return jax.tree.map(placed, state, state_sharding(task, net, mesh, state))
 
 
 def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) -> int:

@@ -190,6 +190,11 @@ class Fixed(_Single):
         return dataclasses.replace(found, recipe=state.recipe)
 
 
+def usual_recipe(space: Space) -> Recipe:
+    """A random architecture in each step, or the one that there is."""
+    return Uniform() if space.cardinality > 1 else Fixed()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Relaxed:
     """Differentiable search: parameters and architecture parameters trained together, by gradients.

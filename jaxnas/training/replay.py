@@ -19,9 +19,9 @@ from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
 from jaxnas.training.checkpoint import Checkpointer
-from jaxnas.training.fit import DIVERGED, MENDS
+from jaxnas.training.fit import DIVERGED, MENDS, option_values
 from jaxnas.training.prepare import prepare
-from jaxnas.training.recipes import Recipe, Uniform
+from jaxnas.training.recipes import Recipe, usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.step import differentiate
 
@@ -75,9 +75,10 @@ def replay(
     if not (folder / DIVERGED).is_file():
         raise FileNotFoundError(f"{folder} has no {DIVERGED}: no training diverged there, or it was mended.")
     last = files.read_json(folder / DIVERGED)["step"] - 1
-    recipe, mesh = recipe or Uniform(), training.mesh() if mesh is None else mesh
+    recipe = usual_recipe(net.space) if recipe is None else recipe
+    mesh = training.mesh() if mesh is None else mesh
     state, step, batch = prepare(task, net, training, recipe, mesh, cost=cost, seed=seed)
-    config = {"seed": seed, "training": training.deciding()} if config is None else config
+    config = training.recorded(seed) if config is None else config
     start = 0
     if (folder / "checkpoints").is_dir():
         with Checkpointer(folder / "checkpoints") as checkpointer:
@@ -88,16 +89,15 @@ def replay(
     rows, schedule = batch(last), training.optimizer()[1]
 
     def gradients(state: Any, rows: Any) -> Any:
-        return differentiate(task, net, recipe, schedule, state, rows, steps=training.steps, cost=cost)
+        return differentiate(task, net, recipe, schedule, mesh, state, rows, steps=training.steps, cost=cost)
 
     found, rows = on_host(jax.jit(gradients)(state, rows)), flatten(on_host(rows))
     named = {f"batch/{'/'.join(path)}": x for path, x in rows.items() if x.dtype.kind == "f"}
     gradient = {f"gradient/{'/'.join(path)}": x for path, x in flatten(found.params).items()}
     lost = tuple(name for name, x in (named | gradient).items() if not np.all(np.isfinite(x)))
-    archs = () if found.archs is None else range(len(next(iter(found.archs.values()))))
     return Replay(
         last + 1,
-        tuple(net.space.to_dict(jax.tree.map(lambda x, i=i: x[i], found.archs)) for i in archs),
+        () if found.archs is None else tuple(option_values(net.space, found.archs)),
         float(found.loss),
         max(float(np.max(np.abs(x))) for x in jax.tree.leaves(on_host(state.params))),
         lost,

@@ -22,7 +22,7 @@ from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.mesh import everywhere, program_of, rows_of, state_sharding
+from jaxnas.training.mesh import everywhere, program_of, rows_of
 from jaxnas.training.recipes import Gradients, Problem, Recipe
 from jaxnas.training.state import TrainState
 
@@ -45,6 +45,7 @@ def differentiate(
     net: nn.Module,
     recipe: Recipe,
     schedule: optax.Schedule,
+    mesh: Mesh,
     state: TrainState,
     batches: Mapping[str, Any],
     *,
@@ -57,7 +58,8 @@ def differentiate(
         return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
 
     problem = Problem(loss, net.space, steps, schedule, cost)
-    return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
+    with program_of(mesh):
+        return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
 
 
 def make_step(
@@ -81,7 +83,7 @@ def make_step(
       recipe: which architectures are trained; see `recipes`.
       optimizer: of the parameters, and its learning rate by step.
       mesh: of the devices; see `make_mesh`.
-      state: the first one, for its structure.
+      state: the first one, or its shapes, where it is to lie; see `prepare.abstract_state`.
       steps: of the whole training.
       cost: of architectures, for recipes that ask for one.
       freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses; False
@@ -97,11 +99,10 @@ def make_step(
     """
     transformation, schedule = optimizer
     masks = active_masks(net, task.inputs) if freeze_inactive and net.space.cardinality > 1 else None
-    where = state_sharding(task, net, mesh, state)
+    where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
-        with program_of(mesh):
-            found = differentiate(task, net, recipe, schedule, state, batches, steps=steps, cost=cost)
+        found = differentiate(task, net, recipe, schedule, mesh, state, batches, steps=steps, cost=cost)
         # So that each device gets the sum of its own part alone.
         gradients = lax.with_sharding_constraint(found.params, where.params)
         active = None
