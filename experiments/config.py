@@ -11,8 +11,6 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import json
-import os
 import pathlib
 import sys
 import types
@@ -23,10 +21,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 
 from experiments import expressions, typed
-from jaxnas import files, runs, search
+from jaxnas import runs
+from jaxnas.runs.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training import Relaxed, Training, Uniform
@@ -182,7 +180,7 @@ def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
     value, hint = fields[name]
     if isinstance(value, Space):
         return expressions.space(text, assignment)
-    if _is_dtype(value):
+    if is_dtype(value):
         if text not in DTYPES:
             raise ConfigError(f"--set {assignment}: {name} takes one of {', '.join(DTYPES)}, not {text!r}")
         return getattr(jnp, text)
@@ -200,32 +198,6 @@ def _may_be_none(config: Config, name: str) -> bool:
     return hint is Any or type(None) in typing.get_args(hint)
 
 
-def to_dict(value: Any) -> Any:
-    """A config, or a part of it, as nested plain values that JSON can hold."""
-    if isinstance(value, Space):
-        return value.to_json()
-    if _is_dtype(value):
-        return jnp.dtype(value).name
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {name: to_dict(getattr(value, name)) for name in _names(value)}
-        return {"type": type(value).__name__, **fields}
-    if isinstance(value, Mapping):
-        return {str(name): to_dict(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = [to_dict(part) for part in value]
-        if len(parts) <= 64:
-            return parts
-        return f"{len(parts)} values sha256:{files.sha256(json.dumps(parts).encode())[:16]}"
-    if value is None or isinstance(value, (bool, int, float, str, os.PathLike)):
-        return files.plain(value)
-    if isinstance(value, np.ndarray) or hasattr(value, "dtype"):
-        array = np.asarray(value)
-        if array.size <= 64:
-            return files.plain(array)
-        return f"{array.dtype}{list(array.shape)} sha256:{files.sha256(array.tobytes())[:16]}"
-    return getattr(value, "__qualname__", type(value).__qualname__)
-
-
 def pretty(config: Config) -> str:
     """A config as aligned lines, one a field, to be printed when a run starts."""
     flat = {name: value for name, (value, _) in _leaves(config).items()}
@@ -241,30 +213,18 @@ def _show(value: Any) -> str:
     return repr(to_dict(value))
 
 
-def _names(value: Any) -> list[str]:
-    """The fields of an object that its user sets; those of a strategy's that are the run's are not."""
-    hidden: tuple[str, ...] = ("parent", "name") if isinstance(value, nn.Module) else ()
-    if isinstance(value, search.Strategy):
-        hidden = ("space", "cost", "bounds")
-    return [field.name for field in dataclasses.fields(value) if field.init and field.name not in hidden]
-
-
 def _leaves(value: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """For each field, dotted, its value and its type; fields that hold an object are groups."""
     hints = typing.get_type_hints(type(value))
     flat: dict[str, tuple[Any, Any]] = {}
-    for name in _names(value):
+    for name in field_names(value):
         part, hint = getattr(value, name), hints.get(name, Any)
         group = dataclasses.is_dataclass(part) and not isinstance(part, (type, Space))
-        if group and _names(part):
+        if group and field_names(part):
             flat.update(_leaves(part, f"{prefix}{name}."))
         else:
             flat[prefix + name] = (part, hint)
     return flat
-
-
-def _is_dtype(value: Any) -> bool:
-    return isinstance(value, (type, np.dtype)) and value in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def _replace(value: Any, changes: Mapping[str, Any]) -> Any:

@@ -166,7 +166,7 @@ def test_a_config_is_plain_json_with_a_line_for_each_field(name):
 
     def count(value):
         objects = dataclasses.is_dataclass(value) and not isinstance(value, (type, Space))
-        names = config_lib._names(value) if objects else ()
+        names = config_lib.field_names(value) if objects else ()
         return sum(count(getattr(value, name)) for name in names) if names else 1
 
     lines = config_lib.pretty(config).splitlines()
