@@ -7,6 +7,7 @@ names of the parameters ("block_0", "block_1", ...) and their gradients are the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ def run_layers(
     inputs: Sequence[Any],
     *,
     scan: bool = False,
+    remat: bool = False,
 ) -> tuple[Any, Any]:
     """Runs layers of equal form, each with inputs of its own.
 
@@ -52,6 +54,9 @@ def run_layers(
       inputs: for each layer a pytree of arrays, numbers, `Width`s and `Decision`s. In a scan, `call` gets
         them without their position in the space, and arrays in place of numbers.
       scan: whether to scan where that is possible.
+      remat: whether the backward pass computes each layer again, so that of each layer only its input is
+        kept: less memory for about a third more time. In a scan that is certain; of unrolled layers XLA may
+        do it too early to save anything, as for CPUs.
 
     Returns:
       x behind the last layer, and the outputs of all layers, stacked leaf by leaf [layers, ...].
@@ -71,7 +76,8 @@ def run_layers(
             )
         outputs = []
         for i, one in enumerate(inputs):
-            x, output = call(make(name=f"block_{i}"), x, one)
+            layer = functools.partial(lambda one, module, x: call(module, x, one), one)
+            x, output = (nn.remat(layer) if remat else layer)(make(name=f"block_{i}"), x)
             outputs.append(output)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
@@ -92,6 +98,7 @@ def run_layers(
             variables, x, rngs=keys
         )
 
+    body = jax.checkpoint(body, prevent_cse=False) if remat else body
     return jax.lax.scan(body, x, (variables, keys, values))
 
 

@@ -73,6 +73,7 @@ class TransformerXL(nn.Module):
       init_std: standard deviation of the kernels at the start.
       scan_blocks: trace and compile one block and run it in a loop: compile time does not grow with
         depth. The parameters are the same; `stack_layers` saves stacking them in every call.
+      remat: compute each block again in the backward pass, and keep its input only.
 
     Raises:
       ValueError: a space with anything but the decision `block`, or with options that are no blocks;
@@ -97,6 +98,7 @@ class TransformerXL(nn.Module):
     dtype: Any = jnp.float32
     init_std: float = 0.02
     scan_blocks: bool = False
+    remat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +264,7 @@ class TransformerXL(nn.Module):
             return mixture(block["choice"], x, context, train=train), self._remember(block["memory"], x)
 
         scan = self.scan_blocks and len(self.space["block"].options) > 1
-        x, remembered = run_layers(self, self._mixture, call, x, inputs, scan=scan)
+        x, remembered = run_layers(self, self._mixture, call, x, inputs, scan=scan, remat=self.remat)
         # Blocks that never attend need no memory.
         attends = len(self.attending) == self.blocks
         return x, remembered if attends else remembered[np.array(self.attending, np.int32)]

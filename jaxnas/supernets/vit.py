@@ -99,6 +99,7 @@ class ViT(nn.Module):
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
         depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
         Layers whose options differ run one after the other all the same.
+      remat: compute each layer again in the backward pass, and keep its input only.
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
         official checkpoint can be converted to such a network only, see `supernets.convert`.
 
@@ -119,6 +120,7 @@ class ViT(nn.Module):
     dtype: Any = jnp.float32
     init_std: float = 0.02
     scan_layers: bool = False
+    remat: bool = False
     qkv_bias_by_heads: bool = False
 
     def __post_init__(self) -> None:
@@ -231,7 +233,8 @@ class ViT(nn.Module):
 
         # A network of one architecture has nothing to choose and is the plain one.
         scan = self.scan_layers and self.space.cardinality > 1
-        return run_layers(self, make, call, x, [inputs(layer) for layer in range(count)], scan=scan)[0]
+        of_layers = [inputs(layer) for layer in range(count)]
+        return run_layers(self, make, call, x, of_layers, scan=scan, remat=self.remat)[0]
 
 
 def _check_sizes(name: str, options: tuple[Any, ...], *, whole: bool) -> None:
