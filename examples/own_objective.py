@@ -68,7 +68,7 @@ def main():
         timeout=60.0,
         metric="accuracy",
         history_path=settings.workdir / "history.jsonl",
-        progress=lambda done, budget, best: print(f"{done}/{budget}  best {best:.4f}", flush=True),
+        progress=lambda standing: print(standing, flush=True),
     )
     print(f"{SPACE.to_dict(result.arch)}: {result.score:.4f}; {result.failed} evaluations failed")
 

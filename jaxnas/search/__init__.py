@@ -13,7 +13,7 @@ from jaxnas.search.proposals import propose
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
-from jaxnas.search.runner import Result, check_strategy, run, scan
+from jaxnas.search.runner import Result, Standing, check_strategy, run, scan
 from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
 from jaxnas.search.state import State, ranking
 from jaxnas.search.strategy import Pool, Strategy
@@ -34,6 +34,7 @@ __all__ = [
     "Reinforce",
     "Result",
     "SoftmaxPolicy",
+    "Standing",
     "State",
     "Strategy",
     "SuccessiveHalving",

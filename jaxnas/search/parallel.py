@@ -36,7 +36,7 @@ def run_parallel(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Callable[[runner.Standing], None] | None = None,
 ) -> runner.Result:
     """Runs a search on parallel workers to its end, and returns what it found.
 
@@ -59,8 +59,7 @@ def run_parallel(
       history_path: a JSONL file with a line for each evaluation, in the order in which they ended. If it
         holds evaluations of this search, they are not repeated.
       name: of this search in the file; by default the strategy's.
-      progress: called after each evaluation with evaluations done, the budget and the best score
-        (NaN while there is none).
+      progress: called after each evaluation with how far the search has come.
 
     Raises:
       TypeError: something else than a strategy, a function or a typed key.
@@ -124,9 +123,7 @@ def run_parallel(
             if len(lines) >= runner.TELLING:
                 runner.check_scores(state, lines)
             if progress is not None:
-                best = np.asarray(state.scores)[: len(lines)]
-                best = float("nan") if np.isnan(best).all() else float(np.nanmax(best))
-                progress(len(lines), strategy.evaluations, best)
+                progress(runner.standing(strategy, state))
     finally:
         if crew is not None:
             crew.close()

@@ -7,6 +7,7 @@ gives the same architectures in the same order.
 import dataclasses
 import functools
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,6 +49,38 @@ class Result:
     def failed(self) -> int:
         """How many evaluations failed: their score is NaN."""
         return int(self.state.skipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How far a search has come.
+
+    Attributes:
+      evaluations: that are done.
+      budget: of evaluations.
+      best: the best score, of several objectives the largest number on the front; NaN while there is none.
+      failed: how many of the evaluations raised, or gave no finite number.
+    """
+
+    evaluations: int
+    budget: int
+    best: float
+    failed: int
+
+    def __str__(self) -> str:
+        failed = f", {self.failed:,} of which failed" if self.failed else ""
+        best = "" if math.isnan(self.best) else f"; the best score is {self.best:.4g}"
+        return f"{self.evaluations:,} of {self.budget:,} evaluations{failed}{best}"
+
+    def figures(self) -> dict[str, float]:
+        """What a line of progress shows beside the count."""
+        return {"best": self.best} | ({"failed": self.failed} if self.failed else {})
+
+
+def standing(strategy: Strategy, state: State) -> Standing:
+    """How far the search of a state has come."""
+    best = math.nan if _all_failed(state) else float(np.max(strategy.best(state)[1]))
+    return Standing(int(state.size), strategy.evaluations, best, int(state.skipped))
 
 
 def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> State:
@@ -123,7 +156,7 @@ def run(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Callable[[Standing], None] | None = None,
     traced: bool = False,
 ) -> Result:
     """Runs a search to its end, and returns what it found.
@@ -141,8 +174,7 @@ def run(
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
-      progress: called after each generation with evaluations done, the budget and the best score
-        (NaN while there is none).
+      progress: called after each generation with how far the search has come.
       traced: compile the evaluation and the search into one program (`scan`), for functions that JAX
         can trace; without a history file and progress.
 
@@ -194,8 +226,7 @@ def run(
         if len(lines) >= TELLING:
             check_scores(state, lines)
         if progress is not None:
-            best = float("nan") if _all_failed(state) else float(np.max(strategy.best(state)[1]))
-            progress(len(lines), strategy.evaluations, best)
+            progress(standing(strategy, state))
     return make_result(strategy, state, lines, resumed)
 
 
@@ -288,8 +319,8 @@ def check_scores(state: State, lines: list[history.Line]) -> None:
     if _all_failed(state):
         reason = next((line["error"] for line in lines if "error" in line), None)
         raise ValueError(
-            f"search: all {int(state.size)} scores so far are NaN or infinite; the "
-            "evaluation fails for every architecture. "
+            f"search: all {int(state.size)} evaluations so far failed: "
+            + "they raised, or gave no finite number. "
             + ("" if reason is None else f"The first time: {reason}. ")
             + "Look at the evaluation (or at diverged weights), then start with a new history."
         )
@@ -308,7 +339,9 @@ def make_result(strategy: Strategy, state: State, lines: list[history.Line], res
         )
     if int(state.skipped):
         _log.warning(
-            "search: %d of %d scores were NaN or infinite and were skipped.", int(state.skipped), len(lines)
+            "search: %d of %d evaluations failed: they raised, or gave no finite number.",
+            int(state.skipped),
+            len(lines),
         )
     arch, score = strategy.best(state)
     if strategy.objectives is not None:

@@ -233,7 +233,7 @@ def nothing_usable(state: State) -> str:
     """A sentence for a search without any score that is a number."""
     if state.size == 0:
         return "none of 0 evaluations gave a number."
-    return f"none of {int(state.size)} evaluations gave a number; all scores are NaN or infinite."
+    return f"none of {int(state.size)} evaluations gave a finite number."
 
 
 def check_key(key: Any) -> None:

@@ -94,8 +94,8 @@ def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path
     """The scores come out of order, and a part of a line is left."""
     path, seen, lock = tmp_path / "history.jsonl", [], threading.Lock()
 
-    def stopping(done, *_):
-        if done == 7:
+    def stopping(standing):
+        if standing.evaluations == 7:
             raise KeyboardInterrupt
 
     def counted(values):
@@ -138,7 +138,10 @@ def test_a_search_keeps_away_from_an_option_that_always_fails():
 def test_clear_errors(tmp_path):
     random = STRATEGIES["random"]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with pytest.raises(ValueError, match="all 12 scores .* The first time: ImportError: no module for"):
+        with pytest.raises(
+            ValueError,
+            match="all 12 evaluations so far failed: .* The first time: ImportError: no module for",
+        ):
             search.run_parallel(random, objectives.broken, KEY, executor=pool, workers=2)
     for wrong, message in (
         ({"workers": 0}, "workers is 0, expected an int of at least 1"),

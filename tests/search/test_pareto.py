@@ -315,7 +315,7 @@ def test_nan_scores_are_skipped():
         STRATEGY.best(state)
     archs, asked = STRATEGY.ask(state)
     state = STRATEGY.tell(asked, archs, np.full((20, 2), np.nan, np.float32))
-    with pytest.raises(ValueError, match="none of 20 .* NaN or infinite"):
+    with pytest.raises(ValueError, match="none of 20 evaluations gave a finite number"):
         STRATEGY.best(state)
     for turn in range(2):
         archs, asked = STRATEGY.ask(state)

@@ -383,7 +383,7 @@ def test_nan_scores_are_skipped(tmp_path):
     assert len(nans) == int(result.state.skipped) > 0
     assert result.score <= 5 and len(result.history) == 120
     assert run(score=never, history_path=path).score == result.score
-    with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
+    with pytest.raises(ValueError, match="all 20 evaluations so far failed"):
         run(score=lambda archs: np.full(20, np.nan))
     with pytest.raises(ValueError, match="none of 0 evaluations"):
         RANDOM.best(RANDOM.init(jax.random.key(0)))
@@ -407,11 +407,14 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
         failing(3),
         jax.random.key(0),
         history_path=tmp_path / "some",
-        progress=lambda *line: told.append(line),
+        progress=told.append,
     )
     assert int(result.state.skipped) == 3 and len(result.history) == 30
-    assert np.isnan([best for *_, best in told]).tolist() == [True] * 3 + [False] * 27
-    with pytest.raises(ValueError, match="all 20 scores so far are NaN"):
+    assert np.isnan([one.best for one in told]).tolist() == [True] * 3 + [False] * 27
+    assert [one.failed for one in told] == [1, 2] + [3] * 28
+    assert str(told[1]) == "2 of 30 evaluations, 2 of which failed"
+    assert str(told[-1]).startswith("30 of 30 evaluations, 3 of which failed; the best score is ")
+    with pytest.raises(ValueError, match="all 20 evaluations so far failed"):
         search.run(strategy, failing(30), jax.random.key(0), history_path=tmp_path / "none")
 
 
@@ -445,7 +448,7 @@ def test_infinite_scores_are_skipped_and_counted():
     result = run(score=score)
     assert np.isfinite(result.score) and int(result.state.skipped) == 30
     assert result.history[0]["score"] is None and result.history[1]["score"] is not None
-    with pytest.raises(ValueError, match="all 20 scores so far are NaN or infinite"):
+    with pytest.raises(ValueError, match="all 20 evaluations so far failed"):
         run(score=lambda archs: np.full(20, -np.inf, np.float32))
 
 
