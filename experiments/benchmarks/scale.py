@@ -49,7 +49,12 @@ _EXTRACTED = flags.DEFINE_boolean(
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
-TOPOLOGIES = {4: "v5e:2x2", 8: "v5e:2x4", 16: "v5e:4x4", 64: "v5e:8x8", 128: "v5e:8x16", 256: "v5e:16x16"}
+TOPOLOGIES = {
+    8: ("v5e:2x4", 1),
+    64: ("v5e:8x8", 1),
+    256: ("v5e:16x16", 1),
+    1024: ("v5e:16x16", 4),  # the largest slice has 256 chips
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +102,9 @@ def devices_of(count: int) -> list:
         raise ValueError(
             f"--devices has {count}; slices of TPU v5e have {', '.join(map(str, TOPOLOGIES))} chips."
         )
-    return topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[count]).devices
+    name, slices = TOPOLOGIES[count]
+    more = {} if slices == 1 else {"num_slices": slices}
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
 
 
 def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
