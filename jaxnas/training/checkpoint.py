@@ -8,17 +8,19 @@ remote paths. What it lacks is added here:
 * A damaged step is set aside as `corrupt-<step>`, and the step before it is taken.
 * A step of another config or of a state of another form is refused, with what differs.
 * What holds a NaN or an infinity is not saved, so that the last checkpoint is one to go on from.
+* Beside the latest steps the one of the best score stays. Scores are in the record that has a SHA-256.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -65,8 +67,8 @@ class Checkpointer:
 
         Args:
           directory: where they are; also remote, such as gs://bucket/run.
-          max_to_keep: how many of the latest steps stay; at least 2, so that there is one to fall
-            back to.
+          max_to_keep: how many of the latest steps stay, beside that of the best score; at least 2, so
+            that there is one to fall back to.
 
         Raises:
           ValueError: `max_to_keep` is below 2.
@@ -74,9 +76,9 @@ class Checkpointer:
         if max_to_keep < 2:
             raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
         self.directory = epath.Path(directory).absolute()
-        self._options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(max_to_keep)
-        )
+        self._scores: dict[int, float | None] = {}
+        policy = _LatestAndBest(max_to_keep, self._best)
+        self._options = ocp.CheckpointManagerOptions(preservation_policy=policy)
         self._being_saved = (0, 0)  # The step, and the bytes of its state.
         self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
         # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
@@ -89,8 +91,15 @@ class Checkpointer:
         self.wait()
         return sorted(self._orbax.all_steps())
 
-    def save(self, step: int, state: Any, metadata: Mapping[str, Any], finite: Any = ()) -> bool:
-        """Begins to save a step, and deletes the oldest beyond `max_to_keep`.
+    def save(
+        self,
+        step: int,
+        state: Any,
+        metadata: Mapping[str, Any],
+        finite: Any = (),
+        score: float | None = None,
+    ) -> bool:
+        """Begins to save a step, and deletes the oldest beyond `max_to_keep`, but for the best.
 
         The state may be changed or donated when this returns; the files are written meanwhile.
 
@@ -99,6 +108,7 @@ class Checkpointer:
           state: a pytree of arrays and numbers.
           metadata: what JSON can hold; "config" in it is compared when restoring.
           finite: the part of the state that may hold no NaN and no infinity.
+          score: how good the state is, more is better; None if it was not measured.
 
         Returns:
           False if this step is saved already (nothing is written), else True.
@@ -121,10 +131,13 @@ class Checkpointer:
             {
                 "step": step,
                 "metadata": metadata,
+                "score": score,
                 "leaves": _types(state),
                 "sha256": {name: _digest(leaf) for name, leaf in _leaves(stored).items()},
             }
         )
+        self._scores[step] = record["score"]
+        self._best(steps)  # Their scores are read before Orbax, which asks for them, is on its way.
         self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
         with self._errors_as_sentences():
             return self._orbax.save(
@@ -138,25 +151,45 @@ class Checkpointer:
     def restore_latest(
         self, example: Any, config: Mapping[str, Any] | None = None, may_differ: tuple[str, ...] = ()
     ) -> tuple[int, Any, dict[str, Any]] | None:
-        """Restores the latest step that is whole.
+        """Restores the latest step that is whole; see `restore`."""
+        return self.restore(example, config, may_differ)
 
-        Damaged steps after it are renamed `corrupt-<step>` and a warning says why.
+    def restore(
+        self,
+        example: Any,
+        config: Mapping[str, Any] | None = None,
+        may_differ: tuple[str, ...] = (),
+        best: bool = False,
+    ) -> tuple[int, Any, dict[str, Any]] | None:
+        """Restores the latest step that is whole, or that of the best score.
+
+        Damaged steps that come before it in this order are renamed `corrupt-<step>` and a warning says why.
 
         Args:
           example: a state of the same structure, shapes and types, of arrays or
             `jax.ShapeDtypeStruct`; its shardings are those of the result.
           config: the config of now, compared with metadata["config"]; None compares nothing.
           may_differ: fields (dotted) of the config that may differ.
+          best: take the step of the best score.
 
         Returns:
           The step, the state and the metadata; None if there is no checkpoint.
 
         Raises:
           ConfigMismatch: the checkpoint was made with another config.
-          CheckpointError: all are damaged (nothing is renamed), or the state has other leaves.
+          CheckpointError: all are damaged (nothing is renamed), the state has other leaves, or the best is
+            asked for where no step has a score.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        if best and steps:
+            if (chosen := self._best(steps)) is None:
+                raise CheckpointError(
+                    f"no checkpoint in {self.directory} has a score: nothing was measured when they were "
+                    "saved. Choose an evaluate_every that checkpoint_every is a multiple of, or the latest."
+                )
+            steps = [chosen]
+        for step in reversed(steps):
             try:
                 record = self._read_record(step)
             except _Damaged as reason:
@@ -181,6 +214,20 @@ class Checkpointer:
                 "Bring the files back, or move the directory away to start again from step 0."
             )
         return None
+
+    def _best(self, steps: Sequence[int]) -> int | None:
+        """The first of some steps with the best score; None if none of them has a score."""
+        scores = {step: score for step in steps if (score := self._score(step)) is not None}
+        return max(sorted(scores), key=lambda step: scores[step], default=None)
+
+    def _score(self, step: int) -> float | None:
+        """The score that a step was saved with; None if there is none, or its record is damaged."""
+        if step not in self._scores:
+            try:
+                self._scores[step] = self._read_record(step).get("score")
+            except _Damaged:
+                self._scores[step] = None  # A restore says so; here it is a step like those without a score.
+        return self._scores[step]
 
     def wait(self) -> None:
         """Returns when the last `save` is on disk.
@@ -276,6 +323,21 @@ class Checkpointer:
                 f"checkpoint {step} could not be written to {self.directory}: {full or _reason(error)}."
                 f"{advice if full else ''} Started again, the run goes on from the last whole checkpoint."
             ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _LatestAndBest:
+    """Which checkpoints Orbax keeps: the latest ones, and the best of all."""
+
+    count: int
+    best: Callable[[Sequence[int]], int | None]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """One answer for each checkpoint, which are in the order of their steps."""
+        del context
+        steps = [one.step for one in checkpoints]
+        kept = {*steps[-self.count :], self.best(steps)}
+        return [step in kept for step in steps]
 
 
 @contextlib.contextmanager

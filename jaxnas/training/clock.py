@@ -12,8 +12,9 @@ class Clock:
 
     def __init__(self, parts: Sequence[str]) -> None:
         """Starts; `parts` are the names of what is told apart."""
-        self._begun = time.perf_counter()
+        self._begun = self._lap_begun = time.perf_counter()
         self.seconds = dict.fromkeys(parts, 0.0)
+        self._at_lap = dict(self.seconds)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -21,6 +22,13 @@ class Clock:
         begun = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - begun
+
+    def lap(self) -> dict[str, float]:
+        """Seconds since the last lap, or since the start, and the share of each part in them."""
+        now = time.perf_counter()
+        total, since = now - self._lap_begun, {k: x - self._at_lap[k] for k, x in self.seconds.items()}
+        self._lap_begun, self._at_lap = now, dict(self.seconds)
+        return {"seconds": total, **{f"{name}_share": seconds / total for name, seconds in since.items()}}
 
     def shares(self, done: int, unit: str) -> dict[str, float]:
         """What times.json holds.

@@ -23,6 +23,7 @@ from jaxnas.network import check_contract
 from jaxnas.processes import is_first, on_host
 from jaxnas.space import Space
 from jaxnas.tasks import Task
+from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock
 from jaxnas.training.keys import stream
@@ -34,7 +35,7 @@ from jaxnas.training.recipes import Recipe, usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
-from jaxnas.training.watch import make_watch
+from jaxnas.training.watch import make_watch, score_of
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
 TIMES, DIVERGED = "times.json", "diverged.json"
@@ -104,7 +105,9 @@ def fit(
       optimizer: a transformation of optax and its learning rate by step; None for AdamW by the settings.
       cost: of architectures, for recipes that ask for one; None for parameters and products.
       seed: of everything that is random.
-      workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing.
+      workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing. So does times.jsonl, with the
+        seconds between two records and the shares of input, step, evaluation and checkpoint in them, which
+        differ from run to run.
       config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
         {"seed": ..., "training": ...}, the settings that decide the weights.
       mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
@@ -140,7 +143,7 @@ def fit(
     )
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
     return _loop(
-        net.space, state, step, batch, watch, recipe, training, workdir, config, may_differ, progress
+        task, net.space, state, step, batch, watch, recipe, training, workdir, config, may_differ, progress
     )
 
 
@@ -152,17 +155,21 @@ def restore(
     workdir: str | os.PathLike,
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
+    best: bool = False,
 ) -> Trained | None:
-    """The last state that a training has saved; None if it has saved none.
+    """The last state that a training has saved, or the best one; None if it has saved none.
 
     Args:
       task, net, training, recipe: as given to `fit`.
       workdir: of the training.
       config: compared with that of the checkpoint.
       mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
+      best: take the saved state with the best first metric, of a network on "validation", or of the random
+        architectures of a supernet on "search". It is measured every `evaluate_every` steps.
 
     Raises:
       ConfigMismatch: a checkpoint of another config.
+      CheckpointError: the best is asked for, and no saved state was measured.
     """
     folder = pathlib.Path(workdir) / "checkpoints"
     if not folder.is_dir():  # asking must not create it
@@ -171,7 +178,7 @@ def restore(
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = abstract_state(task, net, training, recipe, optimizer, rows, mesh)
     with Checkpointer(folder) as checkpointer:
-        found = checkpointer.restore_latest(example, config)
+        found = checkpointer.restore(example, config, best=best)
     if found is None:
         return None
     _, state, metadata = found
@@ -179,6 +186,7 @@ def restore(
 
 
 def _loop(
+    task: Task,
     space: Space,
     state: TrainState,
     step: Step,
@@ -194,7 +202,7 @@ def _loop(
     folder = None if workdir is None else pathlib.Path(workdir)
     clock, start = Clock(PARTS), 0
     with ExitStack() as stack:
-        checkpointer = writer = None
+        checkpointer = writer = times_writer = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
@@ -208,7 +216,9 @@ def _loop(
                     times = files.read_json(stored) if stored.is_file() else clock.shares(0, "steps")
                     return Trained(state, True, times)
             if is_first():
-                writer = JsonlWriter(folder / "metrics.jsonl", resume=start if restored else None)
+                resume = start if restored else None
+                writer = JsonlWriter(folder / "metrics.jsonl", resume=resume)
+                times_writer = JsonlWriter(folder / "times.jsonl", resume=resume)
         shown = stack.enter_context(Progress(training.steps, start))
 
         def record(values: dict[str, Any]) -> None:
@@ -218,12 +228,13 @@ def _loop(
                 progress(values["step"], values)
 
         stop = stack.enter_context(stop_on_signals())
+        ahead = stack.enter_context(Ahead(batch, training.prefetch, training.steps))
         done, turn, calls, flags = start, 0, several(step), []
         while done < training.steps:
             turn += 1
             numbers = range(done, done + steps_of_call(done, training))
             with clock.part("input"):
-                rows = tuple(batch(number) for number in numbers)
+                rows = tuple(ahead(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
             flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None)))
@@ -237,18 +248,21 @@ def _loop(
                 flags = []
                 if done % training.log_every == 0 or last:
                     record(logged)
+                    if times_writer is not None:
+                        times_writer.write({"step": done, **clock.lap()})
                     shown.update(done, {k: logged[k] for k in _SHOWN if k in logged})
+            score = None
             if done % training.every("evaluate") == 0 or last:
                 with clock.part("evaluation"):
                     watched = {"step": done, **watch(state)}
                 if len(watched) > 1:
                     record(watched)
-                last = last or recipe.done(watched)
+                last, score = last or recipe.done(watched), score_of(task, watched)
             if checkpointer is not None and (saves or last):
                 with clock.part("checkpoint"):
                     metadata = {"config": dict(config), "complete": last}
                     try:
-                        checkpointer.save(done, state, metadata, state.finite())
+                        checkpointer.save(done, state, metadata, state.finite(), score)
                     except NotFinite as error:
                         raise _diverged(done, folder) from error
                     if last:

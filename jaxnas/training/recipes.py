@@ -15,6 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost
@@ -37,6 +38,8 @@ class Problem:
       steps: of the whole training.
       schedule: learning rate of the parameters by step.
       cost: of an architecture, hard or soft; None if the network's costs are not known.
+      mesh: of the devices, for recipes that place their architectures on different ones; the rows of the
+        batches are divided over all of them.
     """
 
     loss: Loss
@@ -44,6 +47,7 @@ class Problem:
     steps: int
     schedule: optax.Schedule
     cost: Cost | None = None
+    mesh: Mesh | None = None
 
 
 @flax.struct.dataclass

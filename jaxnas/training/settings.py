@@ -13,7 +13,15 @@ from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.mesh import make_mesh
 
 # Settings that change no weights.
-FREE = ("devices", "model_devices", "log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
+FREE = (
+    "devices",
+    "model_devices",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    "steps_per_call",
+    "prefetch",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,8 @@ class Training:
       evaluate_every: steps between two evaluations; None for a tenth of all steps.
       checkpoint_every: steps between two checkpoints; None for a tenth of all steps.
       steps_per_call: steps in one compiled call; fewer where something is recorded first.
+      prefetch: how many batches are made and brought to the devices ahead of their step, in a thread; 0
+        for none.
       devices: how many to use; None for all.
       model_devices: how many of them share each parameter; 1 where each device has room for all.
 
@@ -55,14 +65,15 @@ class Training:
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     steps_per_call: int = 1
+    prefetch: int = 2
     devices: int | None = None
     model_devices: int = 1
 
     def __post_init__(self) -> None:
         every = ("log_every", "evaluate_every", "checkpoint_every")
-        numbers = ("steps", "batch_size", *every, "steps_per_call", "warmup_steps", "skip_not_finite")
-        for name in numbers:
-            value, least = getattr(self, name), 0 if name in numbers[-2:] else 1
+        none = ("warmup_steps", "skip_not_finite", "prefetch")
+        for name in ("steps", "batch_size", *every, "steps_per_call", *none):
+            value, least = getattr(self, name), 0 if name in none else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ValueError(
                     f"training.{name} is {value!r}, expected a whole number of at least {least}."
@@ -73,6 +84,10 @@ class Training:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ValueError(
                 f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
+            )
+        if self.warmup_steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"training.warmup_steps is {self.warmup_steps}, expected fewer than the {self.steps} steps."
             )
         if not 0 <= self.average < 1:
             raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")

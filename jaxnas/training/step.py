@@ -57,7 +57,7 @@ def differentiate(
     def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
         return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
 
-    problem = Problem(loss, net.space, steps, schedule, cost)
+    problem = Problem(loss, net.space, steps, schedule, cost, mesh)
     with program_of(mesh):
         return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
 

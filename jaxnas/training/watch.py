@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -62,6 +62,17 @@ def make_watch(
         }
 
     return sampled
+
+
+def score_of(task: Task, watched: Mapping[str, Any]) -> float | None:
+    """How good a state is by what was looked at, more is better; None if nothing was measured.
+
+    It is the first metric of a network, or the mean of the random architectures of a supernet.
+    """
+    metric = task.metrics[0]
+    known = (watched.get(name) for name in (metric.name, f"random_{metric.name}_mean"))
+    value = next((value for value in known if value is not None), None)
+    return None if value is None or not np.isfinite(value) else metric.score(value)
 
 
 def _watch_probabilities(state: TrainState) -> dict[str, Any]:

@@ -131,6 +131,28 @@ def test_the_latest_steps_stay(tmp_path):
         checkpoint.Checkpointer(tmp_path, max_to_keep=1)
 
 
+def test_the_best_step_stays_too_and_a_run_that_goes_on_knows_it(tmp_path):
+    """Scores are read again from the records; a step without one, or with a damaged record, is never best."""
+    x = {"x": jnp.ones(2)}
+    with checkpoint.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
+        for step, score in ((0, 0.5), (5, 0.9), (10, 0.9), (15, None)):
+            checkpointer.save(step, x, {}, score=score)
+        assert checkpointer.steps() == [5, 10, 15]  # the first of two that are as good
+    with checkpoint.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
+        for step, score in ((20, 0.7), (25, 0.8)):
+            checkpointer.save(step, x, {}, score=score)
+        assert checkpointer.steps() == [5, 20, 25]
+        assert checkpointer.restore(x, best=True)[0] == 5 and checkpointer.restore(x)[0] == 25
+    (tmp_path / "5" / "record" / "metadata").write_text("{")
+    with checkpoint.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
+        assert checkpointer.restore(x, best=True)[0] == 25
+    with checkpoint.Checkpointer(tmp_path / "other") as checkpointer:
+        assert checkpointer.restore(x, best=True) is None
+        checkpointer.save(1, x, {})
+        with pytest.raises(checkpoint.CheckpointError, match="no checkpoint in .* has a score"):
+            checkpointer.restore(x, best=True)
+
+
 def test_another_config_is_refused_by_its_fields(saved):
     now = {"seed": 4, "training": {"steps": 300, "widths": [64, 128]}}
     with pytest.raises(checkpoint.ConfigMismatch) as error:

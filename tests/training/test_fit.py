@@ -4,12 +4,14 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
@@ -27,6 +29,7 @@ from jaxnas.training import (
     make_mesh,
     replay,
 )
+from jaxnas.training.ahead import Ahead
 from jaxnas.training.fit import PARTS, restore
 from jaxnas.training.prepare import prepare
 
@@ -39,6 +42,7 @@ TRAINING = Training(
     log_every=1,
     evaluate_every=3,
     checkpoint_every=2,
+    prefetch=0,  # tests disturb what happens while the batch of a step is made
 )
 
 
@@ -145,6 +149,53 @@ def test_records_follow_the_settings(tmp_path):
     low, mean, high = (watched[f"random_accuracy_{name}"] for name in ("min", "mean", "max"))
     assert 0 <= low <= mean <= high <= 1
     assert saved(tmp_path) == [4, 6, 7]  # the last three
+
+
+def test_times_are_told_for_each_record_of_the_training(tmp_path):
+    """Beside the metrics, which a run gives again bit for bit."""
+    train(TASK, tmp_path)
+    times = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in times] == [1, 2, 3, 4, 5, 6, 7]
+    for line in times:
+        shares = [line[f"{part}_share"] for part in PARTS]
+        assert line["seconds"] > 0 and min(shares) >= 0 and 0 < sum(shares) <= 1.001
+    # Step 3 is measured after its record.
+    assert times[3]["evaluation_share"] > 0 == times[2]["evaluation_share"]
+
+
+def test_the_best_state_is_kept_and_found_beside_the_latest(tmp_path):
+    training = dataclasses.replace(TRAINING, steps=12, evaluate_every=1, checkpoint_every=1)
+    train(TASK, tmp_path, training)
+    measured = {x["step"]: x["random_accuracy_mean"] for x in lines(tmp_path) if x["split"] == "search"}
+    best = max(measured, key=lambda step: (measured[step], -step))
+    assert saved(tmp_path) == sorted({best, 10, 11, 12})
+    found = restore(TASK, NET, training, UNIFORM, tmp_path, config_of(training), MESH, best=True)
+    assert int(found.state.step) == best
+    last = restore(TASK, NET, training, UNIFORM, tmp_path, config_of(training), MESH)
+    assert int(last.state.step) == 12
+
+
+def test_batches_are_made_ahead_and_their_errors_are_those_of_their_step():
+    made, third = [], threading.Event()
+
+    def batch(number):
+        made.append(number)
+        if number == 2:
+            third.set()
+        if number == 4:
+            raise OSError("batch 4 cannot be read")
+        return number
+
+    with Ahead(batch, 2, 6) as ahead:
+        assert ahead(0) == 0 and third.wait(60)  # made, though only the first was asked for
+        assert [ahead(number) for number in (1, 2, 3)] == [1, 2, 3]
+        with pytest.raises(OSError, match="batch 4 cannot be read"):
+            ahead(4)
+        assert ahead(5) == 5
+    assert made == [0, 1, 2, 3, 4, 5]
+    made.clear()
+    with Ahead(batch, 0, 6) as ahead:
+        assert ahead(1) == 1 and made == [1]
 
 
 def test_other_settings_are_refused_without_a_config_too(tmp_path):
@@ -389,6 +440,23 @@ def test_an_evaluation_takes_only_architectures_and_variables_of_its_network():
         assert message in str(error.value)
     with pytest.raises(ValueError, match="limit is 0, expected at least 1 batch"):
         make_evaluator(TASK, NET, "search", limit=0)
+
+
+def test_the_standard_error_of_an_evaluation_is_that_of_the_mean_of_its_batches():
+    evaluate = make_evaluator(TASK, NET, "test", mesh=MESH, batch_size=6)  # 30 images: 5 equal batches
+    variables, arch = jaxnas.init(NET, jax.random.key(0), TASK.inputs), NET.space.largest()
+    metrics, errors = evaluate.with_errors(variables, arch)
+    batches = TASK.evaluation("test", 6, None)
+    sums = [
+        TASK.loss(NET, variables, arch, jax.tree.map(lambda x, i=i: x[i], batches), (), None, False)[1][1]
+        for i in range(5)
+    ]
+    for metric in TASK.metrics:
+        values = [float(metric.value(one)) for one in sums]
+        np.testing.assert_allclose(metrics[metric.name], np.mean(values), rtol=1e-5)
+        np.testing.assert_allclose(errors[metric.name], scipy.stats.sem(values), rtol=1e-3)
+    whole = make_evaluator(TASK, NET, "test", mesh=MESH, batch_size=30)
+    assert np.isnan(whole.with_errors(variables, arch)[1]["loss"])
 
 
 def test_variables_of_another_network_are_refused():

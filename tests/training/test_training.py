@@ -218,7 +218,7 @@ def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected
         ({"clip": -1.0}, "training.clip is -1.0"),
         ({"clip": 0.0}, "training.clip is 0.0"),
         ({"average": 1.0}, "training.average is 1.0"),
-        ({"warmup_steps": 10}, "warmup_steps is 10; it must be at least 0 and less than steps=10"),
+        ({"warmup_steps": 10}, "training.warmup_steps is 10, expected fewer than the 10 steps"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):
