@@ -5,8 +5,8 @@
 
 Strategies see the search metric (validation) only; reported is another metric (test) of the incumbent.
 A strategy of your own is module:function, from (table, evaluations) to a strategy. A table of your own
-is module:function, without arguments, or a CSV file, whose metrics --objectives names; each other column
-is then a choice:
+is module:function, without arguments, or a CSV file. --objectives names the metrics of such a file, and
+each other column is a choice.
 
   python -m experiments.compare --benchmark=my.csv --objectives=accuracy=max,seconds=min --seeds=200 \\
       --evaluations=30 --strategies=random,gaussian_process,my_module:my_strategy --workdir=runs/mine

@@ -32,6 +32,8 @@ def headline(run: Run) -> tuple[str, str, str]:
     before, after = f"{words.capital(name)} of ", words.unit_text(metric)
     if metric.unit == "%":
         before, after = "", f" {name}"
+    elif metric.unit.split()[0:1] == [metric.name]:  # The unit says it all, as "nats per token".
+        before, after = "", f"{after} on the {run.final_role} data"
     if run.cost is not None:
         after += f" with {words.cost_amount(run.cost, run.result.found.costs[run.cost])}"
         share = _share(run)
@@ -110,19 +112,30 @@ def _sure(run: Run) -> list[str]:
         if spread is not None:
             few, end = f"{len(group.members)} seeds", " on average, where ± is one standard deviation"
         sentences.append(f"{text} with {few}, it has a {name} of {figure}{end}.")
-    error = words.standard_error(run.result.task, run.metric, run.final_role, value)
+    error, size = _error(run, value, group), run.result.task.sizes.get(run.final_role, 0)
+    examples = f"{count(size)} {run.final_role} {run.result.task.examples}"
     if error is not None:
-        task, figure = run.result.task, words.difference_text(run.metric, error)[1:]
-        examples = f"{count(task.sizes[run.final_role])} {run.final_role} {task.examples}"
+        figure = words.difference_text(run.metric, error)[1:]
         sentences.append(f"With {examples} the standard error of the {name} is {figure}.")
+    if value == 1 and size and words.is_accuracy(run.metric):
+        least = percent(words.least_without_errors(size), 2)
+        sentences.append(
+            f"It made no error on {examples}; with 95 % confidence its accuracy is above {least}."
+        )
     return [esc(sentence) for sentence in sentences]
+
+
+def _error(run: Run, value: float | None, group: networks.Group | None) -> float | None:
+    """The standard error of the main figure over the examples that it was measured on."""
+    network = run.result.found if group is None else group.members[0].network
+    return words.standard_error(run.result.task, run.metric, run.final_role, network, value)
 
 
 def tiles(run: Run) -> str:
     """The figures that most people look for, as HTML."""
     result, metric, found, role = run.result, run.metric, run.result.found, run.final_role
     value, spread, group = final(run)
-    error = words.standard_error(result.task, metric, role, value)
+    error, size = _error(run, value, group), count(result.task.sizes.get(role, 0))
     sub = "with inherited weights" if found.weights == "inherited" else found.weights
     if group is not None:
         number = len(group.members)
@@ -131,7 +144,8 @@ def tiles(run: Run) -> str:
             figure = networks.spread_text(metric, (value or 0.0, spread))
             sub = f"±{figure.partition('±')[2]} over {sub}"
     elif error is not None:
-        sub = f"± {100 * error:.2f} (s.e., {count(result.task.sizes[role])} {result.task.examples})"
+        figure = f"{100 * error:.2f}" if metric.unit == "%" else f"{error:.2g}"
+        sub = f"± {figure} (s.e., {size} {result.task.examples})"
     shown = [(words.metric_name(metric, role, unit=True), words.value_text(metric, value), sub, "")]
     for other in result.task.metrics[1:3]:
         known = group.metric(other.name, role) if group is not None else None

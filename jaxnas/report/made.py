@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxnas.report import words
 from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import count, esc
@@ -40,7 +41,9 @@ def data_panel(run: Run) -> str:
     for role, size in task.sizes.items():
         swatch = f'<span class="swatch s-{role}"></span>' if role in _USES else ""
         rows.append((swatch + esc(role), esc(count(size)), _USES.get(role, "as the task defines it")))
-    details = [f"{esc(name.replace('_', ' '))}: {esc(_shape(value))}" for name, value in task.details.items()]
+    details = [
+        f"{esc(name.replace('_', ' '))}: {esc(_several(name, value))}" for name, value in task.details.items()
+    ]
     return section(
         "Data, and which part was used for what",
         say(", ".join([esc(task.name), *details])),
@@ -49,8 +52,10 @@ def data_panel(run: Run) -> str:
     )
 
 
-def _shape(value: object) -> str:
-    return " × ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _several(name: str, value: object) -> str:
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    return (" × " if name.endswith("shape") else ", ").join(map(words.show, value))
 
 
 def loading_panel(run: Run) -> str:

@@ -83,6 +83,7 @@ class Network:
       seed: of a retraining; None for inherited weights.
       steps: of a retraining; None for inherited weights.
       extraction_error: largest relative difference to the supernet's outputs; None if not extracted.
+      errors: the standard error of each metric over the examples of a role, where it is known.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Network:
     seed: int | None = None
     steps: int | None = None
     extraction_error: float | None = None
+    errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,8 +58,9 @@ def _verdict(run: Run, other: Network) -> str:
         gain = run.sign * (mine - theirs)
         how = "exactly as good as" if not gain else f"{gap} {'better' if gain > 0 else 'worse'} than"
         text = f"On the {role} data the found network is {how} random search’s best"
-        errors = [words.standard_error(task, metric, role, value) or 0.0 for value in (mine, theirs)]
-        error = math.hypot(*errors)
+        pairs = ((run.result.found, mine), (other, theirs))
+        errors = [words.standard_error(task, metric, role, *pair) for pair in pairs]
+        error = math.hypot(*(one for one in errors if one is not None))
         if role == run.final_role and error and gain:
             figure = words.difference_text(metric, error)[1:]
             if abs(gain) >= 2 * error:

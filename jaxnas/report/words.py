@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas.report import svg
-from jaxnas.report.result import MetricOf, TaskOf
+from jaxnas.report.result import MetricOf, Network, TaskOf
 
 _COSTS = {"params": "parameters", "macs": "MACs"}
 # Options that do nothing, by the usual names.
@@ -79,13 +79,34 @@ def difference_text(metric: MetricOf, difference: float) -> str:
     return f"{text}{unit_text(metric)}".replace("-", "−")
 
 
-def standard_error(task: TaskOf, metric: MetricOf, role: str, value: object) -> float | None:
-    """Standard error of an accuracy over the examples of a role (binomial); None for other metrics."""
+def standard_error(
+    task: TaskOf, metric: MetricOf, role: str, network: Network, value: object
+) -> float | None:
+    """Standard error of a value over the examples of a role; None where it is not known.
+
+    That of an accuracy is binomial, and not known where all examples or none are right. That of another
+    metric was measured with the network.
+    """
+    if not is_accuracy(metric):
+        error = network.errors.get(role, {}).get(metric.name)
+        return error if svg.is_number(error) else None
     examples = task.sizes.get(role, 0)
-    accuracy = metric.unit == "%" and metric.name.endswith("accuracy")
-    if not (accuracy and examples > 0 and svg.is_number(value) and 0 <= value <= 1):
+    if not (examples > 0 and svg.is_number(value) and 0 < value < 1):
         return None
     return math.sqrt(value * (1 - value) / examples)
+
+
+def is_accuracy(metric: MetricOf) -> bool:
+    """Whether a metric is a share of examples."""
+    return metric.unit == "%" and metric.name.endswith("accuracy")
+
+
+def least_without_errors(examples: int) -> float:
+    """The least accuracy, with 95 % confidence, of a network that made no error on so many examples.
+
+    With a smaller one, all of them are right with a probability below 5 % (Clopper and Pearson, 1934).
+    """
+    return 0.05 ** (1 / examples)
 
 
 def power_text(digits: str) -> str:

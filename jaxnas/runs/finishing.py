@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result
 from jaxnas.runs.describe import describe_run
+from jaxnas.runs.plain import to_dict
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
@@ -30,6 +30,8 @@ from jaxnas.training.fit import fit
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
+
+Measured = dict[str, tuple[dict[str, float], dict[str, float]]]
 
 
 def finish(
@@ -68,26 +70,29 @@ def finish(
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
     small = jaxnas.extract(net, processes.on_host(variables), found.arch, verify=task.preprocess(batch))
 
-    def measured(name: str, arch: Arch, evaluators: Mapping[str, Evaluator], given: Any, own: Any) -> Network:
+    def network(name: str, arch: Arch, measured: Measured, difference: float | None = None) -> Network:
         return Network(
             name=name,
             architecture=space.to_dict(arch),
             costs=_numbers(costs(arch)),
-            metrics={role: _numbers(evaluate(given, own)) for role, evaluate in evaluators.items()},
+            metrics={role: metrics for role, (metrics, _) in measured.items()},
+            errors={role: errors for role, (_, errors) in measured.items()},
+            extraction_error=difference,
         )
 
-    best = measured("found", found.arch, {roles[0]: supernet[roles[0]]}, variables, found.arch)
     # Reported is the small network's own quality, not the supernet's.
     alone = make_evaluator(task, small.net, "test", mesh=mesh)
-    metrics = {**best.metrics, "test": _numbers(alone(small.variables))}
-    best = dataclasses.replace(best, metrics=metrics, extraction_error=small.error)
+    seen = _measured({roles[0]: supernet[roles[0]]}, variables, found.arch)
+    best = network("found", found.arch, seen | _measured({"test": alone}, small.variables), small.error)
     others = {
         **found.others,
         "smallest": space.smallest(),
         "largest": space.largest(),
         **(named or {}),
     }
-    networks = tuple(measured(name, arch, supernet, variables, arch) for name, arch in others.items())
+    networks = tuple(
+        network(name, arch, _measured(supernet, variables, arch)) for name, arch in others.items()
+    )
     details = files.plain(dict(task.details()))
     result = describe_run(
         task,
@@ -119,8 +124,10 @@ def search_and_finish(
     mesh: Mesh | None = None,
 ) -> Result:
     """`search_space` and then `finish`: from a trained supernet to a small network and a page."""
+    settings = Search() if settings is None else settings
     found = search_space(task, net, variables, settings, seed=seed, workdir=workdir, mesh=mesh)
-    return finish(task, net, variables, found, workdir, mesh=mesh)
+    config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
+    return finish(task, net, variables, found, workdir, config=config, mesh=mesh)
 
 
 def retrain(
@@ -181,16 +188,19 @@ def retrain(
         return None
     roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
     evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
+    measured = _measured(evaluators, trained.variables)
     network = Network(
         name=name,
         architecture=space.to_dict(arch),
         costs=_numbers(costs(arch)),
-        metrics={role: _numbers(evaluate(trained.variables)) for role, evaluate in evaluators.items()},
+        metrics={role: metrics for role, (metrics, _) in measured.items()},
+        errors={role: errors for role, (_, errors) in measured.items()},
         weights="from scratch" if variables is None else "fine-tuned",
         seed=seed,
         steps=int(trained.state.step),
     )
-    result = describe_run(whole, space, network, config)
+    own = {"network": to_dict(net), "retraining": to_dict(training), "seed": seed}
+    result = describe_run(whole, space, network, own if config is None else config)
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
     weights, details = processes.on_host(trained.variables), files.plain(dict(task.details()))
@@ -228,6 +238,15 @@ def measure(task: Task, net: nn.Module, training: Training, mesh: Mesh) -> dict[
         "training_step_ms": 1e3 * seconds["train"],
         "inference_rows_per_second": rows / seconds["infer"],
     }
+
+
+def _measured(evaluators: Mapping[str, Evaluator], variables: Any, arch: Arch | None = None) -> Measured:
+    """By role the metrics of a network, and those of their standard errors that are known."""
+    found = {}
+    for role, evaluate in evaluators.items():
+        metrics, errors = map(_numbers, evaluate.with_errors(variables, arch))
+        found[role] = metrics, {name: error for name, error in errors.items() if np.isfinite(error)}
+    return found
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

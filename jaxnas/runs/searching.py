@@ -175,10 +175,10 @@ def search_space(
             page.searches = (*records, record)
         with Progress(one.evaluations, label=f"{one.name} search") as shown:
 
-            def progress(done: int, most: int, best: float, name=one.name, shown=shown) -> None:
-                shown.update(done, {"best": best})
+            def progress(standing: search.Standing, name=one.name, shown=shown) -> None:
+                shown.update(standing.evaluations, standing.figures())
                 if page is not None:
-                    page.update(f"The {name} search has made {done:,} of {most:,} evaluations.")
+                    page.update(f"The {name} search has made {standing}.")
 
             result = search.run(
                 one,
@@ -333,7 +333,7 @@ def _race(
             stream(seed, "trials"),
             history_path=history,
             name="trials",
-            progress=lambda done, _, best: progress.update(done, {"best": best}),
+            progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
         )
     told = [
         (np.asarray(space.encode(space.from_dict(line["architecture"]))), line["score"])

@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec as P
 from jaxnas.calibration import calibrate
 from jaxnas.cost import Cost, cost
 from jaxnas.space import Arch, Space
-from jaxnas.tasks import Task
-from jaxnas.tasks.task import check_role
+from jaxnas.tasks import Metric, Task
+from jaxnas.tasks.task import Sums, check_role
 from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, program_of, rows_of
 
 Metrics = dict[str, Any]
@@ -38,7 +38,8 @@ class Evaluator:
       task: whose metrics they are.
       role: of the data.
       mesh: of the devices.
-      one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch.
+      one, many: compiled functions of (variables, arch, batches), for one architecture and for a batch; the
+        first also gives standard errors.
       divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
       deal: from a batch of architectures to their rows in the order in which devices take them; some may
         be taken twice.
@@ -48,7 +49,7 @@ class Evaluator:
     task: Task
     role: str
     mesh: Mesh
-    one: Callable[..., Metrics]
+    one: Callable[..., tuple[Metrics, Metrics]]
     many: Callable[..., Metrics]
     divided: Callable[[], Any]
     whole: Callable[[], Any]
@@ -68,19 +69,33 @@ class Evaluator:
         Raises:
           ValueError: an architecture that is not one of the network's space, or parameters alone.
         """
-        if "params" not in variables:
-            raise ValueError(f"variables are {{'params': ...}}, by collection; got {', '.join(variables)}.")
-        if archs is not None:
-            self.space.check(archs)
-            archs = {name: np.asarray(jnp.asarray(value)) for name, value in archs.items()}
-        variables = on_mesh(variables, self.mesh)
+        variables, archs = self._checked(variables, archs)
         if archs is None or not _is_batch(self.space, archs):
-            return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())
+            return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())[0]
         order = self.deal(archs)
         dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
         metrics = self.many(variables, dealt, self.whole())
         places = np.unique(order, return_index=True)[1]  # of each architecture, without the copies
         return {name: np.asarray(value)[places] for name, value in metrics.items()}
+
+    def with_errors(self, variables: Any, arch: Arch | None = None) -> tuple[Metrics, Metrics]:
+        """The metrics of one architecture, and the standard error of each, by name.
+
+        The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
+        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Neighbouring tokens of a
+        text say much the same, and batches are far longer than that. NaN where there is only one batch.
+        """
+        variables, arch = self._checked(variables, arch)
+        return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())
+
+    def _checked(self, variables: Any, archs: Arch | None) -> tuple[Any, Arch | None]:
+        """Variables on the mesh, and architectures as NumPy arrays."""
+        if "params" not in variables:
+            raise ValueError(f"variables are {{'params': ...}}, by collection; got {', '.join(variables)}.")
+        if archs is not None:
+            self.space.check(archs)
+            archs = {name: np.asarray(jnp.asarray(value)) for name, value in archs.items()}
+        return on_mesh(variables, self.mesh), archs
 
     def scores(self, variables: Any, archs: Arch, size: int | None = None) -> np.ndarray:
         """The first metric of a batch of architectures as scores, float32 [n]: higher is better.
@@ -146,7 +161,7 @@ def make_evaluator(
     def whole() -> Any:
         return place((given, _calibrating(task, net, _rows(given), calibration)), everywhere(mesh))
 
-    def evaluate(mesh: Mesh | None, variables: Any, arch: Any, batches: Any) -> Metrics:
+    def evaluate(mesh: Mesh | None, variables: Any, arch: Any, batches: Any) -> tuple[Metrics, Metrics]:
         batches, calibrating = batches
         if "batch_stats" in variables:
             variables = calibrate(net, variables, arch, calibrating)
@@ -159,15 +174,16 @@ def make_evaluator(
         if mesh is not None:
             where = jax.tree.map(lambda axis: rows_of(mesh, axis), task.carry_axes(carry))
             carry = lax.with_sharding_constraint(carry, where)
-        sums = lax.scan(one, carry, batches)[1]
-        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
-        return {metric.name: metric.value(sums) for metric in task.metrics}
+        parts = lax.scan(one, carry, batches)[1]  # [batches]
+        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
+        metrics = {metric.name: metric.value(sums) for metric in task.metrics}
+        return metrics, {metric.name: _standard_error(metric, parts) for metric in task.metrics}
 
     def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
-        return lax.map(lambda arch: evaluate(mesh, variables, arch, batches), archs)
+        return lax.map(lambda arch: evaluate(mesh, variables, arch, batches)[0], archs)
 
-    def in_program(function: Callable[..., Metrics]) -> Callable[..., Metrics]:
-        def run(*given: Any) -> Metrics:
+    def in_program(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
             with program_of(mesh):
                 return function(mesh, *given)
 
@@ -197,6 +213,15 @@ def make_evaluator(
         deal,
         net.space,
     )
+
+
+def _standard_error(metric: Metric, parts: Sums) -> jax.Array:
+    """The standard error of a metric, float32 []; `parts` are the sums of each batch, [batches]."""
+    count = len(jax.tree.leaves(parts)[0])
+    if count == 1:
+        return jnp.asarray(jnp.nan, jnp.float32)
+    without = jax.vmap(metric.value)(jax.tree.map(lambda x: jnp.sum(x, axis=0) - x, parts))  # [batches]
+    return jnp.sqrt((count - 1) * jnp.mean(jnp.square(without - jnp.mean(without))))
 
 
 def _in_order(archs: Arch) -> np.ndarray:

@@ -6,9 +6,11 @@ import json
 import math
 import random
 import re
+import shutil
 import xml.etree.ElementTree
 
 import pytest
+import scipy.stats
 import small_tasks
 import workdirs
 
@@ -583,12 +585,34 @@ def test_results_are_read_as_they_were_written(roots, tmp_path):
         result_lib.read(tmp_path)
 
 
-def test_accuracy_alone_has_a_standard_error():
+def test_the_standard_error_is_that_of_a_share_or_was_measured():
     task = TaskOf(name="d", examples="images", sizes={"test": 100}, metrics=(workdirs.ACCURACY,))
-    assert words.standard_error(task, workdirs.ACCURACY, "test", 0.8) == pytest.approx(0.04)
+    network = Network(name="a", architecture={}, costs={}, metrics={}, errors={"test": {"F1": 0.3}})
     score = MetricOf(name="F1", unit="%", direction="max")
-    assert words.standard_error(task, score, "test", 0.8) is None
-    assert words.standard_error(task, workdirs.ACCURACY, "search", 0.8) is None
+    cases = (
+        (workdirs.ACCURACY, "test", 0.8, pytest.approx(0.04)),
+        (workdirs.ACCURACY, "test", 1.0, None),  # None is wrong: nothing to estimate an error from.
+        (workdirs.ACCURACY, "search", 0.8, None),
+        (score, "test", 0.8, 0.3),
+        (score, "search", 0.8, None),
+    )
+    for metric, role, value, expected in cases:
+        assert words.standard_error(task, metric, role, network, value) == expected, (metric, role, value)
+    # Of 100 draws with this share of right ones, all are right in 5 % of cases.
+    least = words.least_without_errors(100)
+    assert scipy.stats.binom.pmf(100, 100, least) == pytest.approx(0.05)
+
+
+def test_a_network_without_errors_is_not_called_certain(roots, tmp_path):
+    shutil.copytree(roots["vision"], tmp_path, dirs_exist_ok=True)
+    result = result_lib.read(tmp_path)
+    perfect = {**result.found.metrics, "test": {**result.found.metrics["test"], "accuracy": 1.0}}
+    result_lib.write(
+        tmp_path, dataclasses.replace(result, found=dataclasses.replace(result.found, metrics=perfect))
+    )
+    text = report.write(tmp_path).read_text()
+    assert "It made no error on" in text and "with 95 % confidence its accuracy is above" in text
+    assert "± 0.00" not in text
 
 
 def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
