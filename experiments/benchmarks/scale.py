@@ -44,6 +44,7 @@ _MODEL = flags.DEFINE_integer("model_devices", 1, "How many devices share each p
 _SIZE = flags.DEFINE_enum("size", "base", ["tiny", "small", "base"], "Of AutoFormer's spaces.")
 _BATCH = flags.DEFINE_integer("batch", 4096, "Images of a step, over all devices.")
 _SCAN = flags.DEFINE_boolean("scan", True, "Layers in a scan; else unrolled, which compiles for long.")
+_REMAT = flags.DEFINE_boolean("remat", False, "Layers are computed again in the backward pass.")
 _EXTRACTED = flags.DEFINE_boolean(
     "extracted", False, "The largest architecture alone in place of the supernet."
 )
@@ -132,7 +133,13 @@ def main(argv: list[str]) -> None:
     if _EXTRACTED.value:
         space = space.fix(space.largest())
     net = supernets.ViT(
-        space, image_size=224, patch_size=16, num_classes=1000, dtype=jnp.bfloat16, scan_layers=_SCAN.value
+        space,
+        image_size=224,
+        patch_size=16,
+        num_classes=1000,
+        dtype=jnp.bfloat16,
+        scan_layers=_SCAN.value,
+        remat=_REMAT.value,
     )
     macs = float(jaxnas.cost(net, Shapes.inputs)(net.space.largest())["macs"])
     rows = []

@@ -1,5 +1,7 @@
 """Meshes of data and model axes: the same training on less memory, and what is communicated."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,18 +14,26 @@ from small_tasks import TASKS, net_of, task_of
 import jaxnas
 from experiments.benchmarks.collectives import communicated
 from jaxnas import spaces, supernets
-from jaxnas.training import Training, Uniform, make_evaluator, make_mesh
+from jaxnas.training import Fixed, Relaxed, Training, Uniform, make_evaluator, make_mesh
 from jaxnas.training.mesh import _spec
 from jaxnas.training.prepare import prepare
+from jaxnas.training.recipes import Order
 
 TRAINING = Training(steps=4, batch_size=8, warmup_steps=0)
 # Adam would make much of gradients that differ by rounding alone.
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
 
-def trained(kind, mesh, steps=3):
+RECIPES = {
+    "uniform": lambda space: Uniform(),
+    "fixed": lambda space: Fixed(space.sample(jax.random.key(3))),
+    **{order: lambda space, order=order: Relaxed(order=order, every=1) for order in get_args(Order)},
+}
+
+
+def trained(kind, mesh, steps=3, recipe="uniform"):
     task, net = task_of(kind), net_of(kind, scan=True)
-    state, step, batch = prepare(task, net, TRAINING, Uniform(), mesh, optimizer=SGD)
+    state, step, batch = prepare(task, net, TRAINING, RECIPES[recipe](net.space), mesh, optimizer=SGD)
     for number in range(steps):
         state, metrics = step(state, batch(number))
     return state, metrics
@@ -38,6 +48,19 @@ def test_shared_parameters_train_as_those_of_one_device(kind):
     assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
     parts = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(shared.opt_state)]
     assert min(parts) == 0.25  # and of the momentum too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", TASKS)
+def test_eight_devices_train_as_one_does_by_every_recipe_on_every_task(kind, recipe):
+    alone, metrics = trained(kind, make_mesh(1), recipe=recipe)
+    shared, other = trained(kind, make_mesh(8, 2), recipe=recipe)  # rows over four, parameters over two
+    assert difference(shared.params, alone.params) <= 1e-5
+    assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
+    # Adam divides the gradients of the logits by their size, which makes more of rounding.
+    for name, logits in dict(alone.logits).items():
+        np.testing.assert_allclose(shared.logits[name], logits, atol=1e-4)
 
 
 def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_active_parts_move():
