@@ -5,12 +5,14 @@ Exit status: 0 done, 2 a mistake of the user, 143 stopped by a signal and saved,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +23,7 @@ from jax.sharding import Mesh
 import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import files, latency, processes, search, training
+from jaxnas import executors, files, latency, processes, search, training
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
 from jaxnas.space import Arch
@@ -57,6 +59,43 @@ def define_run_flags() -> None:
     flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
 
 
+def define_executor_flags() -> None:
+    """Defines what every binary with independent jobs has: --executor and --workers."""
+    flags.DEFINE_enum(
+        "executor", None, ["processes", "ray"], "Where independent jobs run; by default here, in turn."
+    )
+    flags.DEFINE_integer(
+        "workers",
+        None,
+        "With --executor=processes how many; with --executor=ray those of a new cluster on this machine. By "
+        "default a process for each core, and the cluster that Ray finds.",
+        lower_bound=1,
+    )
+
+
+@contextlib.contextmanager
+def executor() -> Iterator[Executor | None]:
+    """The executor that the flags ask for, which is shut down at the end; None for none.
+
+    Raises:
+      ConfigError: --workers without --executor, or Ray is not installed.
+    """
+    name, workers = flags.FLAGS.executor, flags.FLAGS.workers
+    if name is None:
+        if workers is not None:
+            raise ConfigError(f"--workers={workers} needs --executor=processes or --executor=ray")
+        yield None
+        return
+    try:
+        made = (
+            executors.Ray(workers) if name == "ray" else executors.processes(workers or os.cpu_count() or 1)
+        )
+    except ImportError as error:
+        raise ConfigError(f"--executor={name}: {error}") from error
+    with made:
+        yield made
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Runs a binary; a mistake of its user ends it with the message alone.
 
@@ -84,7 +123,7 @@ def run(main: Callable[[], int | None]) -> None:
                 flush=True,
             )
             os._exit(1)  # The usual end would wait for that process.
-        except (*mistakes, training.DivergedError) as error:
+        except (*mistakes, training.DivergedError, executors.WorkerDied) as error:
             if flags.FLAGS.traceback:
                 raise
             print(f"error: {error}", file=sys.stderr, flush=True)
