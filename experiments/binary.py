@@ -163,7 +163,7 @@ def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
     config = config_lib.override(config_lib.find(registry, values.config), values.set)
-    return config, pathlib.Path(values.workdir)
+    return config, files.as_path(values.workdir)
 
 
 @dataclasses.dataclass(frozen=True)
