@@ -64,6 +64,7 @@ def define_executor_flags() -> None:
     flags.DEFINE_enum(
         "executor", None, ["processes", "ray"], "Where independent jobs run; by default here, in turn."
     )
+    flags.DEFINE_integer("worker_gpus", 0, "With --executor=ray how many GPUs each job gets.", lower_bound=0)
     flags.DEFINE_integer(
         "workers",
         None,
@@ -78,18 +79,23 @@ def executor() -> Iterator[Executor | None]:
     """The executor that the flags ask for, which is shut down at the end; None for none.
 
     Raises:
-      ConfigError: --workers without --executor, or Ray is not installed.
+      ConfigError: flags that do not go together, or Ray is not installed.
     """
-    name, workers = flags.FLAGS.executor, flags.FLAGS.workers
+    name, workers, gpus = flags.FLAGS.executor, flags.FLAGS.workers, flags.FLAGS.worker_gpus
+    if name is None and workers is not None:
+        raise ConfigError(f"--workers={workers} needs --executor=processes or --executor=ray")
+    if name != "ray" and gpus:
+        raise ConfigError(f"--worker_gpus={gpus} needs --executor=ray")
     if name is None:
-        if workers is not None:
-            raise ConfigError(f"--workers={workers} needs --executor=processes or --executor=ray")
         yield None
         return
+    if jax.process_count() > 1:
+        raise ConfigError(f"--executor={name} is for one process: leave out --distributed and --coordinator")
     try:
-        made = (
-            executors.Ray(workers) if name == "ray" else executors.processes(workers or os.cpu_count() or 1)
-        )
+        if name == "ray":
+            made = executors.Ray(workers, num_gpus=gpus)
+        else:
+            made = executors.processes(workers or os.cpu_count() or 1)
     except ImportError as error:
         raise ConfigError(f"--executor={name}: {error}") from error
     with made:
@@ -280,8 +286,13 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
 
 
 def bring_to_life(config: Config) -> Session:
+    """Loads the data of a config from where the flags say."""
+    return make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+
+
+def make_session(config: Config, data_dir: str | None, source_dir: str | None) -> Session:
     """Loads the data of a config."""
-    task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    task = config.task.load(data_dir, source_dir)
     mesh = config.training.mesh()
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
     deciding["training"] = config.training.deciding()
