@@ -9,7 +9,7 @@ import pytest
 from small_tasks import net_of, task_of
 
 import jaxnas
-from jaxnas import files, report, runs, search
+from jaxnas import data, files, report, runs, search, tabular
 from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
 
 TRAINING = Training(
@@ -169,3 +169,29 @@ def test_other_stores_and_what_is_not_installed_are_named(monkeypatch):
         files.as_path("gs://bucket/run")
     for path in ("runs/digits", "~/x", "c:x", "/tmp/a:b/c"):
         assert str(files.as_path(path)) == path
+
+
+def test_files_of_a_user_in_a_bucket(bucket, tmp_path):
+    table = "a,b,score\n" + "".join(f"{a},{b},{a * b}\n" for a in range(3) for b in range(3))
+    words = "".join(f"{'good' if i % 2 else 'bad'} word{i % 5}\t{i % 2}\n" for i in range(60))
+    book = "".join(f"line {i % 7} of a book\n" for i in range(400))
+    found = []
+    for root in (str(tmp_path), "gs://bucket/given"):
+        for name, text in (("grid.csv", table), ("words.tsv", words), ("book.txt", book)):
+            files.write_text(f"{root}/{name}", text)
+        found.append(
+            (
+                tabular.from_csv(f"{root}/grid.csv", objectives={"score": "max"}).metrics["score"].tolist(),
+                data.from_tsv(f"{root}/words.tsv", text=0, label=1).train.inputs["tokens"].tolist(),
+                data.from_text(f"{root}/book.txt", tokenizer="byte").test.tokens.tolist(),
+            )
+        )
+    assert found[0] == found[1] and all(map(len, found[0]))
+    with pytest.raises(FileNotFoundError, match="gs://bucket/given/no.txt is not there"):
+        data.from_text("gs://bucket/given/no.txt")
+    with pytest.raises(FileNotFoundError, match="neither gs://bucket/given/nb201/"):
+        tabular.load("nasbench201", "gs://bucket/given")
+    with pytest.raises(ValueError, match="gs://bucket/given is in an object store; a folder of images"):
+        data.from_folder("gs://bucket/given")
+    with pytest.raises(ValueError, match="data_dir is gs://bucket/given, and array_record reads files of"):
+        data.load_text("tiny_shakespeare", data_dir="gs://bucket/given")
