@@ -5,12 +5,14 @@ Exit status: 0 done, 2 a mistake of the user, 143 stopped by a signal and saved,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +23,7 @@ from jax.sharding import Mesh
 import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import files, latency, processes, search, training
+from jaxnas import executors, files, latency, processes, search, training
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
 from jaxnas.space import Arch
@@ -57,6 +59,49 @@ def define_run_flags() -> None:
     flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
 
 
+def define_executor_flags() -> None:
+    """Defines what every binary with independent jobs has: --executor and --workers."""
+    flags.DEFINE_enum(
+        "executor", None, ["processes", "ray"], "Where independent jobs run; by default here, in turn."
+    )
+    flags.DEFINE_integer("worker_gpus", 0, "With --executor=ray how many GPUs each job gets.", lower_bound=0)
+    flags.DEFINE_integer(
+        "workers",
+        None,
+        "With --executor=processes how many; with --executor=ray those of a new cluster on this machine. By "
+        "default a process for each core, and the cluster that Ray finds.",
+        lower_bound=1,
+    )
+
+
+@contextlib.contextmanager
+def executor() -> Iterator[Executor | None]:
+    """The executor that the flags ask for, which is shut down at the end; None for none.
+
+    Raises:
+      ConfigError: flags that do not go together, or Ray is not installed.
+    """
+    name, workers, gpus = flags.FLAGS.executor, flags.FLAGS.workers, flags.FLAGS.worker_gpus
+    if name is None and workers is not None:
+        raise ConfigError(f"--workers={workers} needs --executor=processes or --executor=ray")
+    if name != "ray" and gpus:
+        raise ConfigError(f"--worker_gpus={gpus} needs --executor=ray")
+    if name is None:
+        yield None
+        return
+    if jax.process_count() > 1:
+        raise ConfigError(f"--executor={name} is for one process: leave out --distributed and --coordinator")
+    try:
+        if name == "ray":
+            made = executors.Ray(workers, num_gpus=gpus)
+        else:
+            made = executors.processes(workers or os.cpu_count() or 1)
+    except ImportError as error:
+        raise ConfigError(f"--executor={name}: {error}") from error
+    with made:
+        yield made
+
+
 def run(main: Callable[[], int | None]) -> None:
     """Runs a binary; a mistake of its user ends it with the message alone.
 
@@ -84,7 +129,7 @@ def run(main: Callable[[], int | None]) -> None:
                 flush=True,
             )
             os._exit(1)  # The usual end would wait for that process.
-        except (*mistakes, training.DivergedError) as error:
+        except (*mistakes, training.DivergedError, executors.WorkerDied) as error:
             if flags.FLAGS.traceback:
                 raise
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -124,7 +169,7 @@ def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
     config = config_lib.override(config_lib.find(registry, values.config), values.set)
-    return config, pathlib.Path(values.workdir)
+    return config, files.as_path(values.workdir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,8 +286,13 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
 
 
 def bring_to_life(config: Config) -> Session:
+    """Loads the data of a config from where the flags say."""
+    return make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+
+
+def make_session(config: Config, data_dir: str | None, source_dir: str | None) -> Session:
     """Loads the data of a config."""
-    task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    task = config.task.load(data_dir, source_dir)
     mesh = config.training.mesh()
     deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
     deciding["training"] = config.training.deciding()

@@ -21,29 +21,33 @@ the table says, and the incumbent is of the highest fidelity.
 
   python -m experiments.compare --seeds=200 --evaluations=200 --at=20,50,100,200 \\
       --strategies=random,regularized_evolution,hyperband --workdir=runs/seconds
+
+Chunks of searches are independent jobs. They run one after another here, on processes of this machine, or
+on a cluster of Ray, with the same results:
+
+  python -m experiments.compare --strategies=random,gaussian_process --executor=processes --workers=8 \\
+      --chunk=50 --workdir=runs/compare
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import pathlib
-import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg  # noqa: F401 (brings the BLAS whose threads are limited below)
 from absl import app, flags, logging
-from threadpoolctl import threadpool_limits
 
 from experiments import binary, tables
+from experiments import searches as searches_lib
 from experiments import strategies as strategies_lib
-from jaxnas import files, search, stats, tabular
+from experiments.searches import Searches
+from jaxnas import executors, files, stats, tabular
 from jaxnas.report import comparison
-from jaxnas.tabular import files as table_files
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.progress import Progress
 from jaxnas.training.workdir import open_workdir
@@ -78,120 +82,44 @@ _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default 
 _SEED = flags.DEFINE_integer("seed", 0, "Of the first search; the others follow.")
 
 
-def evaluator(table: tabular.Table, metric: str) -> Any:
-    """From a batch of architectures to scores, higher is better."""
-    table.best(metric)  # raises if there is none, or no objective
-    sign = 1.0 if table.objectives[metric] == "max" else -1.0
-    look_up = table.metric(metric)
-    return lambda archs: sign * jax.vmap(look_up)(archs)
-
-
-def fidelity_evaluator(table: tabular.Table, metric: str) -> Any:
-    """From a batch of architectures and a fidelity to scores, higher is better, and seconds.
-
-    Raises:
-      ValueError: the table has no fidelities of this metric.
-    """
-    names = strategies_lib.fidelities_of(table, metric)
-    scores = [evaluator(table, name) for name, _ in names]
-    seconds = [jax.vmap(table.metric(name)) for _, name in names]
-
-    def evaluate(archs: Any, fidelity: Any) -> tuple[jax.Array, jax.Array]:
-        told = [jnp.stack([one(archs) for one in every])[fidelity] for every in (scores, seconds)]
-        return told[0], told[1]
-
-    return evaluate
-
-
-def build(make: strategies_lib.Make, name: str, table: tabular.Table) -> Any:
-    """The strategy of a name; ValueError where a user's function gives none."""
-    strategy = make(table, _EVALUATIONS.value)
-    try:
-        search.check_strategy(strategy)
-    except TypeError as error:
-        raise ValueError(f"--strategies: {name}: {error}") from error
-    return strategy
-
-
-def source_of(make: strategies_lib.Make, strategy: Any) -> str:
-    """The SHA-256 of the code of a strategy: of the modules of its class and of the function that made it.
-
-    What these import is not looked at.
-    """
-    texts = set()
-    for one in (make, type(strategy)):
-        try:
-            texts.add(inspect.getsource(inspect.getmodule(one) or one))
-        except (OSError, TypeError):  # made without a file, as in an interactive session
-            texts.add(getattr(one, "__qualname__", repr(type(one))))
-    return files.sha256("".join(sorted(texts)).encode())
-
-
-def run_strategy(
-    strategy: Any, evaluate: Any, seeds: int, chunk: int, folder: pathlib.Path, label: str, source: str
-) -> dict[str, np.ndarray]:
-    """All searches of one strategy, chunk by chunk, each kept as soon as it is done.
+def run_searches(
+    every: Mapping[str, Searches], folders: Mapping[str, pathlib.Path], executor: Executor | None
+) -> dict[str, list[dict[str, np.ndarray]]]:
+    """All searches of all strategies, chunk by chunk, each kept as soon as it is done.
 
     Args:
-      strategy: to be run.
-      evaluate: from a batch of architectures to scores; see `search.scan`.
-      seeds, chunk: how many searches, and how many of them at once.
-      folder: where chunks are kept.
-      label: of the progress.
-      source: digest of the strategy's code; chunks of other code are run again.
+      every: what the searches of each strategy are.
+      folders: where the chunks of each strategy are kept.
+      executor: where they run; None for here, one after another.
 
     Returns:
-      codes int32 [S, N, L], scores float32 [S, N], seconds float64 [chunks] without compiling; of a
-      strategy with fidelities also fidelity int32 [S, N] and spent, the simulated seconds of each
-      evaluation, float32 [S, N].
+      The chunks of each strategy in the order of their seeds, as `searches.run` gives them.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    names = {"codes", "scores", "seconds", "source"} | (
-        {"fidelity", "spent"} if strategy.fidelities is not None else set()
-    )
-    parts, program = [], None
-    many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))
-    with Progress(seeds, label=label) as progress:
-        for first in range(0, seeds, chunk):
-            size = min(chunk, seeds - first)
-            path = folder / f"{_SEED.value + first}-{size}.npz"
-            part = read_part(path, size, names, source)
+    parts: dict[pathlib.Path, dict[str, np.ndarray]] = {}
+    places: dict[str, list[pathlib.Path]] = {}
+    missing: list[tuple[pathlib.Path, tuple[Searches, int, int]]] = []
+    for name, searches in every.items():
+        folders[name].mkdir(parents=True, exist_ok=True)
+        places[name] = []
+        for first in range(0, _SEEDS.value, _CHUNK.value):
+            size = min(_CHUNK.value, _SEEDS.value - first)
+            path = folders[name] / f"{_SEED.value + first}-{size}.npz"
+            part = read_part(path, size, searches.arrays, searches.source)
             if part is None:
-                numbers = jnp.arange(first, first + size) + _SEED.value
-                keys = jax.vmap(jax.random.key)(numbers)
-                if program is None or size != chunk:
-                    program = many.lower(keys).compile()
-                start = time.perf_counter()
-                state = jax.block_until_ready(program(keys))
-                part = {"seconds": np.asarray(time.perf_counter() - start), "source": np.asarray(source)}
-                part |= {"codes": np.asarray(state.codes), "scores": np.asarray(state.scores)}
-                check_codes(label, part["codes"])
-                more = jax.vmap(strategy.columns)(state)
-                part |= {"spent" if name == "seconds" else name: np.asarray(x) for name, x in more.items()}
-                files.write_arrays(path, part)
-            parts.append(part)
-            progress.update(first + size)
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in names - {"seconds", "source"}}
-    return joined | {"seconds": np.asarray([p["seconds"] for p in parts])}
-
-
-def check_codes(label: str, codes: np.ndarray) -> None:
-    """Refuses what only a mistake in a strategy gives; an unused row is -1 throughout, and stands last.
-
-    Raises:
-      ValueError: an architecture with an index of -1.
-    """
-    used = np.any(codes >= 0, axis=-1)  # [searches, evaluations]
-    last = used.shape[1] - np.argmax(used[:, ::-1], axis=1)
-    among = np.arange(used.shape[1])[None, :] < (last * used.any(axis=1))[:, None]
-    wrong = np.argwhere(among & np.any(codes < 0, axis=-1))
-    if len(wrong):
-        search, row = wrong[0]
-        raise ValueError(
-            f"{label}: `ask` returned an architecture that is not in the space, with the indices "
-            f"{codes[search, row].tolist()} (evaluation {row + 1} of a search). The rows of `state.codes` "
-            "from `state.size` on are unused, and -1."
-        )
+                missing.append((path, (searches, _SEED.value + first, size)))
+            else:
+                parts[path] = part
+            places[name].append(path)
+    total, left = len(every) * _SEEDS.value, sum(job[2] for _, job in missing)
+    with Progress(total, total - left, label="searches") as progress:
+        done = executors.as_completed(searches_lib.run, [job for _, job in missing], executor)
+        for number, part in done:
+            path, (_, _, size) = missing[number]
+            files.write_arrays(path, part)
+            parts[path] = part
+            left -= size
+            progress.update(total - left)
+    return {name: [parts[path] for path in paths] for name, paths in places.items()}
 
 
 def read_part(
@@ -422,12 +350,6 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def digest(table: tabular.Table, metric: str) -> str:
-    """The SHA-256 of what searches on a table depend on: its architectures and the search metric."""
-    scores = {name: x for name, x in table.metrics.items() if name.startswith((metric, "training_seconds"))}
-    return table_files.digest({"codes": table.codes, "classes": table.classes, **scores})
-
-
 def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
     """Checks that a strategy that asks for any architecture meets some that the table has.
 
@@ -465,51 +387,63 @@ def main() -> None:
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:
         raise ValueError(f"--strategies is empty. There are: {', '.join(strategies_lib.STRATEGIES)}.")
-    table = tables.find(_BENCHMARK.value, _DATA.value, _OBJECTIVES.value, _IGNORE.value)
+    place = _BENCHMARK.value, _DATA.value, tuple(_OBJECTIVES.value), tuple(_IGNORE.value)
+    table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
         raise ValueError(
             f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
         )
     metric, report = tables.metrics(table, _METRIC.value, _REPORT.value)
-    evaluate = evaluator(table, metric)
-    evaluator(table, report)
+    searches_lib.evaluator(table, metric)
+    searches_lib.evaluator(table, report)
     if note := tables.what_is_missing(table, metric, report):
         print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
-    made = {name: build(make, name, table) for name, make in found.items()}
+    made = {name: searches_lib.build(make, name, table, _EVALUATIONS.value) for name, make in found.items()}
     for name, strategy in made.items():
         check_reach(name, strategy, table)
-    unit, end, races = None, None, None
+    unit, end, most = None, None, None
     if any(strategy.fidelities is not None for strategy in made.values()):
-        races = fidelity_evaluator(table, metric)
+        searches_lib.fidelity_evaluator(table, metric)
         unit = strategies_lib.full_seconds(table, metric)
         end = _EVALUATIONS.value * unit
         # Whoever asks for cheap networks has time for more of them.
         most = min(_EVALUATIONS.value * 3 // 2, table.unique)
-        for name, strategy in made.items():
-            if strategy.fidelities is None:
-                made[name] = dataclasses.replace(strategy, evaluations=most)
     settings = dict(
         benchmark=_BENCHMARK.value,
-        table_sha256=digest(table, metric),
+        table_sha256=searches_lib.digest(table, metric),
         metric=metric,
         evaluations=_EVALUATIONS.value,
         chunk=_CHUNK.value,
         seed=_SEED.value,
     )
+    every = {
+        name: Searches(
+            name,
+            *place,
+            metric,
+            _EVALUATIONS.value,
+            most if strategy.fidelities is None else None,
+            strategy.fidelities is not None,
+            settings["table_sha256"],
+            searches_lib.source_of(found[name], strategy),
+        )
+        for name, strategy in made.items()
+    }
     with open_workdir(flags.FLAGS.workdir) as workdir:
         check_same(workdir, settings)
-        every, seconds = {}, {}
+        ending = "" if end is None else "-seconds"
+        folders = {name: workdir / "searches" / (name.replace(":", "-") + ending) for name in every}
+        with binary.executor() as executor:
+            parts = run_searches(every, folders, executor)
+        curves, seconds = {}, {}
         for name, strategy in made.items():
-            ending = "" if end is None else "-seconds"
-            folder = workdir / "searches" / (name.replace(":", "-") + ending)
-            look_up = races if strategy.fidelities is not None else evaluate
-            source = source_of(found[name], strategy)
-            ran = run_strategy(strategy, look_up, _SEEDS.value, _CHUNK.value, folder, name, source)
-            every[name] = curves_of(table, strategy, ran, end, metric, report)
-            seconds[name] = ran["seconds"]
-        at, marks = points_of(every, unit), marks * (unit or 1)
-        summaries = [summarise(name, every[name], seconds[name], at, marks) for name in every]
+            joined = every[name].arrays - {"seconds", "source"}
+            ran = {array: np.concatenate([part[array] for part in parts[name]]) for array in joined}
+            curves[name] = curves_of(table, strategy, ran, end, metric, report)
+            seconds[name] = np.asarray([part["seconds"] for part in parts.pop(name)])
+        at, marks = points_of(curves, unit), marks * (unit or 1)
+        summaries = [summarise(name, curves[name], seconds[name], at, marks) for name in curves]
         objective = table.objectives[report]
         rank(summaries, objective == "max")
         best_arch, found_best = table.best(metric)
@@ -534,6 +468,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     binary.define_run_flags()
-    # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
-    with threadpool_limits(limits=1, user_api="blas"):
-        binary.run(main)
+    binary.define_executor_flags()
+    binary.run(main)

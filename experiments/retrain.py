@@ -2,74 +2,86 @@
 
   python -m experiments.retrain --config=digits --workdir=runs/digits --architecture=found
   python -m experiments.retrain --config=digits --workdir=runs/digits --weights=inherited
+  python -m experiments.retrain --config=digits --workdir=runs/digits --seeds=0,1,2 --executor=ray
 
 Goes into workdir/retrained/<architecture>-<weights>-<seed>, goes on there, and is entered in the page of the
-search, if there is one. Nothing is held out of this training, so it sees the search role too.
+search, if there is one. Nothing is held out of this training, so it sees the search role too. With several
+seeds each retraining is a job of its own, here in turn or on workers that reach the workdir and the data.
 """
 
 from __future__ import annotations
 
-import re
-
+import numpy as np
 from absl import flags
 
-from experiments import binary
+from experiments import binary, retraining
 from experiments.configs import CONFIGS
-from jaxnas import files, processes, report, runs, training
+from experiments.retraining import Retraining
+from jaxnas import executors, processes, report
 from jaxnas.report.result import NAME
 
 
-def label_of(text: str, weights: str, seed: int) -> str:
-    """The folder of a retraining: what was trained, from which weights, with which seed."""
-    name = text.replace(":", "_")
-    if not re.fullmatch(r"\w{1,40}", name):
-        name = "given_" + files.sha256(text.encode())[:12]
-    return f"{name}-{weights}-{seed}"
+def seeds_of(texts: list[str]) -> list[int]:
+    """The seeds of --seeds.
+
+    Raises:
+      ValueError: something else than different numbers of at least 0.
+    """
+    if not all(text.isdecimal() for text in texts) or len({*map(int, texts)}) < len(texts):
+        raise ValueError(f"--seeds={','.join(texts)}: expected different whole numbers, such as 0,1,2.")
+    return [int(text) for text in texts]
 
 
 def main() -> int:
-    config, root = binary.read_config(CONFIGS)
-    text, weights = flags.FLAGS.architecture, flags.FLAGS.weights
-    path = root / "retrained" / label_of(text, weights, config.seed)
-    with training.open_workdir(path) as workdir:
-        session = binary.bring_to_life(config)
-        costs = session.costs(root)
-        arch = session.architecture(text, root, costs)
-        variables = session.trained(root).evaluated() if weights == "inherited" else None
-        described = session.net.space.to_dict(arch)
-        print(f"{text}: {described}", flush=True)
-        # The settings of the supernet's training count only where its weights do.
-        own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
-        result = runs.retrain(
-            session.task,
-            session.net,
-            arch,
-            config.alone,
-            workdir,
-            name=text,
-            variables=variables,
-            costs=costs,
-            seed=config.seed,
-            config={**own, "retraining": config.alone.deciding(), "architecture": described},
-            mesh=session.mesh,
+    values = flags.FLAGS
+    _, root = binary.read_config(CONFIGS)
+    seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
+    jobs = [
+        Retraining(
+            values.config,
+            tuple(values.set),
+            str(root),
+            values.architecture,
+            values.weights,
+            seed,
+            values.data_dir,
+            values.source_dir,
         )
-    if result is None:
+        for seed in seeds
+    ]
+    found = {}
+    with binary.executor() as executor:
+        for number, returned in executors.as_completed(retraining.run, [(job,) for job in jobs], executor):
+            if returned is None:  # Stopped by a signal, which is meant for all that would follow.
+                break
+            found[number] = returned
+    done = [found[number] for number in sorted(found)]
+    if done and (root / NAME).is_file() and processes.is_first():
+        report.write(root)
+    for metrics, times in done:
+        for role, measured in metrics.items():
+            text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+            print(f"{role}: {text}", flush=True)
+        print(report.times_line(times), flush=True)
+    if len(done) < len(jobs):
         print("stopped and saved; the same command goes on from here", flush=True)
         return binary.STOPPED
-    if (root / NAME).is_file() and processes.is_first():
-        report.write(root)
-    for role, metrics in result.found.metrics.items():
-        print(f"{role}: {', '.join(f'{name} {value:.4g}' for name, value in metrics.items())}", flush=True)
-    print(report.times_line(files.read_json(path / "times.json")), flush=True)
+    if len(done) > 1:
+        for role, measured in done[0][0].items():
+            spread = {name: [metrics[role][name] for metrics, _ in done] for name in measured}
+            text = ", ".join(f"{k} {np.mean(x):.4g} +- {np.std(x, ddof=1):.2g}" for k, x in spread.items())
+            print(f"{role}, mean and deviation of {len(done)} seeds: {text}", flush=True)
     return 0
 
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    binary.define_executor_flags()
     flags.DEFINE_string(
         "architecture",
         "found",
         "found, smallest, largest, a name of the config's, random:K, or option values as JSON.",
     )
     flags.DEFINE_enum("weights", "scratch", ["scratch", "inherited"], "What to start from.")
+    flags.DEFINE_list("seeds", [], "Of several retrainings, as 0,1,2; by default the config's seed.")
     binary.run(main)

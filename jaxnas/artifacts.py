@@ -126,7 +126,7 @@ def load_subnet(
       ValueError: a damaged file, another format, an unknown module, or tensors that aren't those of
         the module, or not finite; the message says which.
     """
-    folder = pathlib.Path(path)
+    folder = files.as_path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"No subnet at {folder}: there is no such folder.")
     for name in (DESCRIPTION, TENSORS):
@@ -186,7 +186,7 @@ def export_subnet(
         return network.predictions(net.apply(variables, inputs))
 
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(with_batch(inputs, batch))
-    folder = pathlib.Path(path)
+    folder = files.as_path(path)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
     return folder / PROGRAM
@@ -333,9 +333,9 @@ def _read_description(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_tensors(path: pathlib.Path, size: Any, digest: Any) -> dict[str, np.ndarray]:
-    if path.stat().st_size != size:
-        raise ValueError(f"{path} is damaged: it has {path.stat().st_size:,} bytes instead of {size}.")
     data = path.read_bytes()
+    if len(data) != size:
+        raise ValueError(f"{path} is damaged: it has {len(data):,} bytes instead of {size}.")
     if files.sha256(data) != digest:
         raise ValueError(f"{path} is damaged or of another save: its content has changed.")
     try:

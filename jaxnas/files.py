@@ -4,6 +4,9 @@ Every file of a run is written here: under a temporary name beside its place, pu
 renamed. A reader finds the old file or the whole new one, also while several processes write it. What a
 killed process leaves behind is named `.<name>.tmp-*`; it is never read, and whoever writes the same file
 more than a day later removes it.
+
+Paths may also be of an object store, gs://bucket/folder. An object is written whole or not at all there, so
+that no temporary name is needed; nothing can be appended to or renamed, and there are no locks.
 """
 
 from __future__ import annotations
@@ -12,21 +15,61 @@ import contextlib
 import difflib
 import glob
 import hashlib
+import importlib
 import io
 import json
 import math
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from etils import epath
 
 Path = str | os.PathLike
+_STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def as_path(path: Path) -> pathlib.Path:
+    """The path of a file or a folder, on this machine or in an object store.
+
+    Args:
+      path: on this machine, or gs://bucket/folder.
+
+    Returns:
+      A path of `pathlib`. In an object store it is one of `etils.epath`, with those methods of `pathlib`
+      that are called here; its `mkdir` does nothing, since there are only names of objects.
+
+    Raises:
+      ValueError: another store, or what reads and writes this one is not installed.
+    """
+    text = os.fspath(path)
+    if not _STORE.match(text):
+        return pathlib.Path(path)
+    if not text.startswith("gs://"):
+        raise ValueError(
+            f"{text} is in no store that can be used: expected a path of this machine, or gs://bucket/folder "
+            "as a string, since pathlib makes one slash of two. Mount other stores as a folder."
+        )
+    try:
+        fsspec = importlib.import_module("fsspec")
+        fsspec.get_filesystem_class("gcs")
+    except ImportError as error:
+        raise ValueError(f"{text} needs the package gcsfs: pip install 'jaxnas[gcs]'") from error
+    # Other processes write there, too: what was listed before says nothing.
+    fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    return cast(pathlib.Path, epath.Path(path))
+
+
+def is_remote(path: Path) -> bool:
+    """Whether a path is in an object store."""
+    return os.fspath(path).startswith("gs://")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -39,7 +82,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
+    if is_remote(path):
+        path.write_bytes(data)
+        return
     _remove_old_leftovers(path)
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
@@ -77,7 +123,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
       FileNotFoundError: no such file.
       ValueError: it is empty, cut short, damaged or no npz file; the message says which.
     """
-    data = pathlib.Path(path).read_bytes()
+    data = as_path(path).read_bytes()
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -88,6 +134,9 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[str] = ()) -> None:
     """Puts a folder of files in place of an older one, complete or not at all.
 
+    In an object store this holds for readers that take a folder without its last file for none: that
+    file is removed first and written last.
+
     Args:
       path: of the folder; the one that it lies in is made if needed.
       files: contents by name.
@@ -96,12 +145,14 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     Raises:
       FileExistsError: the path is a file, or the older folder holds files that are not ours.
     """
-    folder = pathlib.Path(path).absolute()
+    folder = as_path(path)
+    folder = folder if is_remote(folder) else folder.absolute()
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in _leftovers(folder):
-        shutil.rmtree(leftover)
+    if not is_remote(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in _leftovers(folder):
+            shutil.rmtree(leftover)
     if folder.exists():
         ours = {*files, *known}
         others = sorted(p.name for p in folder.iterdir() if p.name not in ours and not is_leftover(p))
@@ -110,6 +161,12 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
                 f"{folder} holds other files, which would be lost: {', '.join(others[:8])}. "
                 "Choose a folder of its own."
             )
+    if is_remote(folder):
+        for name in (*reversed([*files]), *known):
+            (folder / name).unlink(missing_ok=True)
+        for name, data in files.items():
+            write_bytes(folder / name, data)
+        return
     new = folder.with_name(f".{folder.name}.tmp-new")
     new.mkdir()
     for name, data in files.items():
@@ -188,7 +245,7 @@ def sha256(data: bytes | pathlib.Path) -> str:
     """The SHA-256 digest of bytes, or of a file, as hexadecimal digits."""
     if isinstance(data, bytes):
         return hashlib.sha256(data).hexdigest()
-    with open(data, "rb") as file:
+    with data.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -235,7 +292,7 @@ def read_json(path: Path) -> Any:
       FileNotFoundError: no such file; the message names the nearest file beside it.
       ValueError: the file is not JSON; the message says where it stops being JSON.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -266,13 +323,31 @@ def parse_json(data: bytes, name: str) -> Any:
         raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
 
 
+def begin_lines(path: Path) -> None:
+    """Makes an empty file of JSON lines where there is none.
+
+    Raises:
+      OSError: what appending to it would raise.
+    """
+    if not is_remote(path):
+        with open(path, "ab"):
+            return
+    if not as_path(path).exists():
+        write_bytes(path, b"")
+
+
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Appends records to a file of JSON lines and puts them safely on disk.
 
     A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores and
-    `truncate_lines` removes.
+    `truncate_lines` removes. In an object store the whole file is written anew.
     """
     text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
+    if is_remote(path):
+        path = as_path(path)
+        before = path.read_bytes() if path.exists() else b""
+        write_bytes(path, before + text.encode("utf-8"))
+        return
     with open(path, "ab") as file:
         file.write(text.encode("utf-8"))
         file.flush()
@@ -289,7 +364,7 @@ def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     Raises:
       ValueError: a line is not a JSON object, or lacks a key; the message names file and line.
     """
-    path = pathlib.Path(path)
+    path = as_path(path)
     if not path.exists():
         return []
     records = []
@@ -308,10 +383,14 @@ def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 
 def truncate_lines(path: Path, keep: int) -> None:
     """Cuts a file of JSON lines behind its first `keep` lines; a file that is not there stays so."""
-    path = pathlib.Path(path)
+    path = as_path(path)
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
+    if is_remote(path):
+        if lines[keep:]:
+            write_bytes(path, b"".join(lines[:keep]))
+        return
     kept = sum(len(line) for line in lines[:keep])
     with open(path, "r+b") as file:
         file.truncate(kept)

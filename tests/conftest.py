@@ -18,6 +18,7 @@ STANDARD_PROMOTION = {
     "test_road",
     "test_fit",
     "test_mesh",
+    "test_remote",
 }
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
@@ -36,6 +37,7 @@ import hypothesis
 import jax
 import pytest
 from absl import flags
+from object_store import bucket, store  # noqa: F401 (fixtures)
 from small_texts import corpus, text_files, text_root, wikitext  # noqa: F401 (fixtures)
 
 # Tests of meshes and of data parallelism. Programs for one device are not slowed down.

@@ -37,3 +37,23 @@ def numbered(values):
     with open(os.path.join(os.environ["NUMBERS"], str(os.getpid())), "w", encoding="utf-8"):
         time.sleep(0.3)
     return count(values)
+
+
+def noted(folder, values):
+    """Leaves in a folder a file for each call, with the number of its process, and takes a while."""
+    name = "".join(values["op"])
+    path = os.path.join(folder, f"{name}-{time.time_ns()}")
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        file.write(str(os.getpid()))
+    os.rename(path + ".tmp", path)  # A reader finds the number in each file.
+    time.sleep(0.5)
+    return count(values)
+
+
+def product(left, right):
+    """A job of two arguments."""
+    if left == 7:
+        raise ValueError("seven")
+    if left == 8:
+        os._exit(3)
+    return left * right

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import difflib
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
 
+from jaxnas import files
 from jaxnas.data.labelled import Labelled
 from jaxnas.data.splits import SourceImages, Split, hold_out
 
@@ -136,7 +136,11 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
 
     from jaxnas.data import builders
 
-    root = pathlib.Path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    root = files.as_path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    if files.is_remote(root):
+        raise ValueError(
+            f"data_dir is {root}, and array_record reads files of this machine only. Copy the folder here."
+        )
     if root.exists() and not root.is_dir():
         raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from jaxnas.data.arrays import image_dataset
 from jaxnas.data.datasets import Dataset
 from jaxnas.data.labelled import some
+from jaxnas.files import as_path, is_remote
 
 # What folders of roles are called.
 _ROLES = {
@@ -63,7 +64,11 @@ def from_folder(
       ValueError: images of several sizes without a `size`, or of more than 8 bits; files that cannot be
         read; classes that differ between the folders of roles, or that have too few images for their roles.
     """
-    root = pathlib.Path(path).expanduser()
+    root = as_path(path).expanduser()
+    if is_remote(root):
+        raise ValueError(
+            f"{root} is in an object store; a folder of images is read on this machine. Copy it."
+        )
     if size is not None:
         size = (size, size) if isinstance(size, int) else tuple(size)
         if len(size) != 2 or min(size) < 1:

@@ -6,9 +6,10 @@ import gzip
 import io
 import lzma
 import os
-import pathlib
 import zipfile
 import zlib
+
+from jaxnas import files
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -24,7 +25,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         ValueError: empty, truncated or corrupt, or an archive of several files; the message says
             which file and what was found.
     """
-    data = pathlib.Path(path).read_bytes()
+    data = files.as_path(path).read_bytes()
     size = len(data)
     kind = "file"
     try:
@@ -48,14 +49,14 @@ def read_bytes(path: str | os.PathLike) -> bytes:
 
 def _only_member(path: str | os.PathLike, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = [member for member in archive.infolist() if not member.is_dir()]
-        if len(files) != 1:
-            names = ", ".join(file.filename for file in files[:5])
+        members = [member for member in archive.infolist() if not member.is_dir()]
+        if len(members) != 1:
+            names = ", ".join(member.filename for member in members[:5])
             raise ValueError(
-                f"{path}: expected a zip archive of one file, found {len(files)} ({names}); unpack"
+                f"{path}: expected a zip archive of one file, found {len(members)} ({names}); unpack"
                 " it and name the folder with its files"
             )
-        return archive.read(files[0])
+        return archive.read(members[0])
 
 
 def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str:
@@ -88,7 +89,7 @@ def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
         FileNotFoundError: no such file, or a folder.
         ValueError: as `read_bytes` and `decode`.
     """
-    path = pathlib.Path(path).expanduser()
+    path = files.as_path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path} is {'a folder' if path.is_dir() else 'not there'}; expected a file.")
     return decode(path, read_bytes(path), encoding)

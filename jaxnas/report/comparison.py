@@ -32,7 +32,7 @@ _COLOURS = (
 def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
     """Writes the page of a comparison, atomically, and returns its path."""
     files.write_text(path, render(result))
-    return pathlib.Path(path)
+    return files.as_path(path)
 
 
 def render(result: dict[str, Any]) -> str:

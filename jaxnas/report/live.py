@@ -49,7 +49,7 @@ def write(
       ValueError: a file is damaged; the message names it, and the line.
       OSError: the workdir cannot be written.
     """
-    root = pathlib.Path(workdir)
+    root = files.as_path(workdir)
     metrics, history = read_records(root, space.choices)
     best = _best(history, task, searches)
     result = Result(

@@ -67,7 +67,7 @@ def write(workdir: str | os.PathLike) -> pathlib.Path:
       ValueError: a file is damaged; the message names it, and the line or the field.
       OSError: the workdir cannot be written.
     """
-    root, run = pathlib.Path(workdir), read_run(workdir)
+    root, run = files.as_path(workdir), read_run(workdir)
     run = dataclasses.replace(run, pictures=probabilities.pictures(run))
     for name, data in run.pictures.items():
         files.write_bytes(root / name, data)
@@ -97,7 +97,7 @@ def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
     Returns:
       A few lines of plain text.
     """
-    run, root, found = Run(result), pathlib.Path(workdir), result.found
+    run, root, found = Run(result), files.as_path(workdir), result.found
 
     def figures(network: Network) -> list[str]:
         roles = dict.fromkeys((run.search_role, run.final_role))

@@ -116,7 +116,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
       FileNotFoundError: there is no result.json.
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
-    root = pathlib.Path(workdir)
+    root = files.as_path(workdir)
     result, retrained = _read_result(root), []
     for path in sorted(root.glob("retrained/*/result.json")):
         times = path.with_name("times.json")

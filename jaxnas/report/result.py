@@ -190,7 +190,7 @@ class Result:
 
 def write(workdir: str | os.PathLike, result: Result) -> pathlib.Path:
     """Writes result.json into a workdir and returns its path."""
-    path = pathlib.Path(workdir) / NAME
+    path = files.as_path(workdir) / NAME
     files.write_json(path, dataclasses.asdict(result))
     return path
 
@@ -202,7 +202,7 @@ def read(workdir: str | os.PathLike) -> Result:
       FileNotFoundError: there is none; the message says what to run first.
       ValueError: it is damaged, of another version, or lacks a field; the message names file and field.
     """
-    path = pathlib.Path(workdir) / NAME
+    path = files.as_path(workdir) / NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: first run a search in this workdir to its end.")
     values = files.read_json(path)

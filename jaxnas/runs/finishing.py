@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +62,7 @@ def finish(
     Returns:
       What result.json holds.
     """
-    space, root = net.space, pathlib.Path(workdir)
+    space, root = net.space, files.as_path(workdir)
     costs = cost(net, task.inputs) if costs is None else costs
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
@@ -163,7 +162,7 @@ def retrain(
     """
     space, root, mesh = (
         net.space,
-        pathlib.Path(workdir),
+        files.as_path(workdir),
         training.mesh() if mesh is None else mesh,
     )
     costs = cost(net, task.inputs) if costs is None else costs

@@ -354,6 +354,6 @@ def _history(workdir: str | os.PathLike | None) -> pathlib.Path | None:
     """Where the searches of a workdir keep their history; its folder is made."""
     if workdir is None:
         return None
-    path = pathlib.Path(workdir) / "search" / "history.jsonl"
+    path = files.as_path(workdir) / "search" / "history.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,14 +37,13 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
       OSError: the file cannot be written, or its folder not be made.
       ValueError: the path is a folder, the file is no history, or a line of the search was changed.
     """
-    path = Path(path)
+    path = files.as_path(path)
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder; give the path of a history file, such as {path}/history.jsonl."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab"):
-        pass  # Raises now what appending would raise after an expensive evaluation.
+    files.begin_lines(path)  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
     if rest[: len(_FIRST)] != _FIRST[: len(rest)]:
         raise ValueError(
@@ -67,7 +65,7 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
 
 def cut(path: str | os.PathLike, name: str, keep: int) -> None:
     """Leaves the first `keep` lines of one search, the lines of the others, and no part of a line."""
-    lines = Path(path).read_bytes().splitlines(keepends=True)
+    lines = files.as_path(path).read_bytes().splitlines(keepends=True)
     kept = []
     for line in lines:
         ours = line.endswith(b"\n") and json.loads(line)["strategy"] == name

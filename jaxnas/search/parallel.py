@@ -50,9 +50,10 @@ def run_parallel(
       key: a typed key; the same key, settings, scores and order of scores give the same search.
       workers: how many architectures are evaluated at a time. It decides what is asked, so that a
         search goes on with the same number only.
-      executor: of `concurrent.futures`, or of a Ray or Dask client, with at least as many workers. By
-        default each worker is a process, which is replaced when it hangs or dies. A worker of an
-        executor that hangs is out of use, and a pool that breaks ends the search; its history is kept.
+      executor: of `concurrent.futures`, `executors.Ray()`, or that of a Dask client, with at least as many
+        workers. By default each worker is a process, which is replaced when it hangs or dies. On Ray an
+        evaluation whose worker dies is run again. A worker of another executor that hangs is out of use,
+        and a pool that breaks ends the search; its history is kept.
       timeout: seconds that an evaluation may take; None for no limit.
       metric: the score's name, where the evaluation returns a dict. The others are kept in the history.
       evaluations: the budget, instead of the strategy's own.

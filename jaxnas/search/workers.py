@@ -6,15 +6,13 @@ Of an executor only `submit`, the `result` of futures and `concurrent.futures.wa
 import collections
 import concurrent.futures as futures_lib
 import dataclasses
-import multiprocessing
 import os
-import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable
-from multiprocessing import connection
 from typing import Any, Self
+
+from jaxnas import executors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,24 +48,12 @@ def _takes_no_more(error: RuntimeError) -> RuntimeError:
     )
 
 
-def _end_with_parent() -> None:
-    """Has this worker end when the search is killed, which could not end it any more."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 class Workers:
     """A number of workers that evaluate a function, until `close`.
 
     Without an executor each worker is a process of its own, which is ended and replaced when an
-    evaluation takes too long or ends it. A worker of a given executor cannot be ended: it is out of
-    use until its evaluation returns.
+    evaluation takes too long or ends it. A worker of a given executor cannot be ended, but on Ray: it is
+    out of use until its evaluation returns.
 
     Args:
       function: of one argument. For processes it stands at the top level of a module.
@@ -95,7 +81,7 @@ class Workers:
         self._function, self._given, self._timeout = function, executor, timeout
         self._waiting: collections.deque = collections.deque()
         self._slots: list[_Slot] = []
-        if executor is None or isinstance(executor, futures_lib.ProcessPoolExecutor):
+        if executor is None or isinstance(executor, futures_lib.ProcessPoolExecutor | executors.Ray):
             self._check_import()
         self._slots = [self._slot() for _ in range(count)]
 
@@ -148,30 +134,19 @@ class Workers:
     def _slot(self) -> _Slot:
         if self._given is not None:
             return _Slot(self._given)
-        # Spawned: a fork of a process in which JAX runs threads may hang.
-        context = multiprocessing.get_context("spawn")
-        executor = futures_lib.ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
+        executor = executors.processes(1)
         return _Slot(executor, executor.submit(os.getpid).result())
 
     def _check_import(self) -> None:
         """Asks one worker for the function, before any evaluation is spent."""
-        name = getattr(self._function, "__qualname__", repr(self._function))
-        slot = None
+        executor = executors.processes(1) if self._given is None else self._given
         try:
-            slot = self._slot()
-            data = pickle.dumps(self._function)
-            slot.executor.submit(pickle.loads, data).result()
-        except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
-            if isinstance(error, RuntimeError) and "shutdown" in str(error):
-                raise _takes_no_more(error) from error
-            raise ValueError(
-                f"search: the workers cannot import {name}: {type(error).__name__}: {error}. Define it at "
-                "the top level of a module that they find, and start the search of a script under "
-                'if __name__ == "__main__".'
-            ) from error
+            executors.check_import(self._function, executor)
+        except RuntimeError as error:
+            raise _takes_no_more(error) from error
         finally:
-            if slot is not None:
-                self._end(slot)
+            if self._given is None:
+                executor.shutdown()
 
     def _start(self, slot: _Slot) -> None:
         label, argument = self._waiting.popleft()
@@ -196,6 +171,8 @@ class Workers:
     def _late(self, slot: _Slot) -> Outcome:
         label = slot.label
         slot.label = None
+        assert slot.future is not None
+        slot.future.cancel()  # One that has not begun; and on Ray also one that runs.
         self._replace(slot)
         return Outcome(label, error=f"TimeoutError: it took more than {self._timeout} seconds")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxnas.files import read_arrays
+from jaxnas.files import as_path, read_arrays
 
 VARIABLE = "JAXNAS_DATA"
 
@@ -30,7 +30,7 @@ class File:
 
 def data_directory(given: str | os.PathLike | None = None) -> pathlib.Path:
     """The directory given, else that of the variable JAXNAS_DATA, else ~/.cache/jaxnas."""
-    return pathlib.Path(given or os.environ.get(VARIABLE) or "~/.cache/jaxnas").expanduser()
+    return as_path(given or os.environ.get(VARIABLE) or "~/.cache/jaxnas").expanduser()
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
@@ -69,19 +69,18 @@ def read(file: File, data_dir: str | os.PathLike | None = None) -> dict[str, np.
             f"{file.path} was not found: neither {places[0]} nor {places[1]} "
             f"is a file (that directory is given by {by}). {file.origin}"
         )
-    size = path.stat().st_size
     expected = f"arrays with the SHA-256 {' or '.join(file.digests)}"
     try:
         arrays = read_arrays(path)
     except ValueError as error:
         raise ValueError(
-            f"{path}: expected an npz file of {expected}; found {size:,} bytes that "
+            f"{path}: expected an npz file of {expected}; found {len(path.read_bytes()):,} bytes that "
             f"are not one ({error.__cause__}). Copy it again. {file.origin}"
         ) from error
     found = digest(arrays)
     if found not in file.digests:
         raise ValueError(
             f"{path}: expected {expected}; found {len(arrays)} arrays with {found} in "
-            f"{size:,} bytes. It is corrupt, or another version. {file.origin}"
+            f"{len(path.read_bytes()):,} bytes. It is corrupt, or another version. {file.origin}"
         )
     return arrays

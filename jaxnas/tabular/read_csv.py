@@ -1,6 +1,7 @@
 """A table from a CSV file."""
 
 import csv
+import io
 import math
 import os
 import pathlib
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxnas import files
 from jaxnas.choice import Choice, Option, nearest
 from jaxnas.space import Arch, Space
 from jaxnas.tabular.table import Table, from_arrays
@@ -83,7 +85,7 @@ def from_csv(
 def _read(path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and each line with its number in the file; all cells without spaces around them."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(files.as_path(path).open("rb"), "utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]

@@ -75,7 +75,9 @@ class Checkpointer:
         """
         if max_to_keep < 2:
             raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
-        self.directory = epath.Path(directory).absolute()
+        directory = files.as_path(directory)
+        # `absolute` of etils would take gs://bucket for a name in the folder of this process.
+        self.directory = epath.Path(directory if files.is_remote(directory) else directory.absolute())
         self._scores: dict[int, float | None] = {}
         policy = _LatestAndBest(max_to_keep, self._best)
         self._options = ocp.CheckpointManagerOptions(preservation_policy=policy)

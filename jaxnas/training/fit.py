@@ -171,7 +171,7 @@ def restore(
       ConfigMismatch: a checkpoint of another config.
       CheckpointError: the best is asked for, and no saved state was measured.
     """
-    folder = pathlib.Path(workdir) / "checkpoints"
+    folder = files.as_path(workdir) / "checkpoints"
     if not folder.is_dir():  # asking must not create it
         return None
     mesh = training.mesh() if mesh is None else mesh
@@ -199,7 +199,7 @@ def _loop(
     may_differ: tuple[str, ...],
     progress: Callable[[int, Mapping[str, Any]], None] | None,
 ) -> Trained:
-    folder = None if workdir is None else pathlib.Path(workdir)
+    folder = None if workdir is None else files.as_path(workdir)
     clock, start = Clock(PARTS), 0
     with ExitStack() as stack:
         checkpointer = writer = times_writer = None

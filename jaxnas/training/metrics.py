@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ class JsonlWriter:
         Raises:
           ValueError: a line before the last one is not a record of this kind; nothing is cut.
         """
-        self.path = pathlib.Path(path)
+        self.path = files.as_path(path)
         self.counter = counter
         self._last: int | None = None
         kept = 0

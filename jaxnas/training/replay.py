@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +70,7 @@ def replay(
       FileNotFoundError: no training diverged there.
       ConfigMismatch: the training had another config.
     """
-    folder = pathlib.Path(workdir)
+    folder = files.as_path(workdir)
     if not (folder / DIVERGED).is_file():
         raise FileNotFoundError(f"{folder} has no {DIVERGED}: no training diverged there, or it was mended.")
     last = files.read_json(folder / DIVERGED)["step"] - 1

@@ -10,7 +10,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
-from jaxnas import processes
+from jaxnas import files, processes
 
 LOCK = ".lock"
 
@@ -25,10 +25,10 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
 
     The kernel drops the lock when its process ends, however it ends: a killed run leaves nothing
     to clean up. The file `.lock` stays; it only says who was last. Of several processes that are one run,
-    the first holds it.
+    the first holds it. An object store has no locks: nothing keeps a second run from a workdir there.
 
     Args:
-      path: the directory; parents are created.
+      path: the directory, or gs://bucket/folder; parents are created.
       resume_ok: if False, a directory that already has files in it is refused.
 
     Yields:
@@ -37,21 +37,28 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
     Raises:
       WorkdirError: not writable, in use by another run, or not empty while `resume_ok` is False.
     """
-    workdir = pathlib.Path(path).expanduser().absolute()
+    workdir = files.as_path(path)
+    if not files.is_remote(workdir):
+        workdir = workdir.expanduser().absolute()
     if not processes.is_first():
         processes.wait("the workdir is there")
         yield workdir
         return
+    lock = None
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        if files.is_remote(workdir):
+            files.write_text(workdir / LOCK, _holder())
+        else:
+            lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
+        why = f"{error.strerror} ({error.filename})" if error.strerror else str(error)
         raise WorkdirError(
-            f"cannot write to the workdir {workdir}: {error.strerror} ({error.filename}). "
-            "Choose a directory that you may write to."
+            f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
         ) from error
     try:
-        _lock(lock, workdir)
+        if lock is not None:
+            _lock(lock, workdir)
         present = sorted(entry.name for entry in workdir.iterdir() if entry.name != LOCK)
         if present and not resume_ok:
             raise WorkdirError(
@@ -61,7 +68,8 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
         processes.wait("the workdir is there")
         yield workdir
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(lock: int, workdir: pathlib.Path) -> None:
@@ -80,4 +88,8 @@ def _lock(lock: int, workdir: pathlib.Path) -> None:
             "Wait for that run, stop it, or choose another directory."
         ) from error
     os.ftruncate(lock, 0)
-    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    os.pwrite(lock, _holder().encode(), 0)
+
+
+def _holder() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}\n"

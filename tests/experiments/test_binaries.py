@@ -215,3 +215,52 @@ def test_help_shows_how_it_is_used(binary):
     )
     assert f"python -m experiments.{binary} --config=digits" in process.stdout
     assert "--workdir" in process.stdout and "--data_dir" in process.stdout
+
+
+SMALL = """
+from small_tasks import net_of, task_of
+from experiments.config import Config
+from jaxnas.training import Training
+settings = Training(steps=6, batch_size=8)
+CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), training=settings)
+"""
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_retrainings_on_workers_are_those_of_the_loop(tmp_path, executor):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    (tmp_path / "small.py").write_text(SMALL)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}"}
+
+    def retrain(workdir, *more, code=0):
+        base = [f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / workdir}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "experiments.retrain", "--architecture=smallest", *base, *more],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    def results(workdir, seed):
+        folder = tmp_path / workdir / "retrained" / f"smallest-scratch-{seed}"
+        return [(folder / name).read_bytes() for name in ("result.json", "metrics.jsonl")]
+
+    alone = retrain("alone", "--set=seed=1")
+    assert "mean and deviation" not in alone.stdout
+    there = retrain("there", "--seeds=0,1", f"--executor={executor}", "--workers=2")
+    assert "test, mean and deviation of 2 seeds: accuracy" in there.stdout
+    assert results("there", 1) == results("alone", 1) != results("there", 0)
+    assert json.loads(results("there", 0)[0])["found"]["seed"] == 0
+    assert alone.stdout.splitlines()[1] in there.stdout.splitlines()
+    if executor == "processes":
+        for wrong, message in (
+            ("--seeds=0,0", "--seeds=0,0: expected different whole numbers"),
+            ("--seeds=a", "--seeds=a: expected different whole numbers"),
+            ("--worker_gpus=1", "--worker_gpus=1 needs --executor=ray"),
+        ):
+            assert message in retrain("there", wrong, code=2).stderr

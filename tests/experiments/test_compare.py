@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import compare as compare_binary
-from experiments import strategies, tables
+from experiments import searches, strategies, tables
 from jaxnas import files, search, tabular
 from jaxnas.space import Choice, Space
 from jaxnas.tabular import nasbench201, nasbench_graph
@@ -169,11 +170,11 @@ def test_a_table_and_a_strategy_of_ones_own(tmp_path):
 
 def test_a_strategy_that_asks_for_no_architecture_is_refused():
     codes = np.array([[[0, 1], [2, 0], [-1, -1]], [[0, 1], [-1, -1], [1, 1]]])
-    compare_binary.check_codes("mine", codes[:1])  # a search that ended early
+    searches.check_codes("mine", codes[:1])  # a search that ended early
     with pytest.raises(ValueError, match=r"mine: `ask` .* indices \[-1, -1\] \(evaluation 2 of a search"):
-        compare_binary.check_codes("mine", codes)
+        searches.check_codes("mine", codes)
     with pytest.raises(ValueError, match=r"indices \[2, -1\]"):
-        compare_binary.check_codes("mine", np.array([[[0, 1], [2, -1]]]))
+        searches.check_codes("mine", np.array([[[0, 1], [2, -1]]]))
 
 
 def test_what_a_table_lacks_is_said(tmp_path):
@@ -280,6 +281,68 @@ def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
         compare_binary.check_reach("local", search.LocalSearch(space, evaluations=10), table)
     process = strategies.gaussian_process(table, 10)
     compare_binary.check_reach("gaussian_process", process, table)
+
+
+def parts_of(workdir):
+    """What the searches of a comparison found, without their times."""
+    found = {}
+    for path in sorted(workdir.glob("searches/*/*.npz")):
+        part = files.read_arrays(path)
+        found[str(path.relative_to(workdir))] = {
+            name: part[name].tolist() for name in set(part) - {"seconds"}
+        }
+    return found
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_workers_give_the_results_of_the_loop(tmp_path, executor):
+    if executor == "ray":
+        pytest.importorskip("ray")
+    grid(tmp_path / "grid.csv")
+    (tmp_path / "own.py").write_text(OWN)
+    benchmark, there = f"--benchmark={tmp_path / 'grid.csv'}", [f"--executor={executor}", "--workers=2"]
+    base = ["--strategies=random,own:mine", "--evaluations=12", benchmark, "--objectives=score=max"]
+    base += ["--ignore=loss", "--seeds=8"]
+    here = compare(tmp_path / "here", *base, path=str(tmp_path))
+    assert here.returncode == 0, here.stderr
+    kept = tmp_path / "there" / "searches" / "random" / "0-3.npz"
+    kept.parent.mkdir(parents=True)
+    shutil.copy2(tmp_path / "here" / "searches" / "random" / "0-3.npz", kept)
+    before = kept.stat().st_mtime_ns
+    done = compare(tmp_path / "there", *base, *there, path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert kept.stat().st_mtime_ns == before
+    found = parts_of(tmp_path / "there")
+    assert found == parts_of(tmp_path / "here") and len(found) == 6
+    results = [json.loads((tmp_path / run / "comparison.json").read_text()) for run in ("here", "there")]
+    for result in results:
+        for one in result["strategies"]:
+            one.pop("seconds_per_search")
+    assert results[0] == results[1]
+
+
+def test_workers_without_an_executor_are_refused(tmp_path):
+    grid(tmp_path / "grid.csv")
+    base = [f"--benchmark={tmp_path / 'grid.csv'}", "--objectives=score=max", "--evaluations=12"]
+    done = compare(tmp_path / "run", *base, "--ignore=loss", "--workers=2")
+    assert done.returncode == 2 and "--workers=2 needs --executor=processes or" in done.stderr
+
+
+def test_a_worker_with_another_table_or_other_code_is_refused(tmp_path):
+    grid(tmp_path / "grid.csv")
+    place = str(tmp_path / "grid.csv"), None, ("score=max",), ("loss",)
+    table = searches.table_of(*place)
+    made = searches.build(strategies.find("random"), "random", table, 12)
+    right = dict(
+        table_sha256=searches.digest(table, "score"),
+        source=searches.source_of(strategies.find("random"), made),
+    )
+    for name, what in (("table_sha256", "table"), ("source", "code of the strategy")):
+        one = searches.Searches("random", *place, "score", 12, None, False, **(right | {name: "abc"}))
+        with pytest.raises(ValueError, match=f"random on .*: the {what} of this worker is another one"):
+            searches.run(one, 0, 3)
+    one = searches.Searches("random", *place, "score", 12, None, False, **right)
+    assert set(searches.run(one, 0, 3)) == one.arrays
 
 
 @pytest.mark.slow
@@ -406,4 +469,4 @@ def test_what_ends_after_the_budget_of_seconds_was_not_found():
 
 def test_what_is_no_strategy_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match="--strategies: own:mine: search: object is no strategy"):
-        compare_binary.build(lambda table, evaluations: object(), "own:mine", None)
+        searches.build(lambda table, evaluations: object(), "own:mine", None, 12)

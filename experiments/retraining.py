@@ -1,0 +1,82 @@
+"""A retraining as an independent job, which runs in any process that reaches the data and the workdir."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from experiments import binary
+from experiments import config as config_lib
+from experiments.configs import CONFIGS
+from jaxnas import files, runs, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Retraining:
+    """What decides a retraining, as on the command line.
+
+    Attributes:
+      config, assignments: the name of the config, and what --set replaces in it.
+      workdir: of the search.
+      architecture, weights: what is trained, and what it starts from.
+      seed: of the retraining; None for the config's.
+      data_dir, source_dir: where the data are.
+    """
+
+    config: str
+    assignments: tuple[str, ...]
+    workdir: str
+    architecture: str
+    weights: str
+    seed: int | None
+    data_dir: str | None
+    source_dir: str | None
+
+
+def label_of(text: str, weights: str, seed: int) -> str:
+    """The folder of a retraining: what was trained, from which weights, with which seed."""
+    name = text.replace(":", "_")
+    if not re.fullmatch(r"\w{1,40}", name):
+        name = "given_" + files.sha256(text.encode())[:12]
+    return f"{name}-{weights}-{seed}"
+
+
+def run(job: Retraining) -> tuple[dict, dict] | None:
+    """Trains an architecture alone, in workdir/retrained/<label>, and measures it.
+
+    Returns:
+      Metrics by role, and where the time went; None if it was stopped and saved before its end.
+    """
+    config = config_lib.override(config_lib.find(CONFIGS, job.config), job.assignments)
+    seed, root = config.seed if job.seed is None else job.seed, files.as_path(job.workdir)
+    path = root / "retrained" / label_of(job.architecture, job.weights, seed)
+    with training.open_workdir(path) as workdir:
+        session = binary.make_session(config, job.data_dir, job.source_dir)
+        costs = session.costs(root)
+        arch = session.architecture(job.architecture, root, costs)
+        variables = session.trained(root).evaluated() if job.weights == "inherited" else None
+        described = session.net.space.to_dict(arch)
+        print(f"{job.architecture}: {described}", flush=True)
+        # The settings of the supernet's training count only where its weights do.
+        own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
+        result = runs.retrain(
+            session.task,
+            session.net,
+            arch,
+            config.alone,
+            workdir,
+            name=job.architecture,
+            variables=variables,
+            costs=costs,
+            seed=seed,
+            config={
+                **own,
+                "seed": seed,
+                "retraining": config.alone.deciding(),
+                "architecture": described,
+            },
+            mesh=session.mesh,
+        )
+    if result is None:
+        return None
+    return {role: dict(x) for role, x in result.found.metrics.items()}, files.read_json(path / "times.json")

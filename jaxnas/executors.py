@@ -1,0 +1,198 @@
+"""Where independent work runs: here, on processes of this machine, or on a Ray cluster.
+
+All are executors of the interface of `concurrent.futures`, and None stands for here, one call after another.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures as futures_lib
+import importlib
+import logging
+import multiprocessing
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from typing import Any
+
+
+class WorkerDied(RuntimeError):
+    """A worker ended without a result, and its executor does not begin again."""
+
+
+def processes(workers: int) -> futures_lib.ProcessPoolExecutor:
+    """An executor of new processes of this machine, which end with the one that made them.
+
+    They are spawned: a fork of a process in which JAX runs threads may hang.
+    """
+    context = multiprocessing.get_context("spawn")
+    return futures_lib.ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+class Ray(futures_lib.Executor):
+    """An executor on the workers of Ray, which has none of its own.
+
+    What a worker was doing when it died, or its machine was lost, is done again by another one, up to
+    `max_retries` times (3 by default). Then the future raises Ray's `WorkerCrashedError`.
+
+    Ray is connected to as its own `ray.init()` does it: to $RAY_ADDRESS, to a cluster that `ray start`
+    has begun on this machine, or to a new one on this machine, which ends with `shutdown`. Whoever needs
+    more, such as a `runtime_env` that brings code to the workers, calls `ray.init` before.
+
+    Args:
+      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above.
+      options: of `ray.remote`, for each call: what it needs, as num_cpus=1 and num_gpus=0, and max_retries.
+
+    Raises:
+      ImportError: Ray is not installed.
+    """
+
+    def __init__(self, workers: int | None = None, **options: Any) -> None:
+        try:
+            self._ray = importlib.import_module("ray")
+        except ImportError as error:
+            raise ImportError(
+                "an executor on Ray needs the package ray: pip install 'jaxnas[ray]'"
+            ) from error
+        self._began = not self._ray.is_initialized()
+        if self._began:
+            new = {} if workers is None else {"address": "local", "num_cpus": workers}
+            self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
+        # A lambda travels by value, so that workers need no jaxnas for a function that has none.
+        call = self._ray.remote(lambda function, args, kwargs: function(*args, **kwargs))
+        self._call = call.options(**{"num_cpus": 1, **options})
+        self._running: set[futures_lib.Future] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures_lib.Future:
+        """Calls a function on a worker; see `concurrent.futures.Executor.submit`."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            reference = self._call.remote(function, args, kwargs)
+            future = _FutureOfRay(lambda: self._ray.cancel(reference, force=True))
+            self._running.add(future)
+
+        def ended(told: futures_lib.Future) -> None:
+            with self._lock:
+                self._running.discard(future)
+            error = told.exception()
+            if error is None:
+                future.set_result(told.result())
+            else:
+                future.set_exception(_cause(error))
+
+        reference.future().add_done_callback(ended)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more; see `concurrent.futures.Executor.shutdown`. A cluster of its own ends."""
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+        if cancel_futures:
+            for future in running:
+                future.cancel()
+        if wait:
+            futures_lib.wait(running)
+            if self._began:
+                self._ray.shutdown()
+
+
+class _FutureOfRay(futures_lib.Future):
+    """The result of a call on Ray, where also what runs can be cancelled: its worker is ended."""
+
+    def __init__(self, cancel: Callable[[], Any]) -> None:
+        super().__init__()
+        self._cancel = cancel
+        self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Ends the call. It then raises Ray's error soon, which is why this says False, for not yet."""
+        if not self.done():
+            self._cancel()
+        return False
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What was raised on the worker; Ray wraps it, with process numbers and addresses in its text."""
+    for name in ("cause", "client_exc"):
+        inner = getattr(error, name, None)
+        error = inner if isinstance(inner, BaseException) else error
+    return error
+
+
+def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -> None:
+    """Checks that the workers of an executor can import a function, before any work is spent.
+
+    Raises:
+      ValueError: they cannot.
+      RuntimeError: the executor was shut down.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    try:
+        if isinstance(executor, futures_lib.ProcessPoolExecutor):
+            # Sent as it is, a function that cannot be imported breaks the pool without a reason.
+            executor.submit(pickle.loads, pickle.dumps(function)).result()
+        else:
+            executor.submit(callable, function).result()
+    except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
+        if isinstance(error, RuntimeError) and "shutdown" in str(error):
+            raise
+        raise ValueError(
+            f"the workers cannot import {name}: {type(error).__name__}: {error}. Define it at the top level "
+            "of a module that they find, and start a script under "
+            'if __name__ == "__main__".'
+        ) from error
+
+
+def as_completed(
+    function: Callable[..., Any], jobs: Sequence[tuple], executor: futures_lib.Executor | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Calls a function for each of many independent jobs, and yields what it returns as soon as it ends.
+
+    Args:
+      function: of the arguments of a job. For workers it stands at the top level of a module.
+      jobs: the arguments of each call.
+      executor: None for one call after another, here.
+
+    Yields:
+      The number of the job, from 0, and what the function returned, in the order in which the calls end.
+
+    Raises:
+      ValueError: the workers cannot import the function.
+      WorkerDied: a worker of an executor that does not begin again ended without a result.
+      Exception: what a call raised; those that have not begun are given up.
+    """
+    if executor is None:
+        for number, job in enumerate(jobs):
+            yield number, function(*job)
+        return
+    if jobs:
+        check_import(function, executor)
+    numbers = {executor.submit(function, *job): number for number, job in enumerate(jobs)}
+    try:
+        for future in futures_lib.as_completed(numbers):
+            yield numbers[future], future.result()
+    except futures_lib.BrokenExecutor as error:
+        raise WorkerDied(
+            "a worker ended without a result: it was killed, or its machine has no memory left. The same "
+            "command goes on from what is done; take fewer workers if memory is short."
+        ) from error
+    finally:
+        for future in numbers:
+            future.cancel()
+
+
+def _end_with_parent() -> None:
+    """Has this worker end when its maker is killed, which could not end it any more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,197 @@
+"""A whole run whose workdir is in an object store: the same as one on a disk."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from small_tasks import net_of, task_of
+
+import jaxnas
+from jaxnas import data, files, report, runs, search, tabular
+from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
+
+TRAINING = Training(
+    steps=4,
+    batch_size=8,
+    learning_rate=1e-2,
+    warmup_steps=1,
+    log_every=1,
+    checkpoint_every=1,
+    steps_per_call=1,
+)
+
+
+def stop_at(number, done, *_):
+    if done == number:
+        raise KeyboardInterrupt
+
+
+def run(workdir):
+    """Trains, is stopped, goes on, searches twice and retrains; returns the page and the small network."""
+    task, net, mesh = task_of("text"), net_of("text"), make_mesh(1)
+    stopping = functools.partial(stop_at, 3)
+    with open_workdir(workdir) as root:
+        with pytest.raises(KeyboardInterrupt):
+            fit(task, net, TRAINING, workdir=root, mesh=mesh, progress=stopping)
+        trained = fit(task, net, TRAINING, workdir=root, mesh=mesh)
+        assert trained.complete and int(trained.state.step) == 4
+        again = fit(task, net, TRAINING, workdir=root, mesh=mesh)  # There is nothing left to do.
+        assert again.times == files.read_json(root / "times.json")
+        for evaluations in (4, 6):
+            strategy = search.RandomSearch(net.space, evaluations=evaluations, batch=2)
+            settings = runs.Search(strategy=strategy, baseline=False, limit=2)
+            result = runs.search_and_finish(task, net, trained.variables, settings, workdir=root, mesh=mesh)
+        assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
+        arch = net.space.from_dict(result.found.architecture)
+        runs.retrain(task, net, arch, TRAINING, root / "retrained" / "one", mesh=mesh)
+        page = report.write(root)
+    small, variables = jaxnas.load_subnet(files.as_path(workdir) / "subnet", module=type(net))
+    assert small.space.cardinality == 1
+    assert files.read_lines(root / "metrics.jsonl")[-1]["step"] == 4
+    return page.read_text().replace(str(workdir), "WORKDIR"), variables
+
+
+def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, tmp_path):
+    pages = [run(workdir) for workdir in (str(tmp_path / "run"), "gs://bucket/run")]
+    jax.tree.map(np.testing.assert_array_equal, pages[0][1], pages[1][1])
+    here = {
+        str(path.relative_to(tmp_path)): path.read_bytes()
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file() and "checkpoints" not in path.parts
+    }
+    there = {
+        name.removeprefix("bucket/"): data
+        for name, (data, _) in bucket.items()
+        if "/checkpoints/" not in name
+    }
+    assert here.keys() == there.keys() and len(here) > 10
+    timed = {"run/times.json", "run/search/times.json", "run/retrained/one/times.json", "run/report.html"}
+    for name in here.keys() - timed:
+        assert here[name] == there[name], name
+    assert "WORKDIR" not in pages[0][0] or "WORKDIR" in pages[1][0]
+    assert b"pid" in there["run/.lock"]
+
+
+def test_a_checkpoint_in_a_bucket_that_is_damaged_or_unfinished_is_passed_over(bucket, caplog):
+    folder, state = "gs://bucket/deep/checkpoints", {"w": np.arange(6.0), "key": jax.random.key(3)}
+    with Checkpointer(folder, max_to_keep=2) as checkpointer:
+        for step in range(1, 5):
+            checkpointer.save(step, {**state, "w": state["w"] + step}, {"config": {"a": step}})
+        assert checkpointer.steps() == [3, 4]
+    arrays = [name for name in bucket if "/4/state/" in name and "/d/" in name]
+    for name in arrays:
+        data, generation = bucket[name]
+        bucket[name] = bytes(255 - byte for byte in data), generation
+    with Checkpointer(folder) as checkpointer:
+        step, restored, metadata = checkpointer.restore_latest(state)
+    assert step == 3 and metadata["config"] == {"a": 3}
+    np.testing.assert_array_equal(restored["w"], state["w"] + 3)
+    assert "checkpoint 4 in gs://bucket/deep/checkpoints is damaged" in caplog.text
+    assert any("/corrupt-4/" in name for name in bucket) and not any("/checkpoints/4/" in x for x in bucket)
+
+    del bucket["bucket/deep/checkpoints/3/commit_success.txt"]  # As if it was killed before it ended.
+    with Checkpointer(folder) as checkpointer:
+        assert checkpointer.steps() == []
+        checkpointer.save(3, state, {})
+        assert checkpointer.restore_latest(state)[0] == 3
+
+
+def test_files_in_a_bucket(bucket):
+    root = files.as_path("gs://bucket/folder")
+    assert str(root / "a" / "b") == "gs://bucket/folder/a/b" and not root.exists()
+    files.write_json(root / "value.json", {"a": 1})
+    assert files.read_json("gs://bucket/folder/value.json") == {"a": 1}
+    assert [path.name for path in root.iterdir()] == ["value.json"]  # No temporary name is left.
+    with pytest.raises(FileNotFoundError, match="Did you mean value.json"):
+        files.read_json(root / "valu.json")
+    lines = root / "lines.jsonl"
+    files.begin_lines(lines)
+    for number in range(3):
+        files.append_lines(lines, [{"number": number}])
+    files.begin_lines(lines)
+    assert files.read_lines(lines, ("number",)) == [{"number": 0}, {"number": 1}, {"number": 2}]
+    files.truncate_lines(lines, 2)
+    assert lines.read_bytes() == b'{"number": 0}\n{"number": 1}\n'
+    files.write_arrays(root / "x.npz", {"x": np.arange(4)})
+    np.testing.assert_array_equal(files.read_arrays(root / "x.npz")["x"], np.arange(4))
+
+
+def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store):
+    folder = files.as_path("gs://bucket/subnet")
+    files.replace_folder(folder, {"tensors": b"old", "description": b"old"}, known=("program",))
+    files.write_bytes(folder / "program", b"old")
+    seen, put = [], store.put
+
+    def watched(name, data):
+        put(name, data)
+        seen.append({x.rpartition("/")[2]: content for x, (content, _) in bucket.items()})
+
+    store.put = watched
+    try:
+        files.replace_folder(folder, {"tensors": b"new", "description": b"new"}, known=("program",))
+    finally:
+        del store.put
+    assert seen == [{"tensors": b"new"}, {"tensors": b"new", "description": b"new"}]
+    files.write_bytes(folder / "mine", b"")
+    with pytest.raises(FileExistsError, match="holds other files, which would be lost: mine"):
+        files.replace_folder(folder, {"tensors": b"", "description": b""})
+
+
+def test_a_history_in_a_bucket_goes_on(bucket):
+    space = jaxnas.Space(op=jaxnas.Choice(*range(9)))
+    strategy = search.RandomSearch(space, evaluations=6, batch=2)
+    go = functools.partial(
+        search.run, strategy, lambda archs: archs["op"].astype("float32"), jax.random.key(0)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        go(history_path="gs://bucket/h/history.jsonl", progress=functools.partial(stop_at, 4))
+    bucket["bucket/h/history.jsonl"] = bucket["bucket/h/history.jsonl"][0] + b'{"index": 4, "st', 1
+    result = go(history_path="gs://bucket/h/history.jsonl")
+    lines = bucket["bucket/h/history.jsonl"][0].decode().splitlines()
+    assert result.resumed == 4 and [json.loads(line) for line in lines] == result.history == go().history
+
+
+def test_other_stores_and_what_is_not_installed_are_named(monkeypatch):
+    with pytest.raises(ValueError, match="s3://bucket/run is in no store that can be used: .* gs://bucket"):
+        files.as_path("s3://bucket/run")
+    with pytest.raises(ValueError, match="gs:/bucket/run is in no store .* one slash of two"):
+        files.as_path("gs:/bucket/run")  # What pathlib makes of it.
+
+    def missing(name):
+        raise ImportError("Please install gcsfs to access Google Storage")
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    with pytest.raises(
+        ValueError, match=r"gs://bucket/run needs the package gcsfs: pip install 'jaxnas\[gcs\]'"
+    ):
+        files.as_path("gs://bucket/run")
+    for path in ("runs/digits", "~/x", "c:x", "/tmp/a:b/c"):
+        assert str(files.as_path(path)) == path
+
+
+def test_files_of_a_user_in_a_bucket(bucket, tmp_path):
+    table = "a,b,score\n" + "".join(f"{a},{b},{a * b}\n" for a in range(3) for b in range(3))
+    words = "".join(f"{'good' if i % 2 else 'bad'} word{i % 5}\t{i % 2}\n" for i in range(60))
+    book = "".join(f"line {i % 7} of a book\n" for i in range(400))
+    found = []
+    for root in (str(tmp_path), "gs://bucket/given"):
+        for name, text in (("grid.csv", table), ("words.tsv", words), ("book.txt", book)):
+            files.write_text(f"{root}/{name}", text)
+        found.append(
+            (
+                tabular.from_csv(f"{root}/grid.csv", objectives={"score": "max"}).metrics["score"].tolist(),
+                data.from_tsv(f"{root}/words.tsv", text=0, label=1).train.inputs["tokens"].tolist(),
+                data.from_text(f"{root}/book.txt", tokenizer="byte").test.tokens.tolist(),
+            )
+        )
+    assert found[0] == found[1] and all(map(len, found[0]))
+    with pytest.raises(FileNotFoundError, match="gs://bucket/given/no.txt is not there"):
+        data.from_text("gs://bucket/given/no.txt")
+    with pytest.raises(FileNotFoundError, match="neither gs://bucket/given/nb201/"):
+        tabular.load("nasbench201", "gs://bucket/given")
+    with pytest.raises(ValueError, match="gs://bucket/given is in an object store; a folder of images"):
+        data.from_folder("gs://bucket/given")
+    with pytest.raises(ValueError, match="data_dir is gs://bucket/given, and array_record reads files of"):
+        data.load_text("tiny_shakespeare", data_dir="gs://bucket/given")
