@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import glob
 import hashlib
 import io
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 Path = str | os.PathLike
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -40,6 +42,11 @@ def write_bytes(path: Path, data: bytes) -> None:
       OSError: the directory cannot be written, or the disk is full; the old file is then untouched.
     """
     path = pathlib.Path(path)
+    with room_for(path, len(data), "The old file is kept" if path.exists() else "Nothing was written"):
+        _write_bytes(path, data)
+
+
+def _write_bytes(path: pathlib.Path, data: bytes) -> None:
     _remove_old_leftovers(path)
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
@@ -51,6 +58,20 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync(path.parent)
+
+
+@contextlib.contextmanager
+def room_for(path: Path, size: int, kept: str) -> Iterator[None]:
+    """Says of a disk that is full how much was needed, and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise OSError(
+            f"{path} could not be written: {os.strerror(error.errno)}. It takes {size:,} bytes. {kept}. "
+            "Delete something, or move the workdir to a larger disk. Started again, the run goes on."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -273,8 +294,9 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     `truncate_lines` removes.
     """
     text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
-    with open(path, "ab") as file:
-        file.write(text.encode("utf-8"))
+    data = text.encode("utf-8")
+    with room_for(path, len(data), "The lines before are kept"), open(path, "ab") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 

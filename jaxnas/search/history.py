@@ -43,6 +43,10 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
         raise ValueError(
             f"{path} is a folder; give the path of a history file, such as {path}/history.jsonl."
         )
+    if path.parent.is_file():
+        raise NotADirectoryError(
+            f"{path.parent} is a file, so that no history can be in it; choose a folder."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab"):
         pass  # Raises now what appending would raise after an expensive evaluation.

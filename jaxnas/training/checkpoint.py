@@ -13,7 +13,6 @@ remote paths. What it lacks is added here:
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -31,7 +30,7 @@ from jax.experimental import multihost_utils
 from jaxnas import files
 
 _logger = logging.getLogger(__name__)
-_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_NO_ROOM = tuple(map(os.strerror, files.NO_ROOM))
 
 
 class CheckpointError(RuntimeError):

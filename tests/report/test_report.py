@@ -616,8 +616,12 @@ def test_a_live_page_is_written_only_now_and_then(roots, tmp_path):
     times = iter([0.0, 0.0, 3.0, 5.0, 6.0])
     task, space = small_tasks.task_of("images"), small_tasks.net_of("images").space
     page = runs.LivePage(task, space, tmp_path, every=5.0, clock=lambda: next(times))
+    (tmp_path / "result.json").write_text("{}")
     page.end("Nothing was done.")
     assert not (tmp_path / "report.html").exists()  # a finished page is not replaced for nothing
+    (tmp_path / "result.json").unlink()
+    page.end("It was done before a kill.")  # the page of that run says that it goes on
+    assert "before a kill" in (tmp_path / "report.html").read_text()
     page.update("First.")
     assert "First." in (tmp_path / "report.html").read_text()
     page.update("Second.")

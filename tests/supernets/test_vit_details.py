@@ -201,6 +201,17 @@ def test_attributes_out_of_range(change, message):
         vit(**change)
 
 
+def test_what_is_no_space_and_images_of_other_channels():
+    with pytest.raises(TypeError, match="ViT: space is None, expected a space such as"):
+        vit(space=None)
+    net = vit()
+    variables = jaxnas.init(net, jax.random.key(0), (1, 8, 8, 1))
+    with pytest.raises(
+        ValueError, match=r"images have 3 channels, and the network's weights are for 1: .*8, 3"
+    ):
+        net.apply(variables, jnp.zeros((2, 8, 8, 3)), net.space.smallest())
+
+
 def test_space_without_the_decisions():
     with pytest.raises(ValueError, match=r"missing: \['mlp_ratio', 'num_heads'\]"):
         vit(space=jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=jaxnas.Choice(1)))
