@@ -1,0 +1,432 @@
+"""Breaks runs in every way at hand, starts them again, and compares them with runs that nothing disturbed.
+
+  python -m experiments.fault_drill --kills=100 --workdir=runs/drill
+  python -m experiments.fault_drill --kills=6 --only=kills --flows=training --workdir=runs/short
+
+Runs are killed (SIGKILL) at random moments and inside of writes, stopped (SIGTERM), given a disk that is
+full or read-only, damaged files, a clock that was set back, and a second run in their workdir. A run that
+ends must have the weights, history, result and page of the undisturbed run, byte for byte but for times.
+Prints what was done, how many runs ended equal, how many said what is wrong, and what did neither; with
+any of these it ends with status 1. Full and read-only disks need the right to mount.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import app, flags, logging
+
+from jaxnas import files
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def sets(*assignments: str, group: str = "") -> tuple[str, ...]:
+    """The --set flags of assignments to the fields of a group."""
+    return tuple(f"--set={group}{assignment}" for assignment in assignments)
+
+
+_STEPS = ("steps=40", "warmup_steps=5", "log_every=2", "evaluate_every=20", "checkpoint_every=5")
+_SMALL = (*sets("network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))"), *sets(*_STEPS, group="training."))
+_EVOLUTION = ("evaluations=48", "population=8", "parents=3", "mutations=4", "crossovers=3")
+_TRIALS = ("method=trials", "samples=6", "trial_steps=2,4", "eta=2", "limit=2", "slack=1.0")
+_SUPERNET = (*_SMALL, "--config=digits")
+_RELAXED = (*_SMALL, "--config=digits_gumbel", "--set=recipe.start=10")
+_TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
+_SAVES, _FILES, _LINES = "checkpoints/*-tmp*", ".*.tmp-*", "*.jsonl"
+_TRAINED = (_SAVES, _LINES, _FILES)
+_SEARCHED = ("search/*.jsonl", ".subnet.tmp-*", "subnet/.*.tmp-*", _FILES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow:
+    """A run of one binary.
+
+    Attributes:
+      binary, arguments: of the command.
+      writes: patterns of what is there, or grows, while the run writes something.
+      after: the flow that it goes on from.
+      folder: of the workdir that the run writes to.
+      processes: that are the run together.
+    """
+
+    binary: str
+    arguments: tuple[str, ...]
+    writes: tuple[str, ...]
+    after: str = ""
+    folder: str = "."
+    processes: int = 1
+
+
+FLOWS = {
+    "training": Flow("train_supernet", _SUPERNET, _TRAINED),
+    "search": Flow(
+        "search", (*_SUPERNET, *sets(*_EVOLUTION, group="search.strategy.")), _SEARCHED, "training"
+    ),
+    "retraining": Flow("retrain", _SUPERNET, _TRAINED, "search", "retrained/found-scratch-0"),
+    "comparison": Flow(
+        "compare", (*_TABLE, "--strategies=random,regularized_evolution"), ("searches/*/.*.tmp-*", _FILES)
+    ),
+    "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
+    "trials": Flow("search", (*_RELAXED, *sets(*_TRIALS, group="search.")), _SEARCHED, "differentiable"),
+    "two_processes": Flow("train_supernet", _SUPERNET, _TRAINED, processes=2),
+}
+
+_KILLS = flags.DEFINE_integer("kills", 100, "How many runs are killed, over all flows.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the moments and the damage.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for all runs; emptied first. Required.")
+_ONLY = flags.DEFINE_list("only", [], "Only these faults, of those in the table; by default all.")
+_FLOWS = flags.DEFINE_list("flows", list(FLOWS), f"Only these flows, of {', '.join(FLOWS)}.")
+
+
+@dataclasses.dataclass
+class Row:
+    """What became of the runs of one fault and flow; `neither` says what was wrong."""
+
+    times: int = 0
+    equal: int = 0
+    said: int = 0
+    neither: list[str] = dataclasses.field(default_factory=list)
+
+
+class Drill:
+    """The drill's folder, its random numbers, and what it has found."""
+
+    def __init__(self, root: pathlib.Path, seed: int) -> None:
+        self.root, self.random = root, np.random.default_rng(seed)
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.seconds: dict[str, float] = {}  # of the undisturbed runs
+        self._logs = itertools.count()
+
+    def row(self, fault: str, name: str) -> Row:
+        return self.rows.setdefault((fault, name), Row())
+
+    def start(self, name: str, workdir: pathlib.Path) -> Run:
+        """Starts a flow in a workdir."""
+        flow, log = FLOWS[name], self.root / f"log-{next(self._logs)}-{name}.txt"
+        command = [sys.executable, "-m", f"experiments.{flow.binary}", *flow.arguments]
+        together: list[list[str]] = [[]]
+        if flow.processes > 1:
+            with socket.socket() as free:
+                free.bind(("localhost", 0))
+                shared = [f"--coordinator=localhost:{free.getsockname()[1]}", f"--processes={flow.processes}"]
+            together = [[*shared, f"--process={index}"] for index in range(flow.processes)]
+        # A kill may leave a part of an entry in the cache of programs: it is the drill's own.
+        own = {"JAX_COMPILATION_CACHE_DIR": str(self.root / "programs"), "PYTHONPATH": str(ROOT)}
+        with open(log, "wb") as file:
+            common = dict(cwd=self.root, stdout=file, stderr=file, env=os.environ | own)
+            every = [[*command, f"--workdir={workdir}", *more] for more in together]
+            return Run([subprocess.Popen(one, **common) for one in every], log)
+
+    def fresh(self, name: str, label: str) -> pathlib.Path:
+        """A workdir in which a flow can begin."""
+        workdir, after = self.root / label / name, FLOWS[name].after
+        shutil.rmtree(workdir, ignore_errors=True)
+        if after:
+            shutil.copytree(self.undisturbed(after), workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        return workdir
+
+    def undisturbed(self, name: str) -> pathlib.Path:
+        """The workdir of a flow that nothing disturbed; it runs when it is first asked for."""
+        if name not in self.seconds:
+            workdir, begun = self.fresh(name, "undisturbed"), time.monotonic()
+            code, text = self.start(name, workdir).finish()
+            if code:
+                raise RuntimeError(f"{name} ends with {code} although nothing disturbed it:\n{text}")
+            self.seconds[name] = time.monotonic() - begun
+            print(f"{name}: {self.seconds[name]:.0f} s undisturbed", flush=True)
+        return self.root / "undisturbed" / name
+
+    def interrupted(self, name: str, label: str, number: int = signal.SIGKILL) -> tuple[pathlib.Path, int]:
+        """A workdir in which a flow was ended after some writes, and the exit status."""
+        workdir, flow = self.fresh(name, label), FLOWS[name]
+        run = self.start(name, workdir)
+        run.writes(workdir / flow.folder, flow.writes[0], 3)
+        run.end(number, self.random)
+        return workdir, run.finish()[0]
+
+    def judge(self, fault: str, name: str, workdir: pathlib.Path, what: str, may_say: bool = False) -> bool:
+        """Runs a flow to its end and enters how it ended; whether that was with a message."""
+        code, text = self.start(name, workdir).finish()
+        row, wrong = self.row(fault, name), ""
+        said = may_say and code == 2 and "error: " in text and "Traceback" not in text
+        if code == 0 and "Traceback" not in text:
+            different = differences(workdir, self.undisturbed(name))
+            wrong = f"ends with other {', '.join(different)}" if different else ""
+        elif not said:
+            wrong = f"status {code}: {text[-800:]}"
+        row.times, row.said, row.equal = row.times + 1, row.said + said, row.equal + (not said and not wrong)
+        row.neither += [f"{what}: {wrong}"] if wrong else []
+        message = text[text.rindex("error: ") :].strip() if said else "equal"
+        print(f"{fault}, {name}, {what}: {wrong or message}", flush=True)
+        return said
+
+
+@dataclasses.dataclass
+class Run:
+    """The processes of a run, and the file that they print to."""
+
+    processes: list[subprocess.Popen]
+    log: pathlib.Path
+
+    def goes_on(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+    def finish(self) -> tuple[int, str]:
+        """Waits for the end; the exit status that is not 0, if one is, and what was printed."""
+        codes = [process.wait(timeout=900) for process in self.processes]
+        return max(codes, key=abs), self.log.read_text(errors="replace")
+
+    def writes(self, folder: pathlib.Path, pattern: str, count: int) -> bool:
+        """Waits until what matches the pattern began or grew that often; False if the run ended before."""
+        before = sizes(folder, pattern)
+        while count > 0 and self.goes_on():
+            now = sizes(folder, pattern)
+            count -= any(size != before.get(path) for path, size in now.items())
+            before = now
+            time.sleep(0.0003)
+        return self.goes_on()
+
+    def end(self, number: int, random: np.random.Generator) -> None:
+        """Sends a signal to each process, in a random order, with up to a second in between."""
+        for position, index in enumerate(random.permutation(len(self.processes))):
+            time.sleep(random.uniform(0, 1) if position else 0)
+            self.processes[index].send_signal(number)
+
+
+def sizes(folder: pathlib.Path, pattern: str) -> dict[str, int]:
+    """The sizes of what a pattern matches; what goes meanwhile is left out."""
+    found = {}
+    for path in folder.glob(pattern):
+        try:
+            found[str(path)] = path.stat().st_size
+        except FileNotFoundError:  # renamed just now
+            continue
+    return found
+
+
+# ---- Comparing.
+
+
+def weights(step: pathlib.Path) -> dict[str, str]:
+    """The SHA-256 of every leaf of a checkpoint, read from its files anew."""
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    tree: Any = reader.metadata(step / "state").item_metadata
+    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), getattr(tree, "tree", tree))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(reader.restore(step / "state", restore_args=arguments))
+    return {jax.tree_util.keystr(path): files.sha256(np.asarray(x).tobytes()) for path, x in leaves}
+
+
+def content(path: pathlib.Path) -> Any:
+    """What a file holds, without times."""
+    if path.suffix == ".npz":
+        arrays = files.read_arrays(path)
+        return {name: (x.shape, x.tobytes()) for name, x in arrays.items() if name != "seconds"}
+    times = {
+        "comparison.json": rb'"seconds_per_search": [\d.e-]+',
+        "report.html": rb"<svg[^>]*times-t.*?</svg>|[\d.,]+(</?\w+>|\s|\xc2\xa0)*(ms|s|\w+ (per|a) second)\b",
+    }
+    return re.sub(times.get(path.name, b"$^"), b"", path.read_bytes())
+
+
+def contents(workdir: pathlib.Path) -> dict[str, Any]:
+    """All that a run leaves and that must be equal: the last weights, and each file that is no time."""
+    found: dict[str, Any] = {}
+    for path in workdir.rglob("*"):
+        parts, name = path.relative_to(workdir).parts, str(path.relative_to(workdir))
+        if path.name == "checkpoints":
+            steps = [step for step in path.iterdir() if step.name.isdigit()]
+            found[name] = weights(max(steps, key=lambda step: int(step.name)))
+        elif path.is_file() and "checkpoints" not in parts and path.name not in (".lock", "times.json"):
+            if not any(files.is_leftover(pathlib.Path(part)) for part in parts):
+                found[name] = content(path)
+    return found
+
+
+def differences(workdir: pathlib.Path, other: pathlib.Path) -> list[str]:
+    """The names of what two workdirs do not have alike."""
+    one, two = contents(workdir), contents(other)
+    return sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+
+
+# ---- The faults.
+
+
+def kills(drill: Drill, names: list[str]) -> None:
+    """Chains of up to six kills, flow after flow, until there were as many as were asked for."""
+    random, total, chain, inside = drill.random, 0, 0, 0
+    while total < _KILLS.value:
+        name, chain, done = names[chain % len(names)], chain + 1, []
+        flow, workdir, _ = FLOWS[name], drill.fresh(name, "kills"), drill.undisturbed(name)
+        unfinished: list[str] = [pattern for pattern in flow.writes if "tmp" in pattern]
+        seen: set[str] = set()
+        for _ in range(min(6, _KILLS.value - total)):
+            run, moment = (
+                drill.start(name, workdir),
+                str(random.choice(["random", *flow.writes, *flow.writes])),
+            )
+            if moment == "random":
+                time.sleep(random.uniform(0.2, 1) * drill.seconds[name])
+            reached = run.goes_on() and (
+                moment == "random"
+                or run.writes(
+                    workdir / flow.folder, moment, int(random.integers(1, 3 if moment == _FILES else 6))
+                )
+            )
+            run.end(signal.SIGKILL, random)
+            run.finish()
+            if not reached:
+                break  # the run was at its end
+            left = {path for pattern in unfinished for path in sizes(workdir / flow.folder, pattern)}
+            inside, seen = inside + bool(left - seen), left
+            done, total = [*done, moment], total + 1
+        drill.judge("chain of kills", name, workdir, f"{len(done)} kills at {', '.join(done)}")
+        drill.row("kills", name).times += len(done)
+        print(f"{total} kills so far, and behind {inside} of them there was an unfinished write", flush=True)
+
+
+def sigterm(drill: Drill, names: list[str]) -> None:
+    """A training saves and ends with 143; the others end at once, which a shell calls 143 too."""
+    for name in names:
+        workdir, code = drill.interrupted(name, "sigterm", signal.SIGTERM)
+        drill.judge("SIGTERM", name, workdir, "started again")
+        if code != (143 if _SAVES in FLOWS[name].writes else -signal.SIGTERM):
+            drill.row("SIGTERM", name).neither.append(f"SIGTERM ended it with {code}")
+
+
+def mounted(folder: pathlib.Path, options: str) -> None:
+    """Mounts a file system in memory, or mounts it anew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+
+
+def disk(drill: Drill, names: list[str], fault: str) -> None:
+    """A disk that is full before the end, or read-only, and then is not."""
+    for name in names:
+        before, after = drill.fresh(name, "disk-start"), drill.undisturbed(name)
+        low, high = (sum(512 * p.stat().st_blocks for p in w.rglob("*")) for w in (before, after))
+        full = [f"size={low + int(part * (high - low))}" for part in (0.1, 0.6)]
+        for options in full if fault == "disk full" else ["ro"]:
+            place = drill.root / "disk"
+            mounted(place, "size=1g")
+            try:
+                workdir = shutil.copytree(before, place / name)
+                mounted(place, f"remount,{options}")
+                if drill.judge(fault, name, workdir, options, may_say=True):
+                    mounted(place, "remount,rw,size=1g")
+                    drill.judge(f"{fault}, then mended", name, workdir, "started again")
+            finally:
+                subprocess.run(["umount", str(place)], check=True)
+
+
+def damage(drill: Drill, names: list[str]) -> None:
+    """One file of each kind of an interrupted run is damaged; a message is as good as the same end."""
+    for name in names:
+        workdir, _ = drill.interrupted(name, "damage")
+        found = sorted(path for path in workdir.rglob("*") if path.is_file() and path.name != ".lock")
+        kinds: dict[str, list[pathlib.Path]] = {}
+        for path in (path.relative_to(workdir) for path in found):
+            kinds.setdefault(re.sub(r"[0-9a-f]{8,}|\d+", "N", str(path)), []).append(path)
+        for kind, paths in kinds.items():
+            broken = drill.root / "damaged" / name
+            shutil.rmtree(broken, ignore_errors=True)
+            shutil.copytree(workdir, broken)
+            target = broken / drill.random.choice([str(path) for path in paths])
+            data = bytearray(target.read_bytes())
+            flipped = bytearray(data)
+            if data:
+                flipped[drill.random.integers(len(data))] ^= 1 << int(drill.random.integers(8))
+            ways = {"emptied": b"", "cut short": data[: len(data) // 2], "a flipped bit": flipped}
+            way = drill.random.choice(list(ways))
+            target.write_bytes(ways[way])
+            drill.judge("damaged file", name, broken, f"{kind}, {way}", may_say=True)
+
+
+def clock(drill: Drill, names: list[str]) -> None:
+    """The files of an interrupted run are a year younger than now, as after a clock was set back."""
+    for name in names:
+        workdir, _ = drill.interrupted(name, "clock")
+        for path in workdir.rglob("*"):
+            os.utime(path, (time.time() + 365 * 86_400,) * 2)
+        drill.judge("clock set back", name, workdir, "files of the next year")
+
+
+def two_runs(drill: Drill, names: list[str]) -> None:
+    """A second run in a workdir is refused, and the first one goes on to its end."""
+    for name in names:
+        workdir, flow = drill.fresh(name, "two"), FLOWS[name]
+        first = drill.start(name, workdir)
+        first.writes(workdir / flow.folder, flow.writes[0], 1)
+        code, text = drill.start(name, workdir).finish()
+        row = drill.row("second run", name)
+        refused = code == 2 and "in use by another run" in text
+        row.times, row.said = row.times + 1, row.said + refused
+        row.neither += [] if refused else [f"the second run ended with {code}: {text[-300:]}"]
+        first.finish()
+        drill.judge("first of two runs", name, workdir, "started again")
+
+
+def table(rows: dict[tuple[str, str], Row]) -> str:
+    """The rows as a table of Markdown."""
+    lines = [
+        "| fault | flow | times | ended equal | said what is wrong | neither |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (fault, name), row in rows.items():
+        figures = ("", "", "") if fault == "kills" else (row.equal, row.said, len(row.neither))
+        lines.append(f"| {fault} | {name} | {row.times} | {' | '.join(map(str, figures))} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> None:
+    names, faults = (
+        list(_FLOWS.value),
+        {
+            "kills": lambda: kills(drill, names),
+            "sigterm": lambda: sigterm(drill, names),
+            "full": lambda: disk(drill, alone, "disk full"),
+            "readonly": lambda: disk(drill, alone, "read-only disk"),
+            "damage": lambda: damage(drill, alone),
+            "clock": lambda: clock(drill, alone),
+            "two_runs": lambda: two_runs(drill, alone),
+        },
+    )
+    for given, known in ((_ONLY.value, faults), (names, FLOWS), (argv[1:], ())):
+        if unknown := [one for one in given if one not in known]:
+            raise app.UsageError(
+                f"{', '.join(unknown)} is not known; there are {', '.join(known) or 'none'}."
+            )
+    if not _WORKDIR.value:
+        raise app.UsageError("--workdir is missing: the directory for all runs.")
+    logging.set_verbosity(logging.ERROR)
+    root, begun = pathlib.Path(_WORKDIR.value).absolute(), time.monotonic()
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    lines = [f"{a},{b},{a + b / 7}" for a in range(9) for b in range(9)]
+    (root / "grid.csv").write_text("\n".join(["left,right,score", *lines]) + "\n")
+    drill, alone = Drill(root, _SEED.value), [name for name in names if FLOWS[name].processes == 1]
+    for fault in _ONLY.value or faults:
+        faults[fault]()
+    print(table(drill.rows), f"{(time.monotonic() - begun) / 60:.0f} minutes, seed {_SEED.value}", sep="\n")
+    wrong = [f"{fault}, {name}: {one}" for (fault, name), row in drill.rows.items() for one in row.neither]
+    print(*wrong, sep="\n")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    app.run(main)
