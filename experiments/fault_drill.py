@@ -48,8 +48,9 @@ _SUPERNET = (*_SMALL, "--config=digits")
 _RELAXED = (*_SMALL, "--config=digits_gumbel", "--set=recipe.start=10")
 _TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
 _SAVES, _FILES, _LINES = "checkpoints/*-tmp*", ".*.tmp-*", "*.jsonl"
-_TRAINED = (_SAVES, _LINES, _FILES)
-_SEARCHED = ("search/*.jsonl", ".subnet.tmp-*", "subnet/.*.tmp-*", _FILES)
+_HISTORY, _CHUNKS = "search/*.jsonl", "searches/*/.*.tmp-*"
+_TRAINED, _SEARCHED = (_SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, ".subnet.tmp-*", "subnet/.*.tmp-*")
+_OFTEN = (_SAVES, _LINES, _HISTORY, _CHUNKS)  # what a run writes many times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ FLOWS = {
     ),
     "retraining": Flow("retrain", _SUPERNET, _TRAINED, "search", "retrained/found-scratch-0"),
     "comparison": Flow(
-        "compare", (*_TABLE, "--strategies=random,regularized_evolution"), ("searches/*/.*.tmp-*", _FILES)
+        "compare", (*_TABLE, "--strategies=random,regularized_evolution"), (_CHUNKS, _CHUNKS, _FILES)
     ),
     "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
     "trials": Flow("search", (*_RELAXED, *sets(*_TRIALS, group="search.")), _SEARCHED, "differentiable"),
@@ -271,30 +272,25 @@ def kills(drill: Drill, names: list[str]) -> None:
     """Chains of up to six kills, flow after flow, until there were as many as were asked for."""
     random, total, chain, inside = drill.random, 0, 0, 0
     while total < _KILLS.value:
-        name, chain, done = names[chain % len(names)], chain + 1, []
-        flow, workdir, _ = FLOWS[name], drill.fresh(name, "kills"), drill.undisturbed(name)
-        unfinished: list[str] = [pattern for pattern in flow.writes if "tmp" in pattern]
-        seen: set[str] = set()
-        for _ in range(min(6, _KILLS.value - total)):
-            run, moment = (
-                drill.start(name, workdir),
-                str(random.choice(["random", *flow.writes, *flow.writes])),
-            )
+        name, chain = names[chain % len(names)], chain + 1
+        drill.undisturbed(name)
+        flow, workdir = FLOWS[name], drill.fresh(name, "kills")
+        folder, done, seen = workdir / flow.folder, [], set()
+        while len(done) < 6 and total + len(done) < _KILLS.value:
+            run, moment = drill.start(name, workdir), str(random.choice(["random", *flow.writes]))
             if moment == "random":
-                time.sleep(random.uniform(0.2, 1) * drill.seconds[name])
-            reached = run.goes_on() and (
-                moment == "random"
-                or run.writes(
-                    workdir / flow.folder, moment, int(random.integers(1, 3 if moment == _FILES else 6))
-                )
-            )
+                time.sleep(random.uniform(0.3, 1) * drill.seconds[name])
+            else:  # as it begins, or a little behind it
+                run.writes(folder, moment, int(random.integers(1, 6 if moment in _OFTEN else 2)))
+                time.sleep(random.choice([0, random.uniform(0, 0.3)]))
+            reached = run.goes_on()
             run.end(signal.SIGKILL, random)
             run.finish()
             if not reached:
                 break  # the run was at its end
-            left = {path for pattern in unfinished for path in sizes(workdir / flow.folder, pattern)}
-            inside, seen = inside + bool(left - seen), left
-            done, total = [*done, moment], total + 1
+            left = {path for pattern in flow.writes if "tmp" in pattern for path in sizes(folder, pattern)}
+            inside, seen, done = inside + bool(left - seen), left, [*done, moment]
+        total += len(done)
         drill.judge("chain of kills", name, workdir, f"{len(done)} kills at {', '.join(done)}")
         drill.row("kills", name).times += len(done)
         print(f"{total} kills so far, and behind {inside} of them there was an unfinished write", flush=True)
