@@ -35,18 +35,12 @@ from jaxnas import files
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def sets(*assignments: str, group: str = "") -> tuple[str, ...]:
-    """The --set flags of assignments to the fields of a group."""
-    return tuple(f"--set={group}{assignment}" for assignment in assignments)
-
-
-_STEPS = ("steps=40", "warmup_steps=5", "log_every=2", "evaluate_every=20", "checkpoint_every=5")
-_SMALL = (*sets("network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))"), *sets(*_STEPS, group="training."))
-_EVOLUTION = ("evaluations=48", "population=8", "parents=3", "mutations=4", "crossovers=3")
-_TRIALS = ("method=trials", "samples=6", "trial_steps=2,4", "eta=2", "limit=2", "slack=1.0")
-_SUPERNET = (*_SMALL, "--config=digits")
-_RELAXED = (*_SMALL, "--config=digits_gumbel", "--set=recipe.start=10")
+_ONE_SHOT, _RELAXED = (
+    (f"--config={ROOT / 'experiments' / 'fault_drill_configs.py'}:{name}",)
+    for name in ("one_shot", "relaxed")
+)
 _TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
+_COMPARED = (*_TABLE, "--strategies=random,regularized_evolution")
 _SAVES, _FILES, _LINES = "checkpoints/*-tmp*", ".*.tmp-*", "*.jsonl"
 _HISTORY, _CHUNKS = "search/*.jsonl", "searches/*/.*.tmp-*"
 _TRAINED, _SEARCHED = (_SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, ".subnet.tmp-*", "subnet/.*.tmp-*")
@@ -74,17 +68,13 @@ class Flow:
 
 
 FLOWS = {
-    "training": Flow("train_supernet", _SUPERNET, _TRAINED),
-    "search": Flow(
-        "search", (*_SUPERNET, *sets(*_EVOLUTION, group="search.strategy.")), _SEARCHED, "training"
-    ),
-    "retraining": Flow("retrain", _SUPERNET, _TRAINED, "search", "retrained/found-scratch-0"),
-    "comparison": Flow(
-        "compare", (*_TABLE, "--strategies=random,regularized_evolution"), (_CHUNKS, _CHUNKS, _FILES)
-    ),
+    "training": Flow("train_supernet", _ONE_SHOT, _TRAINED),
+    "search": Flow("search", _ONE_SHOT, _SEARCHED, "training"),
+    "retraining": Flow("retrain", _ONE_SHOT, _TRAINED, "search", "retrained/found-scratch-0"),
+    "comparison": Flow("compare", _COMPARED, (_CHUNKS, _CHUNKS, _FILES)),
     "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
-    "trials": Flow("search", (*_RELAXED, *sets(*_TRIALS, group="search.")), _SEARCHED, "differentiable"),
-    "two_processes": Flow("train_supernet", _SUPERNET, _TRAINED, processes=2),
+    "trials": Flow("search", _RELAXED, _SEARCHED, "differentiable"),
+    "two_processes": Flow("train_supernet", _ONE_SHOT, _TRAINED, processes=2),
 }
 
 _KILLS = flags.DEFINE_integer("kills", 100, "How many runs are killed, over all flows.", lower_bound=0)

@@ -502,7 +502,7 @@ DAMAGED = [
     ),
     (
         "result.json",
-        lambda text: text.replace('"length": 5', '"length": "5"', 1),
+        lambda text: re.sub(r',\s+"sha256": "\w+"', "", text.replace('"length": 5', '"length": "5"', 1)),
         ValueError,
         r"result\.json: space: choices: 'num_heads' is not what Space\.to_json\(\) writes",
     ),
@@ -573,6 +573,12 @@ def test_results_are_read_as_they_were_written(roots, tmp_path):
         result = result_lib.read(root)
         result_lib.write(tmp_path, result)
         assert result_lib.read(tmp_path) == result
+    text = (tmp_path / "result.json").read_text()
+    (tmp_path / "result.json").write_text(text.replace('"steps": 3', '"steps": 4').replace("0.9", "0.8"))
+    with pytest.raises(
+        ValueError, match=r"result.json was changed after it was written; run the search again"
+    ):
+        result_lib.read(tmp_path)
     result_lib.write(tmp_path, least(task=dataclasses.replace(least().task, metrics=())))
     with pytest.raises(ValueError, match="metrics: expected at least one metric"):
         result_lib.read(tmp_path)

@@ -242,6 +242,26 @@ def test_options_that_are_no_sizes(sizes, message):
         vit(space=spaces.vit(*sizes))
 
 
+def test_an_architecture_out_of_range_is_refused_and_while_it_is_traced_the_nearest_one():
+    """No program can refuse the value of an array; it must not run another mixture of options either."""
+    net = vit()
+    variables, images = jaxnas.init(net, jax.random.key(0), (1, 8, 8, 1)), jnp.ones((2, 8, 8, 1))
+    costs, largest = (
+        jaxnas.cost(net, (1, 8, 8, 1)),
+        {
+            name: jnp.asarray(np.broadcast_to(choice.sizes - 1, choice.shape), jnp.int32)
+            for name, choice in net.space.choices.items()
+        },
+    )
+    beyond = jax.tree.map(lambda x: x + 7, largest)
+    for call in (lambda arch: net.apply(variables, images, arch), costs):
+        with pytest.raises(ValueError, match=r"'embed_dim' is \d+, expected an index from 0"):
+            call(beyond)
+        for given, nearest in ((beyond, largest), (jax.tree.map(lambda x: x * 0 - 1, largest), None)):
+            nearest = jax.tree.map(jnp.zeros_like, largest) if nearest is None else nearest
+            jax.tree.map(np.testing.assert_array_equal, jax.jit(call)(given), jax.jit(call)(nearest))
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
