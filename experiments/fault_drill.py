@@ -13,6 +13,7 @@ any of these it ends with status 1. Full and read-only disks need the right to m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -230,7 +231,8 @@ def content(path: pathlib.Path) -> Any:
         return {name: (x.shape, x.tobytes()) for name, x in arrays.items() if name != "seconds"}
     times = {
         "comparison.json": rb'"seconds_per_search": [\d.e-]+',
-        "report.html": rb"<svg[^>]*times-t.*?</svg>|[\d.,]+(</?\w+>|\s|\xc2\xa0)*(ms|s|\w+ (per|a) second)\b",
+        "report.html": rb"<svg[^>]*times-t.*?</svg>|"  # bars of times, cells of a column of times, and texts
+        rb'data-name="(ms|rows) [^"]*">[^<]*|[\d.,]+(</?\w+>|\s|\xc2\xa0)*(ms|s|\w+ (per|a) second)\b',
     }
     return re.sub(times.get(path.name, b"$^"), b"", path.read_bytes())
 
@@ -306,9 +308,8 @@ def disk(drill: Drill, names: list[str], fault: str) -> None:
     for name in names:
         before, after = drill.fresh(name, "disk-start"), drill.undisturbed(name)
         low, high = (sum(512 * p.stat().st_blocks for p in w.rglob("*")) for w in (before, after))
-        full = [f"size={low + int(part * (high - low))}" for part in (0.1, 0.6)]
+        full, place = [f"size={low + int(part * (high - low))}" for part in (0.1, 0.6)], drill.root / "disk"
         for options in full if fault == "disk full" else ["ro"]:
-            place = drill.root / "disk"
             mounted(place, "size=1g")
             try:
                 workdir = shutil.copytree(before, place / name)
@@ -369,34 +370,29 @@ def two_runs(drill: Drill, names: list[str]) -> None:
 
 def table(rows: dict[tuple[str, str], Row]) -> str:
     """The rows as a table of Markdown."""
-    lines = [
-        "| fault | flow | times | ended equal | said what is wrong | neither |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| fault | flow | times | ended equal | said what is wrong | neither |", "|---" * 6 + "|"]
     for (fault, name), row in rows.items():
         figures = ("", "", "") if fault == "kills" else (row.equal, row.said, len(row.neither))
         lines.append(f"| {fault} | {name} | {row.times} | {' | '.join(map(str, figures))} |")
     return "\n".join(lines)
 
 
+FAULTS = {
+    "kills": kills,
+    "sigterm": sigterm,
+    "full": functools.partial(disk, fault="disk full"),
+    "readonly": functools.partial(disk, fault="read-only disk"),
+    "damage": damage,
+    "clock": clock,
+    "two_runs": two_runs,
+}
+
+
 def main(argv: list[str]) -> None:
-    names, faults = (
-        list(_FLOWS.value),
-        {
-            "kills": lambda: kills(drill, names),
-            "sigterm": lambda: sigterm(drill, names),
-            "full": lambda: disk(drill, alone, "disk full"),
-            "readonly": lambda: disk(drill, alone, "read-only disk"),
-            "damage": lambda: damage(drill, alone),
-            "clock": lambda: clock(drill, alone),
-            "two_runs": lambda: two_runs(drill, alone),
-        },
-    )
-    for given, known in ((_ONLY.value, faults), (names, FLOWS), (argv[1:], ())):
+    only, names = _ONLY.value or list(FAULTS), _FLOWS.value
+    for given, known in ((only, FAULTS), (names, FLOWS), (argv[1:], ["no arguments"])):
         if unknown := [one for one in given if one not in known]:
-            raise app.UsageError(
-                f"{', '.join(unknown)} is not known; there are {', '.join(known) or 'none'}."
-            )
+            raise app.UsageError(f"{', '.join(unknown)} is not known; there are {', '.join(known)}.")
     if not _WORKDIR.value:
         raise app.UsageError("--workdir is missing: the directory for all runs.")
     logging.set_verbosity(logging.ERROR)
@@ -406,8 +402,11 @@ def main(argv: list[str]) -> None:
     lines = [f"{a},{b},{a + b / 7}" for a in range(9) for b in range(9)]
     (root / "grid.csv").write_text("\n".join(["left,right,score", *lines]) + "\n")
     drill, alone = Drill(root, _SEED.value), [name for name in names if FLOWS[name].processes == 1]
-    for fault in _ONLY.value or faults:
-        faults[fault]()
+    try:
+        for fault in only:
+            FAULTS[fault](drill, names if fault in ("kills", "sigterm") else alone)
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C")
     print(table(drill.rows), f"{(time.monotonic() - begun) / 60:.0f} minutes, seed {_SEED.value}", sep="\n")
     wrong = [f"{fault}, {name}: {one}" for (fault, name), row in drill.rows.items() for one in row.neither]
     print(*wrong, sep="\n")
