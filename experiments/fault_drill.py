@@ -152,13 +152,21 @@ class Drill:
         run.end(number, self.random)
         return workdir, run.finish()[0]
 
-    def judge(self, fault: str, name: str, workdir: pathlib.Path, what: str, may_say: bool = False) -> bool:
-        """Runs a flow to its end and enters how it ended; whether that was with a message."""
+    def judge(
+        self, fault: str, name: str, workdir: pathlib.Path, what: str, may_say: bool = False, unread: str = ""
+    ) -> bool:
+        """Runs a flow to its end and enters how it ended; whether that was with a message.
+
+        A file that the run need not read may stay as it was, if it is named.
+        """
+        before = (workdir / unread).read_bytes() if unread else b""
         code, text = self.start(name, workdir).finish()
         row, wrong = self.row(fault, name), ""
         said = may_say and code == 2 and "error: " in text and "Traceback" not in text
         if code == 0 and "Traceback" not in text:
             different = differences(workdir, self.undisturbed(name))
+            if unread in different and (workdir / unread).read_bytes() == before:
+                different.remove(unread)
             wrong = f"ends with other {', '.join(different)}" if different else ""
         elif not said:
             wrong = f"status {code}: {text[-800:]}"
@@ -330,7 +338,8 @@ def damage(drill: Drill, names: list[str]) -> None:
     """One file of each kind of an interrupted run is damaged; a message is as good as the same end."""
     for name in names:
         workdir, _ = drill.interrupted(name, "damage")
-        found = sorted(path for path in workdir.rglob("*") if path.is_file() and path.name != ".lock")
+        own = {*(workdir / FLOWS[name].folder).rglob("*"), *workdir.glob("result.json")}
+        found = sorted(path for path in own if path.is_file() and path.name != ".lock")
         kinds: dict[str, list[pathlib.Path]] = {}
         for path in (path.relative_to(workdir) for path in found):
             kinds.setdefault(re.sub(r"[0-9a-f]{8,}|\d+", "N", str(path)), []).append(path)
@@ -346,7 +355,8 @@ def damage(drill: Drill, names: list[str]) -> None:
             ways = {"emptied": b"", "cut short": data[: len(data) // 2], "a flipped bit": flipped}
             way = drill.random.choice(list(ways))
             target.write_bytes(ways[way])
-            drill.judge("damaged file", name, broken, f"{kind}, {way}", may_say=True)
+            unread = str(target.relative_to(broken))
+            drill.judge("damaged file", name, broken, f"{kind}, {way}", may_say=True, unread=unread)
 
 
 def clock(drill: Drill, names: list[str]) -> None:
