@@ -24,59 +24,12 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import app, flags, logging
 
-from jaxnas import files
-
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-_ONE_SHOT, _RELAXED = (
-    (f"--config={ROOT / 'experiments' / 'fault_drill_configs.py'}:{name}",)
-    for name in ("one_shot", "relaxed")
-)
-_TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
-_COMPARED = (*_TABLE, "--strategies=random,regularized_evolution")
-_SAVES, _FILES, _LINES = "checkpoints/*-tmp*", ".*.tmp-*", "*.jsonl"
-_HISTORY, _CHUNKS = "search/*.jsonl", "searches/*/.*.tmp-*"
-_TRAINED, _SEARCHED = (_SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, ".subnet.tmp-*", "subnet/.*.tmp-*")
-_OFTEN = (_SAVES, _LINES, _HISTORY, _CHUNKS)  # what a run writes many times
-
-
-@dataclasses.dataclass(frozen=True)
-class Flow:
-    """A run of one binary.
-
-    Attributes:
-      binary, arguments: of the command.
-      writes: patterns of what is there, or grows, while the run writes something.
-      after: the flow that it goes on from.
-      folder: of the workdir that the run writes to.
-      processes: that are the run together.
-    """
-
-    binary: str
-    arguments: tuple[str, ...]
-    writes: tuple[str, ...]
-    after: str = ""
-    folder: str = "."
-    processes: int = 1
-
-
-FLOWS = {
-    "training": Flow("train_supernet", _ONE_SHOT, _TRAINED),
-    "search": Flow("search", _ONE_SHOT, _SEARCHED, "training"),
-    "retraining": Flow("retrain", _ONE_SHOT, _TRAINED, "search", "retrained/found-scratch-0"),
-    "comparison": Flow("compare", _COMPARED, (_CHUNKS, _CHUNKS, _FILES)),
-    "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
-    "trials": Flow("search", _RELAXED, _SEARCHED, "differentiable"),
-    "two_processes": Flow("train_supernet", _ONE_SHOT, _TRAINED, processes=2),
-}
+from experiments.drill.contents import differences
+from experiments.drill.runs import FLOWS, OFTEN, ROOT, SAVES, Run, sizes
 
 _KILLS = flags.DEFINE_integer("kills", 100, "How many runs are killed, over all flows.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments and the damage.")
@@ -177,102 +130,6 @@ class Drill:
         return said
 
 
-@dataclasses.dataclass
-class Run:
-    """The processes of a run, and the file that they print to."""
-
-    processes: list[subprocess.Popen]
-    log: pathlib.Path
-
-    def goes_on(self) -> bool:
-        return all(process.poll() is None for process in self.processes)
-
-    def finish(self) -> tuple[int, str]:
-        """Waits for the end; the exit status that is not 0, if one is, and what was printed."""
-        codes = [process.wait(timeout=900) for process in self.processes]
-        return max(codes, key=abs), self.log.read_text(errors="replace")
-
-    def writes(self, folder: pathlib.Path, pattern: str, count: int) -> bool:
-        """Waits until what matches the pattern began or grew that often; False if the run ended before."""
-        before = sizes(folder, pattern)
-        while count > 0 and self.goes_on():
-            now = sizes(folder, pattern)
-            count -= any(size != before.get(path) for path, size in now.items())
-            before = now
-            time.sleep(0.0003)
-        return self.goes_on()
-
-    def end(self, number: int, random: np.random.Generator) -> None:
-        """Sends a signal to each process, in a random order, with up to a second in between."""
-        for position, index in enumerate(random.permutation(len(self.processes))):
-            time.sleep(random.uniform(0, 1) if position else 0)
-            self.processes[index].send_signal(number)
-
-
-def sizes(folder: pathlib.Path, pattern: str) -> dict[str, int]:
-    """The sizes of what a pattern matches; what goes meanwhile is left out."""
-    found = {}
-    for path in folder.glob(pattern):
-        try:
-            found[str(path)] = path.stat().st_size
-        except FileNotFoundError:  # renamed just now
-            continue
-    return found
-
-
-# ---- Comparing.
-
-
-def weights(step: pathlib.Path) -> Any:
-    """The SHA-256 of every leaf of a checkpoint: what its record says, if that is what its files hold."""
-    said = files.read_json(step / "record" / "metadata")["record"]["sha256"]
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    tree: Any = reader.metadata(step / "state").item_metadata
-    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), getattr(tree, "tree", tree))
-    try:
-        leaves = jax.tree.leaves(reader.restore(step / "state", restore_args=arguments))
-    except ValueError:  # notes on shapes that only this reader needs: the run has read the arrays without
-        return said
-    found = sorted(files.sha256(np.asarray(leaf).tobytes()) for leaf in leaves)
-    return said if found == sorted(said.values()) else found
-
-
-def content(path: pathlib.Path) -> Any:
-    """What a file holds, without times."""
-    if path.suffix == ".npz":
-        arrays = files.read_arrays(path)
-        return {name: (x.shape, x.tobytes()) for name, x in arrays.items() if name != "seconds"}
-    times = {
-        "comparison.json": rb'"seconds_per_search": [\d.e-]+',
-        "report.html": rb"<svg[^>]*times-t.*?</svg>|"  # bars of times, cells of a column of times, and texts
-        rb'data-name="(ms|rows) [^"]*">[^<]*|[\d.,]+(</?\w+>|\s|\xc2\xa0)*(ms|s|\w+ (per|a) second)\b',
-    }
-    return re.sub(times.get(path.name, b"$^"), b"", path.read_bytes())
-
-
-def contents(workdir: pathlib.Path) -> dict[str, Any]:
-    """All that a run leaves and that must be equal: the last weights, and each file that is no time."""
-    found: dict[str, Any] = {}
-    for path in workdir.rglob("*"):
-        parts, name = path.relative_to(workdir).parts, str(path.relative_to(workdir))
-        if path.name == "checkpoints":
-            steps = [step for step in path.iterdir() if step.name.isdigit()]
-            found[name] = weights(max(steps, key=lambda step: int(step.name)))
-        elif path.is_file() and "checkpoints" not in parts and path.name not in (".lock", "times.json"):
-            if not any(files.is_leftover(pathlib.Path(part)) for part in parts):
-                found[name] = content(path)
-    return found
-
-
-def differences(workdir: pathlib.Path, other: pathlib.Path) -> list[str]:
-    """The names of what two workdirs do not have alike."""
-    one, two = contents(workdir), contents(other)
-    return sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
-
-
-# ---- The faults.
-
-
 def kills(drill: Drill, names: list[str]) -> None:
     """Chains of up to six kills, flow after flow, until there were as many as were asked for."""
     random, total, chain, inside = drill.random, 0, 0, 0
@@ -286,13 +143,13 @@ def kills(drill: Drill, names: list[str]) -> None:
             if moment == "random":
                 time.sleep(random.uniform(0.3, 1) * drill.seconds[name])
             else:  # as it begins, or a little behind it
-                run.writes(folder, moment, int(random.integers(1, 6 if moment in _OFTEN else 2)))
+                run.writes(folder, moment, int(random.integers(1, 6 if moment in OFTEN else 2)))
                 time.sleep(random.choice([0, random.uniform(0, 0.3)]))
             reached = run.goes_on()
             run.end(signal.SIGKILL, random)
             run.finish()
             if not reached:
-                break  # the run was at its end
+                break  # the run was at its end, and its chain too
             left = {path for pattern in flow.writes if "tmp" in pattern for path in sizes(folder, pattern)}
             inside, seen, done = inside + bool(left - seen), left, [*done, moment]
         total += len(done)
@@ -306,7 +163,7 @@ def sigterm(drill: Drill, names: list[str]) -> None:
     for name in names:
         workdir, code = drill.interrupted(name, "sigterm", signal.SIGTERM)
         drill.judge("SIGTERM", name, workdir, "started again")
-        if code != (143 if _SAVES in FLOWS[name].writes else -signal.SIGTERM):
+        if code != (143 if SAVES in FLOWS[name].writes else -signal.SIGTERM):
             drill.row("SIGTERM", name).neither.append(f"SIGTERM ended it with {code}")
 
 

@@ -218,7 +218,10 @@ def read(workdir: str | os.PathLike) -> Result:
     digest = values.pop("sha256", None)
     result = _parse(values, Result, str(path))
     if digest is not None and digest != _digest(values):
-        raise ValueError(f"{path} was changed after it was written; run the search again, which is quick.")
+        raise ValueError(
+            f"{path} was changed after it was written; run the search or the retraining again, which writes "
+            "it anew."
+        )
     if not result.task.metrics:
         raise ValueError(f"{path}: task: metrics: expected at least one metric, found none.")
     return result

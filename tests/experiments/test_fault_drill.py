@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import fault_drill
+from experiments.drill.contents import differences
 from jaxnas import files
 from jaxnas.training import Checkpointer
 
@@ -45,10 +45,10 @@ def workdir(path, weight=1.0, score=0.5, seconds=1.0):
 def test_the_drill_sees_all_that_differs_but_times(tmp_path, changes, expected):
     one, two = workdir(tmp_path / "one"), workdir(tmp_path / "two", **changes)
     (two / ".report.html.tmp-1234").write_text("what a kill left")
-    assert fault_drill.differences(one, two) == expected
+    assert differences(one, two) == expected
     (two / "part.npz").unlink()
     (two / "report.html").write_text("<p>0.6 of 3 networks, in 1.0 ms, 1.0 steps per second</p>")
-    assert fault_drill.differences(one, two) == sorted([*expected, "part.npz", "report.html"])
+    assert differences(one, two) == sorted([*expected, "part.npz", "report.html"])
 
 
 def drill(tmp_path, *arguments):

@@ -575,9 +575,7 @@ def test_results_are_read_as_they_were_written(roots, tmp_path):
         assert result_lib.read(tmp_path) == result
     text = (tmp_path / "result.json").read_text()
     (tmp_path / "result.json").write_text(text.replace('"steps": 3', '"steps": 4').replace("0.9", "0.8"))
-    with pytest.raises(
-        ValueError, match=r"result.json was changed after it was written; run the search again"
-    ):
+    with pytest.raises(ValueError, match=r"result.json was changed after it was written; run the search or"):
         result_lib.read(tmp_path)
     result_lib.write(tmp_path, least(task=dataclasses.replace(least().task, metrics=())))
     with pytest.raises(ValueError, match="metrics: expected at least one metric"):

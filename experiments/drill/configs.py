@@ -1,4 +1,4 @@
-"""Runs so small that a hundred of them can be killed, for `experiments.fault_drill`: a supernet on digits."""
+"""Runs so small that a hundred of them can be killed, of a supernet on digits."""
 
 from __future__ import annotations
 
