@@ -17,10 +17,11 @@ _ONE_SHOT, _RELAXED = (
 )
 _TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
 _COMPARED = (*_TABLE, "--strategies=random,regularized_evolution")
-SAVES, _FILES, _LINES = "checkpoints/*-tmp*", ".*.tmp-*", "*.jsonl"
-_HISTORY, _CHUNKS = "search/*.jsonl", "searches/*/.*.tmp-*"
-_TRAINED, _SEARCHED = (SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, ".subnet.tmp-*", "subnet/.*.tmp-*")
-OFTEN = (SAVES, _LINES, _HISTORY, _CHUNKS)  # what a run writes many times
+# What changes while a run writes: the file itself, or the one that is still to take its place.
+SAVES, _LINES, _FILES = "checkpoints/*", "*.jsonl", "*.*"
+_HISTORY, _CHUNKS, _SUBNET = "search/*.jsonl", "searches/*/*", "*subnet*/*"
+_TRAINED, _SEARCHED = (SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, _SUBNET, _FILES)
+OFTEN = (SAVES, _LINES, _HISTORY, _CHUNKS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Flow:
 
     Attributes:
       binary, arguments: of the command.
-      writes: patterns of what is there, or grows, while the run writes something.
+      writes: patterns of what changes while the run writes something.
       after: the flow that it goes on from.
       folder: of the workdir that the run writes to.
       processes: that are the run together.
@@ -70,11 +71,11 @@ class Run:
         return max(codes, key=abs), self.log.read_text(errors="replace")
 
     def writes(self, folder: pathlib.Path, pattern: str, count: int) -> bool:
-        """Waits until what matches the pattern began or grew that often; False if the run ended before."""
-        before = sizes(folder, pattern)
+        """Waits until what matches the pattern changed that often; False if the run ended before."""
+        before = changes(folder, pattern)
         while count > 0 and self.goes_on():
-            now = sizes(folder, pattern)
-            count -= any(size != before.get(path) for path, size in now.items())
+            now = changes(folder, pattern)
+            count -= any(change != before.get(path) for path, change in now.items())
             before = now
             time.sleep(0.0003)
         return self.goes_on()
@@ -86,12 +87,12 @@ class Run:
             self.processes[index].send_signal(number)
 
 
-def sizes(folder: pathlib.Path, pattern: str) -> dict[str, int]:
-    """The sizes of what a pattern matches; what goes meanwhile is left out."""
+def changes(folder: pathlib.Path, pattern: str) -> dict[str, tuple[int, int]]:
+    """The size and the time of the last change of what a pattern matches; what goes meanwhile is left out."""
     found = {}
     for path in folder.glob(pattern):
         try:
-            found[str(path)] = path.stat().st_size
+            found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
         except FileNotFoundError:  # renamed just now
             continue
     return found
