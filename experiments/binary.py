@@ -108,6 +108,14 @@ def run(main: Callable[[], int | None]) -> None:
     `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects and
     always show it.
     """
+    shown = sys.unraisablehook
+
+    def unraisable(found: Any) -> None:
+        # The other writes of a save that failed report to an event loop that Orbax has closed by then.
+        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
+            shown(found)
+
+    sys.unraisablehook = unraisable
 
     def guarded(argv: list[str]) -> None:
         mistakes = (ValueError, OSError, training.CheckpointError, training.WorkdirError)

@@ -187,6 +187,8 @@ def export_subnet(
 
     exported = jax.export.export(jax.jit(forward), platforms=platforms)(with_batch(inputs, batch))
     folder = files.as_path(path)
+    if folder.is_file():
+        raise FileExistsError(f"{folder} is a file; choose a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
     return folder / PROGRAM

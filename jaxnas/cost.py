@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import network
+from jaxnas.elastic.decisions import within
 from jaxnas.elastic.width import Table
 from jaxnas.space import Space
 
@@ -59,6 +60,8 @@ def table_cost(tables: dict[str, tuple[Table, ...]], space: Space) -> Cost:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         if not traced:
             space.check(arch)
+        else:  # as the network runs it
+            arch = {name: within(value, space.choices[name].sizes) for name, value in arch.items()}
         if any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
             return {name: _expected(entries, arch) for name, entries in tables.items()}
         if traced:

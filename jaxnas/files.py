@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import glob
 import hashlib
 import importlib
@@ -33,6 +34,7 @@ import numpy as np
 from etils import epath
 
 Path = str | os.PathLike
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STORE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
@@ -86,6 +88,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     if is_remote(path):
         path.write_bytes(data)
         return
+    with room_for(path, len(data), "The old file is kept" if path.exists() else "Nothing was written"):
+        _write_bytes(path, data)
+
+
+def _write_bytes(path: pathlib.Path, data: bytes) -> None:
     _remove_old_leftovers(path)
     temporary = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
     try:
@@ -97,6 +104,20 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     fsync(path.parent)
+
+
+@contextlib.contextmanager
+def room_for(path: Path, size: int, kept: str) -> Iterator[None]:
+    """Says of a disk that is full how much was needed, and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise OSError(
+            f"{path} could not be written: {os.strerror(error.errno)}. It takes {size:,} bytes. {kept}. "
+            "Delete something, or move the workdir to a larger disk. Started again, the run goes on."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -343,13 +364,14 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     `truncate_lines` removes. In an object store the whole file is written anew.
     """
     text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
+    data = text.encode("utf-8")
     if is_remote(path):
         path = as_path(path)
         before = path.read_bytes() if path.exists() else b""
-        write_bytes(path, before + text.encode("utf-8"))
+        write_bytes(path, before + data)
         return
-    with open(path, "ab") as file:
-        file.write(text.encode("utf-8"))
+    with room_for(path, len(data), "The lines before are kept"), open(path, "ab") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -108,6 +109,29 @@ for i in range(10**9):
     files.write_bytes(sys.argv[1], bytes([65 + i % 26]) * 100_000)
     if i == 5: print("writing", flush=True)
 """
+
+
+def test_a_full_disk_says_what_was_needed_and_what_is_kept(tmp_path):
+    """Files may not grow beyond a limit here, as on a disk that is full."""
+    path, lines, room = tmp_path / "file", tmp_path / "lines.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    files.write_bytes(path, b"old")
+    files.append_lines(lines, [{"a": 1}])
+    cases = (
+        (files.write_bytes, path, b"x" * 5000, "5,000 bytes. The old file is kept"),
+        (files.write_bytes, tmp_path / "new", b"x" * 5000, "5,000 bytes. Nothing was written"),
+        (files.append_lines, lines, [{"a": "x" * 4992}], "5,002 bytes. The lines before are kept"),
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
+    try:
+        for write, where, what, message in cases:
+            with pytest.raises(OSError) as error:
+                write(where, what)
+            assert f"{where} could not be written: File too large. It takes {message}" in str(error.value)
+            assert "Started again, the run goes on" in str(error.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert path.read_bytes() == b"old" and files.read_lines(lines) == [{"a": 1}]
+    assert sorted(os.listdir(tmp_path)) == ["file", "lines.jsonl"]
 
 
 def test_several_processes_write_one_file_and_are_killed(tmp_path):

@@ -178,6 +178,8 @@ class AdaptiveVocabulary(nn.Module):
             part = jnp.take(table, place, axis=0, mode="clip").astype(self.dtype)
             part = jnp.where(inside[..., None], part, jnp.zeros_like(part))  # [B, T, d]
             embedded += part if projection is None else part @ projection.astype(self.dtype)
+        # A token that is not in the vocabulary gives NaN, and not the zeros that no cluster changed.
+        embedded = jnp.where(self._known(tokens)[..., None], embedded, jnp.asarray(jnp.nan, self.dtype))
         return embedded * jnp.asarray(math.sqrt(self.width), self.dtype)
 
     def log_probability(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
@@ -192,8 +194,9 @@ class AdaptiveVocabulary(nn.Module):
         """
         self._record_scores(targets.size)
         head, targets = self.clusters[0].size, targets.astype(jnp.int32)
+        unknown = jnp.where(self._known(targets), jnp.float32(0), jnp.float32(jnp.nan))
         if not self.cutoffs:
-            return _scores(hidden, *self._head_weights(), targets, self.dtype)
+            return _scores(hidden, *self._head_weights(), targets, self.dtype) + unknown
         # Which cluster each target is in: 0 is the head.
         cutoffs = jnp.asarray(self.cutoffs, jnp.int32)
         cluster = jnp.sum(targets[:, None] >= cutoffs[None, :], axis=1, dtype=jnp.int32)  # [N]
@@ -225,7 +228,10 @@ class AdaptiveVocabulary(nn.Module):
             # Rows of other clusters read some score and drop it: no gradient flows into it.
             place = jnp.clip(rank - start, 0, padding - 1)
             scores += jnp.where(cluster == i, within[place], jnp.zeros_like(scores))
-        return scores
+        return scores + unknown
+
+    def _known(self, tokens: jax.Array) -> jax.Array:
+        return (tokens >= 0) & (tokens < self.vocabulary)
 
     def log_probabilities(self, hidden: jax.Array) -> jax.Array:
         """Log-probability of every word, with nothing left out: for generation and for small inputs.

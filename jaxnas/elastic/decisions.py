@@ -51,7 +51,7 @@ class Decisions:
             self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
             if any(isinstance(value, jax.core.Tracer) for value in self._arch.values()):
                 self._arch = {
-                    name: _within(value, space.choices[name].sizes) for name, value in self._arch.items()
+                    name: within(value, space.choices[name].sizes) for name, value in self._arch.items()
                 }
             else:
                 space.check(self._arch)
@@ -84,8 +84,13 @@ class Decisions:
         return self._arch[name][:count]
 
 
-def _within(value: jax.Array, sizes: np.ndarray) -> jax.Array:
-    """Indices, which cannot be refused while they are traced, as the nearest ones that there are."""
+def within(value: jax.Array, sizes: np.ndarray) -> jax.Array:
+    """Indices, which cannot be refused while they are traced, as the nearest ones that there are.
+
+    Args:
+      value: of a choice, int32; soft weights are left as they are.
+      sizes: the number of options, or of each position.
+    """
     if not jnp.issubdtype(value.dtype, jnp.integer):
         return value
     return jnp.clip(value, 0, jnp.asarray(sizes - 1, value.dtype))

@@ -343,6 +343,12 @@ class PatchEmbed(nn.Module):
         """Maps images [B, H, W, C] to [B * patches, maximum], row by row, as rows of patches."""
         batch, height, breadth, channels = images.shape
         p = self.patch_size
+        kernel = nn.meta.unbox(self.variables).get("params", {}).get("projection", {}).get("kernel")
+        if getattr(kernel, "ndim", 0) == 2 and kernel.shape[0] != p * p * channels:
+            raise ValueError(
+                f"The images have {channels} channels, and the network's weights are for "
+                f"{kernel.shape[0] // p**2}: got images of shape {images.shape}."
+            )
         grid = (height // p, breadth // p)
         x = images.reshape(batch, grid[0], p, grid[1], p, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5)  # [B, rows, columns, p, p, C]

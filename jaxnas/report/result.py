@@ -7,6 +7,7 @@ a search had architecture parameters, candidates where some were trained alone, 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import types
@@ -189,9 +190,12 @@ class Result:
 
 
 def write(workdir: str | os.PathLike, result: Result) -> pathlib.Path:
-    """Writes result.json into a workdir and returns its path."""
-    path = files.as_path(workdir) / NAME
-    files.write_json(path, dataclasses.asdict(result))
+    """Writes result.json into a workdir and returns its path.
+
+    Its "sha256" is of all the rest: a retraining goes by the architecture that it reads here.
+    """
+    path, values = files.as_path(workdir) / NAME, files.plain(dataclasses.asdict(result))
+    files.write_json(path, {**values, "sha256": _digest(values)})
     return path
 
 
@@ -200,7 +204,8 @@ def read(workdir: str | os.PathLike) -> Result:
 
     Raises:
       FileNotFoundError: there is none; the message says what to run first.
-      ValueError: it is damaged, of another version, or lacks a field; the message names file and field.
+      ValueError: it is damaged or was changed, is of another version, or lacks a field; the message names
+        file and field.
     """
     path = files.as_path(workdir) / NAME
     if not path.is_file():
@@ -212,10 +217,20 @@ def read(workdir: str | os.PathLike) -> Result:
             f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "
             "search again in its workdir, which writes it anew."
         )
+    digest = values.pop("sha256", None)
     result = _parse(values, Result, str(path))
+    if digest is not None and digest != _digest(values):
+        raise ValueError(
+            f"{path} was changed after it was written; run the search or the retraining again, which writes "
+            "it anew."
+        )
     if not result.task.metrics:
         raise ValueError(f"{path}: task: metrics: expected at least one metric, found none.")
     return result
+
+
+def _digest(values: Any) -> str:
+    return files.sha256(json.dumps(values, sort_keys=True).encode())[:16]
 
 
 def _parse(value: Any, hint: Any, where: str) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import time
 from collections.abc import Callable
 
 from jaxnas import processes, report
+from jaxnas.report import result
 from jaxnas.report.result import SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
 from jaxnas.space import Space
@@ -45,8 +47,11 @@ class LivePage:
             self._due = begun + max(self.every, 20 * (self.clock() - begun))
 
     def end(self, doing: str) -> None:
-        """Writes the page a last time, which then stays as it is; nothing if it was never written."""
-        if self._due is not None:
+        """Writes the page a last time, which then stays as it is; not over the page of a result.
+
+        A run that was killed behind its last step writes it when it is started again.
+        """
+        if self._due is not None or not (pathlib.Path(self.workdir) / result.NAME).exists():
             self._write(doing, reload=None)
 
     def _write(self, doing: str, reload: int | None) -> None:

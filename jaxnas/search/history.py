@@ -42,6 +42,10 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
         raise ValueError(
             f"{path} is a folder; give the path of a history file, such as {path}/history.jsonl."
         )
+    if path.parent.is_file():
+        raise NotADirectoryError(
+            f"{path.parent} is a file, so that no history can be in it; choose a folder."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     files.begin_lines(path)  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]

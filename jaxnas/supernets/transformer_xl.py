@@ -105,6 +105,10 @@ class TransformerXL(nn.Module):
         for name in ("cutoffs", "tie_projections"):
             if isinstance(value := getattr(self, name), list):  # a module's fields are hashed
                 object.__setattr__(self, name, tuple(value))
+        if not isinstance(self.space, Space):
+            raise TypeError(
+                f"TransformerXL: space is {self.space!r}, expected a space such as jaxnas.spaces.par(16)."
+            )
         choice = self.space.choices.get("block")
         known = choice is not None and not set(choice.options) - set(OPTIONS)
         if not known or choice.length is None or choice.condition or choice.active or len(self.space) > 1:
@@ -118,6 +122,8 @@ class TransformerXL(nn.Module):
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")
+        if self.clamp_length is not None and self.clamp_length < 1:
+            raise ValueError(f"TransformerXL: clamp_length is {self.clamp_length}, expected at least 1.")
         if self.memory_length < (1 if self.same_length else 0) or self.width % 2:
             raise ValueError(
                 f"memory_length is {self.memory_length} and width {self.width}: the first must be at "

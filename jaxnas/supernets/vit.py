@@ -125,6 +125,8 @@ class ViT(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.space, Space):
+            raise TypeError(f"ViT: space is {self.space!r}, expected a space such as jaxnas.spaces.digits().")
         for name in ("image_size", "patch_size", "num_classes", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ViT: {name} is {getattr(self, name)}, expected at least 1.")

@@ -48,10 +48,10 @@ class Classification(Named):
     def check_ranges(self, **ranges: tuple[float, float]) -> None:
         """Raises ValueError for an attribute that is not at least the first number and below the second."""
         for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) < high:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not low <= value < high:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self, name)}, expected at least {low} and "
-                    f"below {high}."
+                    f"{type(self).__name__}: {name} is {value!r}, expected at least {low} and below {high}."
                 )
 
     @property

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import logging
 import os
@@ -33,7 +32,7 @@ from jax.experimental import multihost_utils
 from jaxnas import files
 
 _logger = logging.getLogger(__name__)
-_NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_NO_ROOM = tuple(map(os.strerror, files.NO_ROOM))
 
 
 class CheckpointError(RuntimeError):

@@ -27,7 +27,7 @@ from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock
 from jaxnas.training.keys import stream
-from jaxnas.training.metrics import JsonlWriter
+from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
 from jaxnas.training.progress import Progress
@@ -38,7 +38,7 @@ from jaxnas.training.step import Step
 from jaxnas.training.watch import make_watch, score_of
 
 PARTS = ("input", "step", "evaluation", "checkpoint")
-TIMES, DIVERGED = "times.json", "diverged.json"
+TIMES, DIVERGED, RECORDS = "times.json", "diverged.json", "metrics.jsonl"
 # What may be another after a training that diverged: of a supernet, or of a network alone.
 MENDS = tuple(
     f"{group}.{name}"
@@ -120,7 +120,7 @@ def fit(
 
     Raises:
       ValueError: a network that does not take the task's batches, variables of another network, or a batch
-        that the devices can't share.
+        that the devices can't share; records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another config.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
     """
@@ -170,6 +170,7 @@ def restore(
     Raises:
       ConfigMismatch: a checkpoint of another config.
       CheckpointError: the best is asked for, and no saved state was measured.
+      ValueError: the records of a complete training were changed.
     """
     folder = files.as_path(workdir) / "checkpoints"
     if not folder.is_dir():  # asking must not create it
@@ -182,6 +183,8 @@ def restore(
     if found is None:
         return None
     _, state, metadata = found
+    if metadata.get("complete"):
+        check_unchanged(folder.with_name(RECORDS), metadata.get("records"))
     return Trained(state, bool(metadata.get("complete")), {})
 
 
@@ -208,16 +211,18 @@ def _loop(
             checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
             if (folder / DIVERGED).exists():
                 may_differ = (*may_differ, *MENDS)
-            restored = checkpointer.restore_latest(state, config, may_differ)
+            restored, digest = checkpointer.restore_latest(state, config, may_differ), None
             if restored is not None:
                 start, state, metadata = restored
+                digest = metadata.get("records")
                 if metadata.get("complete"):
+                    check_unchanged(folder / RECORDS, digest)
                     stored = folder / TIMES
                     times = files.read_json(stored) if stored.is_file() else clock.shares(0, "steps")
                     return Trained(state, True, times)
             if is_first():
                 resume = start if restored else None
-                writer = JsonlWriter(folder / "metrics.jsonl", resume=resume)
+                writer = JsonlWriter(folder / RECORDS, resume=resume, digest=digest)
                 times_writer = JsonlWriter(folder / "times.jsonl", resume=resume)
         shown = stack.enter_context(Progress(training.steps, start))
 
@@ -260,7 +265,8 @@ def _loop(
                 last, score = last or recipe.done(watched), score_of(task, watched)
             if checkpointer is not None and (saves or last):
                 with clock.part("checkpoint"):
-                    metadata = {"config": dict(config), "complete": last}
+                    digest = None if writer is None else writer.digest
+                    metadata = {"config": dict(config), "complete": last, "records": digest}
                     try:
                         checkpointer.save(done, state, metadata, state.finite(), score)
                     except NotFinite as error:

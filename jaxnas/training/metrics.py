@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,16 +19,20 @@ class JsonlWriter:
     nor a rate; those belong on the terminal (`progress.py`).
     """
 
-    def __init__(self, path: files.Path, resume: int | None = None, counter: str = "step") -> None:
+    def __init__(
+        self, path: files.Path, resume: int | None = None, counter: str = "step", digest: str | None = None
+    ) -> None:
         """Cuts the file to what the run goes on from.
 
         Args:
           path: the file; its directory exists.
           resume: keep records whose counter is at most this; None starts an empty file.
           counter: the integer key that every record has and that never decreases.
+          digest: that the writer of before had where the file is cut; None compares nothing.
 
         Raises:
-          ValueError: a line before the last one is not a record of this kind; nothing is cut.
+          ValueError: a line before the last one is not a record of this kind, or lines were lost or changed;
+            nothing is cut.
         """
         self.path = files.as_path(path)
         self.counter = counter
@@ -38,7 +44,16 @@ class JsonlWriter:
                     break
                 self._last = record[counter]
                 kept += 1
+        data = self.path.read_bytes() if self.path.exists() else b""
+        written = b"".join(data.splitlines(keepends=True)[:kept])
+        check_unchanged(self.path, digest, written)
+        self._digest = hashlib.sha256(written)
         files.truncate_lines(self.path, kept)
+
+    @property
+    def digest(self) -> str:
+        """Of all that the file holds."""
+        return self._digest.hexdigest()[:16]
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record and puts it safely on disk; NaN and the infinities become null.
@@ -49,6 +64,7 @@ class JsonlWriter:
         record = files.plain(record)
         self._last = self._count(record)
         files.append_lines(self.path, [record])
+        self._digest.update((json.dumps(record) + "\n").encode())
 
     def _count(self, record: Mapping[str, Any]) -> int:
         count = record.get(self.counter)
@@ -58,3 +74,24 @@ class JsonlWriter:
                 f"a record of {self.path} needs an integer {self.counter!r}{after}: got {count!r} in {record}"
             )
         return count
+
+
+def check_unchanged(path: files.Path, digest: str | None, written: bytes | None = None) -> None:
+    """Checks that records are those that were written; a file that is not there is not missed.
+
+    Args:
+      path: of the records.
+      digest: of the writer; None compares nothing.
+      written: the part of the file that is compared; None for all of it.
+
+    Raises:
+      ValueError: lines were lost or changed.
+    """
+    path = files.as_path(path)
+    if digest is None or not path.exists():
+        return
+    if files.sha256(path if written is None else written)[:16] != digest:
+        raise ValueError(
+            f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
+            "Bring the file back, or delete it to go on without those records."
+        )

@@ -6,6 +6,7 @@ can stand for one another in a training step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -79,6 +80,8 @@ def categorical(logits: Arch, key: jax.Array, temperature: Any = 1.0) -> Arch:
 
 
 def _keys(logits: Arch, key: jax.Array) -> dict[str, jax.Array]:
+    if key is None:
+        raise TypeError("A sample needs a key, such as jax.random.key(0); got None.")
     # By name, since a dict that comes out of a compiled program is in another order.
     return dict(zip(sorted(logits), jax.random.split(key, len(logits)), strict=True))
 
@@ -92,11 +95,11 @@ RELAXATIONS: dict[str, Relaxation] = {
 
 
 def check_temperature(temperature: Any) -> None:
-    """Raises ValueError for a temperature, known outside a compiled program, that is not above 0."""
-    if not isinstance(temperature, jax.core.Tracer) and not float(temperature) > 0:
+    """Raises ValueError for a temperature, if it is known, that is not above 0 and finite."""
+    if not isinstance(temperature, jax.core.Tracer) and not 0 < float(temperature) < math.inf:
         raise ValueError(
-            f"The temperature is {float(temperature)}, expected one above 0; towards 0 samples become "
-            "hard, so end an annealing at 0.1, say."
+            f"The temperature is {float(temperature)}, expected one above 0, and finite; towards 0 samples "
+            "become hard, so end an annealing at 0.1, say."
         )
 
 

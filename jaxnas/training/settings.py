@@ -70,14 +70,18 @@ class Training:
     model_devices: int = 1
 
     def __post_init__(self) -> None:
-        every = ("log_every", "evaluate_every", "checkpoint_every")
+        every = ("log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
         none = ("warmup_steps", "skip_not_finite", "prefetch")
-        for name in ("steps", "batch_size", *every, "steps_per_call", *none):
+        for name in ("steps", "batch_size", *every, "devices", "model_devices", *none):
             value, least = getattr(self, name), 0 if name in none else 1
             if value is not None and (type(value) is not int or value < least):
                 raise ValueError(
                     f"training.{name} is {value!r}, expected a whole number of at least {least}."
                 )
+        for name in ("learning_rate", "weight_decay", "average", "clip"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) and not (name == "clip" and value is None):
+                raise ValueError(f"training.{name} is {value!r}, expected a number.")
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")

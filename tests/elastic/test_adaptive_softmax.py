@@ -64,6 +64,15 @@ def embed(module, params, tokens):
     return module.apply({"params": params}, tokens, method="embed")
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_token_that_is_not_in_the_vocabulary_gives_nan(name):
+    module = MODULES[name]
+    params, tokens = parameters(module), jnp.array([0, VOCABULARY - 1, VOCABULARY, -1, 10**6], jnp.int32)
+    wrong = [False, False, True, True, True]
+    assert np.isnan(embed(module, params, tokens)).all(axis=1).tolist() == wrong
+    assert np.isnan(scores(module, params, hidden_rows()[:5], tokens)).tolist() == wrong
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradients(module, params, hidden, targets, weights):
     """Scores, and the gradients of their weighted sum."""

@@ -147,7 +147,7 @@ def test_later_assignments_win_and_the_original_stays():
         (GUMBEL, "recipe.order=jiont", "did you mean 'joint'?"),
         (GUMBEL, "recipe.start=5000", "recipe.start is 5000, and training.steps 1200"),
         (GUMBEL, "recipe.cost=none", "a penalty needs the name of a cost"),
-        (WORDS, "task.length=0", "length is 0, expected at least 1"),
+        (WORDS, "task.length=0", "length is 0, expected a whole number"),
     ],
 )
 def test_a_wrong_assignment_says_what_was_expected(config, assignment, message):

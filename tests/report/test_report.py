@@ -504,7 +504,7 @@ DAMAGED = [
     ),
     (
         "result.json",
-        lambda text: text.replace('"length": 5', '"length": "5"', 1),
+        lambda text: re.sub(r',\s+"sha256": "\w+"', "", text.replace('"length": 5', '"length": "5"', 1)),
         ValueError,
         r"result\.json: space: choices: 'num_heads' is not what Space\.to_json\(\) writes",
     ),
@@ -575,6 +575,10 @@ def test_results_are_read_as_they_were_written(roots, tmp_path):
         result = result_lib.read(root)
         result_lib.write(tmp_path, result)
         assert result_lib.read(tmp_path) == result
+    text = (tmp_path / "result.json").read_text()
+    (tmp_path / "result.json").write_text(text.replace('"steps": 3', '"steps": 4').replace("0.9", "0.8"))
+    with pytest.raises(ValueError, match=r"result.json was changed after it was written; run the search or"):
+        result_lib.read(tmp_path)
     result_lib.write(tmp_path, least(task=dataclasses.replace(least().task, metrics=())))
     with pytest.raises(ValueError, match="metrics: expected at least one metric"):
         result_lib.read(tmp_path)
@@ -640,8 +644,12 @@ def test_a_live_page_is_written_only_now_and_then(roots, tmp_path):
     times = iter([0.0, 0.0, 3.0, 5.0, 6.0])
     task, space = small_tasks.task_of("images"), small_tasks.net_of("images").space
     page = runs.LivePage(task, space, tmp_path, every=5.0, clock=lambda: next(times))
+    (tmp_path / "result.json").write_text("{}")
     page.end("Nothing was done.")
     assert not (tmp_path / "report.html").exists()  # a finished page is not replaced for nothing
+    (tmp_path / "result.json").unlink()
+    page.end("It was done before a kill.")  # the page of that run says that it goes on
+    assert "before a kill" in (tmp_path / "report.html").read_text()
     page.update("First.")
     assert "First." in (tmp_path / "report.html").read_text()
     page.update("Second.")

@@ -454,7 +454,7 @@ def test_infinite_scores_are_skipped_and_counted():
 
 def test_clear_errors(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="file is a file, so that no history can be in it"):
         run(score=never, history_path=tmp_path / "file" / "history.jsonl")
     with pytest.raises(ValueError, match=r"returned float32\[3\] for 20 architectures"):
         run(score=lambda archs: np.zeros(3, np.float32))

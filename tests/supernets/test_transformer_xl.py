@@ -451,7 +451,10 @@ def test_clear_errors():
     for space in (spaces.digits(), by_depth):
         with pytest.raises(ValueError, match="has one decision, 'block', repeated, always active"):
             supernets.TransformerXL(space, vocabulary=5)
-    for name, wrong in (("num_heads", 0), ("hidden", 0), ("dropout", 1.5), ("attention_dropout", -0.1)):
+    with pytest.raises(TypeError, match="TransformerXL: space is None, expected a space such as"):
+        supernets.TransformerXL(None, vocabulary=5)
+    numbers = (("num_heads", 0), ("hidden", 0), ("clamp_length", -1))
+    for name, wrong in (*numbers, ("dropout", 1.5), ("attention_dropout", -0.1)):
         with pytest.raises(ValueError, match=f"TransformerXL: {name} is {wrong}, expected"):
             NET.clone(**{name: wrong})
     assert NET.clone(cutoffs=[5, 12]) == NET

@@ -201,6 +201,17 @@ def test_attributes_out_of_range(change, message):
         vit(**change)
 
 
+def test_what_is_no_space_and_images_of_other_channels():
+    with pytest.raises(TypeError, match="ViT: space is None, expected a space such as"):
+        vit(space=None)
+    net = vit()
+    variables = jaxnas.init(net, jax.random.key(0), (1, 8, 8, 1))
+    with pytest.raises(
+        ValueError, match=r"images have 3 channels, and the network's weights are for 1: .*8, 3"
+    ):
+        net.apply(variables, jnp.zeros((2, 8, 8, 3)), net.space.smallest())
+
+
 def test_space_without_the_decisions():
     with pytest.raises(ValueError, match=r"missing: \['mlp_ratio', 'num_heads'\]"):
         vit(space=jaxnas.Space(embed_dim=jaxnas.Choice(8), depth=jaxnas.Choice(1)))
@@ -229,6 +240,26 @@ def test_space_with_too_few_decisions(repeat, given):
 def test_options_that_are_no_sizes(sizes, message):
     with pytest.raises(ValueError, match=message):
         vit(space=spaces.vit(*sizes))
+
+
+def test_an_architecture_out_of_range_is_refused_and_while_it_is_traced_the_nearest_one():
+    """No program can refuse the value of an array; it must not run another mixture of options either."""
+    net = vit()
+    variables, images = jaxnas.init(net, jax.random.key(0), (1, 8, 8, 1)), jnp.ones((2, 8, 8, 1))
+    costs, largest = (
+        jaxnas.cost(net, (1, 8, 8, 1)),
+        {
+            name: jnp.asarray(np.broadcast_to(choice.sizes - 1, choice.shape), jnp.int32)
+            for name, choice in net.space.choices.items()
+        },
+    )
+    beyond = jax.tree.map(lambda x: x + 7, largest)
+    for call in (lambda arch: net.apply(variables, images, arch), costs):
+        with pytest.raises(ValueError, match=r"'embed_dim' is \d+, expected an index from 0"):
+            call(beyond)
+        for given, nearest in ((beyond, largest), (jax.tree.map(lambda x: x * 0 - 1, largest), None)):
+            nearest = jax.tree.map(jnp.zeros_like, largest) if nearest is None else nearest
+            jax.tree.map(np.testing.assert_array_equal, jax.jit(call)(given), jax.jit(call)(nearest))
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,29 @@ def whole_runs(tmp_path_factory):
     return run
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_records_that_were_lost_or_changed_are_noticed(complete, tmp_path):
+    if complete:
+        train(TASK, tmp_path)
+    else:
+        with pytest.raises(RuntimeError):
+            train(disturbed(4, fail), tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for changed in (whole[first:], whole[:first], b"", whole.replace(b"0", b"1", 1)):
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match="metrics.jsonl is not what the training wrote .* or delete it"):
+            train(TASK, tmp_path)
+        assert path.read_bytes() == changed
+        if complete:
+            with pytest.raises(ValueError, match="metrics.jsonl is not what the training wrote"):
+                restore(TASK, NET, TRAINING, UNIFORM, tmp_path, config_of(TRAINING), MESH)
+    path.unlink()
+    assert train(TASK, tmp_path).complete and train(TASK, tmp_path).complete
+    assert path.exists() == (not complete)  # those behind the checkpoint
+
+
 def test_records_follow_the_settings(tmp_path):
     train(TASK, tmp_path)
     steps = {"train": [1, 2, 3, 4, 5, 6, 7], "search": [3, 6, 7]}

@@ -106,7 +106,10 @@ def test_temperatures_fall_from_start_to_end(start, end, steps, kind):
 
 
 def test_clear_errors():
-    for wrong in (0.0, -1.0, float("nan")):
+    for make in (relaxations.gumbel_softmax, relaxations.straight_through, relaxations.categorical):
+        with pytest.raises(TypeError, match=r"needs a key, such as jax.random.key.0.; got None"):
+            make(LOGITS, None, 1.0)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="temperature is .*expected one above 0"):
             relaxations.gumbel_softmax(LOGITS, jax.random.key(0), wrong)
         with pytest.raises(ValueError, match="temperature is .*expected one above 0"):

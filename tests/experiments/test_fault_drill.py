@@ -1,0 +1,78 @@
+"""The drill itself: it sees what differs, and a short form of it ends well."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.drill.contents import differences
+from jaxnas import files
+from jaxnas.training import Checkpointer
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def workdir(path, weight=1.0, score=0.5, seconds=1.0):
+    """What a run leaves, as far as the drill tells files apart."""
+    (path / "search").mkdir(parents=True)
+    with Checkpointer(path / "checkpoints") as checkpointer:
+        for step in (5, 10):
+            checkpointer.save(step, {"w": jnp.full(3, weight), "step": step}, {})
+    files.append_lines(path / "search" / "history.jsonl", [{"index": 0, "score": score}])
+    files.write_json(path / "comparison.json", {"seconds_per_search": seconds, "score": 0.5})
+    files.write_arrays(path / "part.npz", {"codes": np.arange(3), "seconds": np.asarray(seconds)})
+    files.write_json(path / "times.json", {"seconds": seconds})
+    (path / "report.html").write_text(
+        f"<p>0.5 of 3 networks, in {seconds} ms, {seconds} steps per second</p>"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, []),
+        ({"seconds": 2.0}, []),
+        ({"score": 0.6}, ["search/history.jsonl"]),
+        ({"weight": float(np.nextafter(np.float32(1), np.float32(2)))}, ["checkpoints"]),
+    ],
+)
+def test_the_drill_sees_all_that_differs_but_times(tmp_path, changes, expected):
+    one, two = workdir(tmp_path / "one"), workdir(tmp_path / "two", **changes)
+    (two / ".report.html.tmp-1234").write_text("what a kill left")
+    assert differences(one, two) == expected
+    (two / "part.npz").unlink()
+    (two / "report.html").write_text("<p>0.6 of 3 networks, in 1.0 ms, 1.0 steps per second</p>")
+    assert differences(one, two) == sorted([*expected, "part.npz", "report.html"])
+
+
+def drill(tmp_path, *arguments):
+    command = [sys.executable, "-m", "experiments.fault_drill", f"--workdir={tmp_path / 'drill'}", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=1500, env=environment, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_short_drill_ends_as_it_should(tmp_path):
+    arguments = ("--kills=4", "--only=kills,two_runs,clock", "--flows=comparison,training")
+    done = drill(tmp_path, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^\| ([\w ]+) \| (\w+) \| (\d+) \| (\d*) \| (\d*) \| (\d*) \|$", done.stdout, re.M)
+    figures = {(fault, flow): tuple(rest) for fault, flow, *rest in rows}
+    assert sum(int(rest[0]) for (fault, _), rest in figures.items() if fault == "kills") == 4
+    for flow in ("comparison", "training"):
+        assert figures["second run", flow] == ("1", "0", "1", "0")
+        assert figures["clock set back", flow] == ("1", "1", "0", "0")
+
+
+def test_what_the_drill_does_not_know_is_refused(tmp_path):
+    done = drill(tmp_path, "--flows=trainings")
+    assert done.returncode == 1 and "trainings is not known; there are training, search" in done.stderr
+    assert not (tmp_path / "drill").exists()
