@@ -48,7 +48,16 @@ def contents(workdir: pathlib.Path) -> dict[str, Any]:
         if path.name == "checkpoints":
             steps = [step for step in path.iterdir() if step.name.isdigit()]
             found[name] = weights(max(steps, key=lambda step: int(step.name)))
-        elif path.is_file() and "checkpoints" not in parts and path.name not in (".lock", "times.json"):
+        elif (
+            path.is_file()
+            and "checkpoints" not in parts
+            and path.name
+            not in (
+                ".lock",
+                "times.json",
+                "times.jsonl",
+            )
+        ):
             if not any(files.is_leftover(pathlib.Path(part)) for part in parts):
                 found[name] = content(path)
     return found

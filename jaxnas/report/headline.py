@@ -32,7 +32,7 @@ def headline(run: Run) -> tuple[str, str, str]:
     before, after = f"{words.capital(name)} of ", words.unit_text(metric)
     if metric.unit == "%":
         before, after = "", f" {name}"
-    elif metric.unit.split()[0:1] == [metric.name]:  # The unit says it all, as "nats per token".
+    elif words.says_all(metric):
         before, after = "", f"{after} on the {run.final_role} data"
     if run.cost is not None:
         after += f" with {words.cost_amount(run.cost, run.result.found.costs[run.cost])}"
@@ -166,7 +166,8 @@ def tiles(run: Run) -> str:
         weights = group.weights if group else found.weights
         same = weights == (other.weights if other else run.reference.weights)
         if same and value is not None and theirs is not None:
-            gap += f"; {words.difference_text(metric, value - theirs)} {words.metric_name(metric, role)}"
+            what = f"on {role}" if words.says_all(metric) else words.metric_name(metric, role)
+            gap += f"; {words.difference_text(metric, value - theirs)} {what}"
         shown.append((f"against the {share[0]} network", share[1], gap, ""))
     error = found.extraction_error
     if is_number(error):

@@ -63,6 +63,11 @@ def unit_text(metric: MetricOf) -> str:
     return "" if said else f"{svg.NBSP}{metric.unit}"
 
 
+def says_all(metric: MetricOf) -> bool:
+    """Whether the unit has the name of the metric in it, as "nats per token" has that of "nats"."""
+    return metric.unit.split()[:1] == [metric.name]
+
+
 def metric_name(metric: MetricOf, role: str = "", unit: bool = False) -> str:
     """As "search accuracy"; with `unit`, as "search loss (nats per token)"."""
     name = f"{role} {plain(metric.name)}".strip()
