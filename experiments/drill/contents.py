@@ -12,6 +12,8 @@ import orbax.checkpoint as ocp
 
 from jaxnas import files
 
+NOT_COMPARED = (".lock", "times.json", "times.jsonl")
+
 
 def weights(step: pathlib.Path) -> Any:
     """The SHA-256 of every leaf of a checkpoint: what its record says, if that is what its files hold."""
@@ -48,16 +50,7 @@ def contents(workdir: pathlib.Path) -> dict[str, Any]:
         if path.name == "checkpoints":
             steps = [step for step in path.iterdir() if step.name.isdigit()]
             found[name] = weights(max(steps, key=lambda step: int(step.name)))
-        elif (
-            path.is_file()
-            and "checkpoints" not in parts
-            and path.name
-            not in (
-                ".lock",
-                "times.json",
-                "times.jsonl",
-            )
-        ):
+        elif path.is_file() and "checkpoints" not in parts and path.name not in NOT_COMPARED:
             if not any(files.is_leftover(pathlib.Path(part)) for part in parts):
                 found[name] = content(path)
     return found
