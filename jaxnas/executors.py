@@ -44,7 +44,8 @@ class Ray(futures_lib.Executor):
     more, such as a `runtime_env` that brings code to the workers, calls `ray.init` before.
 
     Args:
-      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above.
+      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above. A
+        process that is connected already stays so.
       options: of `ray.remote`, for each call: what it needs, as num_cpus=1 and num_gpus=0, and max_retries.
 
     Raises:
