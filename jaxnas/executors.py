@@ -6,12 +6,15 @@ All are executors of the interface of `concurrent.futures`, and None stands for 
 from __future__ import annotations
 
 import concurrent.futures as futures_lib
+import contextlib
 import importlib
 import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
@@ -41,7 +44,8 @@ class Ray(futures_lib.Executor):
     more, such as a `runtime_env` that brings code to the workers, calls `ray.init` before.
 
     Args:
-      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above.
+      workers: of a new cluster on this machine, whatever others there are; None for the cluster as above. A
+        process that is connected already stays so.
       options: of `ray.remote`, for each call: what it needs, as num_cpus=1 and num_gpus=0, and max_retries.
 
     Raises:
@@ -58,7 +62,10 @@ class Ray(futures_lib.Executor):
         self._began = not self._ray.is_initialized()
         if self._began:
             new = {} if workers is None else {"address": "local", "num_cpus": workers}
-            self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
+            with _signals_as_before(), warnings.catch_warnings():
+                # JAX warns of forks that go on with its threads; Ray's become its own programs at once.
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
+                self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
         # A lambda travels by value, so that workers need no jaxnas for a function that has none.
         call = self._ray.remote(lambda function, args, kwargs: function(*args, **kwargs))
         self._call = call.options(**{"num_cpus": 1, **options})
@@ -116,6 +123,15 @@ class _FutureOfRay(futures_lib.Future):
         return False
 
 
+@contextlib.contextmanager
+def _signals_as_before() -> Iterator[None]:
+    """Undoes that Ray takes SIGTERM for a crash, with a trace and the exit status 134."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():  # Python allows it there alone.
+        signal.signal(signal.SIGTERM, before)
+
+
 def _cause(error: BaseException) -> BaseException:
     """What was raised on the worker; Ray wraps it, with process numbers and addresses in its text."""
     for name in ("cause", "client_exc"):
@@ -164,7 +180,7 @@ def as_completed(
     Raises:
       ValueError: the workers cannot import the function.
       WorkerDied: a worker of an executor that does not begin again ended without a result.
-      Exception: what a call raised; those that have not begun are given up.
+      Exception: what a call raised; those that have not begun are given up, on Ray also those that run.
     """
     if executor is None:
         for number, job in enumerate(jobs):

@@ -53,10 +53,13 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 def cluster():
     """A new cluster of Ray with two workers on this machine."""
     pytest.importorskip("ray")
+    jax.devices()  # JAX has threads by now, and warns of forks.
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.path.dirname(objectives.__file__), prepend=os.pathsep)
         with executors.Ray(workers=2) as executor:
+            assert signal.getsignal(signal.SIGTERM) == before
             yield executor
 
 
