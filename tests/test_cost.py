@@ -162,6 +162,7 @@ def test_jit_and_vmap_are_exact(name):
             assert int(value) == cost(arch)[key] == expected[key][i]
 
 
+@pytest.mark.slow
 def test_beyond_int32_rounds_once():
     """AutoFormer-B has 11e9 multiply-accumulates; the traced figure is the nearest float32."""
     net = autoformer("base")

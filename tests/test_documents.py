@@ -31,6 +31,7 @@ def python_of(text):
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
 def test_the_examples_run_in_their_order(name, tmp_path):
     """As a user would run them: in a process of its own, on one device, with JAX's own strictness."""

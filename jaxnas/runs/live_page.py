@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
-from jaxnas import processes, report
+from jaxnas import files, processes, report
 from jaxnas.report import result
 from jaxnas.report.result import SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
@@ -51,7 +50,7 @@ class LivePage:
 
         A run that was killed behind its last step writes it when it is started again.
         """
-        if self._due is not None or not (pathlib.Path(self.workdir) / result.NAME).exists():
+        if self._due is not None or not (files.as_path(self.workdir) / result.NAME).exists():
             self._write(doing, reload=None)
 
     def _write(self, doing: str, reload: int | None) -> None:

@@ -170,6 +170,7 @@ def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
         assert cost(arch)["macs"] == xla_macs(lower(small, cut, PIXELS[:1]).as_text("hlo"))
 
 
+@pytest.mark.slow
 def test_only_what_an_architecture_uses_has_values_gradients_and_new_statistics():
     """P2 and P6."""
     recorded, variables = annotations(NET, PIXELS), variables_of()

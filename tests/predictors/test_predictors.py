@@ -201,6 +201,7 @@ def ordered():
     return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}], ids=["regression", "ranking"])
 def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     inputs, score = ordered

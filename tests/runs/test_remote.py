@@ -53,6 +53,7 @@ def run(workdir):
     return page.read_text().replace(str(workdir), "WORKDIR"), variables
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, tmp_path):
     pages = [run(workdir) for workdir in (str(tmp_path / "run"), "gs://bucket/run")]
     jax.tree.map(np.testing.assert_array_equal, pages[0][1], pages[1][1])

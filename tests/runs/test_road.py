@@ -27,7 +27,7 @@ SEARCH = runs.Search(
 )
 
 
-QUICK = (("language", "first"),)
+QUICK = (("text", "uniform"),)
 
 
 @pytest.fixture(autouse=True)

@@ -118,6 +118,7 @@ def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path
         search.run_parallel(strategy, counted, KEY, workers=2, history_path=path)
 
 
+@pytest.mark.slow
 def test_a_search_keeps_away_from_an_option_that_always_fails():
     space = Space(op=Choice("a", "b", "c", "d").repeat(5))
     strategy = search.PredictorGuided(

@@ -264,6 +264,7 @@ def test_nsga2_finds_the_front(many_seeds, exact):
     assert found > 0.99 and 1 - found < 0.5 * (1 - random)
 
 
+@pytest.mark.slow
 def test_nsga2_by_hand_equals_the_scan(many_seeds):
     """Also: the same key gives the same search, and vmap over keys equals the loop."""
     state = STRATEGY.init(jax.random.split(jax.random.key(0), 8)[3])
@@ -328,6 +329,7 @@ def test_nan_scores_are_skipped():
     assert np.isfinite(STRATEGY.best(state)[1]).all()
 
 
+@pytest.mark.slow
 def test_three_objectives_until_the_space_is_exhausted():
     strategy = NSGA2(SPACE, cost, {"params": (None, 6)}, evaluations=200, population=20, objectives=3)
 

@@ -119,7 +119,9 @@ def test_children_come_from_the_best_of_all_generations(many_seeds):
         assert pure >= 0.5  # the rest fills up when the parents have no other new child
 
 
-@pytest.mark.parametrize("kind", [search.Evolution, search.RandomSearch])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(search.Evolution, marks=pytest.mark.slow), search.RandomSearch]
+)
 def test_an_exhausted_space_ends_the_search(kind):
     bounds = {"params": (None, 12)}
     strategy = kind(SMALL, SMALL_COST, bounds, evaluations=2000)

@@ -224,6 +224,7 @@ def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     assert scipy.stats.chisquare([*both, rest[0]], [*expected, rest[1]]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by():
     """Also where an earlier decision makes others inactive."""
     space = Space(depth=Choice(1, 2), op=Choice("a", "b").repeat(2, active="depth"), last=Choice(0, 1))

@@ -262,7 +262,8 @@ def test_architecture_outside_the_space():
         from_torch_autoformer(checkpoint(net), net, arch)
 
 
-@pytest.mark.parametrize("positions", (2, pytest.param(0, marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", (2, 0))
 def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
     """The supernet's gradient at an architecture against autograd of the plain PyTorch network."""
     space = spaces.vit(embed_dim=(24, 40), depth=(2, 3), num_heads=(1, 3), mlp_ratio=(1.5, 2.0))

@@ -228,7 +228,7 @@ def check_vmapped(name, axes, images, archs):
             assert not np.any(np.where(mask, 0, value)), path
 
 
-@pytest.mark.parametrize("name", ["narrow", "classic", "scanned"])
+@pytest.mark.parametrize("name", ["narrow", "classic", pytest.param("scanned", marks=pytest.mark.slow)])
 def test_vmap_over_architectures_is_the_loop(name):
     case = setting(name)
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))
@@ -236,7 +236,7 @@ def test_vmap_over_architectures_is_the_loop(name):
 
 @pytest.mark.parametrize(
     "name, axes",
-    [("wide", (None, 0, None)), ("wide", (None, 0, 0))],
+    [pytest.param("wide", (None, 0, None), marks=pytest.mark.slow), ("wide", (None, 0, 0))],
     ids=["data", "both"],
 )
 def test_vmap_over_data_is_the_loop(name, axes):
@@ -247,6 +247,7 @@ def test_vmap_over_data_is_the_loop(name, axes):
 # ---- Several devices.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 def test_a_population_over_devices_is_the_loop(name):
     """One architecture after the other on each device: real branches, which `vmap` has not."""
@@ -267,6 +268,7 @@ def test_a_population_over_devices_is_the_loop(name):
         assert difference(one, case(take(archs, i))[0]) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 def test_rows_on_several_devices_are_not_gathered(name):
     """Gradients are summed over the devices, and nothing else goes between them."""

@@ -33,7 +33,9 @@ def random_soft(space, seed):
 # ---- Soft architectures.
 
 
-@pytest.mark.parametrize("name", ["narrow", "wide", "classic"])
+@pytest.mark.parametrize(
+    "name", ["narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "classic"))]
+)
 def test_one_hot_is_hard(name):
     case = setting(name)
     soft = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
@@ -75,6 +77,7 @@ def test_some_decisions_soft_and_some_hard():
         assert difference(apply(mixed), case(arch)[0]) <= 1e-5
 
 
+@pytest.mark.slow
 def test_soft_architectures_differentiate_twice():
     case = setting("narrow")
 
@@ -280,6 +283,7 @@ def test_architectures_of_another_space(change, message):
         case.net.apply({"params": case.params}, case.images, change(case.space.largest()))
 
 
+@pytest.mark.slow
 def test_indices_that_are_traced_are_the_nearest_that_there_are():
     """As everywhere in JAX: a program cannot refuse them. Layer by layer, or in a loop."""
     case, scanned = setting("narrow"), setting("scanned")

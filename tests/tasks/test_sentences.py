@@ -51,6 +51,7 @@ def test_whole_keeps_words_and_masks_together():
     assert TASK.details()["length"] == 7 and TASK.details()["unknown_words"]["test"] == 0
 
 
+@pytest.mark.slow
 def test_a_network_learns_what_the_first_word_says():
     with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
         trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))

@@ -59,6 +59,7 @@ def moved(states, part):
 # ---- Architecture parameters.
 
 
+@pytest.mark.slow
 def test_logits_and_the_search_memory_stay_until_their_start_and_between_updates():
     states, metrics = run(7, kind="language", start=2, every=3)
     due = [False, False, True, False, False, True, False]
@@ -146,6 +147,7 @@ def test_joint_search_learns_from_training_data_alone():
         prepare(whole, NET, Training(steps=4), Relaxed(order="first"), make_mesh(1))
 
 
+@pytest.mark.slow
 def test_a_cost_above_its_target_pushes_to_cheaper_options():
     common = dict(every=1, learning_rate=0.1, cost="params")
     free, plain = run(3, **common)
@@ -162,18 +164,6 @@ def test_a_cost_above_its_target_pushes_to_cheaper_options():
     low, high = (float(COST(arch)["params"]) for arch in (SPACE.smallest(), SPACE.largest()))
     mean = float(COST(relaxations.softmax(SPACE.logits()))["params"])
     assert float(relative(relaxations.softmax(SPACE.logits()))) == pytest.approx((mean - low) / (high - low))
-
-
-@pytest.mark.parametrize("kind", ["images", pytest.param("language", marks=pytest.mark.slow)])
-def test_eight_devices_train_as_one(kind):
-    one, _ = run(3, kind=kind, every=2)
-    eight, _ = run(3, devices=8, kind=kind, every=2)
-    assert difference(eight[-1].params, one[-1].params) < 1e-4
-    assert difference(eight[-1].logits, one[-1].logits) < 1e-4
-    if kind == "language":  # each device remembers its own rows
-        memory = eight[-1].carry["train"].inputs
-        shape = memory.sharding.shard_shape(memory.shape)
-        assert (memory.shape[1], shape[1]) == (8, 1)
 
 
 def test_a_sure_search_is_done_before_its_last_step():
