@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_nets import SETTINGS, SHAPE, sample, setting, take
+from small_nets import SHAPE, every_setting, sample, setting, take
 
 import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.annotations import annotations
 from jaxnas.inputs import specification
 
-every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
 IMAGE = (1, 224, 224, 3)
 

@@ -226,7 +226,8 @@ CONFIG = Config(name="text", task=task_of("text"), network=net_of("text"), train
 """
 
 
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "ray"])
 def test_retrainings_on_workers_are_those_of_the_loop(tmp_path, executor):
     if executor == "ray":
         pytest.importorskip("ray")

@@ -294,7 +294,8 @@ def parts_of(workdir):
     return found
 
 
-@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "ray"])
 def test_workers_give_the_results_of_the_loop(tmp_path, executor):
     if executor == "ray":
         pytest.importorskip("ray")

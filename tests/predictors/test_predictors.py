@@ -150,6 +150,7 @@ def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predic
     np.testing.assert_allclose(again, mean, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
     inputs, score = cells
     predictor = predictors.TransformerPredictor(

@@ -254,6 +254,7 @@ def volume(scores):
     return float(pareto.hypervolume(scores, np.asarray([-0.1, -12.1])))
 
 
+@pytest.mark.slow
 def test_nsga2_finds_the_front(many_seeds, exact):
     """With a third of the space evaluated, nearly all of it; random search less."""
     scores, front = exact

@@ -182,6 +182,7 @@ def test_bounds_of_a_listed_space_are_decided_exactly():
         search.RandomSearch(SMALL, bounds={"params": (1, 2)}).init(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_tight_bounds_are_filled_from_what_is_feasible():
     """Fewer than one random architecture in 5,000 is inside."""
     space = spaces.autoformer("tiny")
@@ -297,6 +298,7 @@ def test_two_searches_share_a_file(finished_run, tmp_path):
         assert run(strategy, never, history_path=path).resumed == 120
 
 
+@pytest.mark.slow
 def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
     """A generation cut short by a smaller budget, with lines of another search behind it."""
     path, alone = tmp_path / "history.jsonl", tmp_path / "alone.jsonl"

@@ -49,7 +49,11 @@ STRATEGIES = {
 # The published form may evaluate an architecture again.
 REPEATING = {"ageing", "ageing, in parallel"}
 every_strategy = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "ppo" else []) for name in STRATEGIES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("ppo", "local", "ageing, unique") else [])
+        for name in STRATEGIES
+    ],
 )
 
 
@@ -177,7 +181,7 @@ def test_an_exhausted_space_ends_the_search(kind):
     assert bool(result.state.exhausted) and result.score == 6
 
 
-@pytest.mark.parametrize("name", ["local", "ageing", "reinforce"])
+@pytest.mark.parametrize("name", ["local", "ageing", pytest.param("reinforce", marks=pytest.mark.slow)])
 def test_failed_evaluations_are_skipped_and_counted(name):
     def sometimes(archs):
         scores = evaluate(archs)

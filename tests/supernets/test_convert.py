@@ -162,7 +162,9 @@ def sampled_archs(seed, n):
     return [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(n)]
 
 
-@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize(
+    "scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["unrolled", "scanned"]
+)
 def test_converted_supernet_is_the_official_one(scan_layers):
     """At every architecture, from one conversion and one trace."""
     net = network(qkv_bias_by_heads=True, scan_layers=scan_layers)

@@ -244,6 +244,7 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
     assert together < max(alone.values()) + weights + 0.2 * alone["feed_forward"]
 
 
+@pytest.mark.slow
 def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
     net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)

@@ -14,6 +14,7 @@ from small_nets import (
     SETTINGS,
     SHAPE,
     difference,
+    every_setting,
     flatten,
     jit,
     masks_of,
@@ -29,7 +30,6 @@ from jaxnas.elastic import stack_layers
 from jaxnas.elastic.attention import Attention, skew, unskew
 from jaxnas.training import make_mesh
 
-every_setting = pytest.mark.parametrize("name", SETTINGS)
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -179,7 +179,10 @@ def primitives(jaxpr):
                 yield from primitives(inner)
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "scanned"])
+@pytest.mark.parametrize(
+    "name",
+    ["narrow", *(pytest.param(x, marks=pytest.mark.slow) for x in (*SETTINGS, "scanned") if x != "narrow")],
+)
 @settings(max_examples=4)
 @given(seed=seeds)
 def test_nothing_of_the_supernet_is_in_the_extracted_program(name, seed):

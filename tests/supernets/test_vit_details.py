@@ -56,6 +56,7 @@ def test_nearly_one_hot_is_nearly_hard(name):
         assert difference(apply(near), expected) <= 1e-3, decision
 
 
+@pytest.mark.slow
 def test_soft_positions_with_fewer_options_are_the_hard_ones():
     plain = spaces.vit((8,), (2,), (1, 2), (1.0, 2.0, 3.0)).to_json()
     plain["mlp_ratio"]["per_position"] = [[1.0, 2.0, 3.0], [1.0, 2.0]]

@@ -87,7 +87,7 @@ def fail(batch):
     ("recipe", "how"),
     [
         (UNIFORM, "SIGTERM"),
-        (RELAXED, "error"),
+        pytest.param(RELAXED, "error", marks=pytest.mark.slow),
         pytest.param(UNIFORM, "error", marks=pytest.mark.slow),
         pytest.param(UNIFORM, "SIGINT", marks=pytest.mark.slow),
         pytest.param(RELAXED, "SIGTERM", marks=pytest.mark.slow),

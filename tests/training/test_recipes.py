@@ -134,6 +134,7 @@ def test_gradients_of_the_logits_are_exact(order):
     assert difference(after.params, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_joint_search_learns_from_training_data_alone():
     states, _ = run(5, order="joint", start=3)
     assert set(made(order="joint", start=3)[2](0)) == set(states[0].carry) == {"train"}
@@ -192,6 +193,7 @@ def test_one_program_trains_any_fixed_architecture_and_keeps_it():
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     """On the same weights and data, without the randomness of dropout."""
     arch = SPACE.from_dict({"hidden": [2, 1]})
