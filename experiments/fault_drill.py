@@ -101,7 +101,7 @@ class Drill:
         """A workdir in which a flow was ended after some writes, and the exit status."""
         workdir, flow = self.fresh(name, label), FLOWS[name]
         run = self.start(name, workdir)
-        run.writes(workdir / flow.folder, flow.writes[0], 3)
+        run.writes(workdir / flow.folder, flow.writes[0], 12 if SAVES in flow.writes else 3)
         run.end(number, self.random)
         return workdir, run.finish()[0]
 
