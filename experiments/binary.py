@@ -13,6 +13,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from logging import CRITICAL, getLogger
 from typing import Any
 
 import flax.linen as nn
@@ -116,6 +117,8 @@ def run(main: Callable[[], int | None]) -> None:
             shown(found)
 
     sys.unraisablehook = unraisable
+    # Nor are the errors of those writes shown: the first one is told as a sentence.
+    getLogger("asyncio").setLevel(CRITICAL)
 
     def guarded(argv: list[str]) -> None:
         mistakes = (ValueError, OSError, training.CheckpointError, training.WorkdirError)

@@ -101,7 +101,7 @@ class Drill:
         """A workdir in which a flow was ended after some writes, and the exit status."""
         workdir, flow = self.fresh(name, label), FLOWS[name]
         run = self.start(name, workdir)
-        run.writes(workdir / flow.folder, flow.writes[0], 3)
+        run.writes(workdir / flow.folder, flow.writes[0], 12 if SAVES in flow.writes else 3)
         run.end(number, self.random)
         return workdir, run.finish()[0]
 
@@ -179,7 +179,10 @@ def disk(drill: Drill, names: list[str], fault: str) -> None:
     """A disk that is full before the end, or read-only, and then is not."""
     for name in names:
         before, after = drill.fresh(name, "disk-start"), drill.undisturbed(name)
-        low, high = (sum(512 * p.stat().st_blocks for p in w.rglob("*")) for w in (before, after))
+        low, high = (
+            sum(512 * path.stat().st_blocks for path in workdir.rglob("*") if path.is_file())
+            for workdir in (before, after)
+        )
         full, place = [f"size={low + int(part * (high - low))}" for part in (0.1, 0.6)], drill.root / "disk"
         for options in full if fault == "disk full" else ["ro"]:
             if not mounted(place, "size=1g"):
@@ -236,7 +239,9 @@ def two_runs(drill: Drill, names: list[str]) -> None:
         workdir, flow = drill.fresh(name, "two"), FLOWS[name]
         first = drill.start(name, workdir)
         first.writes(workdir / flow.folder, flow.writes[0], 1)
+        first.end(signal.SIGSTOP, drill.random)  # so that it is not at its end before the second one begins
         code, text = drill.start(name, workdir).finish()
+        first.end(signal.SIGCONT, drill.random)
         row = drill.row("second run", name)
         refused = code == 2 and "in use by another run" in text
         row.times, row.said = row.times + 1, row.said + refused
