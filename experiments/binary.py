@@ -37,7 +37,7 @@ STOPPED = 143  # as a shell says of a process that SIGTERM ended
 flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
-FREE = ("about", "search", "retraining", "architectures", "latency", "measure")
+FREE = ("about", "search", "retraining", "architectures", "latency", "measure", "network.remat")
 
 
 def define_flags(registry: Mapping[str, Config]) -> None:
@@ -140,6 +140,9 @@ def run(main: Callable[[], int | None]) -> None:
                 flush=True,
             )
             os._exit(1)  # The usual end would wait for that process.
+        except KeyboardInterrupt:
+            print("stopped: the same command goes on from what is done.", file=sys.stderr, flush=True)
+            sys.exit(143)
         except (*mistakes, training.DivergedError, executors.WorkerDied) as error:
             if flags.FLAGS.traceback:
                 raise
@@ -296,6 +299,13 @@ def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
     return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
 
 
+def deciding_of(config: Config) -> dict[str, Any]:
+    """The part of a config that decides the weights, as plain values."""
+    plain = config_lib.to_dict(config) | {"training": config.training.deciding()}
+    network = {name: part for name, part in plain["network"].items() if f"network.{name}" not in FREE}
+    return {name: part for name, part in plain.items() if name not in FREE} | {"network": network}
+
+
 def bring_to_life(config: Config) -> Session:
     """Loads the data of a config from where the flags say."""
     return make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
@@ -305,8 +315,7 @@ def make_session(config: Config, data_dir: str | None, source_dir: str | None) -
     """Loads the data of a config."""
     task = config.task.load(data_dir, source_dir)
     mesh = config.training.mesh()
-    deciding = {name: part for name, part in config_lib.to_dict(config).items() if name not in FREE}
-    deciding["training"] = config.training.deciding()
+    deciding = deciding_of(config)
     processes.check_same(config_lib.to_dict(config))
     return Session(config, task, config.network, mesh, deciding)
 

@@ -38,6 +38,9 @@ _ONLY = flags.DEFINE_list("only", [], "Only these faults, of those in the table;
 _FLOWS = flags.DEFINE_list("flows", list(FLOWS), f"Only these flows, of {', '.join(FLOWS)}.")
 
 
+MARK = ".drill"  # In a folder that the drill may empty.
+
+
 @dataclasses.dataclass
 class Row:
     """What became of the runs of one fault and flow; `neither` says what was wrong."""
@@ -118,7 +121,8 @@ class Drill:
         said = may_say and code == 2 and "error: " in text and "Traceback" not in text
         if code == 0 and "Traceback" not in text:
             different = differences(workdir, self.undisturbed(name))
-            if unread in different and (workdir / unread).read_bytes() == before:
+            kept = unread in different and (workdir / unread).is_file()
+            if kept and (workdir / unread).read_bytes() == before:
                 different.remove(unread)
             wrong = f"ends with other {', '.join(different)}" if different else ""
         elif not said:
@@ -133,7 +137,7 @@ class Drill:
 def kills(drill: Drill, names: list[str]) -> None:
     """Chains of up to six kills, flow after flow, until there were as many as were asked for."""
     random, total, chain, inside = drill.random, 0, 0, 0
-    while total < _KILLS.value:
+    while total < _KILLS.value and chain < 2 * _KILLS.value:  # A run may be at its end before its kill.
         name, chain = names[chain % len(names)], chain + 1
         drill.undisturbed(name)
         flow, workdir = FLOWS[name], drill.fresh(name, "kills")
@@ -191,8 +195,12 @@ def disk(drill: Drill, names: list[str], fault: str) -> None:
                 continue
             try:
                 workdir = shutil.copytree(before, place / name)
-                mounted(place, f"remount,{options}")
-                if drill.judge(fault, name, workdir, options, may_say=True):
+                if not mounted(place, f"remount,{options}"):
+                    raise RuntimeError(f"{place} could not be mounted anew with {options}")
+                said = drill.judge(fault, name, workdir, options, may_say=True)
+                if not said and options in ("ro", full[0]):
+                    drill.row(fault, name).neither.append(f"{options}: ended as if there were no fault")
+                if said:
                     mounted(place, "remount,rw,size=1g")
                     drill.judge(f"{fault}, then mended", name, workdir, "started again")
             finally:
@@ -279,8 +287,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError("--workdir is missing: the directory for all runs.")
     logging.set_verbosity(logging.ERROR)
     root, begun = pathlib.Path(_WORKDIR.value).absolute(), time.monotonic()
+    if root.exists() and any(root.iterdir()) and not (root / MARK).is_file():
+        raise app.UsageError(f"--workdir={root} holds other files, which would be lost. Take a new folder.")
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
+    (root / MARK).touch()
     lines = [f"{a},{b},{a + b / 7}" for a in range(9) for b in range(9)]
     (root / "grid.csv").write_text("\n".join(["left,right,score", *lines]) + "\n")
     drill, alone = Drill(root, _SEED.value), [name for name in names if FLOWS[name].processes == 1]

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
     table = tabular.load("nasbench201", _DATA.value)
     for name in _STRATEGIES.value:
         strategy = dataclasses.replace(strategies.find(name)(table, _EVALUATIONS.value), batch=1)
-        run(dataclasses.replace(strategy), table, 1, 999)  # compiles
+        run(strategy, table, 1, 999)  # compiles
         for workers in map(int, _WORKERS.value):
             one = functools.partial(run, strategy, table, workers)
             test, hits, share, failed = np.asarray([one(seed) for seed in range(_SEEDS.value)]).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -48,8 +49,8 @@ class Classification(Named):
     def check_ranges(self, **ranges: tuple[float, float]) -> None:
         """Raises ValueError for an attribute that is not at least the first number and below the second."""
         for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not low <= value < high:
+            value: Any = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not low <= float(value) < high:
                 raise ValueError(
                     f"{type(self).__name__}: {name} is {value!r}, expected at least {low} and below {high}."
                 )

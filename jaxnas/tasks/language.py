@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,7 +70,7 @@ class Language(Named):
         super().__post_init__()
         for name in ("length", "evaluation_rows", "evaluation_length", "memory_length", "clamp_length"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
+            if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
                 raise ValueError(f"Language: {name} is {value!r}, expected a whole number of at least 1.")
         if not 0 <= self.search_fraction < 1:
             raise ValueError(f"Language: search_fraction is {self.search_fraction}, expected 0 to below 1.")

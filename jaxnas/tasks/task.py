@@ -49,7 +49,11 @@ class Metric:
 
 
 class Batches(Protocol):
-    """The batches of a role: `at(n)` is the n-th, a pytree of arrays with rows in front."""
+    """The batches of a role: `at(n)` is the n-th, a pytree of arrays with rows in front.
+
+    They are made in a thread of their own, ahead of their step, while the main one trains and evaluates. With
+    `training.prefetch=0` the main thread makes each when its step comes.
+    """
 
     def at(self, step: int) -> Batch:
         """Returns a batch, which depends on nothing but its number."""

@@ -2,7 +2,7 @@
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
 from jaxnas.training.evaluate import Evaluator, make_evaluator
-from jaxnas.training.fit import DivergedError, Trained, fit
+from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
 from jaxnas.training.replay import Replay, replay
@@ -32,4 +32,5 @@ __all__ = [
     "make_step",
     "open_workdir",
     "replay",
+    "restore",
 ]

@@ -164,7 +164,8 @@ class Checkpointer:
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole, or that of the best score.
 
-        Damaged steps that come before it in this order are renamed `corrupt-<step>` and a warning says why.
+        Damaged steps that come before it, in the order of steps or of scores, are renamed `corrupt-<step>`,
+        and a warning says why.
 
         Args:
           example: a state of the same structure, shapes and types, of arrays or
@@ -184,12 +185,14 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         steps = self.steps()
         if best and steps:
-            if (chosen := self._best(steps)) is None:
+            scores = {step: score for step in steps if (score := self._score(step)) is not None}
+            if not scores:
                 raise CheckpointError(
                     f"no checkpoint in {self.directory} has a score: nothing was measured when they were "
-                    "saved. Choose an evaluate_every that checkpoint_every is a multiple of, or the latest."
+                    "saved. Take the latest. A training is measured every evaluate_every steps, of which "
+                    "checkpoint_every should be a multiple; one with architecture parameters never is."
                 )
-            steps = [chosen]
+            steps = sorted(scores, key=lambda step: (scores[step], -step))
         for step in reversed(steps):
             try:
                 record = self._read_record(step)
@@ -210,9 +213,12 @@ class Checkpointer:
             return step, jax.tree.map(_with_empty, stored, example), record["metadata"]
         if damaged:
             reasons = "\n".join(f"  checkpoint {step}: {why}" for step, why in damaged.items())
+            which, advice = ("", "move the directory away to start again from step 0")
+            if best:
+                which, advice = (" with a score", "take the latest, which may be whole")
             raise CheckpointError(
-                f"no checkpoint in {self.directory} is whole:\n{reasons}\n"
-                "Bring the files back, or move the directory away to start again from step 0."
+                f"no checkpoint{which} in {self.directory} is whole:\n{reasons}\n"
+                f"Bring the files back, or {advice}."
             )
         return None
 
@@ -291,6 +297,8 @@ class Checkpointer:
 
     def _set_aside(self, damaged: dict[int, str], good: int) -> None:
         """Renames damaged steps to corrupt-<step>, or corrupt-<step>-2 if that exists, and so on."""
+        for step in damaged:
+            self._scores[step] = None
         for step, why in damaged.items() if jax.process_index() == 0 else ():
             aside, number = self.directory / f"corrupt-{step}", 1
             while aside.exists():

@@ -83,7 +83,18 @@ class Evaluator:
 
         The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
         (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Neighbouring tokens of a
-        text say much the same, and batches are far longer than that. NaN where there is only one batch.
+        text say much the same, and batches are far longer than that.
+
+        Args:
+          variables: of the network.
+          arch: hard or soft, a single one. None if the network has only one.
+
+        Returns:
+          Two times float32 [] for each metric; the errors are NaN where there is only one batch.
+
+        Raises:
+          ValueError: an architecture that is not one of the network's space, or a batch of them; parameters
+            alone.
         """
         variables, arch = self._checked(variables, arch)
         return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())

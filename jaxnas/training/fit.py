@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
 from jaxnas.training.watch import make_watch, score_of
 
+_log = logging.getLogger(__name__)
 PARTS = ("input", "step", "evaluation", "checkpoint")
 TIMES, DIVERGED, RECORDS = "times.json", "diverged.json", "metrics.jsonl"
 # What may be another after a training that diverged: of a supernet, or of a network alone.
@@ -223,7 +225,7 @@ def _loop(
             if is_first():
                 resume = start if restored else None
                 writer = JsonlWriter(folder / RECORDS, resume=resume, digest=digest)
-                times_writer = JsonlWriter(folder / "times.jsonl", resume=resume)
+                times_writer = _times_writer(folder / "times.jsonl", resume)
         shown = stack.enter_context(Progress(training.steps, start))
 
         def record(values: dict[str, Any]) -> None:
@@ -280,6 +282,15 @@ def _loop(
                     (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
                 return Trained(state, last, times)
     raise AssertionError("a training has at least one step")
+
+
+def _times_writer(path: pathlib.Path, resume: int | None) -> JsonlWriter:
+    """The writer of times, which nothing goes by: a file that is damaged is begun anew."""
+    try:
+        return JsonlWriter(path, resume=resume)
+    except ValueError as error:
+        _log.warning("%s It is begun anew.", error)
+        return JsonlWriter(path)
 
 
 _SHOWN = ("loss", "accuracy", "temperature", "confidence")

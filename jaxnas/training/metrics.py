@@ -38,12 +38,14 @@ class JsonlWriter:
         self.counter = counter
         self._last: int | None = None
         kept = 0
-        if resume is not None:
-            for record in files.read_lines(self.path, (counter,)):
-                if self._count(record) > resume:
-                    break
-                self._last = record[counter]
-                kept += 1
+        records = files.read_lines(self.path, (counter,)) if resume is not None else []
+        for record in records:
+            if self._count(record) > (resume or 0):
+                break
+            self._last = record[counter]
+            kept += 1
+        if records and not kept:
+            digest = None  # Whoever deleted the file went on without the records before.
         data = self.path.read_bytes() if self.path.exists() else b""
         written = b"".join(data.splitlines(keepends=True)[:kept])
         check_unchanged(self.path, digest, written)

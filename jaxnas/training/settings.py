@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 import optax
@@ -80,7 +81,8 @@ class Training:
                 )
         for name in ("learning_rate", "weight_decay", "average", "clip"):
             value = getattr(self, name)
-            if type(value) not in (int, float) and not (name == "clip" and value is None):
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not number and not (name == "clip" and value is None):
                 raise ValueError(f"training.{name} is {value!r}, expected a number.")
         for name in ("learning_rate", "weight_decay"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
