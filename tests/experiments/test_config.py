@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from small_tasks import perceptron
 
+from experiments import binary
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
@@ -89,6 +90,13 @@ def test_a_space_with_lists_of_options_is_set_by_a_call():
     changed = config_lib.override(DIGITS, [f"network.space={text}"])
     assert changed.network.space == spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
     assert changed.network.head_dim == DIGITS.network.head_dim
+
+
+def test_what_changes_no_weights_may_differ_when_a_run_goes_on():
+    again = config_lib.override(DIGITS, ["network.remat=true", "training.prefetch=0", "search.limit=3"])
+    assert binary.deciding_of(again) == binary.deciding_of(DIGITS)
+    other = config_lib.override(DIGITS, ["network.drop_path_rate=0.3"])
+    assert binary.deciding_of(other) != binary.deciding_of(DIGITS)
 
 
 def test_later_assignments_win_and_the_original_stays():

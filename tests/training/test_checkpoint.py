@@ -146,6 +146,12 @@ def test_the_best_step_stays_too_and_a_run_that_goes_on_knows_it(tmp_path):
     (tmp_path / "5" / "record" / "metadata").write_text("{")
     with checkpoint.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
         assert checkpointer.restore(x, best=True)[0] == 25
+    for path in (tmp_path / "25" / "state").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with checkpoint.Checkpointer(tmp_path, max_to_keep=2) as checkpointer:
+        assert checkpointer.restore(x, best=True)[0] == 20  # the next best; what is damaged is set aside
+        assert (tmp_path / "corrupt-25").is_dir() and checkpointer.steps() == [5, 20]
     with checkpoint.Checkpointer(tmp_path / "other") as checkpointer:
         assert checkpointer.restore(x, best=True) is None
         checkpointer.save(1, x, {})

@@ -157,6 +157,10 @@ def test_records_that_were_lost_or_changed_are_noticed(complete, tmp_path):
             with pytest.raises(ValueError, match="metrics.jsonl is not what the training wrote"):
                 restore(TASK, NET, TRAINING, UNIFORM, tmp_path, config_of(TRAINING), MESH)
     path.unlink()
+    if not complete:  # Killed again before the next checkpoint, the file begins behind the last one.
+        with pytest.raises(RuntimeError):
+            train(disturbed(5, fail), tmp_path)
+        assert [line["step"] for line in lines(tmp_path)] == [5]
     assert train(TASK, tmp_path).complete and train(TASK, tmp_path).complete
     assert path.exists() == (not complete)  # those behind the checkpoint
 
@@ -172,6 +176,22 @@ def test_records_follow_the_settings(tmp_path):
     low, mean, high = (watched[f"random_accuracy_{name}"] for name in ("min", "mean", "max"))
     assert 0 <= low <= mean <= high <= 1
     assert saved(tmp_path) == [4, 6, 7]  # the last three
+
+
+@pytest.mark.parametrize("how", ["error", "SIGTERM"])
+def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path):
+    """The defaults of a user: batches made ahead, and several steps in a call."""
+    training = dataclasses.replace(TRAINING, steps=10, log_every=4, prefetch=2, steps_per_call=2)
+    whole = train(TASK, tmp_path / "whole", dataclasses.replace(training, prefetch=0))
+    broken = disturbed(7, fail if how == "error" else stop_by(signal.SIGTERM))
+    if how == "error":
+        with pytest.raises(RuntimeError, match="the machine stops here"):
+            train(broken, tmp_path / "broken", training)
+    else:  # Behind whichever step the signal found.
+        assert not train(broken, tmp_path / "broken", training).complete
+    again = train(TASK, tmp_path / "broken", training)
+    assert again.complete and difference(again.variables, whole.variables) == 0
+    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
 
 
 def test_times_are_told_for_each_record_of_the_training(tmp_path):
