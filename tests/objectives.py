@@ -57,3 +57,15 @@ def product(left, right):
     if left == 8:
         os._exit(3)
     return left * right
+
+
+class Unreadable(Exception):
+    """Can be pickled, and not unpickled."""
+
+    def __init__(self, message, reason):
+        super().__init__(message)
+
+
+def unreadable():
+    """Fails with what its caller cannot read."""
+    raise Unreadable("out of luck", "none")

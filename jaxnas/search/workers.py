@@ -142,6 +142,8 @@ class Workers:
         executor = executors.processes(1) if self._given is None else self._given
         try:
             executors.check_import(self._function, executor)
+        except executors.WorkerDied:
+            raise
         except RuntimeError as error:
             raise _takes_no_more(error) from error
         finally:
@@ -162,7 +164,7 @@ class Workers:
         slot.label, slot.future = None, None
         try:
             return Outcome(label, future.result())
-        except futures_lib.BrokenExecutor as error:
+        except (futures_lib.BrokenExecutor, executors.WorkerDied) as error:
             self._replace(slot)
             return Outcome(label, error=f"the worker died: {error}")
         except Exception as error:  # Whatever a user's function raises is one failed evaluation.
