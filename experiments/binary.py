@@ -75,9 +75,24 @@ def define_executor_flags() -> None:
     )
 
 
+def absolute(text: str, ending: str = "") -> str:
+    """A path of this machine from its root, since workers may stand in another folder.
+
+    Args:
+      text: the path; one in an object store stays as it is.
+      ending: of the name of a file, which may be followed by a name in it, as in my_config.py:large. A text
+        without it is no path and stays as it is.
+    """
+    if files.is_remote(text) or not (text.endswith(ending) or f"{ending}:" in text):
+        return text
+    return str(files.as_path(text).expanduser().absolute())
+
+
 @contextlib.contextmanager
 def executor() -> Iterator[Executor | None]:
     """The executor that the flags ask for, which is shut down at the end; None for none.
+
+    Processes end the jobs that they have begun first, which may take hours. So an error is logged at once.
 
     Raises:
       ConfigError: flags that do not go together, or Ray is not installed.
@@ -99,8 +114,15 @@ def executor() -> Iterator[Executor | None]:
             made = executors.processes(workers or os.cpu_count() or 1)
     except ImportError as error:
         raise ConfigError(f"--executor={name}: {error}") from error
-    with made:
+    try:
         yield made
+    except executors.WorkerDied:  # None of the processes is left to wait for.
+        raise
+    except Exception as error:
+        logging.error("This command ends when the jobs that run have ended: %s", error)
+        raise
+    finally:
+        made.shutdown(cancel_futures=True)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -387,7 +387,9 @@ def main() -> None:
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:
         raise ValueError(f"--strategies is empty. There are: {', '.join(strategies_lib.STRATEGIES)}.")
-    place = _BENCHMARK.value, _DATA.value, tuple(_OBJECTIVES.value), tuple(_IGNORE.value)
+    # A worker may stand in another folder.
+    where = binary.absolute(_BENCHMARK.value, ".csv"), _DATA.value and binary.absolute(_DATA.value)
+    place = *where, tuple(_OBJECTIVES.value), tuple(_IGNORE.value)
     table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
         raise ValueError(

@@ -38,23 +38,24 @@ def main() -> int:
     seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
     jobs = [
         Retraining(
-            values.config,
+            binary.absolute(values.config, ".py"),
             tuple(values.set),
-            str(root),
+            binary.absolute(values.workdir),
             values.architecture,
             values.weights,
             seed,
-            values.data_dir,
-            values.source_dir,
+            values.data_dir and binary.absolute(values.data_dir),
+            values.source_dir and binary.absolute(values.source_dir),
         )
         for seed in seeds
     ]
     found = {}
     with binary.executor() as executor:
         for number, returned in executors.as_completed(retraining.run, [(job,) for job in jobs], executor):
-            if returned is None:  # Stopped by a signal, which is meant for all that would follow.
+            if returned is not None:
+                found[number] = returned
+            elif executor is None:  # A signal to this process is meant for all that would follow.
                 break
-            found[number] = returned
     done = [found[number] for number in sorted(found)]
     if done and (root / NAME).is_file() and processes.is_first():
         report.write(root)

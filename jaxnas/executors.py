@@ -21,7 +21,7 @@ from typing import Any
 
 
 class WorkerDied(RuntimeError):
-    """A worker ended without a result, and its executor does not begin again."""
+    """A worker ended without a result, and its executor does not begin the call again."""
 
 
 def processes(workers: int) -> futures_lib.ProcessPoolExecutor:
@@ -37,7 +37,7 @@ class Ray(futures_lib.Executor):
     """An executor on the workers of Ray, which has none of its own.
 
     What a worker was doing when it died, or its machine was lost, is done again by another one, up to
-    `max_retries` times (3 by default). Then the future raises Ray's `WorkerCrashedError`.
+    `max_retries` times (3 by default). Then the future raises `WorkerDied`.
 
     Ray is connected to as its own `ray.init()` does it: to $RAY_ADDRESS, to a cluster that `ray start`
     has begun on this machine, or to a new one on this machine, which ends with `shutdown`. Whoever needs
@@ -89,10 +89,24 @@ class Ray(futures_lib.Executor):
             if error is None:
                 future.set_result(told.result())
             else:
-                future.set_exception(_cause(error))
+                future.set_exception(self._cause(error))
 
         reference.future().add_done_callback(ended)
         return future
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """What was raised on the worker; Ray wraps it, with process numbers and addresses in its text."""
+        if isinstance(error, self._ray.exceptions.WorkerCrashedError):
+            died = WorkerDied(
+                "a worker of Ray ended without a result, as often as max_retries allows: it was killed, or "
+                "its machine has no memory left. The same command goes on from what is done."
+            )
+            died.__cause__ = error
+            return died
+        for name in ("cause", "client_exc"):
+            inner = getattr(error, name, None)
+            error = inner if isinstance(inner, BaseException) else error
+        return error
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Takes no more; see `concurrent.futures.Executor.shutdown`. A cluster of its own ends."""
@@ -127,17 +141,12 @@ class _FutureOfRay(futures_lib.Future):
 def _signals_as_before() -> Iterator[None]:
     """Undoes that Ray takes SIGTERM for a crash, with a trace and the exit status 134."""
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():  # Python allows it there alone.
-        signal.signal(signal.SIGTERM, before)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What was raised on the worker; Ray wraps it, with process numbers and addresses in its text."""
-    for name in ("cause", "client_exc"):
-        inner = getattr(error, name, None)
-        error = inner if isinstance(inner, BaseException) else error
-    return error
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # Python allows it there alone.
+            # A handler that was not set from Python is None, and cannot be set from there again.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -> None:
@@ -145,6 +154,7 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
 
     Raises:
       ValueError: they cannot.
+      WorkerDied: the worker that was asked ended.
       RuntimeError: the executor was shut down.
     """
     name = getattr(function, "__qualname__", repr(function))
@@ -154,13 +164,20 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
             executor.submit(pickle.loads, pickle.dumps(function)).result()
         else:
             executor.submit(callable, function).result()
+    except WorkerDied:
+        raise
+    except futures_lib.BrokenExecutor as error:
+        raise WorkerDied(
+            f"a worker ended when it was asked for {name}, before any work: it was killed, its machine has "
+            "no memory left, or the script that begins the workers does not do so under "
+            'if __name__ == "__main__".'
+        ) from error
     except Exception as error:  # Pickle raises many kinds, and an import raises what its module does.
         if isinstance(error, RuntimeError) and "shutdown" in str(error):
             raise
         raise ValueError(
             f"the workers cannot import {name}: {type(error).__name__}: {error}. Define it at the top level "
-            "of a module that they find, and start a script under "
-            'if __name__ == "__main__".'
+            "of a module that they find."
         ) from error
 
 
@@ -179,7 +196,8 @@ def as_completed(
 
     Raises:
       ValueError: the workers cannot import the function.
-      WorkerDied: a worker of an executor that does not begin again ended without a result.
+      WorkerDied: a worker ended without a result, or what it returned or raised could not be sent, and its
+        executor does not begin the call again.
       Exception: what a call raised; those that have not begun are given up, on Ray also those that run.
     """
     if executor is None:
@@ -188,18 +206,32 @@ def as_completed(
         return
     if jobs:
         check_import(function, executor)
-    numbers = {executor.submit(function, *job): number for number, job in enumerate(jobs)}
+    numbers: dict[futures_lib.Future, int] = {}
     try:
+        for number, job in enumerate(jobs):
+            numbers[executor.submit(function, *job)] = number
         for future in futures_lib.as_completed(numbers):
             yield numbers[future], future.result()
     except futures_lib.BrokenExecutor as error:
-        raise WorkerDied(
-            "a worker ended without a result: it was killed, or its machine has no memory left. The same "
-            "command goes on from what is done; take fewer workers if memory is short."
-        ) from error
+        raise _died(error) from error
     finally:
         for future in numbers:
             future.cancel()
+
+
+def _died(error: futures_lib.BrokenExecutor) -> WorkerDied:
+    """What broke an executor, as a sentence."""
+    # A pool of processes names a cause only where it could not read what a worker sent.
+    trace = [line for line in str(error.__cause__ or "").splitlines() if line.strip("'")]
+    if trace:
+        return WorkerDied(
+            "what a worker returned or raised could not be sent back, since it cannot be unpickled: "
+            f"{trace[-1]}. The same command goes on from what is done."
+        )
+    return WorkerDied(
+        "a worker ended without a result: it was killed, or its machine has no memory left. The same "
+        "command goes on from what is done; take fewer workers if memory is short."
+    )
 
 
 def _end_with_parent() -> None:

@@ -40,14 +40,30 @@ def numbered(values):
 
 
 def noted(folder, values):
-    """Leaves in a folder a file for each call, with the number of its process, and takes a while."""
+    """Leaves in a folder a file for each call, with the number of its process, and takes a while.
+
+    The first one that finds a file `kill` there takes it, and waits until it is killed.
+    """
     name = "".join(values["op"])
     path = os.path.join(folder, f"{name}-{time.time_ns()}")
     with open(path + ".tmp", "w", encoding="utf-8") as file:
         file.write(str(os.getpid()))
     os.rename(path + ".tmp", path)  # A reader finds the number in each file.
-    time.sleep(0.5)
-    return count(values)
+    try:
+        os.rename(os.path.join(folder, "kill"), path + ".kill")
+    except FileNotFoundError:
+        time.sleep(0.2)
+        return count(values)
+    time.sleep(120)
+    raise AssertionError("nobody has killed this process")
+
+
+def began(folder, number):
+    """Leaves a file named after a job, which ends when there is a file `go`; job 0 ends at once."""
+    with open(os.path.join(folder, str(number)), "w", encoding="utf-8"):
+        deadline = time.monotonic() + 60
+    while number and time.monotonic() < deadline and not os.path.exists(os.path.join(folder, "go")):
+        time.sleep(0.01)
 
 
 def product(left, right):
@@ -57,3 +73,15 @@ def product(left, right):
     if left == 8:
         os._exit(3)
     return left * right
+
+
+class Unreadable(Exception):
+    """Can be pickled, and not unpickled."""
+
+    def __init__(self, message, reason):
+        super().__init__(message)
+
+
+def unreadable():
+    """Fails with what its caller cannot read."""
+    raise Unreadable("out of luck", "none")

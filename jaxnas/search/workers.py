@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from jaxnas import executors
 
+_CANCELLED = 60.0  # Seconds in which Ray ends a call that was cancelled, also on a busy machine.
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -103,6 +105,8 @@ class Workers:
                     self._start(slot)
             running = [slot for slot in self._slots if slot.label is not None]
             if not running:
+                if self._freed():
+                    continue
                 raise RuntimeError(
                     f"search: all {len(self._slots)} workers of the executor are still busy with evaluations "
                     f"that took more than {self._timeout} seconds. Go on with a new executor and the same "
@@ -142,6 +146,8 @@ class Workers:
         executor = executors.processes(1) if self._given is None else self._given
         try:
             executors.check_import(self._function, executor)
+        except executors.WorkerDied:
+            raise
         except RuntimeError as error:
             raise _takes_no_more(error) from error
         finally:
@@ -162,7 +168,7 @@ class Workers:
         slot.label, slot.future = None, None
         try:
             return Outcome(label, future.result())
-        except futures_lib.BrokenExecutor as error:
+        except (futures_lib.BrokenExecutor, executors.WorkerDied) as error:
             self._replace(slot)
             return Outcome(label, error=f"the worker died: {error}")
         except Exception as error:  # Whatever a user's function raises is one failed evaluation.
@@ -175,6 +181,16 @@ class Workers:
         slot.future.cancel()  # One that has not begun; and on Ray also one that runs.
         self._replace(slot)
         return Outcome(label, error=f"TimeoutError: it took more than {self._timeout} seconds")
+
+    def _freed(self) -> bool:
+        """Waits for some evaluation that was cancelled to end, where the executor ends what runs.
+
+        Only Ray does, and not at once; it then begins a new process, too.
+        """
+        if not isinstance(self._given, executors.Ray):
+            return False
+        late = [slot.future for slot in self._slots if slot.future is not None]
+        return bool(futures_lib.wait(late, _CANCELLED, return_when=futures_lib.FIRST_COMPLETED).done)
 
     def _replace(self, slot: _Slot) -> None:
         if slot.process is not None:

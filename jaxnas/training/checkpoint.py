@@ -46,6 +46,10 @@ class ConfigMismatch(CheckpointError):
         super().__init__(message)
         self.differences = differences
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What the base class gives calls `__init__` with the message alone.
+        return type(self), (str(self), self.differences)
+
 
 class NotFinite(CheckpointError):
     """A state was not saved because it holds a NaN or an infinity."""

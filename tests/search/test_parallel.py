@@ -16,7 +16,7 @@ import numpy as np
 import objectives
 import pytest
 
-from jaxnas import predictors, search
+from jaxnas import executors, predictors, search
 from jaxnas.space import Choice, Space
 
 SPACE = Space(op=Choice("a", "b", "c").repeat(3))
@@ -214,6 +214,50 @@ def _runs(process):
 def test_something_else_than_an_executor_is_refused(executor):
     with pytest.raises(TypeError, match="expected a concurrent.futures.Executor. A client of Dask makes one"):
         search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
+
+
+class Cancelled(executors.Ray):
+    """As on Ray, a call that is cancelled ends a while later; without Ray."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def submit(self, function, /, *args):
+        future = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        values = args[0] if args and isinstance(args[0], dict) else None
+        if values is None or values["op"][0] != "a":
+            future.set_result(function(*args))
+        elif self.after is not None:
+            ends = threading.Timer(self.after, future.set_exception, [RuntimeError("cancelled")])
+            future.cancel = ends.start
+        return future
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_on_ray_waits_for_what_it_cancelled(workers):
+    result = search.run_parallel(
+        search.RandomSearch(SPACE, evaluations=27, batch=1),
+        objectives.count,
+        KEY,
+        workers=workers,
+        executor=Cancelled(after=0.1),
+        timeout=0.05,
+    )
+    assert len(result.history) == 27 and result.failed == 9
+    assert all("TimeoutError" in line["error"] for line in result.history if line["score"] is None)
+
+
+def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
+    monkeypatch.setattr(search.workers, "_CANCELLED", 0.1)
+    with pytest.raises(RuntimeError, match="all 1 workers of the executor are still busy"):
+        search.run_parallel(
+            search.RandomSearch(SPACE, evaluations=27, batch=1),
+            objectives.count,
+            KEY,
+            executor=Cancelled(after=None),
+            timeout=0.05,
+        )
 
 
 def test_an_executor_that_was_shut_down_is_named():

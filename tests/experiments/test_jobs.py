@@ -1,0 +1,93 @@
+"""Independent jobs of the binaries: what they are told, and what happens when one fails or is stopped."""
+
+import os
+import time
+import types
+
+import objectives
+import pytest
+from absl import flags
+
+from experiments import binary, config, retrain
+from experiments.configs import CONFIGS
+from jaxnas import executors
+
+
+def with_flags(monkeypatch, **values):
+    monkeypatch.setattr(flags, "FLAGS", types.SimpleNamespace(**values))
+
+
+@pytest.mark.parametrize(
+    "text, ending, absolute",
+    [
+        ("runs/one", "", "/here/runs/one"),
+        ("../one", "", "/here/../one"),
+        ("/data", "", "/data"),
+        ("gs://bucket/one", "", "gs://bucket/one"),
+        ("gs://bucket/one.csv", ".csv", "gs://bucket/one.csv"),
+        ("one.csv", ".csv", "/here/one.csv"),
+        ("nasbench201", ".csv", "nasbench201"),
+        ("module:function", ".csv", "module:function"),
+        ("digits", ".py", "digits"),
+        ("my/one.py", ".py", "/here/my/one.py"),
+        ("one.py:large", ".py", "/here/one.py:large"),
+    ],
+)
+def test_paths_of_this_machine_are_absolute(monkeypatch, text, ending, absolute):
+    monkeypatch.setattr(os, "getcwd", lambda: "/here")
+    assert binary.absolute(text, ending) == absolute
+
+
+def test_the_home_folder_is_that_of_the_process_that_was_started(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert binary.absolute("~/data") == "/home/me/data"
+
+
+def test_an_error_is_said_before_the_jobs_that_run_have_ended_and_no_others_begin(monkeypatch, tmp_path):
+    with_flags(monkeypatch, executor="processes", workers=2, worker_gpus=0)
+    said = []
+
+    def log(message, error):
+        said.append(message % error)
+        (tmp_path / "go").touch()
+
+    monkeypatch.setattr(binary.logging, "error", log)
+    jobs, start = [(str(tmp_path), number) for number in range(30)], time.monotonic()
+    with pytest.raises(OSError, match="disk full"), binary.executor() as executor:
+        results = executors.as_completed(objectives.began, jobs, executor)
+        assert next(results) == (0, None)
+        raise OSError("disk full")
+    assert said == ["This command ends when the jobs that run have ended: disk full"]
+    assert time.monotonic() - start < 60 and len(list(tmp_path.iterdir())) < 15
+    results.close()
+
+
+@pytest.mark.parametrize("workers, done", [(None, 1), (2, 2)])
+def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_this_process(
+    monkeypatch, tmp_path, capsys, workers, done
+):
+    monkeypatch.chdir(tmp_path)
+    with_flags(
+        monkeypatch,
+        **dict(executor=workers and "processes", workers=workers, worker_gpus=0),
+        **dict(distributed=False, coordinator=None, processes=None, process=None),
+        **dict(config="small.py", workdir="run", set=[], data_dir="data", source_dir=None),
+        **dict(architecture="found", weights="scratch", seeds=["0", "1", "2"]),
+    )
+    told = []
+
+    def as_completed(function, jobs, executor):
+        told.extend(job for (job,) in jobs)
+        for number in range(3):
+            yield number, None if number == 1 else ({"test": {"accuracy": 0.5}}, {})
+
+    monkeypatch.setattr(executors, "as_completed", as_completed)
+    monkeypatch.setattr(config, "find", lambda registry, name: CONFIGS["digits"])
+    monkeypatch.setattr(retrain.report, "times_line", lambda times: "")
+    assert retrain.main() == binary.STOPPED
+    output = capsys.readouterr().out
+    assert output.count("test: accuracy 0.5") == done and "the same command goes on from here" in output
+    assert [job.seed for job in told] == [0, 1, 2]
+    for job in told:
+        assert job.config == str(tmp_path / "small.py") and job.workdir == str(tmp_path / "run")
+        assert job.data_dir == str(tmp_path / "data") and job.source_dir is None
