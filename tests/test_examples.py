@@ -8,13 +8,10 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-QUICK = {"own_table"}  # The others take half a minute or more.
-EXAMPLES = [
-    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
-    for path in sorted((ROOT / "examples").glob("own_*.py"))
-]
+EXAMPLES = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "examples").glob("own_*.py"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_runs(path, tmp_path):
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -33,6 +33,7 @@ def test_scanned_layers_are_the_unrolled_ones(seed):
         assert not np.any(np.where(masks[path], 0, gradient[path])), path
 
 
+@pytest.mark.slow
 def test_stacked_parameters_are_the_same_network():
     case = setting("scanned")
     stacked = stack_layers(case.params)

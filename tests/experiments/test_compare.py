@@ -134,6 +134,7 @@ def grid(path):
     path.write_text("\n".join(["left,right,score,loss", *lines]) + "\n")
 
 
+@pytest.mark.slow
 def test_a_table_and_a_strategy_of_ones_own(tmp_path):
     grid(tmp_path / "grid.csv")
     (tmp_path / "own.py").write_text(OWN)

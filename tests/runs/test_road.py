@@ -27,9 +27,6 @@ SEARCH = runs.Search(
 )
 
 
-QUICK = (("text", "uniform"),)
-
-
 @pytest.fixture(autouse=True)
 def no_cache_of_programs():
     """Writing some of these programs to the cache on disk has ended the process within XLA."""
@@ -38,14 +35,9 @@ def no_cache_of_programs():
     jax.config.update("jax_enable_compilation_cache", True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "recipe"),
-    [
-        pytest.param(kind, recipe, marks=() if (kind, recipe) in QUICK else pytest.mark.slow)
-        for kind in TASKS
-        for recipe in RECIPES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", TASKS)
 def test_every_method_runs_on_every_task(kind, recipe, tmp_path):
     task, net = task_of(kind), net_of(kind, scan=recipe in ("uniform", "first"))
     space, mesh = net.space, make_mesh(1)

@@ -286,6 +286,7 @@ def test_nsga2_by_hand_equals_the_scan(many_seeds):
     assert sorted(map(tuple, expected.tolist())) == sorted(map(tuple, np.asarray(scores).tolist()))
 
 
+@pytest.mark.slow
 def test_nsga2_evaluates_each_once_and_within_bounds(many_seeds):
     assert np.all(many_seeds.size == 120) and np.all(jax.vmap(STRATEGY.finished)(many_seeds))
     for codes in np.asarray(many_seeds.codes):

@@ -48,12 +48,10 @@ STRATEGIES = {
 }
 # The published form may evaluate an architecture again.
 REPEATING = {"ageing", "ageing, in parallel"}
+SLOW = ("ppo", "reinforce", "local", "ageing, unique")
 every_strategy = pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("ppo", "local", "ageing, unique") else [])
-        for name in STRATEGIES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in STRATEGIES],
 )
 
 

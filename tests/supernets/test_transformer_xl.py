@@ -45,7 +45,9 @@ FORMS = {
     "pre-norm": NET.clone(pre_norm=True),
     "bfloat16": NET.clone(dtype=jnp.bfloat16, cutoffs=()),
 }
-every_form = pytest.mark.parametrize("form", FORMS)
+every_form = pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=[pytest.mark.slow] if form != "scanned" else []) for form in FORMS]
+)
 seeds = st.integers(0, 2**31 - 1)
 RNG = np.random.default_rng(0)
 TOKENS = jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32)

@@ -231,7 +231,9 @@ def check_vmapped(name, axes, images, archs):
             assert not np.any(np.where(mask, 0, value)), path
 
 
-@pytest.mark.parametrize("name", ["narrow", "classic", pytest.param("scanned", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("classic", "scanned"))]
+)
 def test_vmap_over_architectures_is_the_loop(name):
     case = setting(name)
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))
@@ -239,9 +241,10 @@ def test_vmap_over_architectures_is_the_loop(name):
 
 @pytest.mark.parametrize(
     "name, axes",
-    [pytest.param("wide", (None, 0, None), marks=pytest.mark.slow), ("wide", (None, 0, 0))],
+    [("wide", (None, 0, None)), ("wide", (None, 0, 0))],
     ids=["data", "both"],
 )
+@pytest.mark.slow
 def test_vmap_over_data_is_the_loop(name, axes):
     archs = sample(setting(name).space, 4, 4 if axes[2] == 0 else None)
     check_vmapped(name, axes, normal(4, *SHAPE), archs)

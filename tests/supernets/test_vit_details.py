@@ -69,6 +69,7 @@ def test_soft_positions_with_fewer_options_are_the_hard_ones():
         assert difference(apply(space.soften(arch)), apply(arch)) <= 1e-5
 
 
+@pytest.mark.slow
 def test_some_decisions_soft_and_some_hard():
     case = setting("wide")
     apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))

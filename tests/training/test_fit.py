@@ -178,7 +178,7 @@ def test_records_follow_the_settings(tmp_path):
     assert saved(tmp_path) == [4, 6, 7]  # the last three
 
 
-@pytest.mark.parametrize("how", ["error", "SIGTERM"])
+@pytest.mark.parametrize("how", [pytest.param("error", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path):
     """The defaults of a user: batches made ahead, and several steps in a call."""
     training = dataclasses.replace(TRAINING, steps=10, log_every=4, prefetch=2, steps_per_call=2)
@@ -349,6 +349,7 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     assert metrics["finite"] == 0
 
 
+@pytest.mark.slow
 def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
     def config(rate):
         return {"retraining": {"learning_rate": rate, "steps": 7}}
@@ -365,6 +366,7 @@ def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_
     assert saved(tmp_path) == [4] and finite(tmp_path) == 4
 
 
+@pytest.mark.slow
 def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_step():
     huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="is not finite.*smaller training.learning_rate"):
