@@ -401,7 +401,7 @@ def main() -> None:
     if note := tables.what_is_missing(table, metric, report):
         print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
-    made = {name: searches_lib.build(make, name, table, _EVALUATIONS.value) for name, make in found.items()}
+    made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, *place) for name in found}
     for name, strategy in made.items():
         check_reach(name, strategy, table)
     unit, end, most = None, None, None

@@ -89,9 +89,9 @@ def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
 @functools.lru_cache(maxsize=1)  # The jobs of a strategy come one after another.
 def _program(searches: Searches, size: int) -> tuple[Any, Any]:
     """A strategy, and its compiled program from keys to the states of so many searches."""
-    table = table_of(searches.benchmark, searches.data_dir, searches.objectives, searches.ignore)
-    make = strategies_lib.find(searches.strategy)
-    strategy = build(make, searches.strategy, table, searches.evaluations)
+    place = searches.benchmark, searches.data_dir, searches.objectives, searches.ignore
+    table, make = table_of(*place), strategies_lib.find(searches.strategy)
+    strategy = strategy_of(searches.strategy, searches.evaluations, *place)
     for what, here, asked in (
         ("table", digest(table, searches.metric), searches.table_sha256),
         ("code of the strategy", source_of(make, strategy), searches.source),
@@ -118,6 +118,20 @@ def table_of(
 ) -> tabular.Table:
     """The table of a comparison, read once; see `tables.find`."""
     return tables.find(benchmark, data_dir, objectives, ignore)
+
+
+@functools.cache  # Some learn from the whole table first.
+def strategy_of(
+    name: str,
+    evaluations: int,
+    benchmark: str,
+    data_dir: str | None,
+    objectives: tuple[str, ...],
+    ignore: tuple[str, ...],
+) -> Any:
+    """The strategy of a name for the table of a comparison, made once; see `build` and `tables.find`."""
+    table = table_of(benchmark, data_dir, objectives, ignore)
+    return build(strategies_lib.find(name), name, table, evaluations)
 
 
 def evaluator(table: tabular.Table, metric: str) -> Any:
