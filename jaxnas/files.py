@@ -69,6 +69,13 @@ def as_path(path: Path) -> pathlib.Path:
     return cast(pathlib.Path, epath.Path(path))
 
 
+def absolute(path: Path) -> pathlib.Path:
+    """`as_path` from the root of this machine; a path in an object store is one already."""
+    path = as_path(path)
+    # `absolute` of etils would take gs://bucket for a name in the folder of this process.
+    return path if is_remote(path) else path.absolute()
+
+
 def is_remote(path: Path) -> bool:
     """Whether a path is in an object store."""
     return os.fspath(path).startswith("gs://")
@@ -166,8 +173,7 @@ def replace_folder(path: Path, files: Mapping[str, bytes], *, known: Iterable[st
     Raises:
       FileExistsError: the path is a file, or the older folder holds files that are not ours.
     """
-    folder = as_path(path)
-    folder = folder if is_remote(folder) else folder.absolute()
+    folder = absolute(path)
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     if not is_remote(folder):

@@ -78,11 +78,9 @@ class Checkpointer:
         """
         if max_to_keep < 2:
             raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
-        directory = files.as_path(directory)
-        # `absolute` of etils would take gs://bucket for a name in the folder of this process.
-        self.directory = epath.Path(directory if files.is_remote(directory) else directory.absolute())
+        self.directory = epath.Path(files.absolute(directory))
         self._scores: dict[int, float | None] = {}
-        policy = _LatestAndBest(max_to_keep, self._best)
+        policy = _LatestAndBest(max_to_keep, self._by_score)
         self._options = ocp.CheckpointManagerOptions(preservation_policy=policy)
         self._being_saved = (0, 0)  # The step, and the bytes of its state.
         self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
@@ -142,7 +140,7 @@ class Checkpointer:
             }
         )
         self._scores[step] = record["score"]
-        self._best(steps)  # Their scores are read before Orbax, which asks for them, is on its way.
+        self._by_score(steps)  # Their scores are read before Orbax, which asks for them, is on its way.
         self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
         with self._errors_as_sentences():
             return self._orbax.save(
@@ -152,12 +150,6 @@ class Checkpointer:
                     record=ocp.args.JsonSave({"record": record, "sha256": _digest_json(record)}),
                 ),
             )
-
-    def restore_latest(
-        self, example: Any, config: Mapping[str, Any] | None = None, may_differ: tuple[str, ...] = ()
-    ) -> tuple[int, Any, dict[str, Any]] | None:
-        """Restores the latest step that is whole; see `restore`."""
-        return self.restore(example, config, may_differ)
 
     def restore(
         self,
@@ -189,14 +181,13 @@ class Checkpointer:
         damaged: dict[int, str] = {}
         steps = self.steps()
         if best and steps:
-            scores = {step: score for step in steps if (score := self._score(step)) is not None}
-            if not scores:
+            steps = self._by_score(steps)
+            if not steps:
                 raise CheckpointError(
                     f"no checkpoint in {self.directory} has a score: nothing was measured when they were "
                     "saved. Take the latest. A training is measured every evaluate_every steps, of which "
                     "checkpoint_every should be a multiple; one with architecture parameters never is."
                 )
-            steps = sorted(scores, key=lambda step: (scores[step], -step))
         for step in reversed(steps):
             try:
                 record = self._read_record(step)
@@ -226,10 +217,10 @@ class Checkpointer:
             )
         return None
 
-    def _best(self, steps: Sequence[int]) -> int | None:
-        """The first of some steps with the best score; None if none of them has a score."""
+    def _by_score(self, steps: Sequence[int]) -> list[int]:
+        """Those of some steps that have a score, the best one last; of equal ones the first is better."""
         scores = {step: score for step in steps if (score := self._score(step)) is not None}
-        return max(sorted(scores), key=lambda step: scores[step], default=None)
+        return sorted(scores, key=lambda step: (scores[step], -step))
 
     def _score(self, step: int) -> float | None:
         """The score that a step was saved with; None if there is none, or its record is damaged."""
@@ -343,13 +334,13 @@ class _LatestAndBest:
     """Which checkpoints Orbax keeps: the latest ones, and the best of all."""
 
     count: int
-    best: Callable[[Sequence[int]], int | None]
+    by_score: Callable[[Sequence[int]], list[int]]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """One answer for each checkpoint, which are in the order of their steps."""
         del context
         steps = [one.step for one in checkpoints]
-        kept = {*steps[-self.count :], self.best(steps)}
+        kept = {*steps[-self.count :], *self.by_score(steps)[-1:]}
         return [step in kept for step in steps]
 
 

@@ -213,7 +213,7 @@ def _loop(
             checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
             if (folder / DIVERGED).exists():
                 may_differ = (*may_differ, *MENDS)
-            restored, digest = checkpointer.restore_latest(state, config, may_differ), None
+            restored, digest = checkpointer.restore(state, config, may_differ), None
             if restored is not None:
                 start, state, metadata = restored
                 digest = metadata.get("records")

@@ -81,7 +81,7 @@ def replay(
     start = 0
     if (folder / "checkpoints").is_dir():
         with Checkpointer(folder / "checkpoints") as checkpointer:
-            if (restored := checkpointer.restore_latest(state, config, MENDS)) is not None:
+            if (restored := checkpointer.restore(state, config, MENDS)) is not None:
                 start, state, _ = restored
     for number in range(start, last):
         state, _ = step(state, batch(number))

@@ -37,9 +37,7 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
     Raises:
       WorkdirError: not writable, in use by another run, or not empty while `resume_ok` is False.
     """
-    workdir = files.as_path(path)
-    if not files.is_remote(workdir):
-        workdir = workdir.expanduser().absolute()
+    workdir = files.absolute(files.as_path(path).expanduser())
     if not processes.is_first():
         processes.wait("the workdir is there")
         yield workdir

@@ -90,7 +90,7 @@ def test_a_checkpoint_in_a_bucket_that_is_damaged_or_unfinished_is_passed_over(b
         data, generation = bucket[name]
         bucket[name] = bytes(255 - byte for byte in data), generation
     with Checkpointer(folder) as checkpointer:
-        step, restored, metadata = checkpointer.restore_latest(state)
+        step, restored, metadata = checkpointer.restore(state)
     assert step == 3 and metadata["config"] == {"a": 3}
     np.testing.assert_array_equal(restored["w"], state["w"] + 3)
     assert "checkpoint 4 in gs://bucket/deep/checkpoints is damaged" in caplog.text
@@ -100,7 +100,7 @@ def test_a_checkpoint_in_a_bucket_that_is_damaged_or_unfinished_is_passed_over(b
     with Checkpointer(folder) as checkpointer:
         assert checkpointer.steps() == []
         checkpointer.save(3, state, {})
-        assert checkpointer.restore_latest(state)[0] == 3
+        assert checkpointer.restore(state)[0] == 3
 
 
 def test_files_in_a_bucket(bucket):

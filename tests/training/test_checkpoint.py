@@ -77,7 +77,7 @@ def saved(tmp_path):
 
 def restore(directory, config=None, example=None):
     with checkpoint.Checkpointer(directory) as checkpointer:
-        return checkpointer.restore_latest(example or make_state(0), config)
+        return checkpointer.restore(example or make_state(0), config)
 
 
 def test_a_state_comes_back_bit_for_bit(saved):
@@ -106,10 +106,10 @@ def test_arrays_without_elements_come_back(tmp_path):
     state = {"memory": jnp.zeros((0, 2, 3), jnp.bfloat16), "rows": np.zeros((0, 4)), "step": jnp.int32(7)}
     with checkpoint.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(7, state, {})
-        _, got, _ = checkpointer.restore_latest(jax.tree.map(lambda x: x + 1, state))
+        _, got, _ = checkpointer.restore(jax.tree.map(lambda x: x + 1, state))
         assert_equal(got, state)
         with pytest.raises(checkpoint.CheckpointError, match="holds another state"):
-            checkpointer.restore_latest({**state, "rows": np.zeros((0, 5))})
+            checkpointer.restore({**state, "rows": np.zeros((0, 5))})
 
 
 def test_an_empty_directory_has_no_checkpoint(tmp_path):
@@ -124,7 +124,7 @@ def test_the_latest_steps_stay(tmp_path):
         assert not checkpointer.save(15, {"x": jnp.zeros(2)}, {})
         with pytest.raises(ValueError, match="step 12 comes before the latest checkpoint, 15"):
             checkpointer.save(12, {"x": jnp.ones(2)}, {})
-        _, state, _ = checkpointer.restore_latest({"x": jnp.zeros(2)})
+        _, state, _ = checkpointer.restore({"x": jnp.zeros(2)})
         np.testing.assert_array_equal(state["x"], 1)
     assert sorted(os.listdir(tmp_path)) == ["10", "15"]
     with pytest.raises(ValueError, match="max_to_keep is 1: at least 2"):
@@ -170,7 +170,7 @@ def test_another_config_is_refused_by_its_fields(saved):
     assert all(line in str(error.value) for line in error.value.differences)
     with checkpoint.Checkpointer(saved) as checkpointer:
         fields = ("seed", "training.widths")
-        step, _, _ = checkpointer.restore_latest(make_state(0), now, may_differ=fields)
+        step, _, _ = checkpointer.restore(make_state(0), now, may_differ=fields)
     assert step == 2
 
 
@@ -252,7 +252,7 @@ def test_a_step_set_aside_can_be_saved_again(saved):
     for aside in (["corrupt-2"], ["corrupt-2", "corrupt-2-2"]):
         flip_a_bit(saved / "2" / "record" / "metadata")
         with checkpoint.Checkpointer(saved) as checkpointer:
-            assert checkpointer.restore_latest(make_state(0))[0] == 1
+            assert checkpointer.restore(make_state(0))[0] == 1
             assert checkpointer.save(2, make_state(2), {"config": CONFIG})
         assert sorted(os.listdir(saved)) == ["1", "2", *aside]
     step, state, _ = restore(saved, CONFIG)
@@ -343,7 +343,7 @@ def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
         checkpointer.save(1, {"x": x}, {})
         for _ in range(3):
             x = change(x)
-        _, state, _ = checkpointer.restore_latest({"x": x})
+        _, state, _ = checkpointer.restore({"x": x})
     np.testing.assert_array_equal(state["x"], np.arange(1_000_000.0))
 
 
@@ -353,7 +353,7 @@ import jax.numpy as jnp
 from jaxnas.training import checkpoint
 checkpointer = checkpoint.Checkpointer(sys.argv[1], max_to_keep=2)
 example = {"x": jnp.zeros(200_000), "step": 0}
-found = checkpointer.restore_latest(example)
+found = checkpointer.restore(example)
 first = 0 if found is None else found[0] + 1
 for step in itertools.count(first):
     checkpointer.save(step, {"x": jnp.full(200_000, float(step)), "step": step}, {"step": step})
@@ -378,7 +378,7 @@ def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, caplog):
             printed += [int(line) for line in child.stdout.read().split()]
         assert printed[0] == latest + 1
         with checkpoint.Checkpointer(tmp_path) as checkpointer:
-            latest, state, metadata = checkpointer.restore_latest(example)
+            latest, state, metadata = checkpointer.restore(example)
         # A step is printed when its save has begun, and begins when the one before is on disk.
         assert latest in (printed[-1] - 1, printed[-1], printed[-1] + 1)
         assert metadata["step"] == state["step"] == latest

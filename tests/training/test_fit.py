@@ -273,7 +273,7 @@ def poisoned(step):
 def finite(workdir):
     state, _, _ = prepare(TASK, NET, TRAINING, Uniform(), MESH)
     with Checkpointer(workdir / "checkpoints") as checkpoints:
-        step, state, _ = checkpoints.restore_latest(state)
+        step, state, _ = checkpoints.restore(state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.variables, state.opt_state)))
     return step
 
