@@ -20,6 +20,7 @@ import flax.linen as nn
 import jax
 
 from jaxnas import products
+from jaxnas.elastic.bank import BankSpec
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
@@ -37,16 +38,16 @@ class Annotations:
 
     Attributes:
       variables: maximal ones as `jax.ShapeDtypeStruct`, by collection, in boxes with logical axis names.
-      specs: `ParameterSpec` of each parameter, by its path.
-      state: `ParameterSpec` of each other array, by its collection and path.
+      specs: what each parameter is made of, by its path.
+      state: the same of each other array, by its collection and path.
       macs: tables of multiply-accumulates on one example.
       gates: tables that say which option of a mixture runs.
       half_precision: whether the network computes in bfloat16 or float16 somewhere.
     """
 
     variables: Any
-    specs: dict[Path, ParameterSpec]
-    state: dict[Path, ParameterSpec]
+    specs: dict[Path, ParameterSpec | BankSpec]
+    state: dict[Path, ParameterSpec | BankSpec]
     macs: tuple[Table, ...]
     gates: tuple[Table, ...]
     half_precision: bool
@@ -156,8 +157,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
         # An array that no elastic layer declared has one size.
         plain = ParameterSpec(tuple(map(constant, leaf.shape)), (None,) * leaf.ndim, constant(1))
         spec = found.get(tuple(path), plain)
-        gate = _product(calls.gate(tuple(path[:-1])), spec.gate)
-        specs[collection, *path] = dataclasses.replace(spec, gate=gate)
+        specs[collection, *path] = spec.gated(calls.gate(tuple(path[:-1])))
     return Annotations(
         variables,
         {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
@@ -173,4 +173,4 @@ def _product(*tables: Table) -> Table:
 
 
 def _is_spec(_: Any, value: Any) -> bool:
-    return isinstance(value, ParameterSpec)
+    return isinstance(value, ParameterSpec | BankSpec)

@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Choice:
       length: the number of repetitions, or None for a choice made once.
       active: the name of an int choice; position l is active iff l < its value.
       condition: (name, options): active iff that choice has one of these options.
-      per_position: the options of each position where they differ (`fix` makes these), else None.
+      per_position: the options of each position where they differ, else None.
     """
 
     options: tuple[Option, ...]
@@ -102,6 +102,34 @@ class Choice:
         if self.length is not None:
             raise ValueError(f"repeat: this choice is already repeated {self.length} times.")
         return self.replace(length=length, active=active)
+
+    def at_positions(self, *rows: Sequence[Option]) -> "Choice":
+        """This repeated choice with other options at each position.
+
+        A layer that takes its input from any layer below it, for example:
+
+            Choice(*range(4)).repeat(4).at_positions(*(range(position + 1) for position in range(4)))
+
+        Args:
+          *rows: the options of each position, some of those of this choice.
+
+        Raises:
+          ValueError: a choice that is not repeated, another number of positions, or other options.
+        """
+        if self.length is None or len(rows) != self.length:
+            repeated = "not repeated" if self.length is None else f"repeated {self.length} times"
+            raise ValueError(
+                f"at_positions: options are given for {len(rows)} positions, and this choice is {repeated}."
+            )
+        plain = tuple(plain_options(row) for row in rows)
+        for position, row in enumerate(plain):
+            for option in row:
+                if option not in self.options:
+                    raise ValueError(
+                        f"at_positions: {option!r}, at position {position}, is not one of the options "
+                        f"{self.options}{nearest(option, self.options)}"
+                    )
+        return self.replace(per_position=plain)
 
     def when(self, name: str, *options: Option) -> "Choice":
         """This choice, active only where the choice `name` has one of these options.

@@ -45,7 +45,7 @@ def cost(net: nn.Module, inputs: Any) -> Cost:
     """
     recorded = network.check(net, inputs)
     tables = {
-        "params": tuple(spec.size for spec in recorded.specs.values()),
+        "params": tuple(size for spec in recorded.specs.values() for size in spec.sizes),
         "macs": recorded.macs,
     }
     return table_cost(tables, net.space)

@@ -112,7 +112,7 @@ _checked = functools.lru_cache(maxsize=128)(_check)
 def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
     tables = [*recorded.macs, *recorded.gates]
     for spec in (*recorded.specs.values(), *recorded.state.values()):
-        tables += [*spec.axes, spec.gate, *([] if spec.option is None else [spec.option])]
+        tables += spec.tables
     counted = {name for table in dict.fromkeys(tables) for name in _that_matter(table)}
     unseen = [
         name if position is None else f"{name}[{position}]"
@@ -175,11 +175,8 @@ def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arc
             f"one, the network fails with {type(error).__name__}: {error}"
         ) from error
     stored = flatten(nn.meta.unbox(variables).get("params", {}))
-    expected = {
-        path: tuple(table.at_host(host) for table in spec.axes)
-        for path, spec in recorded.specs.items()
-        if spec.gate.at_host(host)
-    }
+    shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
+    expected = {path: shape for path, shape in shapes.items() if shape is not None}
     different = [
         f"{'/'.join(path)} is {_shape(expected.get(path))} and {_shape(stored.get(path))}"
         for path in sorted({*expected, *stored})

@@ -149,3 +149,58 @@ def without_gaps(arch: Arch) -> Arch:
     """
     block = arch["block"]  # int32 [blocks]; identity is the option 0
     return {"block": block[jnp.argsort(block == 0, stable=True)]}
+
+
+# ---- AutoAttend, ICML 2021.
+
+AUTOATTEND_TEXT = ("zero", "identity", "convolution_1", "convolution_3", "max_pool", "gru")
+
+# The architecture for SST-5 in the authors' README (53.71 % there): of each layer its two operations, or three
+# of an attention, and between the first and the others the source of these.
+_PUBLISHED_SST = (
+    (5, 0, 2), (1, 0, 4), (2, 0, 4, 2), (2, 1, 4, 2), (1, 1, 5), (3, 5, 2, 4), (4, 1, 3, 2), (4, 1, 4, 3),
+    (2, 1, 2), (2, 1, 3, 2), (2, 2, 4, 5), (4, 6, 5, 1), (4, 2, 1), (2, 0, 1), (2, 4, 5, 1), (4, 15, 3, 2),
+    (4, 10, 2), (2, 14, 3, 4), (4, 18, 2, 3), (5, 9, 1), (2, 16, 2), (1, 12, 1), (5, 3, 4, 3), (3, 0, 5),
+)  # fmt: skip
+
+
+def autoattend(layers: int = 24, operations=AUTOATTEND_TEXT, attention: bool = True) -> Space:
+    """Returns the space of AutoAttend for a number of layers, and operations with "zero" among them.
+
+    Section 4.1: layer l is an addition or an attention. Its first input is layer l - 1, the others come from
+    one earlier layer, and only the second input of an addition may be "zero". That makes
+    (b(b - 1) + (b - 1)³) l networks of layer l with b operations.
+
+    Args:
+      layers: how many.
+      operations: their names, those of the network.
+      attention: False leaves only additions (the baseline of table 6).
+    """
+    if "zero" not in operations:
+        raise ValueError(f"autoattend: operations are {tuple(operations)}, expected 'zero' among them.")
+    some = Choice(*(name for name in operations if name != "zero")).repeat(layers)
+    below = [range(layer + 1) for layer in range(layers)]
+    choices = dict(
+        layer=Choice(*(("addition", "attention") if attention else ("addition",))).repeat(layers),
+        source=Choice(*range(layers)).repeat(layers).at_positions(*below),
+        first=some,
+        second=Choice(*operations).repeat(layers).when("layer", "addition"),
+    )
+    if attention:
+        choices |= dict(key=some.when("layer", "attention"), value=some.when("layer", "attention"))
+    return Space(**choices)
+
+
+def autoattend_sst() -> Arch:
+    """Returns the network that AutoAttend's authors found for SST-5, in `autoattend(24)`."""
+    names = AUTOATTEND_TEXT
+    return autoattend(24).from_dict(
+        {
+            "layer": ["attention" if len(layer) == 4 else "addition" for layer in _PUBLISHED_SST],
+            "source": [layer[1] for layer in _PUBLISHED_SST],
+            "first": [names[layer[0]] for layer in _PUBLISHED_SST],
+            "second": [names[layer[2]] if len(layer) == 3 else None for layer in _PUBLISHED_SST],
+            "key": [names[layer[2]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
+            "value": [names[layer[3]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
+        }
+    )

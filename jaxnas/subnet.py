@@ -105,7 +105,7 @@ def extract(
         # Sliced on the host: on the device every new shape would be compiled.
         path: jnp.asarray(spec.active(np.asarray(stored[path]), on_host))
         for path, spec in specs.items()
-        if spec.gate.at_host(on_host)
+        if spec.shape(on_host) is not None
     }
     small = net.clone(space=net.space.fix(arch))
     example = one_example(verify if inputs is None else inputs)

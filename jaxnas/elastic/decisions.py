@@ -79,6 +79,11 @@ class Decisions:
         value = self._arch[name] if position is None else self._arch[name][position]
         return Decision((name, position), choice.options_at(position or 0), value)
 
+    @property
+    def arch(self) -> dict[str, jax.Array | np.ndarray]:
+        """The architecture: arrays of NumPy, on the host, if none was given."""
+        return self._arch
+
     def stacked(self, name: str, count: int) -> jax.Array | np.ndarray:
         """The values of a repeated decision at its first `count` positions."""
         return self._arch[name][:count]

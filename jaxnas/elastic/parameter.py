@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -48,9 +49,24 @@ class ParameterSpec:
     centred: tuple[int, ...] = ()
 
     @functools.cached_property
-    def size(self) -> Table:
-        """Number of active elements."""
-        return combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes)
+    def sizes(self) -> tuple[Table, ...]:
+        """Tables whose sum is the number of active elements."""
+        return (combine(lambda gate, *sizes: gate * math.prod(sizes), self.gate, *self.axes),)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All that depends on decisions."""
+        return (*self.axes, self.gate, *(() if self.option is None else (self.option,)))
+
+    def gated(self, gate: Table) -> ParameterSpec:
+        """The annotation of a parameter that is in use only where `gate` is 1, too."""
+        return dataclasses.replace(self, gate=combine(operator.mul, gate, self.gate))
+
+    def shape(self, arch: dict[str, Any]) -> tuple[int, ...] | None:
+        """The active shape for a concrete hard architecture; None where the parameter is not in use."""
+        if not self.gate.at_host(arch):
+            return None
+        return tuple(table.at_host(arch) for table in self.axes)
 
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
@@ -68,7 +84,7 @@ class ParameterSpec:
         return mask
 
     def active(self, value: Any, arch: dict[str, Any]) -> Any:
-        """The active part of a stored parameter for a concrete hard architecture."""
+        """The active part of a stored parameter that a concrete hard architecture uses."""
         if self.option is not None:
             value = value[self.option.at_host(arch)]
         sizes = [table.at_host(arch) for table in self.axes]

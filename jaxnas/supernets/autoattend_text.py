@@ -1,0 +1,233 @@
+"""AutoAttend for texts: its operations, and the network that classifies by its last layer.
+
+AutoAttend (Guan et al., ICML 2021, sections 4.1 and 5.1). Activations are zero behind the end of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.attention_graph import Context, check_space, run_graph
+
+
+def _within(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """x [B, T, D] with zeros where the mask [B, T] is False."""
+    return jnp.where(mask[..., None], x, jnp.zeros_like(x))
+
+
+class Zero(nn.Module):
+    """Gives zeros."""
+
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        return jnp.zeros_like(x)
+
+
+class Identity(nn.Module):
+    """Gives its input."""
+
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        return x
+
+
+class Convolution(nn.Module):
+    """Layer normalisation, a convolution along the text, a ReLU.
+
+    Attributes:
+      width: channels out.
+      size: words that the kernel covers.
+      dropout: of the result.
+    """
+
+    width: int
+    size: int = 1
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, E] to [B, T, width]."""
+        x = _within(nn.LayerNorm(name="norm")(x), mask)
+        x = nn.relu(nn.Conv(self.width, (self.size,), name="convolution")(x))
+        return nn.Dropout(self.dropout, deterministic=not train)(_within(x, mask))
+
+
+class MaxPool(nn.Module):
+    """Layer normalisation, and the maximum of each word and its two neighbours."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        x = jnp.where(mask[..., None], nn.LayerNorm(name="norm")(x), -jnp.inf)
+        return _within(nn.max_pool(x, (3,), padding="SAME"), mask)
+
+
+class BidirectionalGRU(nn.Module):
+    """Layer normalisation, and the sum of a GRU in each direction.
+
+    Attributes:
+      dropout: of the result.
+    """
+
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
+        """Maps x [B, T, D] to [B, T, D]."""
+        width, lengths = x.shape[-1], jnp.sum(mask, axis=1, dtype=jnp.int32)
+        x = nn.LayerNorm(name="norm")(x)
+        both = [
+            nn.RNN(nn.GRUCell(width, name=name), reverse=name == "backward", keep_order=True)
+            for name in ("forward", "backward")
+        ]
+        y = sum(rnn(x, seq_lengths=lengths) for rnn in both)
+        return nn.Dropout(self.dropout, deterministic=not train)(_within(y, mask))
+
+
+def attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, keep: Any, *, num_heads: int
+) -> jax.Array:
+    """Multi-head attention without projections: softmax(Q Kᵀ / √d) V within a text, [B, T, D] each."""
+    query, key, value = (x.reshape(*x.shape[:2], num_heads, -1) for x in (query, key, value))  # [B, T, H, d]
+    scores = jnp.einsum("bthd,bshd->bhts", query, key) * query.shape[-1] ** -0.5
+    # The least score in place of -inf: a text without a word gives no NaN.
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(scores.dtype).min)
+    attended = jnp.einsum("bhts,bshd->bthd", keep(nn.softmax(scores)), value)
+    return _within(attended.reshape(*mask.shape, -1), mask)
+
+
+class AutoAttendText(nn.Module):
+    """AutoAttend's supernet for texts; see `spaces.autoattend`.
+
+    Words are vectors that the task gives, as GloVe's, or else an embedding that is learned. A normalisation
+    and a dense layer make of them the input of the layers. The head sees the greatest value of each channel
+    of the last layer over the text. With the space of one architecture it is that plain network.
+
+    Attributes:
+      space: the search space.
+      num_classes: of texts.
+      vocabulary: number of different tokens; needed where the task gives no vectors, or to tune them.
+      width: of all layers.
+      num_heads: of attentions.
+      embedding: width of an embedding that is learned, if the task gives no vectors.
+      tune_vectors: whether the task's vectors are tuned, each by a difference that is learned.
+      context: which contexts of an operation have weights of their own; "full" is the paper's.
+      dropout: of the stem, of operations, of layers and of attention weights.
+      window, stride: a text longer than `window` is read in windows that begin `stride` words apart, and the
+        head sees the maximum over all of them; None reads it whole (section 5.1, on long documents).
+
+    Raises:
+      TypeError, ValueError: another space; sizes that are not at least 1, or do not divide.
+    """
+
+    space: Space
+    num_classes: int
+    vocabulary: int | None = None
+    width: int = 64
+    num_heads: int = 8
+    embedding: int = 64
+    tune_vectors: bool = False
+    context: Context = "full"
+    dropout: float = 0.1
+    window: int | None = None
+    stride: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_space(self.space, tuple(self.operations()), "AutoAttendText")
+        for name in ("num_classes", "width", "num_heads", "embedding", "stride"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"AutoAttendText: {name} is {getattr(self, name)}, expected at least 1.")
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."
+            )
+        if self.window is not None and not 1 <= self.stride <= self.window:
+            raise ValueError(
+                f"AutoAttendText: window is {self.window} and stride {self.stride}; windows that begin "
+                "further apart than they are long would leave words out."
+            )
+
+    def operations(self) -> dict[str, nn.Module]:
+        """The operations by the names that a space gives them, in the order of the released code."""
+        common: dict[str, Any] = {"dropout": self.dropout, "parent": None}
+        return {
+            "zero": Zero(parent=None),
+            "identity": Identity(parent=None),
+            "convolution_1": Convolution(self.width, 1, **common),
+            "convolution_3": Convolution(self.width, 3, **common),
+            "max_pool": MaxPool(parent=None),
+            "gru": BidirectionalGRU(**common),
+        }
+
+    @nn.compact
+    def __call__(
+        self, inputs: Mapping[str, jax.Array], arch: Arch | None = None, *, train: bool = False
+    ) -> jax.Array:
+        """Classifies texts.
+
+        Args:
+          inputs: "mask" bool [B, T], True where there is a word, and "vectors" float32 [B, T, G] or "tokens"
+            int32 [B, T].
+          arch: a hard architecture of the space; not needed if the space has only one.
+          train: whether dropout is on (needs the "dropout" random stream).
+
+        Returns:
+          Logits, float32 [B, num_classes].
+
+        Raises:
+          ValueError: a soft architecture, or inputs without vectors where `vocabulary` is None.
+        """
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        x, mask = self._embed(inputs), inputs["mask"]
+        batch = mask.shape[0]
+        if self.window is not None and mask.shape[1] > self.window:
+            x, mask = (windows(one, self.window, self.stride) for one in (x, mask))  # [B * W, window, ...]
+        x = Convolution(self.width, 1, self.dropout, name="stem")(x, mask, train=train)
+        length = mask.shape[1]
+        x = run_graph(
+            self,
+            self.operations(),
+            lambda *given: attention(*given, num_heads=self.num_heads),
+            x,
+            (mask,),
+            decisions,
+            context=self.context,
+            dropout=self.dropout,
+            attention_macs=2 * length**2 * self.width * x.shape[0] // batch,
+            train=train,
+        )
+        x = jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)
+        x = jnp.max(x.reshape(batch, -1, self.width), axis=1)  # [B, D]
+        return nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.02), name="head")(x)
+
+    def _embed(self, inputs: Mapping[str, jax.Array]) -> jax.Array:
+        """Vectors of words, float32 [B, T, G]."""
+        vectors = inputs.get("vectors")
+        if self.vocabulary is None and (vectors is None or self.tune_vectors):
+            raise ValueError(
+                "AutoAttendText: vocabulary is None; give the number of different tokens, since "
+                + ("the task gives no vectors of words." if vectors is None else "tune_vectors is True.")
+            )
+        if vectors is None:
+            return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
+        if not self.tune_vectors:
+            return vectors
+        zeros = nn.initializers.zeros
+        tuned = nn.Embed(self.vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
+        return vectors + tuned(inputs["tokens"])
+
+
+def windows(x: jax.Array, size: int, stride: int) -> jax.Array:
+    """Overlapping windows of x [B, T, ...], as [B * W, size, ...]; the last ones are filled up with zeros."""
+    count = -(-max(x.shape[1] - size, 0) // stride) + 1
+    x = jnp.pad(x, [(0, 0), (0, (count - 1) * stride + size - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
+    cut = [x[:, i * stride : i * stride + size] for i in range(count)]
+    return jnp.stack(cut, axis=1).reshape(-1, size, *x.shape[2:])
