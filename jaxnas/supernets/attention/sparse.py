@@ -1,0 +1,345 @@
+"""Mechanisms with a fixed pattern of pairs: Local, Longformer, Sparse Transformer, BigBird.
+
+Each equals softmax attention under a mask of its pattern, which is never made: queries come in blocks, and
+meet the blocks of keys that the pattern names. Patterns count positions, those of padding too.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.supernets.attention.core import (
+    Keys,
+    attend,
+    check_operands,
+    check_sizes,
+    clear,
+    neighbours,
+    split,
+    split_mask,
+    unsplit,
+)
+from jaxnas.supernets.attention.module import Attention
+
+
+def local(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    *,
+    block: int,
+    causal: bool = False,
+) -> jax.Array:
+    """Attention within blocks that do not overlap (Liu et al. 2018, section 4.2.4), O(n block).
+
+    Args:
+      query, key, value: [B, H, T, d].
+      mask: bool [B, T], True where a token is.
+      block: positions of a block; the last one may have fewer.
+      causal: whether a query sees only its own position and those before.
+
+    Returns:
+      The outputs [B, H, T, d]; 0 where there is no token.
+
+    Raises:
+      ValueError, TypeError: operands that do not fit each other; a block below 1.
+    """
+    check_operands(query, key, value, mask)
+    check_sizes(block=block)
+    size = min(block, query.shape[2])
+    seen = split_mask(mask, size)  # [B, 1, N, 1, s]
+    if causal:
+        seen = seen & _triangle(size)
+    return unsplit(attend(split(query, size), (split(key, size), split(value, size), seen)), mask)
+
+
+def longformer(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    *,
+    window: int,
+    causal: bool = False,
+    leading: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+) -> jax.Array:
+    """A sliding window, with global tokens in front, O(n window) (Beltagy et al. 2020, section 3).
+
+    Args:
+      query, key, value: [B, H, T, d].
+      mask: bool [B, T], True where a token is.
+      window: number of positions that a query sees, its own among them: window // 2 before it, the rest
+        behind it.
+      causal: whether what lies behind the query is left out, of its window and for global tokens.
+      leading: queries [B, H, G, d] of the first G positions, which are global, and keys and values
+        [B, H, T, d] that these queries meet, of projections of their own. All queries see the keys
+        of global positions, and queries of global positions see all keys. None: no position is global.
+
+    Returns:
+      The outputs [B, H, T, d]; 0 where there is no token.
+
+    Raises:
+      ValueError, TypeError: operands that do not fit each other; a window below 1.
+    """
+    check_operands(query, key, value, mask)
+    check_sizes(window=window)
+    length, count = query.shape[2], 0 if leading is None else leading[0].shape[2]
+    if count > length:
+        raise ValueError(f"{count} leading queries are more than the {length} positions of the sequence.")
+    before, after = window // 2, 0 if causal else (window - 1) // 2
+    size = min(max(before, after, 1), length)
+    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    blocks = keys.shape[2]
+    reach = (min(before, 1) if blocks > 1 else 0, min(after, 1) if blocks > 1 else 0)
+
+    # Places of keys beside a block, counted from its first position; the same for all blocks.
+    places = np.arange(-reach[0] * size, (1 + reach[1]) * size)
+    distance = np.arange(size)[:, None] - places[None, :]  # [s, K]
+    near = (distance <= before) & (distance >= -after)
+    positions = np.arange(blocks)[:, None] * size + places[None, :]  # [N, K]
+    seen = neighbours(split(mask[:, None, :, None], size), *reach).swapaxes(-1, -2)  # [B, 1, N, 1, K]
+    seen = seen & near[None, None, None] & (positions >= count)[None, None, :, None]
+    sets: list[Keys] = [(neighbours(keys, *reach), neighbours(values, *reach), seen)]
+    if leading is None or count == 0:
+        return unsplit(attend(queries, *sets), mask)
+
+    # Sets that are the same for all blocks have one block, which meets all of them.
+    first = mask[:, None, None, None, :count]  # [B, 1, 1, 1, G]
+    sets.append((key[:, :, None, :count], value[:, :, None, :count], first))
+    rest = unsplit(attend(queries, *sets), mask)[:, :, count:]
+    query, key, value = leading
+    all_seen = mask[:, None, None, :]
+    if causal:
+        all_seen = all_seen & np.tri(count, length, dtype=bool)[None, None]
+    front = attend(query, (key, value, all_seen))  # [B, H, G, d]
+    return clear(jnp.concatenate([front, rest], axis=2), mask)
+
+
+def sparse_transformer(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    *,
+    block: int,
+    summary: int,
+    causal: bool = False,
+) -> jax.Array:
+    """The fixed pattern of the Sparse Transformer (Child et al. 2019, sections 4.2 and 4.3).
+
+    A query sees its own block, and the last positions of every block, which sum it up. That is O(n sqrt n)
+    for a block of sqrt n. Of the paper's ways to put the two together this is the merged head: one softmax
+    over both, which a single head can have, too.
+
+    Args:
+      query, key, value: [B, H, T, d].
+      mask: bool [B, T], True where a token is.
+      block: positions of a block (the paper's stride).
+      summary: how many positions at the end of a block all queries see (the paper's c).
+      causal: whether a query sees only its own position and those before.
+
+    Returns:
+      The outputs [B, H, T, d]; 0 where there is no token.
+
+    Raises:
+      ValueError, TypeError: operands that do not fit each other; a block or summary below 1; a summary
+        longer than a block.
+    """
+    check_operands(query, key, value, mask)
+    check_sizes(block=block, summary=summary)
+    if summary > block:
+        raise ValueError(f"A summary of {summary} positions does not fit into a block of {block}.")
+    size = min(block, query.shape[2])
+    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    real = split_mask(mask, size)  # [B, 1, N, 1, s]
+    own = real & _triangle(size) if causal else real
+    sets: list[Keys] = [(keys, values, own)]
+    count = keys.shape[2]
+    if count > 1:  # a sequence of one block has no others to look into
+        index = np.arange(count)
+        other = np.tri(count, k=-1, dtype=bool) if causal else index[:, None] != index[None, :]
+        other = np.repeat(other, summary, axis=1)[None, None, :, None]  # [1, 1, N, 1, N c]
+        of_all = real[..., -summary:].reshape(real.shape[0], 1, 1, 1, -1)  # [B, 1, 1, 1, N c]
+        sets.append((_summaries(keys, summary), _summaries(values, summary), of_all & other))
+    return unsplit(attend(queries, *sets), mask)
+
+
+def _summaries(x: jax.Array, summary: int) -> jax.Array:
+    """The last positions of all blocks together: [B, H, N, s, d] -> [B, H, 1, N c, d]."""
+    return x[..., -summary:, :].reshape(*x.shape[:2], 1, -1, x.shape[-1])
+
+
+def random_blocks(count: int, num_random: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which blocks each inner block sees at random, beside the first, the last and those around it.
+
+    Args:
+      count: number of blocks N.
+      num_random: random blocks of each block r.
+      seed: of the drawing.
+
+    Returns:
+      For the blocks 1 to N - 2: indices int [N - 2, r], and whether each is in use, bool [N - 2, r]. A
+      short sequence has fewer blocks to draw from than r.
+    """
+    draw = np.random.default_rng(seed)
+    indices = np.zeros((max(count - 2, 0), num_random), np.int32)
+    used = np.zeros(indices.shape, bool)
+    for row in range(len(indices)):
+        others = np.setdiff1d(np.arange(1, count - 1), [row, row + 1, row + 2])
+        drawn = draw.permutation(others)[:num_random]
+        indices[row, : len(drawn)], used[row, : len(drawn)] = drawn, True
+    return indices, used
+
+
+def bigbird(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    *,
+    block: int,
+    num_random: int,
+    seed: int = 0,
+) -> jax.Array:
+    """BigBird's block-sparse attention, O(n) (Zaheer et al. 2020, section 2 and appendix D, ITC).
+
+    The first and the last block see and are seen by all. Each other block sees itself, the blocks on either
+    side, and random ones, the same for all heads.
+
+    Args:
+      query, key, value: [B, H, T, d].
+      mask: bool [B, T], True where a token is.
+      block: positions of a block.
+      num_random: random blocks of each block.
+      seed: of the random blocks; see `random_blocks`.
+
+    Returns:
+      The outputs [B, H, T, d]; 0 where there is no token.
+
+    Raises:
+      ValueError, TypeError: operands that do not fit each other; a block below 1; num_random below 0.
+    """
+    check_operands(query, key, value, mask)
+    check_sizes(block=block)
+    if num_random < 0:
+        raise ValueError(f"num_random is a number of blocks, 0 or more; got {num_random}.")
+    size = min(block, query.shape[2])
+    queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
+    real = split_mask(mask, size)  # [B, 1, N, 1, s]
+    count = keys.shape[2]
+    ends = [0, count - 1] if count > 1 else [0]
+
+    def gather(x: jax.Array, indices: np.ndarray) -> jax.Array:
+        """The positions of some blocks for each row of indices: [B, H, N, s, d] -> [B, H, rows, K, d]."""
+        rows, width = indices.shape
+        return x[:, :, indices].reshape(*x.shape[:2], rows, width * size, x.shape[-1])
+
+    def gather_mask(indices: np.ndarray, used: np.ndarray) -> jax.Array:
+        """Whether the same positions are seen: [B, 1, rows, 1, K]."""
+        kept = real[:, :, indices, 0] & used[None, None, :, :, None]  # [B, 1, rows, width, s]
+        return kept.reshape(real.shape[0], 1, len(indices), 1, -1)
+
+    everything, edges = np.arange(count)[None], np.asarray(ends)[None]
+    dense = attend(
+        queries[:, :, np.asarray(ends)],  # [B, H, 2, s, d]
+        (gather(keys, everything), gather(values, everything), gather_mask(everything, everything >= 0)),
+    )
+    if count <= 2:
+        return unsplit(dense, mask)
+    around = np.arange(1, count - 1)[:, None] + np.arange(-1, 2)[None, :]  # [N - 2, 3]
+    inner = (around > 0) & (around < count - 1)  # the ends are seen already
+    drawn, used = random_blocks(count, num_random, seed)
+    indices, used = np.concatenate([around, drawn], axis=1), np.concatenate([inner, used], axis=1)
+    sparse = attend(
+        queries[:, :, 1:-1],
+        (gather(keys, edges), gather(values, edges), gather_mask(edges, edges >= 0)),
+        (gather(keys, indices), gather(values, indices), gather_mask(indices, used)),
+    )
+    return unsplit(jnp.concatenate([dense[:, :, :1], sparse, dense[:, :, 1:]], axis=2), mask)
+
+
+def _triangle(size: int) -> np.ndarray:
+    """What a query of a block sees of its own block if it sees nothing behind it: [1, 1, 1, s, s]."""
+    return np.tri(size, dtype=bool)[None, None, None]
+
+
+class Local(Attention, kw_only=True):
+    """Attention within blocks; see `local`.
+
+    Attributes:
+      block: positions of a block.
+      causal: whether a query sees only its own position and those before.
+    """
+
+    block: int = 50
+    causal: bool = False
+
+    def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        query, key, value = self.heads(x, "query", "key", "value")
+        return local(query, key, value, mask, block=self.block, causal=self.causal)
+
+
+class Longformer(Attention, kw_only=True):
+    """Attention within a sliding window, with global tokens in front; see `longformer`.
+
+    Attributes:
+      window: number of positions that a query sees.
+      num_global: how many positions in front are global, with projections of their own.
+      causal: whether what lies behind a query is left out.
+    """
+
+    window: int = 512
+    num_global: int = 0
+    causal: bool = False
+
+    def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        if self.num_global < 0:
+            raise ValueError(f"num_global is a number of positions, 0 or more; got {self.num_global}.")
+        query, key, value = self.heads(x, "query", "key", "value")
+        leading = None
+        if self.num_global:
+            (first,) = self.heads(x[:, : self.num_global], "global_query")
+            global_key, global_value = self.heads(x, "global_key", "global_value")
+            leading = first, global_key, global_value
+        return longformer(query, key, value, mask, window=self.window, causal=self.causal, leading=leading)
+
+
+class SparseTransformer(Attention, kw_only=True):
+    """The fixed pattern of the Sparse Transformer; see `sparse_transformer`.
+
+    Attributes:
+      block: positions of a block.
+      summary: how many positions at the end of each block all queries see.
+      causal: whether a query sees only its own position and those before.
+    """
+
+    block: int = 50
+    summary: int = 10
+    causal: bool = False
+
+    def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        query, key, value = self.heads(x, "query", "key", "value")
+        sizes = dict(block=self.block, summary=self.summary)
+        return sparse_transformer(query, key, value, mask, **sizes, causal=self.causal)
+
+
+class BigBird(Attention, kw_only=True):
+    """Block-sparse attention with random blocks; see `bigbird`.
+
+    Attributes:
+      block: positions of a block.
+      num_random: random blocks of each block.
+      seed: of the random blocks. Give each layer one of its own.
+    """
+
+    block: int = 64
+    num_random: int = 3
+    seed: int = 0
+
+    def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        query, key, value = self.heads(x, "query", "key", "value")
+        sizes = dict(block=self.block, num_random=self.num_random)
+        return bigbird(query, key, value, mask, **sizes, seed=self.seed)

@@ -1,0 +1,610 @@
+"""Attention mechanisms: what all of them promise, and each against a plain reference of its definition."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_cost import xla_macs
+
+import jaxnas
+from jaxnas import Choice, Space, elastic
+from jaxnas.supernets import attention
+
+BATCH, HEADS, LENGTH, DIM, WIDTH = 4, 2, 17, 4, 6
+RNG = np.random.default_rng(0)
+SIZES = dict(num_heads=HEADS, head_dim=DIM)
+CASES = {
+    "softmax": attention.Softmax(**SIZES),
+    "softmax, causal": attention.Softmax(**SIZES, causal=True),
+    "local": attention.Local(**SIZES, block=5),
+    "local, causal": attention.Local(**SIZES, block=5, causal=True),
+    "longformer": attention.Longformer(**SIZES, window=6),
+    "longformer, global": attention.Longformer(**SIZES, window=5, num_global=3),
+    "longformer, causal": attention.Longformer(**SIZES, window=6, num_global=2, causal=True),
+    "sparse": attention.SparseTransformer(**SIZES, block=4, summary=2),
+    "sparse, causal": attention.SparseTransformer(**SIZES, block=4, summary=2, causal=True),
+    "bigbird": attention.BigBird(**SIZES, block=2, num_random=2),
+    "linformer": attention.Linformer(**SIZES, max_length=20, num_projected=5),
+    "linear": attention.Linear(**SIZES),
+    "linear, causal": attention.Linear(**SIZES, causal=True),
+    "performer": attention.Performer(**SIZES),
+    "performer, causal": attention.Performer(**SIZES, num_features=7, causal=True),
+    "performer, relu": attention.Performer(**SIZES, kernel="relu"),
+    "reformer": attention.Reformer(**SIZES, num_hashes=2, num_buckets=4, chunk=4),
+    "reformer, causal": attention.Reformer(**SIZES, num_hashes=2, num_buckets=4, chunk=4, causal=True),
+    "sinkhorn": attention.Sinkhorn(**SIZES, max_length=20, block=4),
+    "synthesizer, random": attention.Synthesizer(**SIZES, max_length=20, kind="random"),
+    "synthesizer": attention.Synthesizer(**SIZES, max_length=20, rank=3),
+    "synthesizer, dense": attention.Synthesizer(**SIZES, max_length=20, kind="dense"),
+}
+
+
+def cases(*quick):
+    """All cases: these in `make test`, the others in `make test-all`."""
+    marked = [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in CASES]
+    return pytest.mark.parametrize("name", marked)
+
+
+# One case of each mechanism.
+every_mechanism = cases("longformer, global", *(name for name in CASES if "," not in name))
+
+# All positions, the first ones, some, none.
+MASK = np.ones((BATCH, LENGTH), bool)
+MASK[1, 11:] = False
+MASK[2] = RNG.random(LENGTH) < 0.6
+MASK[3] = False
+X = RNG.normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32)
+
+
+@functools.cache
+def variables_of(name):
+    init = jax.jit(functools.partial(CASES[name].init, train=False))
+    return nn.meta.unbox(init(jax.random.key(1), X, MASK))
+
+
+def operands(length, batch=2, seed=0):
+    """Queries, keys, values [B, H, T, d], and a mask [B, T] that leaves out the end of the second example."""
+    draw = np.random.default_rng(seed)
+    query, key, value = draw.normal(size=(3, batch, HEADS, length, DIM)).astype(np.float32)
+    mask = np.arange(length)[None] < np.linspace(length, length // 2 + 1, batch).astype(int)[:, None]
+    return query, key, value, mask
+
+
+def reference(scores, value, mask, seen=None):
+    """Attention in float64: scores [B, H, T, T], values [B, H, T, d], mask [B, T], seen [T, T]."""
+    allowed = mask[:, None, None, :] & (np.ones_like(scores, bool) if seen is None else seen[None, None])
+    shifted = np.where(allowed, scores.astype(np.float64), -np.inf)
+    largest = shifted.max(axis=-1, keepdims=True)
+    weights = np.exp(shifted - np.where(np.isfinite(largest), largest, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return np.where(mask[:, None, :, None], weights @ value, 0)
+
+
+def products(query, key):
+    return query.astype(np.float64) @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+
+
+def close(actual, expected, tolerance=2e-5):
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+# ---- What all of them promise.
+
+
+@every_mechanism
+def test_padding_changes_nothing(name):
+    """Nor does it get a gradient; and an example without a token gives zeros, and finite gradients."""
+    net, variables = CASES[name], variables_of(name)
+    weights = RNG.normal(size=X.shape).astype(np.float32)
+
+    @jax.jit
+    def run(variables, x):
+        def total(variables, x):
+            y = net.apply(variables, x, MASK, train=True)
+            return jnp.sum(y * weights), y
+
+        (_, y), gradients = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)(variables, x)
+        return y, gradients
+
+    clean, gradients = run(variables, np.where(MASK[:, :, None], X, 0))
+    dirty, same = run(variables, np.where(MASK[:, :, None], X, np.nan))
+    jax.tree.map(np.testing.assert_array_equal, (clean, gradients), (dirty, same))
+    assert clean.shape == X.shape and clean.dtype == jnp.float32
+    assert np.all(np.asarray(clean)[~MASK] == 0) and np.all(np.asarray(gradients[1])[~MASK] == 0)
+    assert np.all(np.any(np.asarray(clean)[MASK] != 0, axis=1))
+    for leaf in jax.tree.leaves(gradients):
+        assert np.all(np.isfinite(leaf)) and np.any(np.asarray(leaf) != 0)
+
+
+@cases("bigbird", "reformer")
+def test_vmap_over_examples_is_the_batch(name):
+    net, variables = CASES[name], variables_of(name)
+    batch = jax.jit(net.apply)(variables, X, MASK)
+    one = jax.vmap(lambda x, mask: net.apply(variables, x[None], mask[None])[0])
+    close(jax.jit(one)(X, MASK), np.asarray(batch))
+
+
+@every_mechanism
+@pytest.mark.parametrize("length", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_short_sequences(name, length):
+    """Shorter than a block, a window, a chunk or the global tokens."""
+    y = jax.jit(CASES[name].apply)(variables_of(name), X[:, :length], MASK[:, :length])
+    assert y.shape == (BATCH, length, WIDTH) and np.all(np.isfinite(y))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "causal" in name])
+def test_the_causal_form_sees_nothing_of_later_positions(name):
+    """Its gradient is 0; and if nothing but the pattern may depend on what is later, values are the same."""
+    net, variables, seen = CASES[name], variables_of(name), 9
+
+    def early(x):
+        return net.apply(variables, x, MASK)[:, :seen]
+
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(early(x) ** 2)))(X)
+    assert np.all(np.asarray(gradient)[:, seen:] == 0) and np.any(np.asarray(gradient)[:, :seen] != 0)
+    if "reformer" not in name:
+        other = np.concatenate([X[:, :seen], 30 * X[:, seen:]], axis=1)
+        close(jax.jit(early)(other), np.asarray(jax.jit(early)(X)))
+
+
+def test_bfloat16_is_near_float32():
+    """Also where sums are long: totals are float32."""
+    x = RNG.normal(size=(1, 300, WIDTH)).astype(np.float32)
+    mask = np.ones((1, 300), bool)
+    for net in (attention.Softmax(**SIZES), attention.Performer(**SIZES, causal=True)):
+        variables = nn.meta.unbox(jax.jit(net.init)(jax.random.key(0), x, mask))
+        exact = np.asarray(jax.jit(net.apply)(variables, x, mask))
+        half = jax.jit(net.clone(dtype=jnp.bfloat16).apply)(variables, x, mask)
+        assert half.dtype == jnp.bfloat16
+        difference = np.linalg.norm(np.asarray(half, np.float32) - exact) / np.linalg.norm(exact)
+        assert 0 < difference < 0.02, type(net).__name__
+
+
+PROJECTIONS = {
+    "query_kernel": ((WIDTH, HEADS * DIM), ("embed", "heads")),
+    "key_kernel": ((WIDTH, HEADS * DIM), ("embed", "heads")),
+    "value_kernel": ((WIDTH, HEADS * DIM), ("embed", "heads")),
+    "out_kernel": ((HEADS * DIM, WIDTH), ("heads", "embed")),
+}
+GLOBAL = {f"global_{name}": PROJECTIONS[name] for name in ("query_kernel", "key_kernel", "value_kernel")}
+OWN = {
+    "longformer, global": PROJECTIONS | GLOBAL,
+    "longformer, causal": PROJECTIONS | GLOBAL,
+    "linformer": PROJECTIONS | {"projection": ((5, 20), (None, None))},
+    "reformer": {name: PROJECTIONS[name] for name in ("query_kernel", "value_kernel", "out_kernel")},
+    "sinkhorn": PROJECTIONS | {"sort_kernel": ((HEADS, WIDTH, 5), ("heads", None, None))},
+    "synthesizer, random": {
+        "logits": ((HEADS, 20, 20), ("heads", None, None)),
+        "value_kernel": PROJECTIONS["value_kernel"],
+        "out_kernel": PROJECTIONS["out_kernel"],
+    },
+    "synthesizer": {
+        "left_factor": ((HEADS, 20, 3), ("heads", None, None)),
+        "right_factor": ((HEADS, 20, 3), ("heads", None, None)),
+        "value_kernel": PROJECTIONS["value_kernel"],
+        "out_kernel": PROJECTIONS["out_kernel"],
+    },
+    "synthesizer, dense": {
+        "hidden_kernel": PROJECTIONS["query_kernel"],
+        "logits_kernel": ((HEADS, DIM, 20), ("heads", None, None)),
+        "value_kernel": PROJECTIONS["value_kernel"],
+        "out_kernel": PROJECTIONS["out_kernel"],
+    },
+}
+OWN["reformer, causal"] = OWN["reformer"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_have_their_names_and_axes(name):
+    boxed = jax.eval_shape(CASES[name].init, jax.random.key(0), X, MASK)["params"]
+    found = {key: (box.value.shape, box.names) for key, box in boxed.items()}
+    assert found == OWN.get(name, PROJECTIONS)
+
+
+def test_every_mechanism_has_a_name():
+    assert set(attention.MECHANISMS.values()) == {type(net) for net in CASES.values()}
+    assert len(attention.MECHANISMS) == 11
+    with pytest.raises(TypeError):
+        attention.MECHANISMS["mine"] = attention.Softmax
+
+
+# ---- In a network: a choice among them, and costs.
+
+
+class Network(nn.Module):
+    """One block, which is chosen."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        block = elastic.Mixture(CASES, name="block")
+        return block(decisions["block"], inputs["x"], inputs["mask"], train=train)
+
+
+INPUTS = {
+    "x": jax.ShapeDtypeStruct((1, LENGTH, WIDTH), jnp.float32),
+    "mask": jax.ShapeDtypeStruct((1, LENGTH), jnp.bool_),
+}
+
+
+def test_macs_of_a_choice_are_those_of_xla():
+    """For each mechanism, as an option of a mixture and as the network of this option alone."""
+    net = Network(Space(block=Choice(*CASES)))
+    cost = jaxnas.cost(net, INPUTS)
+    archs = {"block": np.arange(len(CASES), dtype=np.int32)}
+    costs = cost(archs)
+    for index, name in enumerate(CASES):
+        alone = net.clone(space=Space(block=Choice(name)))
+        shapes = jax.eval_shape(alone.init, jax.random.key(0), INPUTS)
+        counted = xla_macs(jax.jit(alone.apply).lower(nn.meta.unbox(shapes), INPUTS).as_text("hlo"))
+        assert costs["macs"][index] == counted > 0, name
+        assert costs["params"][index] == sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)), name
+
+
+def test_a_hard_choice_is_the_block():
+    net = Network(Space(block=Choice("softmax", "linformer")))
+    inputs = {"x": X, "mask": MASK}
+    variables = jaxnas.init(net, jax.random.key(0), inputs)
+    chosen = jax.jit(net.apply)(variables, inputs, {"block": jnp.int32(1)})
+    small, small_variables, _ = jaxnas.extract(net, variables, {"block": jnp.int32(1)}, inputs=inputs)
+    close(chosen, np.asarray(jax.jit(small.apply)(small_variables, inputs)))
+    assert np.any(np.asarray(chosen) != 0)
+
+
+# ---- Fixed patterns against softmax attention under their mask.
+
+
+def local_pattern(length, block):
+    i, j = np.ogrid[:length, :length]
+    return i // block == j // block
+
+
+def window_pattern(length, window, num_global=0):
+    """A window that is wider to the left if it is even, and global tokens in rows and columns."""
+    seen = np.zeros((length, length), bool)
+    for i in range(length):
+        for offset in range(window):
+            j = i - window // 2 + offset
+            if 0 <= j < length:
+                seen[i, j] = True
+    seen[:, :num_global] = seen[:num_global] = True
+    return seen
+
+
+def sparse_pattern(length, block, summary):
+    i, j = np.ogrid[:length, :length]
+    return (i // block == j // block) | (j % block >= block - summary)
+
+
+def bigbird_pattern(length, block, num_random, seed):
+    count = -(-length // block)
+    blocks = np.eye(count, dtype=bool) | np.eye(count, k=1, dtype=bool) | np.eye(count, k=-1, dtype=bool)
+    blocks[[0, -1]] = blocks[:, [0, -1]] = True
+    drawn, used = attention.random_blocks(count, num_random, seed)
+    for row in range(count - 2):
+        blocks[row + 1, drawn[row][used[row]]] = True
+    return np.kron(blocks, np.ones((block, block), bool))[:length, :length]
+
+
+PATTERNS = {
+    "local": (attention.local, local_pattern, [dict(block=b) for b in (1, 3, 8, 50)]),
+    "longformer": (attention.longformer, window_pattern, [dict(window=w) for w in (1, 2, 3, 6, 7, 40)]),
+    "sparse": (
+        attention.sparse_transformer,
+        sparse_pattern,
+        [dict(block=b, summary=c) for b, c in ((1, 1), (4, 1), (5, 3), (6, 6), (30, 2))],
+    ),
+    "bigbird": (
+        attention.bigbird,
+        bigbird_pattern,
+        [dict(block=b, num_random=r, seed=5) for b, r in ((1, 2), (2, 0), (3, 1), (3, 9), (8, 2), (30, 1))],
+    ),
+}
+
+
+@pytest.mark.parametrize("length", [23, pytest.param(18, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name, causal", [(name, causal) for name in PATTERNS for causal in (False, True)][:-1]
+)
+def test_a_pattern_is_softmax_attention_under_its_mask(name, causal, length):
+    """BigBird, the last one, has no causal form."""
+    run, pattern, settings = PATTERNS[name]
+    given = operands(length)
+    for setting in settings:
+        seen = pattern(length, **setting)
+        setting = setting | ({"causal": True} if causal else {})
+        if causal:
+            seen = seen & np.tri(length, dtype=bool)
+        out = jax.jit(functools.partial(run, **setting))(*given)
+        close(out, reference(products(given[0], given[1]), given[2], given[3], seen))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_global_tokens_have_projections_of_their_own(causal):
+    length, count, window = 19, 3, 4
+    query, key, value, mask = operands(length)
+    own_query, own_key, own_value, _ = operands(length, seed=1)
+    leading = own_query[:, :, :count], own_key, own_value
+    run = functools.partial(attention.longformer, window=window, causal=causal)
+    out = jax.jit(run)(query, key, value, mask, leading=leading)
+    seen = window_pattern(length, window, count) & (np.tri(length, dtype=bool) if causal else True)
+    rest = reference(products(query, key), value, mask, seen)
+    front = reference(products(own_query, own_key), own_value, mask, seen)
+    close(out, np.concatenate([front[:, :, :count], rest[:, :, count:]], axis=2))
+
+
+def test_random_blocks_are_others_and_follow_the_seed():
+    indices, used = attention.random_blocks(20, 3, 0)
+    assert indices.shape == (18, 3) and used.all()
+    for row, drawn in enumerate(indices):
+        assert len(set(drawn) | {0, row, row + 1, row + 2, 19}) == 3 + len({0, row, row + 1, row + 2, 19})
+    assert np.array_equal(indices, attention.random_blocks(20, 3, 0)[0])
+    assert not np.array_equal(indices, attention.random_blocks(20, 3, 1)[0])
+    _, used = attention.random_blocks(6, 3, 0)  # blocks 1 to 4 have few left that they do not see already
+    assert used.sum(axis=1).tolist() == [2, 1, 1, 2]
+
+
+# ---- The others against their formulas.
+
+
+def test_softmax_is_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    query, key, value, mask = operands(9)
+    for causal in (False, True):
+        seen = mask[:, None, None, :] & (np.tri(9, dtype=bool) if causal else True)
+        tensors = [torch.from_numpy(x) for x in (query, key, value)]
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *tensors, attn_mask=torch.from_numpy(np.broadcast_to(seen, (2, 1, 9, 9)).copy())
+        )
+        out = jax.jit(functools.partial(attention.softmax, causal=causal))(query, key, value, mask)
+        close(out, np.where(mask[:, None, :, None], expected.numpy(), 0))
+
+
+def test_linformer_with_the_identity_is_softmax():
+    query, key, value, _ = operands(9)
+    mask = np.ones((2, 9), bool)
+    out = jax.jit(attention.linformer)(query, key, value, mask, np.eye(9, dtype=np.float32))
+    close(out, reference(products(query, key), value, mask))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_is_its_quadratic_form(causal):
+    query, key, value, mask = operands(150)  # several chunks of the causal form
+    out = jax.jit(functools.partial(attention.linear, causal=causal))(query, key, value, mask)
+    features = [np.where(x > 0, x + 1, np.exp(x)) for x in (query, key)]
+    weights = products(*features)
+    close(out, reference(np.log(weights), value, mask, np.tri(150, dtype=bool) if causal else None))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_performer_approaches_softmax(causal):
+    """The error falls as one over the root of the number of features."""
+    query, key, value, mask = operands(70)
+    query, key = query / 2, key / 2  # the error of a weight grows with exp(|q + k|^2)
+    exact = np.asarray(attention.softmax(query, key, value, mask, causal=causal))
+    run = jax.jit(functools.partial(attention.performer, causal=causal))
+
+    def error(count):
+        draws = [attention.orthogonal_features(count, DIM, seed) for seed in range(8)]
+        outs = [np.asarray(run(query, key, value, mask, directions=draw)) for draw in draws]
+        return math.sqrt(np.mean((np.stack(outs) - exact[None]) ** 2))
+
+    few, many = error(64), error(1024)
+    assert many < 0.15 * math.sqrt(np.mean(exact**2)) and 3 < few / many < 5.3  # the root of 16 is 4
+
+
+def test_features_of_the_generalised_kernel():
+    query, key, value, mask = operands(9)
+    directions = attention.orthogonal_features(6, DIM, 0)
+    for given, project in ((None, lambda x: x), (directions, lambda x: x @ directions.T / math.sqrt(6))):
+        run = jax.jit(functools.partial(attention.performer, kernel="relu"))
+        out = run(query, key, value, mask, directions=given)
+        features = [np.maximum(project(x), 0) + 1e-3 for x in (query, key)]
+        close(out, reference(np.log(products(*features)), value, mask), 1e-3)
+
+
+def test_directions_are_orthogonal_in_groups():
+    directions = attention.orthogonal_features(10, DIM, 0)
+    assert directions.shape == (10, DIM)
+    for group in (directions[:4], directions[4:8], directions[8:]):
+        gram = group @ group.T
+        np.testing.assert_allclose(gram - np.diag(np.diag(gram)), 0, atol=1e-5)
+    # Lengths are those of normal vectors: their squares have the mean d.
+    lengths = np.sum(attention.orthogonal_features(4000, DIM, 0) ** 2, axis=1)
+    assert abs(lengths.mean() - DIM) < 0.2
+
+
+def shared_query_scores(query):
+    """Products with keys of length 1; with the own key only for want of others."""
+    unit = query / np.linalg.norm(query, axis=-1, keepdims=True)
+    return products(query, unit) - 1e5 * np.eye(query.shape[2])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_reformer_with_one_bucket_and_one_chunk_is_dense(causal):
+    query, _, value, mask = operands(11)
+    rotations = attention.hash_rotations(2, DIM, 1, 0)
+    run = jax.jit(functools.partial(attention.reformer, chunk=11, causal=causal))
+    out = run(query, value, mask, rotations)
+    close(out, reference(shared_query_scores(query), value, mask, np.tri(11, dtype=bool) if causal else None))
+
+
+def test_reformer_sees_its_chunk_and_the_one_in_front():
+    """Of one round, by sorting in plain NumPy."""
+    query, _, value, mask = operands(22)
+    rotations = attention.hash_rotations(1, DIM, 6, 3)
+    out = jax.jit(functools.partial(attention.reformer, chunk=5))(query, value, mask, rotations)
+    for example in range(2):
+        for head in range(HEADS):
+            turned = query[example, head] @ rotations[0]
+            buckets = np.argmax(np.concatenate([turned, -turned], axis=1), axis=1)
+            buckets[~mask[example]] = 6
+            place = np.empty(22, int)
+            place[np.lexsort((np.arange(22), buckets))] = np.arange(22)
+            chunk = place // 5
+            seen = (chunk[:, None] == chunk[None]) | (chunk[:, None] == chunk[None] + 1)
+            one = query[example, head][None, None], value[example, head][None, None], mask[example][None]
+            expected = reference(shared_query_scores(one[0]), one[1], one[2], seen)
+            close(out[example, head], expected[0, 0])
+
+
+def test_sinkhorn_with_the_identity_is_local_attention_twice():
+    query, key, value, _ = operands(12)
+    mask = np.ones((2, 12), bool)
+    order = np.broadcast_to(np.eye(3, dtype=np.float32), (2, HEADS, 3, 3))
+    out = jax.jit(functools.partial(attention.sinkhorn, block=4))(query, key, value, mask, order)
+    i, j = np.ogrid[:12, :12]
+    close(out, 2 * reference(products(query, key), value, mask, i // 4 == j // 4))
+
+
+def test_sinkhorn_with_a_permutation_adds_the_block_that_it_names():
+    query, key, value, _ = operands(12)
+    mask, places = np.ones((2, 12), bool), np.array([2, 0, 1])
+    order = np.broadcast_to(np.eye(3, dtype=np.float32)[places], (2, HEADS, 3, 3))
+    out = jax.jit(functools.partial(attention.sinkhorn, block=4))(query, key, value, mask, order)
+    i, j = np.ogrid[:12, :12]
+    scores = products(query, key)
+    own = reference(scores, value, mask, i // 4 == j // 4)
+    close(out, own + reference(scores, value, mask, places[i // 4] == j // 4))
+
+
+def test_sorting_matrices_are_doubly_stochastic():
+    logits = RNG.normal(size=(2, HEADS, 5, 5)).astype(np.float32)
+    real = np.array([[True] * 5, [True, True, False, True, False]])
+    run = jax.jit(attention.sorting_matrix, static_argnames=("iterations", "temperature"))
+    weights = np.asarray(run(logits, real, iterations=8, temperature=2.0))
+    kept = real.astype(np.float32)[:, None].repeat(HEADS, axis=1)
+    close(weights.sum(axis=-1), kept)
+    close(weights.sum(axis=-2), kept, 1e-3)
+    softmax = run(logits, real, iterations=0, temperature=1.0)
+    exponentials = np.exp(logits[0])
+    close(softmax[0], exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "synthesizer" in name])
+def test_synthesizer_is_softmax_of_its_logits(name):
+    net, variables = CASES[name], variables_of(name)
+    stored = {name: np.asarray(x, np.float64) for name, x in variables["params"].items()}
+    x = np.where(MASK[:, :, None], X, 0)
+    if net.kind == "random":
+        logits = stored["logits"][None, :, :LENGTH, :LENGTH]
+    elif net.kind == "factorized_random":
+        logits = np.einsum("htk,hsk->hts", stored["left_factor"], stored["right_factor"])
+        logits = logits[None, :, :LENGTH, :LENGTH]
+    else:
+        hidden = np.maximum(x @ stored["hidden_kernel"], 0).reshape(BATCH, LENGTH, HEADS, DIM)
+        logits = np.einsum("bthd,hds->bhts", hidden, stored["logits_kernel"])[..., :LENGTH]
+    value = (x @ stored["value_kernel"]).reshape(BATCH, LENGTH, HEADS, DIM).transpose(0, 2, 1, 3)
+    attended = reference(np.broadcast_to(logits, (BATCH, *logits.shape[1:])), value, MASK)
+    expected = attended.transpose(0, 2, 1, 3).reshape(BATCH, LENGTH, -1) @ stored["out_kernel"]
+    close(jax.jit(net.apply)(variables, X, MASK), expected)
+
+
+# ---- What it takes: no array of all pairs.
+
+
+LONG = {
+    "local": attention.Local(**SIZES, block=32),
+    "longformer": attention.Longformer(**SIZES, window=32, num_global=2),
+    "sparse": attention.SparseTransformer(**SIZES, block=64, summary=2),
+    "bigbird": attention.BigBird(**SIZES, block=16),
+    "linformer": attention.Linformer(**SIZES, max_length=4096),
+    "linear": attention.Linear(**SIZES, causal=True),
+    "performer": attention.Performer(**SIZES, causal=True),
+    "reformer": attention.Reformer(**SIZES, chunk=32),
+    "sinkhorn": attention.Sinkhorn(**SIZES, max_length=4096, block=64),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_no_array_is_as_large_as_all_pairs(name):
+    """Nor a tenth of it, in the forward and the backward pass of 4,096 positions; by the traced program."""
+    net, length = LONG[name], 4096
+    x = jax.ShapeDtypeStruct((1, length, WIDTH), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, length), jnp.bool_)
+    variables = nn.meta.unbox(jax.eval_shape(net.init, jax.random.key(0), x, mask))
+
+    def total(variables, x, mask):
+        return jnp.sum(net.apply(variables, x, mask) ** 2)
+
+    program = jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(variables, x, mask)
+    assert 0 < largest_array(program.jaxpr) <= HEADS * length**2 / 10
+
+
+def largest_array(jaxpr):
+    """Elements of the largest array in a program and in those within it."""
+    sizes = [math.prod(out.aval.shape) for equation in jaxpr.eqns for out in equation.outvars]
+    inner = [
+        getattr(value, "jaxpr", value)
+        for equation in jaxpr.eqns
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "jaxpr"))
+        if hasattr(getattr(value, "jaxpr", value), "eqns")
+    ]
+    return max([*sizes, *map(largest_array, inner)])
+
+
+# ---- What cannot be right is refused.
+
+
+GOOD = operands(6)
+REFUSED = {
+    "a longer sequence": (attention.Linformer(**SIZES, max_length=8), {}, "max_length=8.*sequence of 17"),
+    "a longer sequence, 2": (attention.Synthesizer(**SIZES, max_length=8), {}, "max_length=8"),
+    "a longer sequence, 3": (attention.Sinkhorn(**SIZES, max_length=8), {}, "max_length=8"),
+    "heads that do not divide": (attention.Softmax(num_heads=4), {}, "6 channels.*4 heads"),
+    "no head": (attention.Softmax(num_heads=0), {}, "num_heads is at least 1"),
+    "no channel": (attention.Softmax(num_heads=1, head_dim=0), {}, "head_dim is at least 1"),
+    "no block": (attention.Local(**SIZES, block=0), {}, "block is at least 1"),
+    "no window": (attention.Longformer(**SIZES, window=0), {}, "window is at least 1"),
+    "global tokens": (attention.Longformer(**SIZES, num_global=-1), {}, "num_global"),
+    "a long summary": (attention.SparseTransformer(**SIZES, block=4, summary=5), {}, "5 positions.*4"),
+    "random blocks": (attention.BigBird(**SIZES, num_random=-1), {}, "num_random"),
+    "odd buckets": (attention.Reformer(**SIZES, num_buckets=5), {}, "1 or even.*5"),
+    "no chunk": (attention.Reformer(**SIZES, chunk=0), {}, "chunk is at least 1"),
+    "a kernel": (attention.Performer(**SIZES, kernel="cosine"), {}, "'softmax' or 'relu'.*cosine"),
+    "no features": (attention.Performer(**SIZES, num_features=0), {}, "num_features is at least 1"),
+    "a kind": (attention.Synthesizer(**SIZES, max_length=20, kind="fast"), {}, "kind.*fast"),
+    "temperature": (attention.Sinkhorn(**SIZES, max_length=20, temperature=0.0), {}, "temperature"),
+    "no batch": (attention.Softmax(**SIZES), {"x": X[0]}, r"\[batch, positions, channels\]"),
+    "a mask of floats": (attention.Softmax(**SIZES), {"mask": MASK.astype(np.float32)}, "bool.*float32"),
+    "a mask of another shape": (attention.Softmax(**SIZES), {"mask": MASK[:, :5]}, r"\(4, 17\).*\(4, 5\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    net, changed, message = REFUSED[name]
+    given = {"x": X, "mask": MASK} | changed
+    with pytest.raises((ValueError, TypeError), match=message):
+        jax.eval_shape(functools.partial(net.init, jax.random.key(0)), given["x"], given["mask"])
+
+
+def test_refused_by_functions():
+    query, key, value, mask = GOOD
+    order = np.ones((2, HEADS, 2, 2), np.float32)
+    short = np.ones((2, 4), np.float32)
+    for call, message in (
+        (lambda: attention.softmax(query, key[:, :, :4], value, mask), "as many positions"),
+        (lambda: attention.linear(query, key, value, mask[:, :4]), r"\(2, 6\)"),
+        (lambda: attention.performer(query, key, value, mask), "needs directions"),
+        (lambda: attention.performer(query, key, value, mask, directions=np.ones((3, 3))), r"\[m, 4\]"),
+        (lambda: attention.linformer(query, key, value, mask, short), r"\[k, 6\]"),
+        (lambda: attention.sinkhorn(query, key, value, mask, order, block=2), r"3 blocks are \(2, 2, 3, 3\)"),
+        (lambda: attention.reformer(query, value, mask, np.ones((1, 3, 2)), chunk=2), "rotations are"),
+        (lambda: attention.synthesizer(np.ones((1, HEADS, 6, 5)), value, mask), "logits are"),
+        (
+            lambda: attention.longformer(
+                query[:, :, :2], key[:, :, :2], value[:, :, :2], mask[:, :2], window=3, leading=GOOD[:3]
+            ),
+            "6 leading queries",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
