@@ -155,8 +155,9 @@ def without_gaps(arch: Arch) -> Arch:
 
 AUTOATTEND_TEXT = ("zero", "identity", "convolution_1", "convolution_3", "max_pool", "gru")
 
-# The architecture for SST-5 in the authors' README (53.71 % there): of each layer its two operations, or three
-# of an attention, and between the first and the others the source of these.
+# The architecture for SST-5 in the authors' README: of each layer the number of its first operation, the
+# source of the others,
+# and their numbers: one of an addition, and two, of key and value, of an attention.
 _PUBLISHED_SST = (
     (5, 0, 2), (1, 0, 4), (2, 0, 4, 2), (2, 1, 4, 2), (1, 1, 5), (3, 5, 2, 4), (4, 1, 3, 2), (4, 1, 4, 3),
     (2, 1, 2), (2, 1, 3, 2), (2, 2, 4, 5), (4, 6, 5, 1), (4, 2, 1), (2, 0, 1), (2, 4, 5, 1), (4, 15, 3, 2),
@@ -204,3 +205,30 @@ def autoattend_sst() -> Arch:
             "value": [names[layer[3]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
         }
     )
+
+
+# ---- DARTFormer, arXiv 2210.00641.
+
+# Neither the softmax of the Transformer itself nor Sinkhorn is among the paper's candidates.
+DARTFORMER = (
+    "bigbird",
+    "linear",
+    "linformer",
+    "local",
+    "longformer",
+    "performer",
+    "reformer",
+    "sparse_transformer",
+    "synthesizer",
+)
+
+
+def dartformer(mechanisms=DARTFORMER, heads: int | None = None) -> Space:
+    """Returns the space of `supernets.DARTFormer`: a mechanism of attention (section 2).
+
+    Args:
+      mechanisms: names of `supernets.attention.MECHANISMS`.
+      heads: None for one mechanism in all heads; a number for one in each of so many heads.
+    """
+    mechanism = Choice(*mechanisms)
+    return Space(mechanism=mechanism if heads is None else mechanism.repeat(heads))

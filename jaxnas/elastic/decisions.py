@@ -82,7 +82,7 @@ class Decisions:
     @property
     def arch(self) -> dict[str, jax.Array | np.ndarray]:
         """The architecture: arrays of NumPy, on the host, if none was given."""
-        return self._arch
+        return dict(self._arch)
 
     def stacked(self, name: str, count: int) -> jax.Array | np.ndarray:
         """The values of a repeated decision at its first `count` positions."""

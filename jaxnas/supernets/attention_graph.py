@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -32,6 +33,7 @@ Context = Literal["none", "source", "target", "full"]
 LAYERS = ("addition", "attention")
 # Decisions that name an operation, and what is required for one to count: the kind of the layer.
 ROLES = {"first": None, "second": "addition", "key": "attention", "value": "attention"}
+Attend = Callable[..., jax.Array]
 ZERO = "zero"  # the operation that only the second input of an addition may have
 
 
@@ -68,7 +70,9 @@ def check_space(space: Any, operations: Sequence[str], network: str) -> None:
             if option == ZERO and name != "second":
                 raise ValueError(f"{network}: {ZERO!r} is an option of {name!r}, only 'second' may have it.")
     for layer in range(space["source"].length or 0):
-        above = [x for x in space["source"].options_at(layer) if not isinstance(x, int) or not 0 <= x <= layer]
+        above = [
+            x for x in space["source"].options_at(layer) if not isinstance(x, int) or not 0 <= x <= layer
+        ]
         if above:
             raise ValueError(
                 f"{network}: layer {layer} may take its input from {above[0]!r}, which is not below it; its "
@@ -91,7 +95,7 @@ def _values(space: Space, name: str, arch: Mapping[str, Any], number: Callable[[
     return jnp.asarray(table)[jnp.arange(len(table)), arch[name]]
 
 
-def _layout(space: Space, arch: Mapping[str, Any], operations: Sequence[str]) -> dict[str, Any]:
+def _numbers(space: Space, arch: Mapping[str, Any], operations: Sequence[str]) -> dict[str, Any]:
     """An architecture as numbers, int32 [layers] each: "attends" (0 or 1), "source", and operations."""
     found = {
         "attends": _values(space, "layer", arch, lambda kind: int(kind == "attention")),
@@ -139,53 +143,37 @@ class OperationUses:
     @functools.cached_property
     def fresh(self) -> tuple[Table, ...]:
         """See `elastic.bank.Uses`: an edge counts if no earlier edge into its layer has the same copy."""
-        distinct = self.context in ("target", "full")  # Queries, keys and values share no copy.
-        decisions = Decisions(self.space, None, initializing=True)
-        own, tables = self.operation, []
-        for i in range(self.layers):
-            found = {name: decisions[name, i] for name in ("layer", "source", *ROLES) if name in self.space}
-            tables.append(width(lambda first: first == own, found["first"]).table)
-
-            def count(new: Callable[..., bool], *names: str, found=found) -> Table:  # noqa: ANN001
-                return width(new, *(found[name] for name in names)).table
-
-            if "second" in found:
-                tables.append(
-                    count(
-                        lambda kind, source, first, second, i=i: (
-                            kind == "addition" and second == own and not (first == own and source == i)
-                        ),
-                        *("layer", "source", "first", "second"),
-                    )
-                )
-            if "key" in found and distinct:
-                for name in ("key", "value"):
-                    tables.append(count(lambda kind, own_: kind == "attention" and own_ == own, "layer", name))
-            elif "key" in found:
-                tables.append(
-                    count(
-                        lambda kind, source, first, key, i=i: (
-                            kind == "attention" and key == own and not (first == own and source == i)
-                        ),
-                        *("layer", "source", "first", "key"),
-                    )
-                )
-                tables.append(
-                    count(
-                        lambda kind, source, first, key, value, i=i: (
-                            kind == "attention"
-                            and value == own
-                            and key != own
-                            and not (first == own and source == i)
-                        ),
-                        *("layer", "source", "first", "key", "value"),
-                    )
-                )
+        decisions, tables = Decisions(self.space, None, initializing=True), []
+        for i, role in itertools.product(range(self.layers), ROLES):
+            if role in self.space:
+                names = self._deciding(role)
+                count = functools.partial(self._counts, i, role, names)
+                tables.append(width(count, *(decisions[name, i] for name in names)).table)
         return tuple(tables)
+
+    @property
+    def _apart(self) -> bool:
+        """Whether queries, keys and values have copies of their own."""
+        return self.context in ("target", "full")
+
+    def _deciding(self, role: str) -> tuple[str, ...]:
+        """The decisions of a layer that say whether the edge of a role needs one more copy."""
+        if role == "first" or (self._apart and role != "second"):
+            return "layer", role
+        earlier = ("first", "key") if role == "value" else ("first",)
+        return "layer", "source", *earlier, role
+
+    def _counts(self, i: int, role: str, names: Sequence[str], *options: Any) -> bool:
+        """Whether the edge of a role into layer i + 1 needs one more copy."""
+        x = dict(zip(names, options, strict=True))
+        if x[role] != self.operation or ROLES[role] not in (None, x["layer"]):
+            return False
+        as_first = x.get("source") == i and x.get("first") == self.operation and role != "first"
+        return not as_first and (role != "value" or x.get("key") != self.operation)
 
     def __call__(self, arch: dict[str, Any]) -> tuple[Any, Any]:
         """The copy that each edge takes, int32 [3 layers], and whether it is in use, bool [3 layers]."""
-        x = _layout(self.space, arch, self.operations)
+        x = _numbers(self.space, arch, self.operations)
         kinds, roles = self._sizes
         layers = np.arange(self.layers)
         start = roles * (layers + kinds * (layers * (layers - 1) // 2))  # of each layer's copies
@@ -230,7 +218,7 @@ class NormUses:
 def run_graph(
     network: Any,
     operations: Mapping[str, nn.Module],
-    attend: Callable[..., jax.Array],
+    attend: Attend,
     x: jax.Array,
     inputs: tuple[Any, ...],
     decisions: Decisions,
@@ -242,12 +230,15 @@ def run_graph(
 ) -> jax.Array:
     """Runs all layers, and returns the output of the last one.
 
+    With more than one architecture the layers are compiled once and run in a `lax.scan`, which carries the
+    outputs of all layers so far. With a single one they are unrolled, each with the operations that it has.
+
     Args:
       network: the module with a `space` in whose `compact` method this is called.
       operations: modules by name, made with `parent=None`, called as `operation(x, *inputs, train=train)`;
         they return an array of the shape of x, and have parameters and dropout only.
-      attend: `attend(query, key, value, *inputs, keep)` gives an array of the shape of x. `keep` is a function
-        that applies dropout to attention weights.
+      attend: `attend(query, key, value, *inputs, drop)` gives an array of the shape of x. `drop` is a
+        function that applies dropout to attention weights.
       x: of layer 0, [..., D].
       inputs: what operations and attention get beside x.
       decisions: of the network.
@@ -264,92 +255,117 @@ def run_graph(
     """
     if context not in get_args(Context):
         raise ValueError(f"context is {context!r}, expected one of {get_args(Context)}.")
-    space, names = network.space, tuple(operations)
-    arch = decisions.arch
-    layout = _layout(space, arch, names)
-    layers, single = len(layout["source"]), space.cardinality == 1
-    picked = {}
+    space, names, arch = network.space, tuple(operations), decisions.arch
+    numbers = _numbers(space, arch, names)
+    count, single = len(numbers["source"]), space.cardinality == 1
+    weights = {}
     for name, operation in operations.items():
         uses = OperationUses(space, context, names, name)
         copies = bank(network, name, lambda key, op=operation: _init(op, key, x, inputs), uses, arch)
-        picked[name] = jax.tree.map(lambda leaf: leaf.reshape(layers, 3, *leaf.shape[1:]), copies)
+        weights[name] = jax.tree.map(lambda leaf: leaf.reshape(count, 3, *leaf.shape[1:]), copies)
     norm = nn.LayerNorm(parent=None)
     norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
     if network.is_mutable_collection(MACS) and not network.is_initializing():
         _record_macs(network, operations, x, inputs, decisions, attention_macs)
     keys = None
     if train and network.has_rng("dropout"):
-        keys = jax.random.split(network.make_rng("dropout"), (layers, 6))
-
-    def operate(options: Sequence[str], chosen: Any, place: int, x: jax.Array, weights: Any, keys: Any) -> Any:
-        def branch(name: str) -> Callable[[jax.Array], jax.Array]:
-            parameters = jax.tree.map(lambda leaf: leaf[place], weights[name])
-            rngs = None if keys is None else {"dropout": keys[place]}
-            return lambda x: operations[name].apply(
-                {"params": parameters or {}}, x, *inputs, train=train, rngs=rngs
-            )
-
-        if isinstance(chosen, int):
-            return branch(names[chosen])(x)
-        index = np.zeros(len(names), np.int32)
-        index[[names.index(name) for name in options]] = np.arange(len(options))
-        return jax.lax.switch(jnp.asarray(index)[chosen], [branch(name) for name in options], x)
-
-    def drop(x: jax.Array, place: int, keys: Any) -> jax.Array:
-        if keys is None or dropout == 0:
-            return x
-        keep = jax.random.bernoulli(keys[place], 1 - dropout, x.shape)
-        return jnp.where(keep, x / (1 - dropout), jnp.zeros_like(x))
-
-    def layer(first: jax.Array, other: jax.Array, layout: Any, weights: Any, norm_: Any, keys: Any) -> Any:
-        first = operate(space["first"].options, layout["first"], 0, first, weights, keys)
-
-        def addition() -> jax.Array:
-            other_ = operate(space["second"].options, layout["second"], 1, other, weights, keys)
-            return drop(first + other_, 3, keys)
-
-        def attention() -> jax.Array:
-            key, value = (
-                operate(space[name].options, layout[name], place, other, weights, keys)
-                for place, name in ((1, "key"), (2, "value"))
-            )
-            y = attend(first, key, value, *inputs, lambda weights: drop(weights, 4, keys))
-            return norm.apply({"params": norm_}, drop(y, 5, keys))
-
-        branches = [branch for kind, branch in zip(LAYERS, (addition, attention), strict=True)]
-        there = [kind in space["layer"].options for kind in LAYERS]
-        if isinstance(layout["attends"], int):
-            return branches[layout["attends"]]()
-        if not all(there):
-            return branches[there.index(True)]()
-        return jax.lax.switch(layout["attends"], branches)
-
-    with jax.named_scope(ELASTIC_SCOPE):
+        keys = jax.random.split(network.make_rng("dropout"), (count, 6))
+    layer = _Layer(space, operations, attend, norm, dropout, train)
+    turns = numbers, weights, norms, keys
+    with jax.named_scope(ELASTIC_SCOPE):  # The products are recorded above.
         if single:
             outputs = [x]
-            for i in range(layers):
-                numbers = {name: int(column[i]) for name, column in layout.items()}
-                weights, norm_, of_layer = jax.tree.map(lambda leaf, i=i: leaf[i], (picked, norms, keys))
-                outputs.append(
-                    layer(outputs[i], outputs[numbers["source"]], numbers, weights, norm_, of_layer)
-                )
+            for i in range(count):
+                turn = jax.tree.map(lambda leaf, i=i: leaf[i], turns)
+                outputs.append(layer(outputs[i], outputs[turn[0]["source"]], inputs, *turn))
             return outputs[-1]
 
         # The backward pass runs a layer again: a switch would keep what each of its branches computed.
         again = jax.checkpoint(layer, prevent_cse=False)
 
         def body(outputs: jax.Array, turn: Any) -> tuple[jax.Array, None]:
-            i, layout, weights, norm_, keys = turn
+            i, turn = turn
             first, other = (
-                jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, layout["source"])
+                jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, turn[0]["source"])
             )
-            y = again(first, other, layout, weights, norm_, keys)
+            y = again(first, other, inputs, *turn)
             return jax.lax.dynamic_update_index_in_dim(outputs, y, i + 1, 0), None
 
-        outputs = jnp.zeros((layers + 1, *x.shape), x.dtype).at[0].set(x)
-        turns = (jnp.arange(layers), layout, picked, norms, keys)
-        outputs, _ = jax.lax.scan(body, outputs, turns)
-        return outputs[-1]
+        outputs = jnp.zeros((count + 1, *x.shape), x.dtype).at[0].set(x)
+        return jax.lax.scan(body, outputs, (jnp.arange(count), turns))[0][-1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layer:
+    """One layer as a function of its two inputs and of numbers that say what it is; see `run_graph`.
+
+    The numbers are integers of NumPy where there is no choice, and nothing is traced that does not run.
+    """
+
+    space: Space
+    operations: Mapping[str, nn.Module]
+    attend: Attend
+    norm: nn.Module
+    dropout: float
+    train: bool
+
+    def __call__(
+        self,
+        first: jax.Array,
+        other: jax.Array,
+        inputs: tuple[Any, ...],
+        numbers: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        norm: Any,
+        keys: Any,
+    ) -> jax.Array:
+        """The output of a layer, of the shape of its inputs."""
+
+        def operate(role: str, place: int, x: jax.Array) -> jax.Array:
+            return self._operate(role, place, numbers[role], x, inputs, weights, keys)
+
+        first = operate("first", 0, first)
+
+        def addition() -> jax.Array:
+            return self._drop(first + operate("second", 1, other), 3, keys)
+
+        def attention() -> Any:
+            key, value = operate("key", 1, other), operate("value", 2, other)
+            y = self.attend(first, key, value, *inputs, lambda weights: self._drop(weights, 4, keys))
+            return self.norm.apply({"params": norm}, self._drop(y, 5, keys))
+
+        kinds = {"addition": addition, "attention": attention}
+        there = [kind for kind in LAYERS if kind in self.space["layer"].options]
+        if len(there) == 1:
+            return kinds[there[0]]()
+        attends = numbers["attends"]
+        if isinstance(attends, np.integer):
+            return kinds[LAYERS[attends]]()
+        return jax.lax.switch(attends, [kinds[kind] for kind in LAYERS])
+
+    def _operate(
+        self, role: str, place: int, chosen: Any, x: jax.Array, inputs: Any, weights: Any, keys: Any
+    ) -> jax.Array:
+        """Runs the operation of a role by its number."""
+
+        def branch(name: str) -> Callable[[jax.Array], Any]:
+            parameters = jax.tree.map(lambda leaf: leaf[place], weights[name])
+            rngs = None if keys is None else {"dropout": keys[place]}
+            apply = functools.partial(self.operations[name].apply, train=self.train, rngs=rngs)
+            return lambda x: apply({"params": parameters or {}}, x, *inputs)
+
+        names, options = list(self.operations), [str(option) for option in self.space[role].options]
+        if isinstance(chosen, np.integer):
+            return branch(names[chosen])(x)
+        of_option = np.zeros(len(names), np.int32)
+        of_option[[names.index(name) for name in options]] = np.arange(len(options))
+        return jax.lax.switch(jnp.asarray(of_option)[chosen], [branch(name) for name in options], x)
+
+    def _drop(self, x: jax.Array, place: int, keys: Any) -> jax.Array:
+        if keys is None or self.dropout == 0:
+            return x
+        keep = jax.random.bernoulli(keys[place], 1 - self.dropout, x.shape)
+        return jnp.where(keep, x / (1 - self.dropout), jnp.zeros_like(x))
 
 
 def _init(module: nn.Module, key: jax.Array, x: jax.Array, inputs: tuple[Any, ...]) -> Any:
@@ -376,9 +392,7 @@ def _record_macs(
     macs = {name: count(operation) for name, operation in operations.items()}
 
     def of_role(needed: str | None, layer: Decision, chosen: Decision) -> Table:
-        return width(
-            lambda kind, name: macs[name] if needed in (None, kind) else 0, layer, chosen
-        ).table
+        return width(lambda kind, name: macs[name] if needed in (None, kind) else 0, layer, chosen).table
 
     space: Space = network.space  # pyrefly: ignore[missing-attribute]
     for i in range(space["layer"].length or 0):

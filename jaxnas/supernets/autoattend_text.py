@@ -18,8 +18,17 @@ from jaxnas.supernets.attention_graph import Context, check_space, run_graph
 
 
 def _within(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """x [B, T, D] with zeros where the mask [B, T] is False."""
+    """Zeros in x [B, T, D] where the mask [B, T] is False."""
     return jnp.where(mask[..., None], x, jnp.zeros_like(x))
+
+
+def _symmetric(scale: float) -> Any:
+    """An initializer, uniform from -scale to scale."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -scale, scale)
+
+    return init
 
 
 class Zero(nn.Module):
@@ -83,11 +92,14 @@ class BidirectionalGRU(nn.Module):
         """Maps x [B, T, D] to [B, T, D]."""
         width, lengths = x.shape[-1], jnp.sum(mask, axis=1, dtype=jnp.int32)
         x = nn.LayerNorm(name="norm")(x)
-        both = [
-            nn.RNN(nn.GRUCell(width, name=name), reverse=name == "backward", keep_order=True)
-            for name in ("forward", "backward")
-        ]
-        y = sum(rnn(x, seq_lengths=lengths) for rnn in both)
+        # As PyTorch's. Flax's own, orthogonal matrices, take XLA a batched QR of all copies in a bank.
+        init = _symmetric(width**-0.5)
+        kernels = {"kernel_init": init, "recurrent_kernel_init": init}
+        y = jnp.zeros_like(x)
+        for name in ("forward", "backward"):
+            cell = nn.GRUCell(width, **kernels, name=name)
+            rnn: Any = nn.RNN(cell, reverse=name == "backward", keep_order=True)
+            y += rnn(x, seq_lengths=lengths)
         return nn.Dropout(self.dropout, deterministic=not train)(_within(y, mask))
 
 
@@ -211,15 +223,15 @@ class AutoAttendText(nn.Module):
     def _embed(self, inputs: Mapping[str, jax.Array]) -> jax.Array:
         """Vectors of words, float32 [B, T, G]."""
         vectors = inputs.get("vectors")
-        if self.vocabulary is None and (vectors is None or self.tune_vectors):
+        if vectors is not None and not self.tune_vectors:
+            return vectors
+        if self.vocabulary is None:
             raise ValueError(
                 "AutoAttendText: vocabulary is None; give the number of different tokens, since "
                 + ("the task gives no vectors of words." if vectors is None else "tune_vectors is True.")
             )
         if vectors is None:
             return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
-        if not self.tune_vectors:
-            return vectors
         zeros = nn.initializers.zeros
         tuned = nn.Embed(self.vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
         return vectors + tuned(inputs["tokens"])

@@ -1,0 +1,191 @@
+"""DARTFormer: which attention mechanism a Transformer should have.
+
+DARTFormer (Brown et al., arXiv 2210.00641, section 2). The supernet has one block of attention, the plain
+average of one block for each mechanism, each with projections of its own, and no architecture parameters. How
+much its accuracy falls without a block says how strong the block is. A network of the best mechanism, or of
+the best heads, is then built as deep as the task asks for, and trained from scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic.recurrent import sinusoids
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.attention import MECHANISMS
+
+
+class DARTFormer(nn.Module):
+    """A Transformer that classifies token sequences, over a space with the decision `mechanism`.
+
+    Made once, the decision is for blocks of attention with all heads; see `spaces.dartformer`. Repeated as
+    often as there are heads, it is for each head of a block, and the blocks have one head each; the result
+    is their mean. All layers have the same mechanisms. With the space of one architecture it is that plain
+    Transformer.
+
+    Attributes:
+      space: the search space.
+      num_classes: of sequences.
+      vocabulary: number of different tokens.
+      max_length: longest sequence, for the mechanisms that are made for one length.
+      width: of the residual stream.
+      num_heads: of attention.
+      hidden: width between the two layers of the MLP.
+      layers: how many; the supernet of the paper has one.
+      block: of Local, SparseTransformer, BigBird and Sinkhorn.
+      window: of Longformer.
+      summary: columns of a block that all see (SparseTransformer).
+      num_random: random blocks of BigBird.
+      num_projected: of Linformer.
+      num_features: of Performer; None for the number that its paper takes.
+      num_buckets, chunk: of Reformer.
+      synthesizer: "random", "factorized_random" or "dense".
+      pool: what the classifier sees: the "first" position, an extra token as in Long Range Arena, or the
+        "mean" of all.
+      dropout: of embeddings, branches and hidden activations.
+      dtype: of the computation, float32 or bfloat16.
+
+    Raises:
+      TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
+        heads; sizes below 1.
+    """
+
+    space: Space
+    num_classes: int
+    vocabulary: int
+    max_length: int
+    width: int = 64
+    num_heads: int = 4
+    hidden: int = 128
+    layers: int = 1
+    block: int = 50
+    window: int = 64
+    summary: int = 10
+    num_random: int = 3
+    num_projected: int = 32
+    num_features: int | None = None
+    num_buckets: int = 10
+    chunk: int = 32
+    synthesizer: Literal["random", "factorized_random", "dense"] = "factorized_random"
+    pool: Literal["first", "mean"] = "first"
+    dropout: float = 0.1
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.space, Space):
+            raise TypeError(
+                f"DARTFormer: space is {self.space!r}, expected one such as jaxnas.spaces.dartformer()."
+            )
+        choice = self.space.choices.get("mechanism")
+        known = choice is not None and not set(choice.options) - set(MECHANISMS)
+        if not known or len(self.space) > 1 or choice.condition or choice.active:
+            raise ValueError(
+                "A DARTFormer space has one decision, 'mechanism', always active, with options of "
+                f"{tuple(MECHANISMS)}; got {self.space}."
+            )
+        if choice.length not in (None, self.num_heads):
+            raise ValueError(
+                f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
+                "heads; it is made once for all heads, or once for each of them."
+            )
+        for name in ("num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"DARTFormer: {name} is {getattr(self, name)}, expected at least 1.")
+        if self.width % (2 * self.num_heads):
+            raise ValueError(
+                f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
+            )
+
+    def mechanism(self, name: str, num_heads: int) -> nn.Module:
+        """The block of a mechanism, by itself."""
+        positions = self.max_length + (self.pool == "first")
+        own: dict[str, dict[str, Any]] = {
+            "local": {"block": self.block},
+            "longformer": {"window": self.window},
+            "sparse_transformer": {"block": self.block, "summary": self.summary},
+            "bigbird": {"block": self.block, "num_random": self.num_random},
+            "linformer": {"max_length": positions, "num_projected": self.num_projected},
+            "performer": {"num_features": self.num_features},
+            "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk},
+            "sinkhorn": {"max_length": positions, "block": self.block},
+            "synthesizer": {"max_length": positions, "kind": self.synthesizer},
+        }
+        common = {"num_heads": num_heads, "head_dim": self.width // self.num_heads, "dtype": self.dtype}
+        return MECHANISMS[name](**common, **own.get(name, {}), parent=None)
+
+    @nn.compact
+    def __call__(
+        self, inputs: Mapping[str, jax.Array], arch: Arch | None = None, *, train: bool = False
+    ) -> jax.Array:
+        """Classifies sequences.
+
+        Args:
+          inputs: "tokens" int32 [B, T] and "mask" bool [B, T], True where there is a token.
+          arch: architecture of the space, hard or soft; not needed if the space has only one.
+          train: whether dropout is on (needs the "dropout" random stream).
+
+        Returns:
+          Logits, float32 [B, num_classes].
+
+        Raises:
+          ValueError: an architecture that doesn't fit the space, or sequences longer than `max_length`.
+        """
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        tokens, mask = inputs["tokens"], inputs["mask"]
+        if tokens.shape[1] > self.max_length:
+            raise ValueError(
+                f"DARTFormer: sequences have {tokens.shape[1]} tokens, and max_length is {self.max_length}. "
+                "Make the network for the longest, or cut them (length of the task)."
+            )
+        x = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(
+            tokens
+        )
+        if self.pool == "first":
+            first = self.param("first", nn.initializers.zeros, (self.width,))
+            x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, self.width)), x], axis=1)
+            mask = jnp.pad(mask, [(0, 0), (1, 0)], constant_values=True)
+        positions = jnp.asarray(np.flip(sinusoids(x.shape[1], self.width), axis=0))
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        x = drop((x + positions).astype(self.dtype))
+        for i in range(self.layers):
+            x = x + drop(
+                self._attend(f"attention_{i}", decisions, self._norm(f"attention_norm_{i}")(x), mask)
+            )
+            hidden = nn.gelu(self._dense(self.hidden, f"mlp_in_{i}")(self._norm(f"mlp_norm_{i}")(x)))
+            x = x + drop(self._dense(self.width, f"mlp_out_{i}")(drop(hidden)))
+        x = self._norm("norm")(x)
+        if self.pool == "first":
+            x = x[:, 0]
+        else:
+            weight = mask[..., None].astype(x.dtype)
+            x = jnp.sum(x * weight, axis=1) / jnp.maximum(jnp.sum(weight, axis=1), 1)
+        x = nn.relu(self._dense(self.hidden, "head_in")(x))
+        return nn.Dense(self.num_classes, name="head_out")(x.astype(jnp.float32))
+
+    def _norm(self, name: str) -> nn.LayerNorm:
+        return nn.LayerNorm(dtype=self.dtype, name=name)
+
+    def _dense(self, width: int, name: str) -> nn.Dense:
+        return nn.Dense(width, dtype=self.dtype, name=name)
+
+    def _attend(self, name: str, decisions: Decisions, x: jax.Array, mask: jax.Array) -> jax.Array:
+        """The average of the blocks, or what is chosen of them, [B, T, D]."""
+        choice = self.space["mechanism"]
+        names = [str(option) for option in choice.options]
+        if choice.length is None:
+            blocks = {one: self.mechanism(one, self.num_heads) for one in names}
+            return Mixture(blocks, name=name)(decisions["mechanism"], x, mask)
+        heads = []
+        for i in range(choice.length):
+            blocks = {one: self.mechanism(one, 1) for one in names}
+            heads.append(Mixture(blocks, name=f"{name}_{i}")(decisions["mechanism", i], x, mask))
+        return jnp.mean(jnp.stack(heads), axis=0)
