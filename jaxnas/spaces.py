@@ -154,10 +154,15 @@ def without_gaps(arch: Arch) -> Arch:
 # ---- AutoAttend, ICML 2021.
 
 AUTOATTEND_TEXT = ("zero", "identity", "convolution_1", "convolution_3", "max_pool", "gru")
+# Table 3: the operations for Cora, and those for CiteSeer and PubMed.
+AUTOATTEND_CORA = (
+    *("zero", "identity", "gcn", "sage", "gat_1", "gat_2", "gat_4", "gat_8", "gat_16"),
+    *("linear", "arma", "cheb", "sgc"),
+)
+AUTOATTEND_CITESEER = ("zero", "const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear")
 
 # The architecture for SST-5 in the authors' README: of each layer the number of its first operation, the
-# source of the others,
-# and their numbers: one of an addition, and two, of key and value, of an attention.
+# source of the others, and their numbers: one of an addition, and two, of key and value, of an attention.
 _PUBLISHED_SST = (
     (5, 0, 2), (1, 0, 4), (2, 0, 4, 2), (2, 1, 4, 2), (1, 1, 5), (3, 5, 2, 4), (4, 1, 3, 2), (4, 1, 4, 3),
     (2, 1, 2), (2, 1, 3, 2), (2, 2, 4, 5), (4, 6, 5, 1), (4, 2, 1), (2, 0, 1), (2, 4, 5, 1), (4, 15, 3, 2),

@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxnas import Choice, Space, data, spaces, supernets, tasks
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
-from jaxnas.elastic import Decisions, Dense, Embedding, fixed, width
+from jaxnas.elastic import Decisions, Dense, Embedding, Mixture, fixed, width
+from jaxnas.supernets import graph_operations as ops
 
-TASKS = ("images", "language", "text")
+TASKS = ("images", "language", "text", "graphs")
 
 
 def random_images(count, seed):
@@ -43,6 +44,15 @@ def random_sentences(random):
     )
 
 
+def random_graph(random, nodes=6):
+    """A graph of two classes, in whose features a node's neighbours show its class."""
+    labels = random.integers(0, 2, nodes)
+    labels[:2] = 0, 1
+    i, j = np.triu_indices(nodes, 1)
+    edges = np.stack([i, j], axis=1)[(labels[i] == labels[j]) & (random.random(len(i)) < 0.7)]
+    return random.normal(labels[:, None], 1, (nodes, 4)), edges, labels
+
+
 @functools.cache
 def task_of(kind):
     if kind == "images":
@@ -51,6 +61,11 @@ def task_of(kind):
     random = np.random.default_rng(0)
     if kind == "text":
         return tasks.Text(data=random_sentences(random), evaluation_batch_size=16)
+
+    if kind == "graphs":
+        sizes = {"train": 16, "search": 8, "test": 9}
+        given = {role: [random_graph(random, 4 + i % 3) for i in range(n)] for role, n in sizes.items()}
+        return tasks.Graphs(data=data.from_graphs(**given), evaluation_graphs=8)
 
     def stream(role, count):
         tokens = random.integers(0, 7, count).astype(np.int32)
@@ -78,6 +93,8 @@ def net_of(kind, scan=False):
         )
     if kind == "text":
         return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
+    if kind == "graphs":
+        return Neighbours(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
     return supernets.TransformerXL(
         spaces.par(4),
         vocabulary=256,
@@ -125,6 +142,23 @@ class Reader(nn.Module):
         mask = inputs["mask"].astype(x.dtype)[..., None]
         x = jnp.sum(x * mask, 1) / jnp.sum(mask, 1)  # [B, E]
         x = nn.relu(Dense(name="hidden")(x, embed, hidden))
+        return Dense(name="out")(x, hidden, fixed(2))
+
+
+class Neighbours(nn.Module):
+    """An operation on graphs, and a hidden layer for each node."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        hidden = width(int, decisions["hidden"])
+        x, graph = ops.union(inputs)
+        pool = {"linear": ops.Linear(8), "gcn": ops.GCNConv(8), "gat": ops.GATConv(8, 2, dropout=0.1)}
+        x = jnp.tanh(Mixture(pool, name="op")(decisions["op"], x, graph, train=train))  # [G * N, 8]
+        x = x.reshape(*inputs["node_mask"].shape, 8)  # elastic layers count the products of a row
+        x = nn.relu(Dense(name="hidden")(x, fixed(8), hidden))
         return Dense(name="out")(x, hidden, fixed(2))
 
 

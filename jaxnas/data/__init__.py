@@ -1,4 +1,4 @@
-"""Real images and texts by TFDS name, their splits, batches and augmentation; no TensorFlow."""
+"""Real images, texts and graphs by name, their splits, batches and augmentation; no TensorFlow."""
 
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
@@ -6,6 +6,7 @@ from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, evaluation_batches
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
+from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
 from jaxnas.data.own_text import from_text
 from jaxnas.data.pictures import from_folder
 from jaxnas.data.roles import ROLES
@@ -21,6 +22,7 @@ __all__ = [
     "ContiguousBatches",
     "Corpus",
     "Dataset",
+    "Graphs",
     "Sentences",
     "SourceImages",
     "Split",
@@ -31,10 +33,13 @@ __all__ = [
     "evaluation_streams",
     "from_arrays",
     "from_folder",
+    "from_graph",
+    "from_graphs",
     "from_text",
     "from_tsv",
     "join_streams",
     "load",
+    "load_graph",
     "load_text",
     "normalize",
     "permutation",

@@ -1,10 +1,20 @@
 """Supernets: one file for each searched system, with what only it needs beside it."""
 
-from jaxnas.supernets import attention
+from jaxnas.supernets import attention, graph_operations
+from jaxnas.supernets.autoattend_nodes import AutoAttendNodes
 from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
 
-__all__ = ["AutoAttendText", "DARTFormer", "TransformerXL", "ViT", "attention", "autoformer_flops"]
+__all__ = [
+    "AutoAttendNodes",
+    "AutoAttendText",
+    "DARTFormer",
+    "TransformerXL",
+    "ViT",
+    "attention",
+    "autoformer_flops",
+    "graph_operations",
+]

@@ -225,6 +225,7 @@ def run_graph(
     *,
     context: Context,
     dropout: float,
+    normalise: bool,
     attention_macs: int,
     train: bool,
 ) -> jax.Array:
@@ -244,6 +245,7 @@ def run_graph(
       decisions: of the network.
       context: which copies of an operation's weights are told apart; see `OperationUses`.
       dropout: of the results of layers and of attention weights.
+      normalise: whether an attention ends with a layer normalisation.
       attention_macs: multiply-accumulates of `attend` on one example.
       train: whether dropout is on.
 
@@ -263,8 +265,9 @@ def run_graph(
         uses = OperationUses(space, context, names, name)
         copies = bank(network, name, lambda key, op=operation: _init(op, key, x, inputs), uses, arch)
         weights[name] = jax.tree.map(lambda leaf: leaf.reshape(count, 3, *leaf.shape[1:]), copies)
-    norm = nn.LayerNorm(parent=None)
-    norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
+    norm, norms = nn.LayerNorm(parent=None) if normalise else None, None
+    if norm is not None:
+        norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
     if network.is_mutable_collection(MACS) and not network.is_initializing():
         _record_macs(network, operations, x, inputs, decisions, attention_macs)
     keys = None
@@ -305,7 +308,7 @@ class _Layer:
     space: Space
     operations: Mapping[str, nn.Module]
     attend: Attend
-    norm: nn.Module
+    norm: nn.Module | None
     dropout: float
     train: bool
 
@@ -332,7 +335,8 @@ class _Layer:
         def attention() -> Any:
             key, value = operate("key", 1, other), operate("value", 2, other)
             y = self.attend(first, key, value, *inputs, lambda weights: self._drop(weights, 4, keys))
-            return self.norm.apply({"params": norm}, self._drop(y, 5, keys))
+            y = self._drop(y, 5, keys)
+            return y if self.norm is None else self.norm.apply({"params": norm}, y)
 
         kinds = {"addition": addition, "attention": attention}
         there = [kind for kind in LAYERS if kind in self.space["layer"].options]

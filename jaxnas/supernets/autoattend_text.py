@@ -213,6 +213,7 @@ class AutoAttendText(nn.Module):
             decisions,
             context=self.context,
             dropout=self.dropout,
+            normalise=True,
             attention_macs=2 * length**2 * self.width * x.shape[0] // batch,
             train=train,
         )

@@ -1,8 +1,9 @@
 """Tasks: what a network is trained for, and on what; one file for each kind of data."""
 
+from jaxnas.tasks.graphs import Graphs
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
 from jaxnas.tasks.task import ROLES, Metric, Task, apply, check_fits
 from jaxnas.tasks.text import Text
 
-__all__ = ["ROLES", "Images", "Language", "Metric", "Task", "Text", "apply", "check_fits"]
+__all__ = ["ROLES", "Graphs", "Images", "Language", "Metric", "Task", "Text", "apply", "check_fits"]

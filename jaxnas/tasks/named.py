@@ -21,6 +21,7 @@ class Named(Task):
     kind: ClassVar[type]  # of the data themselves
     makers: ClassVar[str]  # functions that make them, for messages
     names: ClassVar[bool] = True  # whether there are data by name
+    hint: ClassVar[str] = "Set search_fraction to 0.2, say."  # how data get the role "search", for messages
 
     def __post_init__(self) -> None:
         if isinstance(self.data, str) and not self.names:
@@ -76,7 +77,7 @@ class Named(Task):
         """
         check_role(self.name, role, allowed, use)
         if role not in parts:
-            hint = " Set search_fraction to 0.2, say." if role == "search" else ""
+            hint = f" {self.hint}" if role == "search" else ""
             raise ValueError(
                 f"{self.name} has no {self.examples} of the role {role!r}, only of {', '.join(parts)}: "
                 f"nothing was held out of training for it.{hint}"

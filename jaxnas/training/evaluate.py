@@ -262,7 +262,7 @@ def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, jax.eval_shape(net.space.smallest))
     if "batch_stats" not in variables:
         return ()
-    train = task.batches("train", min(rows, task.sizes["train"]), 0)
+    train = task.batches("train", min(rows, task.rows("train")), 0)
     inputs = [task.preprocess(train.at(number)) for number in range(count)]
     return jax.tree.map(lambda *x: np.stack(x), *inputs)
 

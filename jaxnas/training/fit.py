@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -347,13 +348,25 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
       "archs", which are those of each step. The state is donated.
     """
 
-    def steps(state: Any, batches: tuple[Any, ...]) -> tuple[Any, dict[str, jax.Array]]:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        state, metrics = jax.lax.scan(step, state, stacked)
+    @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+    def steps(state: Any, shared: dict[int, Any], others: Sequence[dict[int, Any]], tree: Any) -> Any:
+        def one(state: Any, own: dict[int, Any]) -> Any:
+            leaves = shared | own
+            return step(state, tree.unflatten([leaves[i] for i in sorted(leaves)]))
+
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *others)
+        state, metrics = jax.lax.scan(one, state, stacked, length=len(others))
         each = ("finite", "archs")
         return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
 
-    return jax.jit(steps, donate_argnums=0)
+    def call(state: Any, batches: tuple[Any, ...]) -> Any:
+        tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
+        # An array that is in every batch, as a graph may be, is not stacked.
+        shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}
+        others = [{i: x for i, x in enumerate(leaves) if i not in shared} for leaves in flat]
+        return steps(state, shared, others, tree)
+
+    return call
 
 
 def steps_of_call(number: int, training: Training) -> int:

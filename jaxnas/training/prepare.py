@@ -74,9 +74,20 @@ def prepare(
         average=training.average,
     )
 
+    # What batches share, such as a graph that is trained on as a whole, is moved to the devices once.
+    moved: dict[int, tuple[Any, jax.Array]] = {}
+
     def batch(number: int) -> Any:
-        numbers = recipe.numbers(number)
-        return {role: shard_batch(batches[role].at(numbers[role]), mesh) for role in recipe.roles}
+        nonlocal moved
+        numbers, before = recipe.numbers(number), moved
+        moved = {}
+
+        def move(x: Any) -> jax.Array:
+            if id(x) not in moved:
+                moved[id(x)] = before[id(x)] if id(x) in before else (x, shard_batch(x, mesh))
+            return moved[id(x)][1]
+
+        return jax.tree.map(move, {role: batches[role].at(numbers[role]) for role in recipe.roles})
 
     return state, step, batch
 

@@ -1,0 +1,144 @@
+"""AutoAttend for graphs: the network that classifies nodes by its last layer.
+
+AutoAttend (Guan et al., ICML 2021, section 5.2). Operations are those of `graph_operations`, and attention is
+computed between nodes that an edge joins. Around the layers stand a dense layer for the features and one for
+the classes, so that every operation of the pool can be anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.space import Arch, Space
+from jaxnas.supernets.attention_graph import Context, check_space, run_graph
+from jaxnas.supernets.graph_operations import (
+    Graph,
+    citeseer_pool,
+    cora_pool,
+    edge_softmax,
+    propagate,
+    union,
+)
+
+POOLS = {"cora": cora_pool, "citeseer": citeseer_pool}
+
+
+class Operation(nn.Module):
+    """An operation with dropout before it and a tanh behind.
+
+    Attributes:
+      operation: of `graph_operations`.
+      dropout: of its input.
+    """
+
+    operation: nn.Module
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Maps x [N, D] to [N, D]."""
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        return jnp.tanh(self.operation(x, graph, train=train))
+
+
+def attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, graph: Graph, drop: Any, *, num_heads: int
+) -> jax.Array:
+    """Multi-head attention of each node to the nodes that edges lead from, [N, D] each."""
+    query, key, value = (x.reshape(x.shape[0], num_heads, -1) for x in (query, key, value))  # [N, H, d]
+    edges = graph.edges
+    scores = jnp.sum(query[edges.targets] * key[edges.sources], axis=2) * query.shape[2] ** -0.5  # [E, H]
+    weights = drop(edge_softmax(edges, scores, query.shape[0]))
+    return propagate(edges, value, weights[:, :, None]).reshape(query.shape[0], -1)
+
+
+class AutoAttendNodes(nn.Module):
+    """AutoAttend's supernet for the nodes of graphs; see `spaces.autoattend`.
+
+    With the space of one architecture it is that plain network.
+
+    Attributes:
+      space: the search space.
+      num_classes: of nodes.
+      pool: "cora" with 13 operations, or "citeseer" with 8 that pass messages in several heads.
+      width: of all layers.
+      num_heads: of attentions.
+      context: which contexts of an operation have weights of their own; "full" is the paper's.
+      dropout: of features, of the input of operations and of the head, and of attention weights.
+
+    Raises:
+      TypeError, ValueError: another space or pool; sizes that are not at least 1, or do not divide.
+    """
+
+    space: Space
+    num_classes: int
+    pool: Literal["cora", "citeseer"] = "cora"
+    width: int = 64
+    num_heads: int = 8
+    context: Context = "full"
+    dropout: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pool not in POOLS:
+            raise ValueError(f"AutoAttendNodes: pool is {self.pool!r}, expected one of {', '.join(POOLS)}.")
+        check_space(self.space, tuple(self.operations()), "AutoAttendNodes")
+        for name in ("num_classes", "width", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"AutoAttendNodes: {name} is {getattr(self, name)}, expected at least 1.")
+        if self.width % self.num_heads:
+            raise ValueError(
+                f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."
+            )
+
+    def operations(self) -> dict[str, nn.Module]:
+        """The operations by the names that a space gives them."""
+        found: dict[str, nn.Module] = {}
+        for name, operation in POOLS[self.pool](self.width, dropout=self.dropout).items():
+            plain = name in ("zero", "identity")
+            found[name] = operation if plain else Operation(operation, self.dropout, parent=None)
+        return found
+
+    @nn.compact
+    def __call__(
+        self, inputs: Mapping[str, jax.Array], arch: Arch | None = None, *, train: bool = False
+    ) -> jax.Array:
+        """Classifies the nodes of graphs.
+
+        Args:
+          inputs: as `tasks.Graphs` gives them: "features" float32 [G, N, F], "edges" int32 [G, E, 2],
+            "edge_mask" bool [G, E] and "node_mask" bool [G, N].
+          arch: a hard architecture of the space; not needed if the space has only one.
+          train: whether dropout is on (needs the "dropout" random stream).
+
+        Returns:
+          Logits, float32 [G, N, num_classes].
+
+        Raises:
+          ValueError: a soft architecture.
+        """
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        drop = nn.Dropout(self.dropout, deterministic=not train)
+        features, graph = union(inputs)
+        x = jnp.tanh(nn.Dense(self.width, name="stem")(drop(features)))
+        x = run_graph(
+            self,
+            self.operations(),
+            lambda *given: attention(*given, num_heads=self.num_heads),
+            x,
+            (graph,),
+            decisions,
+            context=self.context,
+            dropout=self.dropout,
+            normalise=False,
+            attention_macs=0,  # Sums over edges are no products of matrices.
+            train=train,
+        )
+        logits = nn.Dense(self.num_classes, name="head")(drop(x))
+        return logits.reshape(*inputs["node_mask"].shape, self.num_classes)

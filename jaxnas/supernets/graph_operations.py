@@ -1,0 +1,431 @@
+"""Operations of networks on graphs: what each node gets from the nodes that edges lead from.
+
+An operation is a small Flax module, called as `operation(x, graph, train=train)` with the nodes of one graph,
+x [N, in], and gives [N, out]. `union` makes one graph of a batch of them. Sums go over the list of edges, so
+memory grows with nodes and edges and never with their square.
+
+`cora_pool` and `citeseer_pool` are the operations that AutoAttend searches (Guan et al., ICML 2021,
+section 5.2.1). Costs count the dense products; the sums over edges have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxnas.choice import nearest
+
+Merge = Literal["concatenate", "mean", "sum"]
+Coefficient = Literal["const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear"]
+
+_glorot = nn.initializers.glorot_uniform()
+
+
+@flax.struct.dataclass
+class Edges:
+    """Directed edges of a graph.
+
+    Attributes:
+      sources, targets: the nodes that each edge joins, int32 [E].
+      mask: 1, and 0 for what fills a graph up, float32 [E].
+      coefficients: 1 / sqrt(edges into the source * edges into the target), and 0 behind the mask,
+        float32 [E]. For a graph without directions this is the symmetric normalisation of its adjacency.
+    """
+
+    sources: jax.Array
+    targets: jax.Array
+    mask: jax.Array
+    coefficients: jax.Array
+
+
+@flax.struct.dataclass
+class Graph:
+    """One graph, with what operations need of it.
+
+    Attributes:
+      edges: as they are.
+      looped: the same, and an edge from each node to itself.
+      degrees: how many edges lead to each node, float32 [N].
+    """
+
+    edges: Edges
+    looped: Edges
+    degrees: jax.Array
+
+
+def make_graph(edges: jax.Array, edge_mask: jax.Array, node_mask: jax.Array) -> Graph:
+    """Makes a graph of its edges, none of which leads from a node to itself.
+
+    Args:
+      edges: (source, target), int32 [E, 2].
+      edge_mask, node_mask: bool [E] and [N], False for what fills the graph up.
+    """
+    count = node_mask.shape[0]
+    nodes = jnp.arange(count, dtype=jnp.int32)
+    sources, targets, mask = edges[:, 0], edges[:, 1], edge_mask.astype(jnp.float32)
+    degrees = jax.ops.segment_sum(mask, targets, count)  # [N]
+    looped = _normalized(
+        jnp.concatenate([sources, nodes]),
+        jnp.concatenate([targets, nodes]),
+        jnp.concatenate([mask, node_mask.astype(jnp.float32)]),
+        degrees + 1,
+    )
+    return Graph(_normalized(sources, targets, mask, degrees), looped, degrees)
+
+
+def union(inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, Graph]:
+    """One graph of a batch of graphs, between which there is no edge.
+
+    Args:
+      inputs: as `tasks.Graphs` gives them to a network: "features" [G, N, F], "edges" int32 [G, E, 2],
+        "edge_mask" bool [G, E] and "node_mask" bool [G, N].
+
+    Returns:
+      The features of all nodes, [G * N, F], and the graph. What a network makes of them, [G * N, classes],
+      is reshaped to [G, N, classes] at its end.
+    """
+    features, edges = inputs["features"], inputs["edges"]
+    first = jnp.arange(features.shape[0], dtype=jnp.int32) * features.shape[1]  # node of each graph
+    edges = edges + first[:, None, None]
+    graph = make_graph(edges.reshape(-1, 2), inputs["edge_mask"].reshape(-1), inputs["node_mask"].reshape(-1))
+    return features.reshape(-1, features.shape[2]), graph
+
+
+def propagate(edges: Edges, values: jax.Array, weights: jax.Array) -> jax.Array:
+    """For each node the sum, over the edges that lead to it, of weights times the values of the sources.
+
+    Args:
+      edges: of the graph.
+      values: of the nodes, [N, ...].
+      weights: of the edges, [E, ...], which broadcast to the values; 0 behind the mask.
+    """
+    messages = weights * values[edges.sources]  # [E, ...]
+    return jax.ops.segment_sum(messages, edges.targets, values.shape[0])
+
+
+def edge_softmax(edges: Edges, scores: jax.Array, count: int) -> jax.Array:
+    """The softmax of scores over the edges that lead to the same node.
+
+    Args:
+      edges: of the graph.
+      scores: of the edges, [E, heads].
+      count: N, the number of nodes.
+
+    Returns:
+      Weights of the edges, [E, heads], which are 0 behind the mask.
+    """
+    there = edges.mask[:, None] > 0
+    largest = jax.ops.segment_max(jnp.where(there, scores, -jnp.inf), edges.targets, count)  # [N, heads]
+    largest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0))
+    # Masked twice: the gradient of an exponential that overflows is no number, even where it is not taken.
+    shifted = jnp.where(there, scores - largest[edges.targets], 0)
+    exponentials = jnp.where(there, jnp.exp(shifted), 0)
+    sums = jax.ops.segment_sum(exponentials, edges.targets, count)  # [N, heads]
+    return exponentials / jnp.where(sums > 0, sums, 1)[edges.targets]
+
+
+class Zero(nn.Module):
+    """Nothing: zeros [N, features]."""
+
+    features: int
+
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in]."""
+        return jnp.zeros((x.shape[0], self.features), x.dtype)
+
+
+class Identity(nn.Module):
+    """The nodes as they are, [N, features]."""
+
+    features: int
+
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, features]; another width raises ValueError."""
+        if x.shape[1] != self.features:
+            raise ValueError(
+                f"Identity: nodes have {x.shape[1]} features, and {self.features} are asked for; the "
+                "identity cannot change their number. Leave it out of the pool of this layer."
+            )
+        return x
+
+
+class Linear(nn.Module):
+    """Each node alone: x W + b, [N, features]."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in]."""
+        return nn.Dense(self.features, kernel_init=_glorot, name="linear")(x)
+
+
+class GCNConv(nn.Module):
+    """Graph convolution: nodes averaged by D^-1/2 (A + I) D^-1/2 (Kipf and Welling, ICLR 2017, eq. 2).
+
+    Attributes:
+      features: out.
+      self_loops: whether a node counts among its neighbours; without, A stands for A + I.
+    """
+
+    features: int
+    self_loops: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        edges = graph.looped if self.self_loops else graph.edges
+        x = _matrix(self.features, "linear")(x)
+        return _bias(self, propagate(edges, x, edges.coefficients[:, None]))
+
+
+class SAGEConv(nn.Module):
+    """The mean of the neighbours and the node itself, each by a matrix (Hamilton et al., NeurIPS 2017)."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        # The mean of products is the product of the mean, and mostly narrower.
+        neighbours = propagate(
+            graph.edges, _matrix(self.features, "neighbours")(x), graph.edges.mask[:, None]
+        )
+        mean = neighbours / jnp.maximum(graph.degrees, 1)[:, None]
+        return _bias(self, mean + _matrix(self.features, "root")(x))
+
+
+class SGConv(nn.Module):
+    """The average of `GCNConv` several times, and one matrix (Wu et al., ICML 2019). One hop is `GCNConv`."""
+
+    features: int
+    hops: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        x = _matrix(self.features, "linear")(x)  # before the hops: it is linear, and mostly narrower
+        for _ in range(self.hops):
+            x = propagate(graph.looped, x, graph.looped.coefficients[:, None])
+        return _bias(self, x)
+
+
+class ARMAConv(nn.Module):
+    """relu(D^-1/2 A D^-1/2 X W + X V + b): one stack and one layer of Bianchi et al. (TPAMI 2021, eq. 15)."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        neighbours = _matrix(self.features, "neighbours")(x)
+        y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
+        return nn.relu(_bias(self, y + _matrix(self.features, "root")(x)))
+
+
+class ChebConv(nn.Module):
+    """A sum of Chebyshev polynomials of the Laplacian (Defferrard et al., NeurIPS 2016, eq. 4).
+
+    The Laplacian is scaled by a largest eigenvalue of 2, which leaves -D^-1/2 A D^-1/2.
+
+    Attributes:
+      features: out.
+      order: how many polynomials, from that of degree 0 on.
+    """
+
+    features: int
+    order: int = 2
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        if self.order < 2:
+            raise ValueError(
+                f"ChebConv: order is {self.order}, expected at least 2; of order 1 it is `Linear`."
+            )
+        terms = [_matrix(self.features, f"linear_{degree}")(x) for degree in range(self.order)]
+
+        def laplacian(y: jax.Array) -> jax.Array:
+            return -propagate(graph.edges, y, graph.edges.coefficients[:, None])
+
+        # Clenshaw's recurrence, from the highest degree down: edges carry `features` numbers, not `in`.
+        following, behind = terms[-1], jnp.zeros_like(terms[-1])
+        for term in reversed(terms[1:-1]):
+            following, behind = term + 2 * laplacian(following) - behind, following
+        return _bias(self, terms[0] + laplacian(following) - behind)
+
+
+class GATConv(nn.Module):
+    """Graph attention (Velickovic et al., ICLR 2018, section 2.1).
+
+    Attributes:
+      features: out.
+      heads: of attention.
+      merge: how heads become one: "concatenate", where each has features / heads, or their "mean" or "sum".
+      dropout: probability that the weight of an edge is dropped in training.
+      self_loops: whether a node counts among its neighbours.
+    """
+
+    features: int
+    heads: int = 1
+    merge: Merge = "concatenate"
+    dropout: float = 0.0
+    self_loops: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        return _message_passing(self, "gat", x, graph, self.self_loops, train)
+
+
+class GeoLayer(nn.Module):
+    """Message passing with one of several coefficients of an edge (GraphNAS, IJCAI 2020, table 1).
+
+    An edge from u to v has the following coefficient in each head, where h = X W and a, b and c are vectors:
+    "const" 1; "gcn" 1 / sqrt(d_u d_v); "gat" leaky_relu(<a, h_v> + <b, h_u>); "sym_gat" that of both
+    directions added; "cos" <a * h_v, b * h_u>; "linear" tanh(<b, h_u>); "gene_linear" <c, tanh(a * h_v + b *
+    h_u)>. All but the first two become weights by a softmax over the edges that lead to v. A node counts
+    among its neighbours.
+
+    Attributes:
+      features: out.
+      coefficient: its name.
+      heads, merge, dropout: as of `GATConv`.
+    """
+
+    features: int
+    coefficient: Coefficient
+    heads: int = 4
+    merge: Merge = "concatenate"
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        return _message_passing(self, self.coefficient, x, graph, True, train)
+
+
+def cora_pool(features: int, *, merge: Merge = "concatenate", dropout: float = 0.0) -> dict[str, nn.Module]:
+    """The 13 operations of AutoAttend on Cora, by name; modules without a parent.
+
+    Args:
+      features: out.
+      merge: how the heads of attention become one; the last layer of a network takes "mean".
+      dropout: of the weights of attention.
+    """
+    attends = {"merge": merge, "dropout": dropout, "parent": None}
+    return {
+        "zero": Zero(features, parent=None),
+        "identity": Identity(features, parent=None),
+        "gcn": GCNConv(features, parent=None),
+        "sage": SAGEConv(features, parent=None),
+        **{f"gat_{heads}": GATConv(features, heads, **attends) for heads in (1, 2, 4, 8, 16)},
+        "linear": Linear(features, parent=None),
+        "arma": ARMAConv(features, parent=None),
+        "cheb": ChebConv(features, parent=None),
+        "sgc": SGConv(features, parent=None),
+    }
+
+
+def citeseer_pool(
+    features: int, *, heads: int = 4, merge: Merge = "concatenate", dropout: float = 0.0
+) -> dict[str, nn.Module]:
+    """The 8 operations of AutoAttend on CiteSeer and PubMed, by name; modules without a parent.
+
+    Args:
+      features: out.
+      heads: of each.
+      merge: how the heads become one; the last layer of a network takes "sum".
+      dropout: of the weights of edges.
+    """
+    names: tuple[Coefficient, ...] = ("const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear")
+    return {
+        "zero": Zero(features, parent=None),
+        **{
+            name: GeoLayer(features, name, heads, merge=merge, dropout=dropout, parent=None) for name in names
+        },
+    }
+
+
+def _normalized(sources: jax.Array, targets: jax.Array, mask: jax.Array, degrees: jax.Array) -> Edges:
+    """Edges with their coefficients; the degrees are edges that lead to each node, [N]."""
+    scale = jax.lax.rsqrt(jnp.maximum(degrees, 1))  # A node without edges has no coefficient to scale.
+    return Edges(sources, targets, mask, mask * scale[sources] * scale[targets])
+
+
+def _matrix(features: int, name: str) -> nn.Dense:
+    return nn.Dense(features, use_bias=False, kernel_init=_glorot, name=name)
+
+
+def _bias(module: nn.Module, x: jax.Array) -> jax.Array:
+    """The nodes [N, features] with a bias that the module declares."""
+    return x + module.param("bias", nn.initializers.zeros, (x.shape[1],))[None]
+
+
+def _message_passing(
+    module: Any, coefficient: Coefficient, x: jax.Array, graph: Graph, self_loops: bool, train: bool
+) -> jax.Array:
+    """The multi-head form of `GATConv` and `GeoLayer`, with parameters of the module."""
+    count, heads, features = x.shape[0], module.heads, module.features
+    edges = graph.looped if self_loops else graph.edges
+    for field, known in (("merge", get_args(Merge)), ("coefficient", get_args(Coefficient))):
+        value = getattr(module, field, coefficient)
+        if value not in known:
+            raise ValueError(
+                f"{type(module).__name__}: {field} is {value!r}, expected one of {', '.join(known)}"
+                f"{nearest(value, known)}"
+            )
+    concatenates = module.merge == "concatenate"
+    if concatenates and features % heads:
+        raise ValueError(
+            f"{type(module).__name__}: {heads} heads cannot share {features} features. Choose a multiple of "
+            "the heads, or merge='mean'."
+        )
+    width = features // heads if concatenates else features
+    x = _matrix(heads * width, "linear")(x).reshape(count, heads, width)  # [N, heads, C]
+
+    def vector(name: str) -> jax.Array:
+        return module.param(name, _glorot, (heads, width))
+
+    weights = _coefficients(module, coefficient, x, edges, vector)  # [E, heads]
+    weights = nn.Dropout(module.dropout, deterministic=not train)(weights)
+    y = propagate(edges, x, weights[:, :, None])  # [N, heads, C]
+    if concatenates:
+        return _bias(module, y.reshape(count, features))
+    merged = jnp.mean(y, axis=1) if module.merge == "mean" else jnp.sum(y, axis=1)
+    return _bias(module, merged)  # [N, features]
+
+
+def _coefficients(
+    module: Any, coefficient: Coefficient, x: jax.Array, edges: Edges, vector: Any
+) -> jax.Array:
+    """What each edge weighs in each head, float32 [E, heads], of nodes [N, heads, C]; see `GeoLayer`."""
+    sources, targets = edges.sources, edges.targets
+    if coefficient in ("const", "gcn"):
+        plain = edges.mask if coefficient == "const" else edges.coefficients
+        return jnp.broadcast_to(plain[:, None], (plain.shape[0], x.shape[1]))
+
+    def scores_of(name: str) -> jax.Array:
+        return jnp.einsum("nhc,hc->nh", x, vector(name))
+
+    if coefficient in ("gat", "sym_gat"):
+        of_target, of_source = scores_of("target"), scores_of("source")  # [N, heads]
+        scores = nn.leaky_relu(of_target[targets] + of_source[sources], 0.2)
+        if coefficient == "sym_gat":
+            scores = scores + nn.leaky_relu(of_target[sources] + of_source[targets], 0.2)
+    elif coefficient == "linear":
+        scores = jnp.tanh(scores_of("source"))[sources]
+    else:
+        of_target, of_source = x * vector("target")[None], x * vector("source")[None]  # [N, heads, C]
+        if coefficient == "cos":
+            scores = jnp.einsum("ehc,ehc->eh", of_target[targets], of_source[sources])
+        else:
+            activated = jnp.tanh(of_target[targets] + of_source[sources])  # [E, heads, C]
+            joined = module.param("joined", _glorot, (x.shape[2], 1))
+            scores = (activated @ joined)[..., 0]
+    return edge_softmax(edges, scores, x.shape[0])

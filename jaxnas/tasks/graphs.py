@@ -1,0 +1,221 @@
+"""Classification of the nodes of graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxnas import data as data_lib
+from jaxnas.space import Arch
+from jaxnas.tasks.classification import METRICS
+from jaxnas.tasks.named import Named
+from jaxnas.tasks.task import Batch, Sums, apply
+
+INPUTS = ("features", "edges", "edge_mask", "node_mask")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Graphs(Named):
+    """Classification of the nodes of one graph (transductive) or of several (inductive).
+
+    A network takes {"features": float32 [G, N, F], "edges": int32 [G, E, 2], "edge_mask": bool [G, E],
+    "node_mask": bool [G, N]} and gives logits [G, N, classes]. An edge leads from a source to a target;
+    `supernets.graph_operations` has operations on such graphs. Rows of a batch are graphs. Loss and metrics
+    are means over the nodes of a role, so of one graph each role has the same batch with other weights.
+
+    One graph is one row, which devices cannot share: a training on it takes `devices=1`. Evaluations of one
+    network on several devices fill the rows up, and each of several networks has a device.
+
+    Attributes:
+      data: the name of a citation network, see `data.load_graph`, or what `data.from_graph` and
+        `data.from_graphs` return.
+      normalize: whether the features of each node are divided by their sum, as is usual for counts of words.
+      evaluation_graphs: graphs at a time where networks are evaluated.
+    """
+
+    data: str | data_lib.Graphs
+    normalize: bool = False
+    evaluation_graphs: int = 16
+
+    examples = "nodes"
+    metrics = METRICS
+    kind = data_lib.Graphs
+    makers = "data.from_graph, data.from_graphs or data.load_graph"
+    hint = "Give nodes for it to data.from_graph, or graphs to data.from_graphs."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.evaluation_graphs) is not int or self.evaluation_graphs < 1:
+            raise ValueError(
+                f"Graphs: evaluation_graphs is {self.evaluation_graphs!r}, expected a whole number of at "
+                "least 1."
+            )
+        if self.normalize and not isinstance(self.data, str) and self.data.features.min() < 0:
+            raise ValueError(
+                "Graphs: normalize divides features by their sum, which is for counts, and some are "
+                "negative. Give normalize=False, and features of a usual size."
+            )
+
+    @property
+    def graphs(self) -> data_lib.Graphs:
+        """The data.
+
+        Raises:
+          ValueError: they are not loaded yet.
+        """
+        return self.loaded
+
+    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Graphs:
+        """The graph of the name."""
+        return data_lib.load_graph(self.name, data_dir=data_dir, source_dir=source_dir)
+
+    def whole(self) -> Graphs:
+        """The task without the role "search", for a retraining; see `data.Graphs.whole`."""
+        whole = self.graphs.whole()
+        return self if whole is self.graphs else dataclasses.replace(self, data=whole)
+
+    @property
+    def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """One graph, as a network takes it."""
+        return {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in self._arrays.items()}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of nodes in each role."""
+        return {role: int(nodes.sum()) for role, nodes in self.graphs.roles.items()}
+
+    def rows(self, role: str) -> int:
+        """The number of graphs that have nodes of a role."""
+        return len(self.graphs.rows(role)) if role in self.graphs.roles else 0
+
+    def details(self) -> Mapping[str, Any]:
+        """The numbers of classes, graphs, nodes, directed edges and features."""
+        graphs = self.graphs
+        return {
+            "num_classes": graphs.num_classes,
+            "graphs": len(graphs.features),
+            "nodes": int(graphs.node_mask.sum()),
+            "edges": int(graphs.edge_mask.sum()),
+            "features": graphs.features.shape[2],
+        }
+
+    def preparation(self) -> str:
+        """Whether features are divided by their sum."""
+        return "with the features of each node divided by their sum" if self.normalize else "as they are"
+
+    @functools.cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The network's inputs, of all graphs."""
+        arrays = {name: getattr(self.graphs, name) for name in INPUTS}
+        if self.normalize:
+            sums = arrays["features"].sum(axis=2, keepdims=True)
+            arrays["features"] = arrays["features"] / np.where(sums > 0, sums, 1)
+        return arrays
+
+    def _batch(self, role: str, rows: np.ndarray | None) -> Batch:
+        """Graphs with labels and weights, which are 1 for the nodes of the role; None for all graphs."""
+        weight = self.graphs.roles[role].astype(np.float32)
+        batch = {**self._arrays, "label": self.graphs.labels, "weight": weight}
+        return batch if rows is None else {name: x[rows] for name, x in batch.items()}
+
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
+        """Batches of shuffled graphs: inputs by name, "label" int32 [G, N], "weight" float32 [G, N].
+
+        Raises:
+          ValueError: as `Task.batches`, or more rows than there are graphs.
+        """
+        rows = self._rows(role, ("train", "search"), "training")
+        if batch_size > len(rows):
+            raise ValueError(
+                f"{self.name}: a batch of {batch_size} graphs to {role}, and there "
+                + ("is 1" if len(rows) == 1 else f"are {len(rows)}")
+                + "; a row of a batch is a whole graph. Set training.batch_size to at most that, and "
+                "training.devices to 1 for one graph, which devices cannot share."
+            )
+        if len(rows) == batch_size and shard == (0, 1):
+            every = len(rows) == len(self.graphs.features)
+            return Batches(self, role, None, self._batch(role, None if every else rows))
+        split = data_lib.Split(role, {"graph": rows}, np.zeros(len(rows), np.int32))
+        return Batches(self, role, data_lib.Batches(split, batch_size, seed, shard), None)
+
+    def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
+        """All graphs of the role in order; what fills the last batch has nodes of weight 0."""
+        rows = self._rows(role, ("search", "validation", "test"), "an evaluation")
+        size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
+        count = -(-len(rows) // size)
+        if len(rows) == count * size == len(self.graphs.features):
+            batch = self._batch(role, None)
+        else:
+            number = np.arange(count * size)
+            batch = self._batch(role, rows[np.where(number < len(rows), number, 0)])
+            batch["weight"] = batch["weight"] * (number < len(rows))[:, None]
+        return {name: x.reshape(count, size, *x.shape[1:])[:limit] for name, x in batch.items()}
+
+    def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
+        """The network's inputs by name."""
+        return {name: batch[name] for name in INPUTS}
+
+    def loss(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+        """Mean cross-entropy in nats over the role's nodes; the sums hold "correct", "nats", "examples"."""
+        logits = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
+        expected = (*batch["label"].shape, self.graphs.num_classes)
+        if logits.shape != expected:
+            raise ValueError(
+                f"the network gives logits {list(logits.shape)} for graphs of {expected[1]} nodes and "
+                f"{expected[2]} classes; expected {list(expected)}"
+            )
+        weight, label = batch["weight"], jnp.maximum(batch["label"], 0)  # nodes without a label weigh nothing
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, label)  # [G, N]
+        correct = (jnp.argmax(logits, axis=2) == label).astype(jnp.float32)
+        sums = {
+            "nats": jnp.sum(nats * weight),
+            "correct": jnp.sum(correct * weight),
+            "examples": jnp.sum(weight),
+        }
+        return sums["nats"] / jnp.maximum(sums["examples"], 1), (carry, sums)
+
+    def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:
+        """The graphs of a role that may be used so."""
+        self.part(dict(self.graphs.roles), role, allowed, use)
+        return self.graphs.rows(role)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches of graphs by their number.
+
+    A batch of all graphs of a role is always the same arrays, which a training moves to its devices once.
+
+    Attributes:
+      task, role: whose graphs they are.
+      drawn: the numbers of the graphs, in batches; None for all in each.
+      constant: the batch of all graphs.
+    """
+
+    task: Graphs
+    role: str
+    drawn: data_lib.Batches | None
+    constant: Batch | None
+
+    def at(self, step: int) -> Batch:
+        """Returns the batch of a step, from 0."""
+        return (
+            self.constant if self.drawn is None else self.task._batch(self.role, self.drawn.at(step)["graph"])
+        )

@@ -1,0 +1,177 @@
+"""Graphs of a user's own and citation networks: what comes in, and what is refused."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from jaxnas import data
+
+FEATURES, LABELS = np.eye(5, 3), [0, 1, 0, 1, -1]
+EDGES = [[0, 1], [1, 0], [1, 2], [1, 2], [3, 3]]
+ROLES = {"train": [0, 1], "test": [2, 3]}
+
+
+def graph(features=FEATURES, edges=EDGES, labels=LABELS, **options):
+    return data.from_graph(features, edges, labels, **{**ROLES, **options})
+
+
+def test_edges_lead_both_ways_once_and_never_to_the_same_node():
+    given = graph()
+    assert given.edges[0].tolist() == [[1, 0], [0, 1], [2, 1], [1, 2]] and given.edge_mask.all()
+    assert (given.duplicates, given.self_loops) == (1, 1)
+    assert graph(undirected=False).edges[0].tolist() == [[1, 0], [0, 1], [1, 2]]
+    assert graph(edges=[]).edge_mask.sum() == 0
+    dtypes = {
+        "features": np.float32,
+        "edges": np.int32,
+        "labels": np.int32,
+        "edge_mask": bool,
+        "node_mask": bool,
+    }
+    assert {name: getattr(given, name).dtype for name in dtypes} == dtypes
+    assert all(len(getattr(given, name)) == 1 for name in dtypes)
+    assert given.labels[0].tolist() == LABELS and given.node_mask.all()
+    with pytest.raises(ValueError, match="read-only"):
+        given.features[0, 0, 0] = 1
+
+
+def test_labels_may_be_strings_and_roles_masks():
+    given = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
+    assert given.classes == ("a", "b") and given.labels[0].tolist() == [1, 0, 1, 0, -1]
+    assert given.roles["train"].tolist() == graph().roles["train"].tolist()
+
+
+def test_several_graphs_are_filled_up_to_one_size():
+    one, other = (FEATURES, EDGES, LABELS), (np.ones((2, 3)), [[0, 1]], [1, 1])
+    given = data.from_graphs(train=[one, other], test=[other], search=[one])
+    assert given.features.shape == (4, 5, 3) and given.edges.shape == (4, 4, 2)
+    assert given.node_mask.sum(axis=1).tolist() == [5, 2, 5, 2] and given.edge_mask.sum(axis=1).tolist() == [
+        4,
+        2,
+        4,
+        2,
+    ]
+    rows = {role: given.rows(role).tolist() for role in given.roles}
+    assert rows == {"train": [0, 1], "search": [2], "test": [3]}
+    assert given.roles["train"].sum() == 6  # of seven nodes one has no label
+    assert not (given.labels[~given.node_mask] >= 0).any() and not given.edges[~given.edge_mask].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: graph(edges=[[0, 5]]),
+            "1 edges lead out of the graph, the first is [0, 5]; nodes are numbered",
+        ),
+        (lambda: graph(edges=[[-1, 0]]), "lead out of the graph, the first is [-1, 0]"),
+        (
+            lambda: graph(edges=np.zeros((2, 7), int)),
+            "expected integers [edges, 2], a row for each edge. Give edges.T",
+        ),
+        (lambda: graph(edges=[[0.0, 1.0]]), "edges are float64[1, 2]; expected integers"),
+        (lambda: graph(features=[1, 2]), "features are int64[2]; expected numbers [nodes, features]"),
+        (lambda: graph(features=np.full((5, 3), np.nan)), "features of 5 nodes hold a NaN"),
+        (lambda: graph(labels=[0, 1]), "labels are [2]; expected one for each of 5 nodes"),
+        (lambda: graph(labels=[0, 1, 0, 1, -2]), "1 are negative, the first is -2"),
+        (lambda: graph(labels=[0, 1, 3, 3, -1]), "are integers up to 3, and 2 never occurs"),
+        (
+            lambda: graph(labels=[0, 1, 2, 0, -1], classes=("a", "b")),
+            "in none of the 2 classes, the first is 2",
+        ),
+        (lambda: graph(train=[0]), "the class '1' has no node to train on"),
+        (lambda: graph(search=[1]), "1 nodes have both the roles 'train' and 'search'"),
+        (lambda: graph(search=[4]), "1 nodes of the role 'search' have no label; leave them out"),
+        (lambda: graph(search=[]), "search is float64[0]"),
+        (lambda: graph(search=np.zeros(5, bool)), "no node has the role 'search'; leave the role out"),
+        (lambda: graph(test=[9]), "test has nodes from 9 to 9; they are numbered from 0 to 4"),
+        (lambda: graph(test=[0.5]), "test is float64[1]; expected numbers of nodes, or bool [5]"),
+        (lambda: data.from_graphs(train=[(FEATURES, EDGES, LABELS)], test=[]), "no node has the role test"),
+        (
+            lambda: data.from_graphs(train=[(FEATURES, EDGES)], test=[]),
+            "graph 0 to train has 2 parts; expected (feat",
+        ),
+        (
+            lambda: data.from_graphs(
+                train=[(FEATURES, EDGES, LABELS)], test=[(np.ones((2, 4)), [[0, 1]], [1, 1])]
+            ),
+            "the graphs have [3, 4] features of a node; expected one number",
+        ),
+        (lambda: data.load_graph("Cora"), "unknown graph 'Cora'; did you mean 'cora'?"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert message in str(error.value)
+
+
+def planetoid(folder, **changed):
+    """A file as those of the citation networks, of six nodes."""
+    arrays = {
+        "feat_indptr": np.array([0, 1, 3, 3, 4, 5, 6], np.int32),
+        "feat_indices": np.array([0, 1, 2, 0, 1, 2], np.int16),
+        "feat_data": np.ones(1, np.float32),
+        "feat_shape": np.array([6, 3]),
+        "edges": np.array([[0, 1], [1, 2], [3, 4]], np.int32),
+        "labels": np.array([0, 1, 0, 1, 0, -1], np.int8),
+        "idx_train": np.array([0, 1]),
+        "idx_val": np.array([2, 3]),
+        "idx_test": np.array([4]),
+        **changed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "cora.npz", **arrays)
+    return arrays
+
+
+@pytest.mark.parametrize("inside", ["", "planetoid"])
+def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
+    planetoid(tmp_path / inside)
+    given = data.load_graph("cora", source_dir=tmp_path)
+    expected = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert given.features[0].tolist() == expected and given.name == "cora"
+    assert {role: np.flatnonzero(nodes[0]).tolist() for role, nodes in given.roles.items()} == {
+        "train": [0, 1],
+        "search": [2, 3],
+        "test": [4],
+    }
+    planetoid(tmp_path / inside, feat_data=np.arange(6, dtype=np.float32))
+    assert data.load_graph("cora", data_dir=tmp_path).features[0, 1].tolist() == [0, 1, 2]
+
+
+def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="Give the folder that has it as source_dir"):
+        data.load_graph("cora")
+    with pytest.raises(FileNotFoundError, match=r"looked for .*cora.npz, .*planetoid/cora.npz"):
+        data.load_graph("cora", source_dir=tmp_path)
+    arrays = planetoid(tmp_path)
+    whole = (tmp_path / "cora.npz").read_bytes()
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}], object), allow_pickle=True)
+
+    def without(name):
+        np.savez(tmp_path / "cora.npz", **{k: x for k, x in arrays.items() if k != name})
+
+    def with_objects():
+        with zipfile.ZipFile(tmp_path / "cora.npz", "w") as archive:
+            archive.writestr("labels.npy", pickled.getvalue())
+            for name in set(arrays) - {"labels"}:
+                file = io.BytesIO()
+                np.save(file, arrays[name])
+                archive.writestr(f"{name}.npy", file.getvalue())
+
+    damages = (
+        lambda: (tmp_path / "cora.npz").write_bytes(whole[: len(whole) // 2]),
+        lambda: (tmp_path / "cora.npz").write_bytes(b""),
+        lambda: (tmp_path / "cora.npz").write_bytes(b"x" * 100),
+        lambda: without("edges"),
+        with_objects,
+        lambda: planetoid(tmp_path, feat_indptr=np.array([0, 1])),
+    )
+    for damage in damages:
+        damage()
+        with pytest.raises(ValueError, match=r"cora.npz: not a graph of arrays \(.*copy it again"):
+            data.load_graph("cora", source_dir=tmp_path)

@@ -1,0 +1,140 @@
+"""Classification of nodes: exact metrics in both settings, and a graph that is moved once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, log_loss
+from small_tasks import net_of, random_graph, task_of
+
+import jaxnas
+from jaxnas import data, runs, tasks
+from jaxnas.training import Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
+from jaxnas.training.prepare import prepare
+
+NET = net_of("graphs")
+NODES = 90
+
+
+def one_graph(**options):
+    """A graph of two classes, one node of which has no label, in the roles of the public splits."""
+    features, edges, labels = random_graph(np.random.default_rng(0), NODES)
+    labels[-1] = -1
+    roles = {"train": range(20), "search": range(20, 50), "test": range(50, NODES - 1)}
+    given = data.from_graph(features, edges, labels, **roles, name="one")
+    return tasks.Graphs(data=given, **options)
+
+
+ONE = one_graph()
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return jaxnas.init(NET, jax.random.key(0), ONE.inputs)
+
+
+@pytest.mark.parametrize(("kind", "devices"), [("one", 1), ("one", 8), ("several", 1), ("several", 8)])
+def test_metrics_are_scikit_learns_over_the_nodes_of_the_role(variables, kind, devices):
+    task = ONE if kind == "one" else task_of("graphs")
+    arch, graphs = NET.space.largest(), task.graphs
+    inputs = {name: jnp.asarray(getattr(graphs, name)) for name in task.inputs}
+    logits = np.asarray(NET.apply(variables, inputs, arch), np.float64)[graphs.roles["test"]]
+    labels = graphs.labels[graphs.roles["test"]]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = make_evaluator(task, NET, "test", mesh=make_mesh(devices))(variables, arch)
+    assert len(labels) == task.sizes["test"]
+    assert float(found["accuracy"]) == pytest.approx(accuracy_score(labels, logits.argmax(1)))
+    assert float(found["loss"]) == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+
+
+def test_training_sees_the_labels_of_training_nodes_alone(variables):
+    batch, arch, key = ONE.batches("train", 1, 0).at(0), NET.space.largest(), jax.random.key(0)
+
+    def loss(label):
+        return float(ONE.loss(NET, variables, arch, {**batch, "label": label}, (), key, True)[0])
+
+    label = batch["label"]
+    held_out, own = label.copy(), label.copy()
+    held_out[0, 20:-1], own[0, :5] = 1 - label[0, 20:-1], 1 - label[0, :5]
+    assert loss(held_out) == loss(label) != loss(own)
+    assert batch["weight"].sum() == 20 == ONE.sizes["train"]
+
+
+def test_the_roles_of_a_retraining():
+    assert ONE.whole().sizes == {"train": 20, "validation": 30, "test": NODES - 51}
+    assert ONE.whole().whole().sizes == ONE.whole().sizes
+    features, edges, labels = random_graph(np.random.default_rng(0), 40)
+    roles = {"train": range(10), "search": range(10, 20), "validation": range(20, 30), "test": range(30, 40)}
+    task = tasks.Graphs(data=data.from_graph(features, edges, labels, **roles))
+    assert task.whole().sizes == {"train": 20, "validation": 10, "test": 10}
+
+
+def test_features_are_divided_by_their_sum():
+    features, edges, labels = random_graph(np.random.default_rng(0), 10)
+    features = np.abs(features)
+    features[3] = 0
+    given = data.from_graph(features, edges, labels, train=range(5), test=range(5, 10))
+    batch = tasks.Graphs(data=given, normalize=True).batches("train", 1, 0).at(0)
+    np.testing.assert_allclose(batch["features"].sum(2)[0], np.arange(10) != 3, atol=1e-6)
+    np.testing.assert_array_equal(
+        tasks.Graphs(data=given).batches("train", 1, 0).at(0)["features"][0], given.features[0]
+    )
+
+
+def test_a_graph_is_moved_to_the_devices_once_and_never_stacked():
+    settings = Training(steps=8, steps_per_call=4)
+    state, _, batch = prepare(ONE, NET, settings, Relaxed(), make_mesh(1))
+    first, second = batch(0), batch(1)
+    shared = {"features", "edges", "edge_mask", "node_mask", "label"}
+    assert all(second["train"][name] is first["train"][name] for name in (*shared, "weight"))
+    assert all(first["search"][name] is first["train"][name] for name in shared)
+    assert first["search"]["weight"] is not first["train"]["weight"]
+    assert np.shares_memory(ONE.batches("train", 1, 0).at(0)["features"], ONE.graphs.features)
+    assert np.shares_memory(ONE.evaluation("test")["features"], ONE.graphs.features)
+
+
+def test_batches_of_several_graphs_take_each_once_in_an_epoch():
+    task = task_of("graphs")
+    drawn = task.batches("train", 4, 0)
+    features = [graph.tobytes() for step in range(4) for graph in drawn.at(step)["features"]]
+    assert set(features) == {graph.tobytes() for graph in task.graphs.features[:16]} and len(features) == 16
+    halves = [task.batches("train", 4, 0, (index, 2)).at(1)["features"] for index in range(2)]
+    np.testing.assert_array_equal(np.concatenate(halves), drawn.at(1)["features"])
+    assert task.batches("train", 16, 0).at(0) is not None
+    filled = task.evaluation("test", 4)  # 9 graphs in 12 rows
+    assert filled["weight"].shape[:2] == (3, 4) and filled["weight"].sum() == task.sizes["test"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ONE.batches("train", 8, 0), "one: a batch of 8 graphs to train, and there is 1; a row"),
+        (lambda: fit(ONE, NET, 1, mesh=make_mesh(8)), "batch_size is 1, which 8 devices cannot share"),
+        (lambda: tasks.Graphs(data="corra").load(), "unknown graph 'corra'; did you mean 'cora'?"),
+        (lambda: one_graph(normalize=True), "and some are negative. Give normalize=False"),
+        (lambda: one_graph(evaluation_graphs=0), "evaluation_graphs is 0, expected a whole number"),
+        (lambda: tasks.Graphs(data="cora").sizes, "nodes of 'cora' are not loaded yet"),
+        (lambda: tasks.Graphs(data=3), "data is a int; expected a name, or what data.from_graph"),
+        (lambda: ONE.whole().evaluation("search"), "Give nodes for it to data.from_graph"),
+    ],
+)
+def test_what_cannot_be_is_refused(call, message):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert message in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [Uniform(), Relaxed(order="second", every=1, start=1)])
+def test_one_graph_goes_the_whole_road(recipe, tmp_path):
+    settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
+    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
+        mesh = make_mesh(1)
+        trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, mesh=mesh)
+        assert make_evaluator(ONE, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.8
+        search = runs.Search(explore=0.5, budget="params", most_share=0.9)
+        result = runs.search_and_finish(ONE, NET, trained.variables, search, workdir=tmp_path, mesh=mesh)
+        arch = NET.space.from_dict(result.found.architecture)
+        alone = runs.retrain(ONE, NET, arch, settings, tmp_path / "alone", mesh=mesh)
+    assert alone.task.sizes == {"train": 20, "validation": 30, "test": 39}
+    assert alone.found.metrics["test"]["accuracy"] > 0.8
