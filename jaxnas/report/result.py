@@ -137,14 +137,15 @@ class SelectionOf:
     """How an architecture was taken from a search with architecture parameters.
 
     Attributes:
-      method: "argmax", "sampling", "trials" or "perturbation".
+      method: "argmax", "sampling", "trials", "perturbation", "pruning" or "strongest".
       steps: of the search.
       probabilities: of the options by choice, [options] or [positions][options].
       confidence: the largest probability of the least decided decision.
       candidates: among which "sampling" and "trials" chose.
       trial_steps: steps of each rung of trials.
       kendall_tau: between the supernet's metric and that of the first trials.
-      decisions: of "perturbation", in the order made: {"name", "position", "kept", "drops"}.
+      decisions: in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
+        "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
     """
 
     method: str

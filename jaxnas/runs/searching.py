@@ -34,9 +34,9 @@ from jaxnas.training.progress import Progress
 from jaxnas.training.recipes import Recipe, Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
-from jaxnas.training.trials import make_trials
+from jaxnas.training.trials import make_trials, make_tuner
 
-METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation")
+METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation", "pruning", "strongest")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class Search:
     Attributes:
       method: "strategy", which evaluates architectures under a budget; or a selection: "argmax" of the
         probabilities, the best of several draws with the supernet's weights ("sampling") or each trained
-        alone ("trials"), or "perturbation". None for "argmax" where the recipe has architecture
+        alone ("trials"), "perturbation", or, for blocks that stand side by side, "pruning" of the weakest one
+        by one, or the "strongest" of a single round. None for "argmax" where the recipe has architecture
         parameters, else for "strategy".
       strategy: of `jaxnas.search`, or another; its space, cost and bounds are those of the run. None for
         evolution.
@@ -61,6 +62,8 @@ class Search:
       canonical: from an architecture to the one that stands for all that are equal to it when trained
         alone, for trials; or None.
       limit: batches of the search role that each candidate of a selection is evaluated on; None for all.
+      tune_steps: of training after each decision of "perturbation" and each round of "pruning"; 0 for none.
+      renormalise: whether the weights that are left sum to one again where an option is taken out.
     """
 
     method: str | None = None
@@ -77,8 +80,12 @@ class Search:
     eta: int = 4
     canonical: Callable[[Arch], Arch] | None = None
     limit: int | None = None
+    tune_steps: int = 0
+    renormalise: bool = False
 
     def __post_init__(self) -> None:
+        if self.tune_steps < 0:
+            raise ValueError(f"search.tune_steps is {self.tune_steps}, expected at least 0.")
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
         if self.samples < 1 or (self.limit is not None and self.limit < 1):
@@ -239,21 +246,9 @@ def select(
         arch = search.argmax(space, logits)
     else:
         evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-        if method == "perturbation":
-            arch, decisions = search.perturbation(
-                space,
-                probabilities,
-                lambda archs: evaluate.scores(variables, archs),
-                stream(seed, "selection"),
-            )
-            found["decisions"] = tuple(
-                {
-                    "name": one.name,
-                    "position": one.position,
-                    "kept": space[one.name].options_at(one.position or 0)[one.option],
-                    "drops": list(one.drops),
-                }
-                for one in decisions
+        if method in ("perturbation", "pruning", "strongest"):
+            arch, found["decisions"] = _without_options(
+                task, net, state, settings, probabilities, evaluate, training, seed, mesh
             )
         else:
             drawn = _draw(settings, recipe, space, logits, costs, seed)
@@ -284,6 +279,59 @@ def select(
         **found,
     )
     return Found(arch, selection=selection)
+
+
+def _without_options(
+    task: Task,
+    net: nn.Module,
+    state: TrainState,
+    settings: Search,
+    weights: Arch,
+    evaluate: Evaluator,
+    training: Training,
+    seed: int,
+    mesh: Mesh,
+) -> tuple[Arch, tuple[dict[str, Any], ...]]:
+    """The architecture by what the supernet loses without each option, and what was found on the way."""
+    space, variables, tune = net.space, state.evaluated(), None
+    if settings.tune_steps:
+        tuner = make_tuner(task, net, training, settings.tune_steps, state, mesh, seed=seed)
+
+        def tune(arch: Arch) -> None:
+            nonlocal variables
+            variables = tuner(arch)
+
+    def scores(archs: Arch) -> np.ndarray:
+        return evaluate.scores(variables, archs)
+
+    options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
+    if settings.method == "perturbation":
+        arch, decisions = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
+        return arch, tuple(
+            {
+                "name": one.name,
+                "position": one.position,
+                "kept": space[one.name].options_at(one.position or 0)[one.option],
+                "drops": list(one.drops),
+            }
+            for one in decisions
+        )
+    arch, rounds = search.pruning(space, weights, scores, at_once=settings.method == "strongest", **options)
+    (name,) = space
+
+    def block(position: int, option: int) -> list[Any]:
+        return [position, space[name].options_at(position)[option]]
+
+    return arch, tuple(
+        {
+            "name": name,
+            "position": None,
+            "blocks": [block(*one) for one in found.blocks],
+            "drops": list(found.drops),
+            "removed": [block(*one) for one in found.removed],
+        }
+        for found in rounds
+    )
 
 
 def _draw(

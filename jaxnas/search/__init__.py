@@ -10,6 +10,7 @@ from jaxnas.search.perturbation import Perturbed, perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import PredictorGuided
 from jaxnas.search.proposals import propose
+from jaxnas.search.pruning import pruning
 from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
@@ -46,6 +47,7 @@ __all__ = [
     "check_strategy",
     "end_evaluation",
     "perturbation",
+    "pruning",
     "propose",
     "ranking",
     "reachable",

@@ -41,11 +41,12 @@ def perturbation(
     key: jax.Array,
     *,
     tune: Callable[[Arch], None] | None = None,
+    renormalise: bool = False,
 ) -> tuple[Arch, list[Perturbed]]:
     """The architecture that is left when decisions are made one by one, in random order.
 
-    An option is removed by giving it no weight; the other weights stay as they are, they are not made
-    to sum to one again (as the authors' code does).
+    An option is removed by giving it no weight. It holds for any mixture: options may be operations,
+    mechanisms of attention (DARTFormer, arXiv 2210.00641, section 2), or sizes.
 
     Args:
       space: the search space.
@@ -55,6 +56,8 @@ def perturbation(
         once for each decision, with as many rows as the decision has options, and one.
       key: of the order.
       tune: called with the soft architecture after each decision, to train the weights under it.
+      renormalise: whether the weights of the other options are made to sum to one again. The authors' code
+        leaves them as they are.
 
     Returns:
       The hard architecture, canonical, and what was found for each decision, in the order made.
@@ -75,17 +78,34 @@ def perturbation(
         place = () if position is None else (position,)
         rows = {key: np.repeat(x[None], options + 1, axis=0) for key, x in soft.items()}
         for option in range(options):
-            rows[name][(option + 1, *place, option)] = 0
-        scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
-        if not np.isfinite(scores).all():
-            raise ValueError(
-                f"perturbation: the scores of {name!r}{'' if position is None else f' at {position}'} "
-                f"without each option are {scores[1:].tolist()}, with all {scores[0]}; expected numbers."
-            )
-        drops = scores[0] - scores[1:]
+            remove(rows[name][(option + 1, *place)], option, renormalise)
+        drops = falls(evaluate, rows, f"{name!r}{'' if position is None else f' at {position}'}")
         best = int(np.argmax(drops))
         soft[name][place] = np.eye(soft[name].shape[-1], dtype=np.float32)[best]
         found.append(Perturbed(name, position, best, tuple(drops.tolist())))
         if tune is not None and number + 1 < len(elements):
             tune(jax.tree.map(jnp.asarray, soft))
     return space.harden(jax.tree.map(jnp.asarray, soft)), found
+
+
+def remove(weights: np.ndarray, option: int, renormalise: bool) -> None:
+    """Takes the weight of an option from weights [options], in place."""
+    whole = weights.sum()
+    weights[option] = 0
+    if renormalise and weights.sum() > 0:
+        weights *= whole / weights.sum()
+
+
+def falls(evaluate: Callable[[Arch], Any], rows: Arch, what: str) -> np.ndarray:
+    """How much the score of the first soft architecture is above those of the others, float64 [n - 1].
+
+    Raises:
+      ValueError: a score that is not a number.
+    """
+    scores = np.asarray(evaluate(jax.tree.map(jnp.asarray, rows)), np.float64)
+    if not np.isfinite(scores).all():
+        raise ValueError(
+            f"The scores of {what} without each option are {scores[1:].tolist()}, with all {scores[0]}; "
+            "expected numbers."
+        )
+    return scores[0] - scores[1:]

@@ -237,7 +237,8 @@ def run_graph(
     Args:
       network: the module with a `space` in whose `compact` method this is called.
       operations: modules by name, made with `parent=None`, called as `operation(x, *inputs, train=train)`;
-        they return an array of the shape of x, and have parameters and dropout only.
+        they return an array of the shape of x, and have parameters and dropout only. Those that the space
+        does not have are left out.
       attend: `attend(query, key, value, *inputs, drop)` gives an array of the shape of x. `drop` is a
         function that applies dropout to attention weights.
       x: of layer 0, [..., D].
@@ -257,7 +258,10 @@ def run_graph(
     """
     if context not in get_args(Context):
         raise ValueError(f"context is {context!r}, expected one of {get_args(Context)}.")
-    space, names, arch = network.space, tuple(operations), decisions.arch
+    space, arch = network.space, decisions.arch
+    options = {option for role in ROLES if role in space for option in space[role].options}
+    operations = {name: module for name, module in operations.items() if name in options}
+    names = tuple(operations)
     numbers = _numbers(space, arch, names)
     count, single = len(numbers["source"]), space.cardinality == 1
     weights = {}

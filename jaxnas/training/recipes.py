@@ -142,7 +142,8 @@ def _train_one(
     (loss, (carry, sums)), grads = differentiate(
         state.params, arch, batches["train"], state.carry["train"], key
     )
-    archs = None if arch is None else jax.tree.map(lambda x: x[None], arch)
+    hard = arch is not None and all(jnp.issubdtype(x.dtype, jnp.integer) for x in arch.values())
+    archs = jax.tree.map(lambda x: x[None], arch) if hard else None
     return Gradients(grads, archs, {"train": carry}, loss, sums)
 
 
@@ -166,7 +167,7 @@ class Fixed(_Single):
     """The training of one architecture: a retraining, or a trial of a candidate alone.
 
     Attributes:
-      arch: a hard architecture of the network; None for a network that has only one.
+      arch: an architecture of the network, hard or soft; None for a network that has only one.
     """
 
     arch: Arch | None = None

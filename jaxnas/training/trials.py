@@ -1,4 +1,4 @@
-"""Trials: architectures trained alone for a while, to learn what a supernet cannot tell of them."""
+"""Trials of architectures trained alone for a while, and a supernet trained on between decisions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jaxnas.training.evaluate import Evaluator
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState
 
 
 def make_trials(
@@ -71,3 +72,43 @@ def make_trials(
         return np.asarray(found, np.float32)
 
     return scores
+
+
+def make_tuner(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    steps: int,
+    state: TrainState,
+    mesh: Mesh,
+    *,
+    seed: int = 0,
+) -> Callable[[Arch], Any]:
+    """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
+
+    Args:
+      task, net: what was trained.
+      training: as in the training; the learning rate begins anew, without a warm-up, and falls to its end.
+      steps: of each call.
+      state: the last one of the training, which is left as it is.
+      mesh: with an axis "data".
+      seed: of the run.
+
+    Returns:
+      `tune(arch)`, which gives the variables after the steps of all calls so far.
+    """
+    short = dataclasses.replace(training, steps=steps, warmup_steps=0)
+    even = jax.tree.map(lambda x: jax.nn.softmax(x), net.space.logits())
+    start, step, batch = prepare(task, net, short, Fixed(even), mesh, seed=seed, name="tuning")
+    variables, calls = state.variables, 0
+
+    def tune(arch: Arch) -> Any:
+        nonlocal variables, calls
+        own = dataclasses.replace(start, variables=variables, recipe={"arch": arch})
+        own = jax.tree.map(jnp.copy, own)  # since a step consumes its state
+        for number in range(steps):
+            own, _ = step(own, batch(calls * steps + number))
+        variables, calls = own.variables, calls + 1
+        return variables
+
+    return tune

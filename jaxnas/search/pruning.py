@@ -1,0 +1,86 @@
+"""Selection of the blocks of a mixture that stand side by side, such as the heads of an attention.
+
+DARTFormer (Brown et al., arXiv 2210.00641, section 2): each position of a repeated decision has a block for
+each option, and any of all these blocks may stay. As many stay as there are positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.search.perturbation import falls, remove
+from jaxnas.space import Arch, Space
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What was found out in one round.
+
+    Attributes:
+      blocks: those that were there, (position, option) each.
+      drops: what each one's removal costs, in their order.
+      removed: those that were taken out.
+    """
+
+    blocks: tuple[tuple[int, int], ...]
+    drops: tuple[float, ...]
+    removed: tuple[tuple[int, int], ...]
+
+
+def pruning(
+    space: Space,
+    weights: Arch,
+    evaluate: Callable[[Arch], Any],
+    *,
+    at_once: bool = False,
+    tune: Callable[[Arch], None] | None = None,
+    renormalise: bool = False,
+) -> tuple[Arch, list[Round]]:
+    """The options of the strongest blocks, as many as there are positions.
+
+    Args:
+      space: with one decision, repeated, whose positions can be exchanged.
+      weights: a soft architecture, float [positions, options], mostly uniform.
+      evaluate: from a batch of soft architectures to scores, float [n]; higher is better. It is called once
+        in each round, with a row for each block that is left, and one.
+      at_once: whether all blocks that go are chosen in the first round. Otherwise the weakest one goes in
+        each round.
+      tune: called with the soft architecture after each round but the last, to train the weights under it.
+      renormalise: whether the weights of a position are made to keep their sum when a block goes.
+
+    Returns:
+      The hard architecture, with the options that stayed in the order of the space, and all rounds.
+
+    Raises:
+      ValueError: a space with other decisions, or a score that is not a number.
+    """
+    name, choice = next(iter(space.choices.items()))
+    if len(space) > 1 or choice.length is None:
+        raise ValueError(
+            "pruning takes a space with one decision that is repeated, such as the mechanism of each head; "
+            f"got {space}."
+        )
+    soft = np.asarray(weights[name], np.float32).copy()
+    blocks = [(p, o) for p in range(choice.length) for o in range(len(choice.options_at(p)))]
+    rounds = []
+    while len(blocks) > choice.length:
+        rows = np.repeat(soft[None], len(blocks) + 1, axis=0)
+        for row, (position, option) in enumerate(blocks, 1):
+            remove(rows[row, position], option, renormalise)
+        drops = falls(evaluate, {name: rows}, f"{name!r}")
+        count = len(blocks) - choice.length if at_once else 1
+        removed = tuple(blocks[i] for i in np.argsort(drops, kind="stable")[:count])
+        rounds.append(Round(tuple(blocks), tuple(drops.tolist()), removed))
+        for position, option in removed:
+            remove(soft[position], option, renormalise)
+        blocks = [block for block in blocks if block not in removed]
+        if tune is not None and len(blocks) > choice.length:
+            tune({name: jnp.asarray(soft)})
+    kept = sorted(choice.options.index(choice.options_at(position)[option]) for position, option in blocks)
+    options = [choice.options[i] for i in kept]
+    return space.from_dict({name: options}), rounds

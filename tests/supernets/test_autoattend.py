@@ -1,0 +1,321 @@
+"""AutoAttend: the exact size of its space, weights by context, and the promises on texts and on nodes."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_nets import jit
+from test_cost import lower, xla_macs
+
+import jaxnas
+from jaxnas import Choice, Space, spaces
+from jaxnas.supernets import AutoAttendNodes, AutoAttendText
+from jaxnas.supernets.attention_graph import OperationUses
+from jaxnas.supernets.autoattend_text import BidirectionalGRU, MaxPool, attention, windows
+from jaxnas.training.step import active_masks
+
+LAYERS, WORDS, LENGTH, CLASSES = 2, 11, 7, 3
+SOME = ("zero", "identity", "convolution_3", "gru")
+RNG = np.random.default_rng(0)
+TEXTS = {
+    "tokens": jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32),
+    "mask": jnp.arange(LENGTH)[None] < jnp.asarray([LENGTH, 1, 4])[:, None],
+}
+EDGES = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]
+NODES = {
+    "features": jnp.asarray(RNG.normal(size=(1, 5, 4)), jnp.float32),
+    "edges": jnp.asarray([[*EDGES, *((b, a) for a, b in EDGES)]], jnp.int32),
+    "edge_mask": jnp.ones((1, 10), bool),
+    "node_mask": jnp.ones((1, 5), bool),
+}
+CONTEXTS = ("none", "source", "target", "full")
+
+
+@functools.cache
+def net_of(kind, context="full"):
+    if kind == "nodes":
+        pool = spaces.autoattend(2, ("zero", "identity", "gcn", "gat_2"))
+        return AutoAttendNodes(pool, num_classes=CLASSES, width=8, num_heads=2, context=context, dropout=0.2)
+    space = spaces.autoattend(LAYERS, SOME)
+    sizes = {"width": 8, "num_heads": 2, "embedding": 5, "dropout": 0.2}
+    return AutoAttendText(space, num_classes=CLASSES, vocabulary=WORDS, context=context, **sizes)
+
+
+def inputs_of(kind):
+    return NODES if kind == "nodes" else TEXTS
+
+
+@functools.cache
+def variables_of(kind, context="full"):
+    """Random weights, also where the initial ones are 0 or 1."""
+    initial = jaxnas.init(net_of(kind, context), jax.random.key(0), inputs_of(kind))
+    leaves, structure = jax.tree.flatten(initial)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    noisy = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
+
+
+@functools.cache
+def runner(kind, context="full"):
+    net, inputs, traces = net_of(kind, context), inputs_of(kind), []
+
+    def run(variables, arch):
+        traces.append(arch)
+        return net.apply(variables, inputs, arch)
+
+    return jit(run), traces
+
+
+# ---- The space.
+
+
+@pytest.mark.parametrize(
+    "layers, operations, size",
+    [(2, 8, 318_402), (2, 13, 7_098_912), (3, 13, 40_123_050_624)],
+)
+def test_the_space_has_the_size_of_the_paper(layers, operations, size):
+    space = spaces.autoattend(layers, ("zero", *map(str, range(operations - 1))))
+    assert space.cardinality == size
+
+
+def test_the_space_of_texts_has_the_size_of_the_paper():
+    assert math.log10(spaces.autoattend(24).cardinality) == pytest.approx(76.36, abs=0.005)
+    alone = spaces.autoattend(3, SOME, attention=False)
+    assert (
+        alone.cardinality
+        == math.prod(layer * 4 * 3 for layer in (1, 2, 3))
+        == len(alone.enumerate()["source"])
+    )
+    assert spaces.autoattend(24, spaces.AUTOATTEND_CORA).cardinality > spaces.autoattend(24).cardinality
+
+
+def test_the_published_network_is_in_the_space():
+    arch, space = spaces.autoattend_sst(), spaces.autoattend(24)
+    assert space.contains(arch)
+    values = space.to_dict(arch)
+    assert values["layer"].count("attention") == 13 and values["source"][17] == 14
+    assert values["first"][3] == "convolution_1" and values["key"][3] == "max_pool"
+    assert values["value"][3] == "convolution_1" and values["second"][0] == "convolution_1"
+
+
+# ---- Weights by context.
+
+
+def edges_of(values, operation, context):
+    """The edges with an operation, and what the released code calls their weights."""
+    found = {}
+    for layer, kind in enumerate(values["layer"]):
+        roles = ("first", "second") if kind == "addition" else ("first", "key", "value")
+        for place, role in enumerate(roles):
+            source = layer if role == "first" else values["source"][layer]
+            if values[role][layer] == operation:
+                name = [source, layer + 1]
+                if context in ("source", "full") and source > 0:
+                    name.append(values["layer"][source - 1])
+                if context in ("target", "full"):
+                    name.append("add" if kind == "addition" else role)
+                found[3 * layer + place] = tuple(name)
+    return found
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_each_place_and_context_has_weights_of_its_own(context):
+    n = 3
+    expected = {"none": n * (n + 1) // 2, "source": n * n, "target": 2 * n * (n + 1), "full": 4 * n * n}
+    space, row_of = spaces.autoattend(n, SOME), {}
+    archs = space.sample(jax.random.key(0), 80)
+    for operation in ("convolution_3", "gru"):
+        uses = OperationUses(space, context, SOME, operation)
+        assert uses.copies == expected[context]
+        indices, used = (np.asarray(x) for x in jax.vmap(uses)(archs))
+        for i in range(80):
+            arch = jax.tree.map(lambda x, i=i: np.asarray(x[i]), archs)
+            names = edges_of(space.to_dict(arch), operation, context)
+            for edge, name in names.items():
+                assert (
+                    used[i, edge]
+                    and row_of.setdefault((operation, name), indices[i, edge]) == indices[i, edge]
+                )
+            assert used[i].sum() == len(names)
+            assert sum(table.at_host(arch) for table in uses.fresh) == len(set(names.values()))
+        rows = [row for (name, _), row in row_of.items() if name == operation]
+        assert len(set(rows)) == len(rows) and max(rows) < uses.copies  # No two names have the same copy.
+
+
+# ---- The promises.
+
+
+@pytest.mark.parametrize(
+    "kind, context",
+    [("text", "full"), ("nodes", "full"), pytest.param("text", "none", marks=pytest.mark.slow)],
+)
+def test_extracted_networks_have_their_own_parameters_only(kind, context):
+    net, variables = net_of(kind, context), variables_of(kind, context)
+    cost = jaxnas.cost(net, inputs_of(kind))
+    for seed in range(2):
+        arch = net.space.sample(jax.random.key(seed))
+        small = jaxnas.extract(net, variables, arch, verify=inputs_of(kind))
+        assert small.error < 1e-5
+        assert sum(x.size for x in jax.tree.leaves(small.variables)) == cost(arch)["params"]
+        if "gru" not in str(net.space.to_dict(arch)):  # XLA counts the body of a loop once.
+            one = jax.tree.map(lambda x: x[:1], inputs_of(kind))
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), one)
+            assert xla_macs(lower(small.net, small.variables, shapes).as_text("hlo")) == cost(arch)["macs"]
+
+
+@pytest.mark.parametrize("kind", ["text", "nodes"])
+def test_one_program_serves_all_and_a_batch_of_them(kind):
+    net, variables = net_of(kind), variables_of(kind)
+    run, traces = runner(kind)
+    archs = net.space.sample(jax.random.key(5), 12)
+    one_by_one = jnp.stack([run(variables, jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(12)])
+    assert len(traces) == 1
+    assert len({np.asarray(row).tobytes() for row in one_by_one}) > 9  # They are different functions.
+    apply = functools.partial(net.apply, variables, inputs_of(kind))
+    few = jax.tree.map(lambda x: x[:4], archs)
+    np.testing.assert_allclose(jit(jax.vmap(apply))(few), one_by_one[:4], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["text", "nodes"])
+def test_a_gradient_is_zero_outside_of_the_architecture(kind):
+    net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
+
+    def loss(params, arch, key):
+        logits = net.apply({"params": params}, inputs, arch, train=True, rngs={"dropout": key})
+        return jnp.sum(jnp.sin(logits))
+
+    grad, masks = jit(jax.grad(loss)), active_masks(net, inputs)
+    for seed in range(2):
+        arch = net.space.sample(jax.random.key(seed))
+        found, active = grad(variables["params"], arch, jax.random.key(0)), masks(arch)
+        again = grad(variables["params"], arch, jax.random.key(1))
+        for (path, leaf), mask in zip(
+            jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(active), strict=True
+        ):
+            assert not np.any(np.where(mask, 0, leaf)), jax.tree_util.keystr(path)
+        assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (found, again)), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["text", "nodes"])
+def test_nothing_comes_from_behind_the_end(kind):
+    net, variables = net_of(kind), variables_of(kind)
+    inputs, arch = dict(inputs_of(kind)), net.space.largest()
+    apply = jit(net.apply)
+    before = apply(variables, inputs, arch)
+    if kind == "text":
+        inputs["tokens"] = jnp.where(inputs["mask"], inputs["tokens"], WORDS - 1)
+    else:  # A node and an edge more, which fill the graph up.
+        inputs["features"] = jnp.pad(inputs["features"], [(0, 0), (0, 1), (0, 0)], constant_values=3)
+        inputs["node_mask"] = jnp.pad(inputs["node_mask"], [(0, 0), (0, 1)])
+        inputs["edges"] = jnp.concatenate([inputs["edges"], jnp.asarray([[[5, 0]]], jnp.int32)], axis=1)
+        inputs["edge_mask"] = jnp.pad(inputs["edge_mask"], [(0, 0), (0, 1)])
+    after = apply(variables, inputs, arch)[:, : before.shape[1]]
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
+# ---- Operations.
+
+
+def test_the_recurrent_operation_is_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    x = jax.random.normal(jax.random.key(2), (3, LENGTH, 4))
+    module, mask = BidirectionalGRU(), TEXTS["mask"]
+    params = module.init(jax.random.key(0), x, mask)["params"]
+    got = module.apply({"params": params}, x, mask)
+    reference = torch.nn.GRU(4, 4, batch_first=True, bidirectional=True)
+    state = {}
+    for name, suffix in (("forward", ""), ("backward", "_reverse")):
+        gates = params[name]
+        zeros = jnp.zeros(4)
+        biases = [gates["ir"]["bias"], gates["iz"]["bias"], gates["in"]["bias"]]
+        state |= {
+            f"weight_ih_l0{suffix}": jnp.concatenate([gates[g]["kernel"].T for g in ("ir", "iz", "in")]),
+            f"weight_hh_l0{suffix}": jnp.concatenate([gates[g]["kernel"].T for g in ("hr", "hz", "hn")]),
+            f"bias_ih_l0{suffix}": jnp.concatenate(biases),
+            f"bias_hh_l0{suffix}": jnp.concatenate([zeros, zeros, gates["hn"]["bias"]]),
+        }
+    reference.load_state_dict({k: torch.tensor(np.asarray(v)) for k, v in state.items()})
+    normalised = torch.nn.functional.layer_norm(torch.tensor(np.asarray(x)), (4,), eps=1e-6)
+    lengths = torch.tensor(np.asarray(mask.sum(1)))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        normalised, lengths, batch_first=True, enforce_sorted=False
+    )
+    both, _ = torch.nn.utils.rnn.pad_packed_sequence(
+        reference(packed)[0], batch_first=True, total_length=LENGTH
+    )
+    expected = (both[..., :4] + both[..., 4:]).detach().numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_is_that_of_pytorch_without_projections():
+    torch = pytest.importorskip("torch")
+    query, key, value = (jax.random.normal(jax.random.key(i), (3, LENGTH, 6)) for i in range(3))
+    got = attention(query, key, value, TEXTS["mask"], lambda x: x, num_heads=2)
+    mask = torch.tensor(np.asarray(TEXTS["mask"]))[:, None, None]
+    heads = [
+        torch.tensor(np.asarray(x.reshape(3, LENGTH, 2, 3))).transpose(1, 2) for x in (query, key, value)
+    ]
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask)
+    expected = expected.transpose(1, 2).reshape(3, LENGTH, 6).numpy()
+    real = np.asarray(TEXTS["mask"])
+    np.testing.assert_allclose(np.asarray(got)[real], expected[real], rtol=1e-5, atol=1e-5)
+    assert not np.any(np.asarray(got)[~real])
+
+
+def test_the_maximum_of_neighbours_leaves_padding_out():
+    x = jnp.asarray([[[3.0, 1.0], [1.0, 3.0], [9.0, -9.0]]])
+    mask = jnp.asarray([[True, True, False]])
+    got = MaxPool().apply(MaxPool().init(jax.random.key(0), x, mask), x, mask)
+    np.testing.assert_allclose(got[0], [[1, 1], [1, 1], [0, 0]], atol=1e-5)
+
+
+def test_a_long_text_is_read_in_windows():
+    x = jnp.arange(20).reshape(2, 10)
+    cut = windows(x, 4, 3)
+    assert cut.reshape(2, 3, 4)[1].tolist() == [[10, 11, 12, 13], [13, 14, 15, 16], [16, 17, 18, 19]]
+    assert windows(x[:, :9], 4, 3).reshape(2, 3, 4)[0, 2].tolist() == [6, 7, 8, 0]
+    assert windows(x, 12, 6).shape == (2, 12)
+    net = net_of("text").clone(window=4, stride=2)
+    arch, variables = net.space.smallest(), variables_of("text")
+    whole = net.apply(variables, TEXTS, arch)
+    first = jax.tree.map(lambda x: x[1:2, :4], TEXTS)  # A text of one word is the same in one window.
+    np.testing.assert_allclose(net.apply(variables, first, arch)[0], whole[1], rtol=1e-5, atol=1e-6)
+
+
+# ---- Errors.
+
+
+def space_with(**changes):
+    return Space(**(spaces.autoattend(2, SOME).choices | changes))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(space=space_with(source=Choice(0, 1).repeat(2))), "layer 0 may take its input from 1"),
+        (dict(space=space_with(first=Choice("gru", "lstm").repeat(2))), "'lstm', an option of 'first'"),
+        (dict(space=space_with(key=Choice("zero", "gru").repeat(2))), "only 'second' may have it"),
+        (dict(space=Space(layer=Choice("addition").repeat(2))), "expected .*'first'"),
+        (dict(space=space_with(first=Choice("gru").repeat(3))), "repeated as often as there are layers"),
+        (dict(space=3), "expected one such as"),
+        (dict(num_heads=3), "which 3 heads do not divide"),
+        (dict(window=4, stride=5), "would leave words out"),
+        (dict(width=0), "width is 0"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        net_of("text").clone(**change)
+
+
+def test_soft_architectures_and_unknown_contexts_are_refused():
+    net, variables = net_of("text"), variables_of("text")
+    with pytest.raises(ValueError, match="takes hard architectures"):
+        net.apply(variables, TEXTS, net.space.soften(net.space.smallest()))
+    with pytest.raises(ValueError, match="context is 'all', expected one of"):
+        net.clone(context="all").apply(variables, TEXTS, net.space.smallest())
+    with pytest.raises(ValueError, match="the task gives no vectors"):
+        net.clone(vocabulary=None).apply(variables, TEXTS, net.space.smallest())
