@@ -5,6 +5,7 @@ import math
 
 import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -150,6 +151,16 @@ def test_the_causal_form_sees_nothing_of_later_positions(name):
     if "reformer" not in name:
         other = np.concatenate([X[:, :seen], 30 * X[:, seen:]], axis=1)
         close(jax.jit(early)(other), np.asarray(jax.jit(early)(X)))
+
+
+@cases("bigbird", "reformer")
+def test_the_batch_may_be_symbolic(name):
+    """As in an exported network: one program for batches of any size."""
+    net, variables = CASES[name], variables_of(name)
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"batch, {LENGTH}, {WIDTH}"), jnp.float32)
+    mask = jax.ShapeDtypeStruct(x.shape[:2], jnp.bool_)
+    exported = jax.export.export(jax.jit(net.apply))(variables, x, mask)
+    close(exported.call(variables, X, MASK), np.asarray(jax.jit(net.apply)(variables, X, MASK)))
 
 
 def test_bfloat16_is_near_float32():
@@ -573,6 +584,11 @@ REFUSED = {
     "a kind": (attention.Synthesizer(**SIZES, max_length=20, kind="fast"), {}, "kind.*fast"),
     "temperature": (attention.Sinkhorn(**SIZES, max_length=20, temperature=0.0), {}, "temperature"),
     "no batch": (attention.Softmax(**SIZES), {"x": X[0]}, r"\[batch, positions, channels\]"),
+    "no position": (
+        attention.Local(**SIZES),
+        {"x": X[:, :0], "mask": MASK[:, :0]},
+        "positions is at least 1",
+    ),
     "a mask of floats": (attention.Softmax(**SIZES), {"mask": MASK.astype(np.float32)}, "bool.*float32"),
     "a mask of another shape": (attention.Softmax(**SIZES), {"mask": MASK[:, :5]}, r"\(4, 17\).*\(4, 5\)"),
 }
@@ -592,6 +608,7 @@ def test_refused_by_functions():
     short = np.ones((2, 4), np.float32)
     for call, message in (
         (lambda: attention.softmax(query, key[:, :, :4], value, mask), "as many positions"),
+        (lambda: attention.local(*(x[:, :, :0] for x in GOOD[:3]), mask[:, :0], block=2), "positions is at"),
         (lambda: attention.linear(query, key, value, mask[:, :4]), r"\(2, 6\)"),
         (lambda: attention.performer(query, key, value, mask), "needs directions"),
         (lambda: attention.performer(query, key, value, mask, directions=np.ones((3, 3))), r"\[m, 4\]"),
