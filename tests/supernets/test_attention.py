@@ -411,6 +411,20 @@ def test_performer_approaches_softmax(causal):
     assert many < 0.15 * math.sqrt(np.mean(exact**2)) and 3 < few / many < 5.3  # the root of 16 is 4
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_performer_with_long_keys(causal):
+    """The exponentials of their features vanish, and those of padding must not overflow beside them."""
+    query, key, value, mask = operands(9)
+    key = np.where(mask[:, None, :, None], 40 * key, 0)
+    directions = attention.orthogonal_features(8, DIM, 0)
+
+    def total(*operands):
+        return jnp.sum(attention.performer(*operands, mask, directions=directions, causal=causal) ** 2)
+
+    for leaf in jax.jit(jax.grad(total, argnums=(0, 1, 2)))(query, key, value):
+        assert np.all(np.isfinite(leaf))
+
+
 def test_features_of_the_generalised_kernel():
     query, key, value, mask = operands(9)
     directions = attention.orthogonal_features(6, DIM, 0)
