@@ -305,30 +305,30 @@ def bigbird_pattern(length, block, num_random, seed):
 
 
 PATTERNS = {
-    "local": (attention.local, local_pattern, [dict(block=b) for b in (1, 3, 8, 50)]),
-    "longformer": (attention.longformer, window_pattern, [dict(window=w) for w in (1, 2, 3, 6, 7, 40)]),
+    "local": (attention.local, local_pattern, [dict(block=b) for b in (3, 50, 1, 8)]),
+    "longformer": (attention.longformer, window_pattern, [dict(window=w) for w in (6, 7, 1, 2, 3, 40)]),
     "sparse": (
         attention.sparse_transformer,
         sparse_pattern,
-        [dict(block=b, summary=c) for b, c in ((1, 1), (4, 1), (5, 3), (6, 6), (30, 2))],
+        [dict(block=b, summary=c) for b, c in ((5, 3), (6, 6), (1, 1), (4, 1), (30, 2))],
     ),
     "bigbird": (
         attention.bigbird,
         bigbird_pattern,
-        [dict(block=b, num_random=r, seed=5) for b, r in ((1, 2), (2, 0), (3, 1), (3, 9), (8, 2), (30, 1))],
+        [dict(block=b, num_random=r, seed=5) for b, r in ((3, 1), (8, 2), (1, 2), (2, 0), (3, 9), (30, 1))],
     ),
 }
 
 
-@pytest.mark.parametrize("length", [23, pytest.param(18, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length, settings", [(23, 2), pytest.param(18, None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name, causal", [(name, causal) for name in PATTERNS for causal in (False, True)][:-1]
 )
-def test_a_pattern_is_softmax_attention_under_its_mask(name, causal, length):
-    """BigBird, the last one, has no causal form."""
-    run, pattern, settings = PATTERNS[name]
+def test_a_pattern_is_softmax_attention_under_its_mask(name, causal, length, settings):
+    """In the first of its settings, or in all. BigBird, the last one, has no causal form."""
+    run, pattern, each = PATTERNS[name]
     given = operands(length)
-    for setting in settings:
+    for setting in each[:settings]:
         seen = pattern(length, **setting)
         setting = setting | ({"causal": True} if causal else {})
         if causal:
