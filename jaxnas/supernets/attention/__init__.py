@@ -6,8 +6,8 @@
 Each is a Flax module with projections of its own, and, in lower case, a pure function of queries, keys and
 values [B, H, T, d] without parameters. `MECHANISMS` has the modules by name. Sequences may have any length,
 up to the `max_length` of those that have one. A mask is True where a token is: what stands elsewhere changes
-nothing, and outputs there are 0. Random patterns, features and hashes are constants, which a module's `seed`
-fixes. There is no dropout on attention weights.
+nothing (a function needs it to be finite, a module does not), and outputs there are 0. Random patterns,
+features and hashes are constants, which a module's `seed` fixes. There is no dropout on attention weights.
 
 What the mechanisms are is the mathematics of the papers. Where a port of them, such as that of Long Range
 Arena, differs, the papers hold.

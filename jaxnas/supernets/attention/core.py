@@ -125,6 +125,7 @@ def check_operands(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax
 
 def check_mask(mask: jax.Array, shape: tuple[int, int]) -> None:
     """Checks that a mask is bool [B, T], as `check_operands` says."""
+    check_sizes(positions=shape[1])
     if mask.dtype != jnp.bool_:
         raise TypeError(f"A mask is bool, True where a token is; got {mask.dtype}. Write `mask != 0`.")
     if tuple(mask.shape) != tuple(shape):

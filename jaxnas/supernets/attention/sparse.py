@@ -228,37 +228,42 @@ def bigbird(
         raise ValueError(f"num_random is a number of blocks, 0 or more; got {num_random}.")
     size = min(block, query.shape[2])
     queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
-    real = split_mask(mask, size)  # [B, 1, N, 1, s]
+    real = split(mask[:, None, :, None], size)  # [B, 1, N, s, 1]
     count = keys.shape[2]
-    ends = [0, count - 1] if count > 1 else [0]
 
-    def gather(x: jax.Array, indices: np.ndarray) -> jax.Array:
-        """The positions of some blocks for each row of indices: [B, H, N, s, d] -> [B, H, rows, K, d]."""
-        rows, width = indices.shape
-        return x[:, :, indices].reshape(*x.shape[:2], rows, width * size, x.shape[-1])
+    def together(x: jax.Array) -> jax.Array:
+        """Blocks as one, which all queries meet: [B, H, N, s, d] -> [B, H, 1, N s, d]."""
+        return x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
 
-    def gather_mask(indices: np.ndarray, used: np.ndarray) -> jax.Array:
-        """Whether the same positions are seen: [B, 1, rows, 1, K]."""
-        kept = real[:, :, indices, 0] & used[None, None, :, :, None]  # [B, 1, rows, width, s]
-        return kept.reshape(real.shape[0], 1, len(indices), 1, -1)
+    def ends(x: jax.Array) -> jax.Array:
+        """The first and the last block, which are one if there is no other."""
+        return jnp.concatenate([x[:, :, :1], x[:, :, 1:][:, :, -1:]], axis=2)
 
-    everything, edges = np.arange(count)[None], np.asarray(ends)[None]
-    dense = attend(
-        queries[:, :, np.asarray(ends)],  # [B, H, 2, s, d]
-        (gather(keys, everything), gather(values, everything), gather_mask(everything, everything >= 0)),
-    )
+    everything = together(keys), together(values), _as_keys(together(real))
+    dense = attend(ends(queries), everything)  # [B, H, 2, s, d]
     if count <= 2:
         return unsplit(dense, mask)
-    around = np.arange(1, count - 1)[:, None] + np.arange(-1, 2)[None, :]  # [N - 2, 3]
-    inner = (around > 0) & (around < count - 1)  # the ends are seen already
-    drawn, used = random_blocks(count, num_random, seed)
-    indices, used = np.concatenate([around, drawn], axis=1), np.concatenate([inner, used], axis=1)
-    sparse = attend(
-        queries[:, :, 1:-1],
-        (gather(keys, edges), gather(values, edges), gather_mask(edges, edges >= 0)),
-        (gather(keys, indices), gather(values, indices), gather_mask(indices, used)),
-    )
+    edges = together(ends(keys)), together(ends(values)), _as_keys(together(ends(real)))
+    inner = (0 < np.arange(count)) & (np.arange(count) < count - 1)  # the ends are seen already
+    near = neighbours(real & inner[None, None, :, None, None], 1, 1)
+    around = [x[:, :, 1:-1] for x in (neighbours(keys, 1, 1), neighbours(values, 1, 1), _as_keys(near))]
+    sets: list[Keys] = [edges, (around[0], around[1], around[2])]
+    if num_random:
+        indices, used = random_blocks(count, num_random, seed)  # [N - 2, r]
+
+        def drawn(x: jax.Array) -> jax.Array:
+            """The random blocks of each inner block: [B, H, N, s, d] -> [B, H, N - 2, r s, d]."""
+            return x[:, :, indices].reshape(*x.shape[:2], count - 2, num_random * size, x.shape[-1])
+
+        chosen = drawn(real) & np.repeat(used, size, axis=1)[None, None, :, :, None]
+        sets.append((drawn(keys), drawn(values), _as_keys(chosen)))
+    sparse = attend(queries[:, :, 1:-1], *sets)
     return unsplit(jnp.concatenate([dense[:, :, :1], sparse, dense[:, :, 1:]], axis=2), mask)
+
+
+def _as_keys(seen: jax.Array) -> jax.Array:
+    """From a column for positions to a row for keys: [..., K, 1] -> [..., 1, K]."""
+    return seen.swapaxes(-1, -2)
 
 
 def _triangle(size: int) -> np.ndarray:
