@@ -98,6 +98,9 @@ def train_seeds(
     check_role(task.name, role, ("validation", "search"), "choosing where a training is best")
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"train_seeds: seeds are {list(seeds)}; expected at least one, and none twice.")
+    for name, value in (("patience", patience), ("together", together)):
+        if value is not None and value < 1:
+            raise ValueError(f"train_seeds: {name} is {value}, expected at least 1, or None.")
     if arch is None and net.space.cardinality > 1:
         raise ValueError(
             f"train_seeds: the network has {net.space.cardinality:,} architectures; give one as arch."
