@@ -29,6 +29,7 @@ _SOURCE = flags.DEFINE_string(
 _GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Which.")
 _NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
+_FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
 _STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and 1,000 of GAT.")
 _PATIENCE = flags.DEFINE_integer(
@@ -76,7 +77,7 @@ def main(_: list[str]) -> None:
                 task,
                 net,
                 Training(steps=_STEPS.value or steps, evaluate_every=1),
-                range(_SEEDS.value),
+                range(_FIRST.value, _FIRST.value + _SEEDS.value),
                 optimizer=optimizer,
                 metric=_METRIC.value,
                 patience=_PATIENCE.value,
@@ -94,6 +95,7 @@ def main(_: list[str]) -> None:
             for role, metrics in found.metrics.items():
                 values = 100 * metrics["accuracy"]
                 line[role] = [round(float(x), 2) for x in (values.mean(), np.std(values, ddof=1))]
+                line[f"{role}_by_seed"] = [round(float(x), 1) for x in values]
             lines.append(line)
             print(json.dumps(line), flush=True)
     if _OUT.value:

@@ -55,7 +55,9 @@ def by_hand(seed, metric, patience):
     return best, best_step, values
 
 
-@pytest.mark.parametrize(("metric", "patience"), [("accuracy", 100), ("loss", 2)])
+@pytest.mark.parametrize(
+    ("metric", "patience"), [("loss", 2), pytest.param("accuracy", 100, marks=pytest.mark.slow)]
+)
 def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patience):
     found = seeds_of(metric=metric, patience=patience)
     evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(1))
@@ -71,7 +73,7 @@ def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patie
             assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
 
 
-@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
     other = seeds_of(together=together)
     assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
@@ -79,11 +81,9 @@ def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
         np.testing.assert_allclose(two, one, atol=1e-5)
 
 
-def test_the_seeds_are_independent_and_a_patience_ends_them():
+def test_the_seeds_are_independent_and_a_patience_ends_them(found):
     alone = seeds_of(seeds=(5,))
-    np.testing.assert_allclose(
-        alone.metrics["test"]["loss"], seeds_of().metrics["test"]["loss"][1:2], atol=1e-5
-    )
+    np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
     still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), optimizer=optax.sgd(0.0), patience=3)
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
 
@@ -105,7 +105,7 @@ def test_every_task_takes_it(kind):
         assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
 
 
-@pytest.mark.parametrize("network", [GCN, GAT])
+@pytest.mark.parametrize("network", [GCN, pytest.param(GAT, marks=pytest.mark.slow)])
 def test_the_known_networks_learn_and_are_networks_of_the_road(network):
     net = network(2, dropout=0.1)
     settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)
