@@ -15,6 +15,7 @@ STANDARD_PROMOTION = {
     "test_training",
     "test_strategies",
     "test_recipes",
+    "test_seeds",
     "test_road",
     "test_fit",
     "test_mesh",

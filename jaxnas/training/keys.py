@@ -19,6 +19,7 @@ _NUMBERS = {
     "trials_init": 9,
     "trials": 10,
     "patterns": 11,
+    "seeds": 12,
 }
 
 

@@ -250,6 +250,20 @@ def test_attention_drops_edges_in_training_alone():
         assert (np.isclose(ratio, 0, atol=1e-5) | np.isclose(ratio, 2, atol=1e-5)).all()
 
 
+def test_dropout_keeps_the_mean_and_drops_at_its_rate():
+    x = jnp.full((300, 401), 2.0)
+    for rate in (0.0, 0.25, 0.6):
+        drop, rngs = ops.Dropout(rate), {"dropout": jax.random.key(0)}
+        y = np.asarray(drop.apply({}, x, train=True, rngs=rngs))
+        kept = 1 - round(256 * rate) / 256
+        assert np.unique(y).tolist() == pytest.approx([0, 2 / kept] if rate else [2.0])
+        assert y.mean() == pytest.approx(2, rel=0.02) and (y == 0).mean() == pytest.approx(rate, abs=0.01)
+        assert np.abs(np.corrcoef(y[:, :4].T) - np.eye(4)).max() < 0.3 if rate else True
+        np.testing.assert_array_equal(drop.apply({}, x), x)
+    with pytest.raises(ValueError, match="rate is 1.0, expected at least 0 and below 1"):
+        ops.Dropout(1.0).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+
+
 class Layer(nn.Module):
     """One of the operations, chosen by an architecture."""
 

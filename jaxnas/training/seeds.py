@@ -1,0 +1,216 @@
+"""One network trained with many seeds in one program, each stopped where it is best on held-out data.
+
+For means and standard deviations over seeds, of small networks: the seeds advance side by side, and nothing
+is kept but the best weights of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from jaxnas.choice import nearest
+from jaxnas.space import Arch
+from jaxnas.subnet import init
+from jaxnas.tasks import Metric, Task, check_fits
+from jaxnas.tasks.task import check_role
+from jaxnas.training.keys import stream
+from jaxnas.training.settings import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """What `train_seeds` returns, with the S seeds in front.
+
+    Attributes:
+      variables: of the network where it was best, [S, ...].
+      best_steps: after how many steps that was, int32 [S].
+      steps: how many were made in all.
+      metrics: by role ("validation", say, and "test") and name, float32 [S], with those variables.
+    """
+
+    variables: Any
+    best_steps: np.ndarray
+    steps: int
+    metrics: Mapping[str, Mapping[str, np.ndarray]]
+
+
+@flax.struct.dataclass
+class _Run:
+    """The training of one seed."""
+
+    variables: Any
+    opt_state: Any
+    carry: Any
+    key: jax.Array
+    best: Any  # variables
+    score: jax.Array  # of the best, float32 []
+    best_step: jax.Array  # int32 []
+
+
+def train_seeds(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    seeds: Sequence[int],
+    *,
+    arch: Arch | None = None,
+    variables: Any = None,
+    optimizer: optax.GradientTransformation | None = None,
+    metric: str | None = None,
+    role: str = "validation",
+    patience: int | None = None,
+    together: int | None = None,
+) -> Seeds:
+    """Trains one network with many seeds, keeps each where it is best, and measures it on the test data once.
+
+    A seed decides the first weights, augmentation and dropout. The order of the batches is the same for all.
+
+    Args:
+      task: the data, the loss and the metrics; `task.whole()` for a retraining.
+      net: a network with a `space`, without batch statistics.
+      training: steps, batch size, optimizer, and how often networks are measured (`evaluate_every`).
+      seeds: of the trainings.
+      arch: the architecture; None for a network that has only one.
+      variables: to start from, the same for all seeds; None for new ones by seed.
+      optimizer: any transformation of optax; None for that of the settings.
+      metric: name of the one that says where a network is best; None for the task's first.
+      role: that it is measured on, "validation" or "search".
+      patience: steps without a better value after which a seed is done; None for all steps.
+      together: how many seeds are computed at once; None for all. Fewer take less memory, and 1 is the
+        fastest on a CPU.
+
+    Raises:
+      ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
+        nothing, an architecture that is missing, or a network that does not take the task's batches.
+    """
+    metric_ = _metric(task, metric)
+    check_role(task.name, role, ("validation", "search"), "choosing where a training is best")
+    if not len(seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"train_seeds: seeds are {list(seeds)}; expected at least one, and none twice.")
+    for name, value in (("patience", patience), ("together", together)):
+        if value is not None and value < 1:
+            raise ValueError(f"train_seeds: {name} is {value}, expected at least 1, or None.")
+    if arch is None and net.space.cardinality > 1:
+        raise ValueError(
+            f"train_seeds: the network has {net.space.cardinality:,} architectures; give one as arch."
+        )
+    if arch is not None:
+        net.space.check(arch)
+    check_fits(task, net)
+    rows = min(128, task.rows("train")) if training.batch_size is None else training.batch_size
+    transformation = training.optimizer()[0] if optimizer is None else optimizer
+    drawn, evaluated = task.batches("train", rows, 0), task.evaluated(net)
+    watched = jax.tree.map(jnp.asarray, task.evaluation(role, None, None))
+
+    def start(key: jax.Array) -> _Run:
+        own = init(net, jax.random.fold_in(key, 0), task.inputs) if variables is None else variables
+        if others := [name for name in own if name != "params"]:
+            raise ValueError(
+                f"train_seeds: the network has {', '.join(others)}; only parameters are trained."
+            )
+        opt_state, carry = transformation.init(own["params"]), task.carry(net, rows)
+        score, never = jnp.float32(-jnp.inf), jnp.int32(0)
+        return _Run(own, opt_state, carry, jax.random.fold_in(key, 1), own, score, never)
+
+    def train(run: _Run, step: jax.Array, batch: Any) -> _Run:
+        key = jax.random.fold_in(run.key, step)
+
+        def loss(params: Any) -> Any:
+            return task.loss(net, {"params": params}, arch, batch, run.carry, key, True)
+
+        params = run.variables["params"]
+        grads, (carry, _) = jax.grad(loss, has_aux=True)(params)
+        updates, opt_state = transformation.update(grads, run.opt_state, params)
+        variables = {"params": optax.apply_updates(params, updates)}
+        return dataclasses.replace(run, variables=variables, opt_state=opt_state, carry=carry)
+
+    def watch(run: _Run, step: jax.Array, batches: Any) -> _Run:
+        value = measure(task, evaluated, run.variables, arch, batches)[metric_.name]
+        score, running = metric_.score(value), _running(run, step, patience)
+        better = (score > run.score) & running  # A value that is no number is not better.
+        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), run.variables, run.best)
+        return dataclasses.replace(
+            run,
+            best=best,
+            score=jnp.where(better, score, run.score),
+            best_step=jnp.where(better, step, run.best_step),
+        )
+
+    keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
+    runs = jax.jit(functools.partial(_each, start, together))(keys)
+    train_all, watch_all = _in_program(train, together), _in_program(watch, together)
+    batch, moved, done = None, None, 0
+    while done < training.steps:
+        if (given := drawn.at(done)) is not batch:  # One graph is the same batch in each step.
+            batch, moved = given, jax.tree.map(jnp.asarray, given)
+        runs = train_all(runs, jnp.int32(done), moved)
+        done += 1
+        if done % training.every("evaluate") == 0 or done == training.steps:
+            runs = watch_all(runs, jnp.int32(done), watched)
+            if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
+                break
+
+    metrics = {role: watched, "test": jax.tree.map(jnp.asarray, task.evaluation("test", None, None))}
+
+    def finish(best: Any, batches: Any) -> Any:
+        return measure(task, evaluated, best, arch, batches)
+
+    found = {
+        name: jax.tree.map(np.asarray, _in_program(finish, together, donate=False)(runs.best, batches))
+        for name, batches in metrics.items()
+    }
+    return Seeds(runs.best, np.asarray(runs.best_step), done, found)
+
+
+def measure(
+    task: Task, net: nn.Module, variables: Any, arch: Arch | None, batches: Any
+) -> dict[str, jax.Array]:
+    """The metrics of one network on all batches of `Task.evaluation`, float32 [] by name; traceable."""
+
+    def one(carry: Any, batch: Any) -> tuple[Any, Any]:
+        _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
+        return carry, sums
+
+    rows = jax.tree.leaves(batches)[0].shape[1]
+    parts = lax.scan(one, task.carry(net, rows), batches)[1]  # [batches]
+    sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
+    return {metric.name: metric.value(sums) for metric in task.metrics}
+
+
+def _each(function: Callable[..., Any], together: int | None, first: Any, *rest: Any) -> Any:
+    """The function of each seed's part of the first argument: all at once, or some after others."""
+    if together is None:
+        return jax.vmap(lambda own: function(own, *rest))(first)
+    return lax.map(lambda own: function(own, *rest), first, batch_size=None if together == 1 else together)
+
+
+def _in_program(
+    function: Callable[..., Any], together: int | None, donate: bool = True
+) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_each, function, together), donate_argnums=0 if donate else ())
+
+
+def _running(run: _Run, step: jax.Array, patience: int | None) -> jax.Array:
+    """Whether a seed goes on, bool, after so many steps."""
+    return jnp.bool_(True) if patience is None else step - run.best_step <= patience
+
+
+def _metric(task: Task, name: str | None) -> Metric:
+    known = {metric.name: metric for metric in task.metrics}
+    if name is not None and name not in known:
+        raise ValueError(
+            f"train_seeds: {task.name} has no metric {name!r}{nearest(name, known)} There are "
+            f"{', '.join(known)}."
+        )
+    return task.metrics[0] if name is None else known[name]

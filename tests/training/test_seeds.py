@@ -1,0 +1,138 @@
+"""Many seeds in one program: each is what a loop of its own makes, and is kept where it is best."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_tasks import TASKS, net_of, task_of
+
+import jaxnas
+from jaxnas.supernets.graph_baselines import GAT, GCN
+from jaxnas.training import Training, make_evaluator, make_mesh
+from jaxnas.training.keys import stream
+from jaxnas.training.seeds import train_seeds
+
+TASK, NET = task_of("graphs"), net_of("graphs")
+ARCH = NET.space.largest()
+SGD = optax.sgd(0.5, momentum=0.9)
+TRAINING = Training(steps=12, batch_size=8, evaluate_every=2)
+
+
+def seeds_of(training=TRAINING, seeds=(3, 5, 8), **options):
+    return train_seeds(
+        TASK, NET, training, seeds, **{"arch": ARCH, "optimizer": SGD, "role": "search", **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    return seeds_of()
+
+
+def by_hand(seed, metric, patience):
+    """Values of the metric after every second step of one seed, its best variables and their step."""
+    key = stream(seed, "seeds")
+    params = jaxnas.init(NET, jax.random.fold_in(key, 0), TASK.inputs)["params"]
+    key, opt_state, batches = jax.random.fold_in(key, 1), SGD.init(params), TASK.batches("train", 8, 0)
+    evaluate, values = make_evaluator(TASK, NET, "search", mesh=make_mesh(1)), []
+
+    @jax.jit
+    def grads_of(params, batch, key):
+        return jax.grad(lambda p: TASK.loss(NET, {"params": p}, ARCH, batch, (), key, True)[0])(params)
+
+    best, best_step = None, 0
+    for step in range(12):
+        grads = grads_of(params, batches.at(step), jax.random.fold_in(key, step))
+        updates, opt_state = SGD.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        if step % 2 and step + 1 - best_step <= patience:
+            value = float(evaluate({"params": params}, ARCH)[metric])
+            better = max if metric == "accuracy" else min
+            if not values or (better(values + [value]) == value and value not in values):
+                best, best_step = params, step + 1
+            values.append(value)
+    return best, best_step, values
+
+
+@pytest.mark.parametrize(
+    ("metric", "patience"), [("loss", 2), pytest.param("accuracy", 100, marks=pytest.mark.slow)]
+)
+def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patience):
+    found = seeds_of(metric=metric, patience=patience)
+    evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(1))
+    for i, seed in enumerate((3, 5, 8)):
+        best, step, values = by_hand(seed, metric, patience)
+        assert found.best_steps[i] == step
+        limit = max if metric == "accuracy" else min
+        assert found.metrics["search"][metric][i] == pytest.approx(limit(values), abs=1e-5)
+        own = jax.tree.map(lambda x, i=i: x[i], found.variables)
+        for one, other in zip(jax.tree.leaves(own["params"]), jax.tree.leaves(best), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        for name, value in evaluate(own, ARCH).items():
+            assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
+
+
+@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
+    other = seeds_of(together=together)
+    assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
+    for one, two in zip(jax.tree.leaves(found.variables), jax.tree.leaves(other.variables), strict=True):
+        np.testing.assert_allclose(two, one, atol=1e-5)
+
+
+def test_the_seeds_are_independent_and_a_patience_ends_them(found):
+    alone = seeds_of(seeds=(5,))
+    np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
+    still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), optimizer=optax.sgd(0.0), patience=3)
+    assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_task_takes_it(kind):
+    task, net = task_of(kind), net_of(kind)
+    found = train_seeds(
+        task,
+        net,
+        Training(steps=3, batch_size=8, warmup_steps=1),
+        range(2),
+        arch=net.space.smallest(),
+        role="search",
+    )
+    for role in ("search", "test"):
+        values = found.metrics[role][task.metrics[0].name]
+        assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
+
+
+@pytest.mark.parametrize("network", [GCN, pytest.param(GAT, marks=pytest.mark.slow)])
+def test_the_known_networks_learn_and_are_networks_of_the_road(network):
+    net = network(2, dropout=0.1)
+    settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)
+    found = train_seeds(TASK, net, settings, range(2), role="search")
+    assert (found.metrics["test"]["accuracy"] > 0.75).all()
+    arch, one = net.space.smallest(), jax.tree.map(lambda x: x[0], found.variables)
+    inputs = TASK.preprocess(TASK.evaluation("test"))
+    inputs = jax.tree.map(lambda x: jnp.asarray(x[0]), inputs)
+    assert jaxnas.extract(net, one, arch, verify=inputs).error < 1e-5
+    count = sum(leaf.size for leaf in jax.tree.leaves(one))
+    assert int(jaxnas.cost(net, TASK.inputs)(arch)["params"]) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": ()}, "seeds are []; expected at least one, and none twice"),
+        ({"seeds": (1, 1)}, "seeds are [1, 1]; expected"),
+        ({"metric": "acuracy"}, "no metric 'acuracy'; did you mean 'accuracy'? There are accuracy, loss"),
+        ({"role": "test"}, "'test' may not be used for choosing where a training is best"),
+        ({"role": "validation"}, "has no nodes of the role 'validation'"),
+        ({"arch": None}, "the network has 9 architectures; give one as arch"),
+        ({"patience": 0}, "patience is 0, expected at least 1"),
+        ({"together": 0}, "together is 0, expected at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError) as error:
+        seeds_of(**options)
+    assert message in str(error.value)
