@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,6 +51,12 @@ class Labelled:
         """The splits that there are, by role."""
         splits = {role: getattr(self, role) for role in ROLES}
         return {role: split for role, split in splits.items() if split is not None}
+
+    def whole(self) -> Self:
+        """The data whose training examples include those that were held out for a search."""
+        if self.search is None:
+            return self
+        return dataclasses.replace(self, train=self.train.join(self.search), search=None)
 
     @property
     def num_classes(self) -> int:
