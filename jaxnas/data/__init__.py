@@ -3,7 +3,7 @@
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, evaluation_batches
+from jaxnas.data.batches import Batches, LengthBatches, evaluation_batches
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.encoding import Encoding
@@ -27,6 +27,7 @@ __all__ = [
     "from_texts",
     "find_vectors",
     "Vectors",
+    "LengthBatches",
     "ListOps",
     "Encoding",
     "ROLES",

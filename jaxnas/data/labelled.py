@@ -149,10 +149,11 @@ def make_splits(
     if len(short):
         first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
         divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
+        asked = ", ".join(f"{role}_fraction={share}" for role, share in wanted.items())
+        others = f", or choose other fractions than {asked}" if asked else ""
         raise ValueError(
             f"{what}: the class {classes[first]!r} has {total} example{'s' * (total != 1)}, which are "
-            f"divided as {divided}; each role needs at least one of each class. Give more of it, or choose "
-            f"other fractions than {', '.join(f'{role}_fraction={share}' for role, share in wanted.items())}."
+            f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
     parts = {role: ({k: x[part] for k, x in inputs.items()}, labels[part]) for role, part in rows.items()}

@@ -75,13 +75,13 @@ class Text(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = {name: getattr(self, name) for name, unset in _UNSET.items() if getattr(self, name) != unset}
-        given.pop("embeddings", None)
+        given = [name for name, unset in _UNSET.items() if getattr(self, name) != unset]
+        given = [name for name in given if not name.startswith("embedding")]
         if given and not isinstance(self.data, str):
-            name, value = next(iter(given.items()))
             raise ValueError(
-                f"Text: {name} is {value!r}, and {self.name} has its tokens already; give it to "
-                "data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever makes them."
+                f"Text: {given[0]} is {getattr(self, given[0])!r}, and {self.name} has its tokens already; "
+                "give it to data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever "
+                "makes them."
             )
         if self.search_fraction is not None:
             self.check_ranges(search_fraction=(0, 1))
@@ -163,6 +163,15 @@ class Text(Classification):
         if vectors is not None:
             inputs["vectors"] = jax.ShapeDtypeStruct((1, length, vectors.dim), jnp.float32)
         return inputs
+
+    def batches(
+        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    ) -> data_lib.Batches:
+        """Shuffled batches, with `lengths` of texts of about one length; see `Classification.batches`."""
+        batches = super().batches(role, batch_size, seed, shard)
+        if self.lengths is None:
+            return batches
+        return data_lib.LengthBatches(batches.split, batch_size, seed, shard, lengths=self.lengths)
 
     def details(self) -> Mapping[str, Any]:
         """Classes, length, tokens and vocabulary; how many words are unknown and texts are cut; vectors."""

@@ -344,7 +344,8 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
 
     Returns:
       From (state, tuple of batches) to the state and the metrics of the last step, but for "finite" and
-      "archs", which are those of each step. The state is donated.
+      "archs", which are those of each step. The state is donated. Batches of different shapes, as texts of
+      different `lengths`, are refused with a ValueError.
     """
 
     def steps(state: Any, batches: tuple[Any, ...]) -> tuple[Any, dict[str, jax.Array]]:
@@ -353,7 +354,19 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
         each = ("finite", "archs")
         return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
 
-    return jax.jit(steps, donate_argnums=0)
+    compiled = jax.jit(steps, donate_argnums=0)
+
+    def call(state: TrainState, batches: tuple[Any, ...]) -> Any:
+        shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
+                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
+                "`lengths`."
+            )
+        return compiled(state, batches)
+
+    return call
 
 
 def steps_of_call(number: int, training: Training) -> int:
