@@ -3,20 +3,34 @@
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, evaluation_batches
+from jaxnas.data.batches import Batches, LengthBatches, evaluation_batches
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
+from jaxnas.data.encoding import Encoding
+from jaxnas.data.expressions import ListOps, listops
 from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
+from jaxnas.data.own_sentences import from_texts, from_tsv
 from jaxnas.data.own_text import from_text
 from jaxnas.data.pictures import from_folder
 from jaxnas.data.roles import ROLES
-from jaxnas.data.sentences import Sentences, from_tsv
+from jaxnas.data.sentences import Sentences, load_sentences, usual_tokens, with_vectors
 from jaxnas.data.splits import SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
 from jaxnas.data.text import load_text
+from jaxnas.data.vectors import Vectors, find_vectors
 from jaxnas.data.vocabulary import Vocabulary
 
 __all__ = [
+    "with_vectors",
+    "usual_tokens",
+    "load_sentences",
+    "listops",
+    "from_texts",
+    "find_vectors",
+    "Vectors",
+    "LengthBatches",
+    "ListOps",
+    "Encoding",
     "ROLES",
     "Batches",
     "ContiguousBatches",

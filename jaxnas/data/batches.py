@@ -1,11 +1,15 @@
 """Batches as a pure function of the step, and whole splits in batches for evaluation."""
 
 import dataclasses
+import functools
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
 from jaxnas.data.splits import Split, permutation
+
+_SHUFFLES = 2**63  # The streams of the order of batches; those of the order of examples are the epochs.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,16 +76,81 @@ class Batches:
         Raises:
             ValueError: a negative step.
         """
+        return self.split.take(self.own(self.rows(step)))
+
+    def rows(self, step: int) -> np.ndarray:
+        """Returns which examples of the split are in the batch of a step over all processes, int64 [b]."""
         step = operator.index(step)
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
+        order = self.order(epoch)
+        return order[position * self.batch_size : (position + 1) * self.batch_size]
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Returns the examples in the order in which the batches of an epoch take them, int64 [n]."""
         n = len(self.split)
-        order = permutation(n, self.seed, epoch) if self.shuffle else np.arange(n)
-        rows = order[position * self.batch_size : (position + 1) * self.batch_size]
+        return permutation(n, self.seed, epoch) if self.shuffle else np.arange(n)
+
+    def own(self, rows: np.ndarray) -> np.ndarray:
+        """Returns this process's part of the rows of a batch."""
         index, count = self.shard
         part = len(rows) // count
-        return self.split.take(rows[index * part : (index + 1) * part])
+        return rows[index * part : (index + 1) * part]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LengthBatches(Batches):
+    """Batches of sequences of about one length, each cut behind the longest of them.
+
+    The examples of an epoch, in random order, are sorted by the first of `lengths` that holds them, and cut
+    into batches, which come in random order. So each batch but a few has examples of one length, and each
+    example is still seen at most once in an epoch.
+
+    Args:
+        lengths: that batches may have, increasing; the last holds all sequences.
+
+    Raises:
+        ValueError: a split without a mask, a sequence longer than all lengths, or as `Batches`.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self):
+        super().__post_init__()
+        longest = int(self.sizes.max())
+        if longest > self.lengths[-1]:
+            raise ValueError(f"a sequence has {longest} tokens, and the largest length is {self.lengths[-1]}")
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of tokens of each example, int64 [n]."""
+        return np.asarray(self.split.inputs["mask"]).sum(axis=1)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Returns the examples of an epoch's batches, int64 [steps_per_epoch * batch_size]."""
+        return self._order(epoch)
+
+    @functools.cached_property
+    def _order(self) -> Callable[[int], np.ndarray]:
+        return functools.lru_cache(maxsize=2)(self._sorted)  # An epoch is sorted once, not for each batch.
+
+    def _sorted(self, epoch: int) -> np.ndarray:
+        # What no whole batch has room for is left out before the examples are sorted: any of them, then.
+        random = Batches.order(self, epoch)[: self.steps_per_epoch * self.batch_size]
+        bucket = np.searchsorted(self.lengths, self.sizes[random])
+        batches = random[np.argsort(bucket, kind="stable")].reshape(-1, self.batch_size)
+        return batches[permutation(len(batches), self.seed, _SHUFFLES + epoch)].reshape(-1)
+
+    def at(self, step: int) -> dict[str, np.ndarray]:
+        """Returns this process's part of the batch of a step; see `Batches.at`.
+
+        The inputs are [b, t, ...], where t is the same for all processes.
+        """
+        rows = self.rows(step)
+        length = self.lengths[int(np.searchsorted(self.lengths, self.sizes[rows].max()))]
+        batch = self.split.take(self.own(rows))
+        return {name: x if name == "label" else x[:, :length] for name, x in batch.items()}
 
 
 def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:

@@ -17,10 +17,13 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.data.image_builders import Cifar10, Cifar100, Digits, FashionMnist, Mnist
+from jaxnas.data.sentence_builders import Cr, ImdbReviews, ListOps, Mpqa, Mr, Sst2, Sst5, Subj, Trec
 from jaxnas.data.text_builders import Enwik8, TinyShakespeare, WikiText2
 
-_ALL = (Digits, Mnist, FashionMnist, Cifar10, Cifar100, WikiText2, Enwik8, TinyShakespeare)
-BUILDERS = {builder.name: builder for builder in _ALL}
+_IMAGES = (Digits, Mnist, FashionMnist, Cifar10, Cifar100)
+_TEXTS = (WikiText2, Enwik8, TinyShakespeare)
+_SENTENCES = (Sst5, Sst2, Trec, Mr, Subj, Cr, Mpqa, ImdbReviews, ListOps)
+BUILDERS = {builder.name: builder for builder in (*_IMAGES, *_TEXTS, *_SENTENCES)}
 
 
 def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path | None:

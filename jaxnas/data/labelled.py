@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,6 +51,12 @@ class Labelled:
         """The splits that there are, by role."""
         splits = {role: getattr(self, role) for role in ROLES}
         return {role: split for role, split in splits.items() if split is not None}
+
+    def whole(self) -> Self:
+        """The data whose training examples include those that were held out for a search."""
+        if self.search is None:
+            return self
+        return dataclasses.replace(self, train=self.train.join(self.search), search=None)
 
     @property
     def num_classes(self) -> int:
@@ -143,10 +149,11 @@ def make_splits(
     if len(short):
         first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
         divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
+        asked = ", ".join(f"{role}_fraction={share}" for role, share in wanted.items())
+        others = f", or choose other fractions than {asked}" if asked else ""
         raise ValueError(
             f"{what}: the class {classes[first]!r} has {total} example{'s' * (total != 1)}, which are "
-            f"divided as {divided}; each role needs at least one of each class. Give more of it, or choose "
-            f"other fractions than {', '.join(f'{role}_fraction={share}' for role, share in wanted.items())}."
+            f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
     parts = {role: ({k: x[part] for k, x in inputs.items()}, labels[part]) for role, part in rows.items()}

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from absl import logging
 
-from jaxnas.data.labelled import Labelled, make_splits, number_labels, some
-from jaxnas.data.source_files import read_text
-from jaxnas.data.vocabulary import END_OF_LINE, UNKNOWN, Vocabulary, WordVocabulary
+from jaxnas.data.encoding import Encoding, Parts, count_unknown
+from jaxnas.data.labelled import Labelled, make_splits, number_labels
+from jaxnas.data.roles import ROLES
+from jaxnas.data.splits import Split
+from jaxnas.data.vectors import Vectors, read_vectors
+from jaxnas.data.vocabulary import Vocabulary, WordVocabulary
+
+_CHUNK = 4096  # Records read at a time.
+# Sets whose texts are parted already as their authors mean it. Others are English prose.
+_PARTED = {"sst5": "words", "sst2": "words", "listops": "symbols"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Sentences(Labelled):
     """Texts with labels, in disjoint splits of "tokens" int32 [n, T] and "mask" bool [n, T].
 
-    The mask is True where there is a word. Behind the end of a text the token is that of `<eos>`.
+    The mask is True where there is a token. Behind the end of a text is `<eos>`, where tokens are words, and
+    else 0: what stands there means nothing.
 
     Args:
         vocabulary: of the training texts.
         unknown: how many words of each role the vocabulary does not have.
-        cut: how many texts of each role are longer than T, of which the end is left out.
+        cut: how many texts of each role are longer than T, of which a part is left out.
+        encoding: how the texts became tokens.
+        development: whether `search` is an official part of its own, which is never trained on.
+        vectors: of the tokens, which a network gets beside them; None for none.
 
     Raises:
         ValueError: tokens that are not integers, or not in the vocabulary, or as `Labelled`.
@@ -34,6 +44,9 @@ class Sentences(Labelled):
     vocabulary: Vocabulary
     unknown: Mapping[str, int]
     cut: Mapping[str, int]
+    encoding: Encoding = Encoding()
+    development: bool = False
+    vectors: Vectors | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,144 +69,202 @@ class Sentences(Labelled):
         """T, tokens of a text."""
         return self.train.inputs["mask"].shape[1]
 
+    def whole(self) -> Self:
+        """The data for a retraining, in which nothing is held out for a search any more.
 
-def from_tsv(
-    path: str | os.PathLike,
-    test: str | os.PathLike | None = None,
-    *,
-    text: str | int = "text",
-    label: str | int = "label",
-    name: str | None = None,
-    classes: Sequence[str] | None = None,
-    length: int | None = None,
-    max_words: int | None = None,
-    encoding: str = "utf-8",
-    search_fraction: float = 0.2,
-    validation_fraction: float = 0.0,
-    test_fraction: float = 0.2,
-    seed: int = 0,
+        An official development part becomes "validation", and what was held out is trained on.
+        """
+        if self.search is None or not self.development:
+            return super().whole()
+        watched = Split("validation", self.search.inputs, self.search.labels)
+        return dataclasses.replace(self, search=None, validation=watched)
+
+
+def with_vectors(
+    sentences: Sentences, path: str | os.PathLike, dim: int | None = None, seed: int = 0
 ) -> Sentences:
-    """Makes labelled sentences of a file of tab-separated values, plain or compressed.
-
-    A row is a line, and a tab ends a column; quotation marks mean nothing. Words are what stands between
-    white space. The vocabulary is that of the rows to train on alone, and other words become `<unk>`.
+    """The sentences with vectors of their words from a file, see `vectors.read_vectors`.
 
     Args:
-      path: of the rows to train on.
-      test: of the rows for the networks that are chosen; None to hold a part of the others out.
-      text, label: the columns, by their names in the first line, or both by their numbers from 0 if there is
-        no line of names.
-      name: of the data; by default that of the file.
-      classes: the labels in the order of their numbers; by default those that occur, in alphabetical order.
-      length: words of a text, of which the rest is left out; None for the longest text to train on.
-      max_words: size of the vocabulary, of the most frequent words; None for all.
-      encoding: of the files, as Python names it.
-      search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`.
+        sentences: of words.
+        path: of a file of GloVe's.
+        dim: numbers of a vector, if it is to be checked.
+        seed: of the vectors of words that the file does not have.
 
     Raises:
-      FileNotFoundError: no such file.
-      ValueError: another encoding (which says at which byte), no such column, a row with another number of
-        columns, a text without a word, a label that is in no class, or a class with too few rows.
+        ValueError: tokens that are no words, vectors of another size, or as `read_vectors`.
     """
-    name = name or pathlib.Path(path).name
-    if isinstance(text, str) != isinstance(label, str):
-        raise ValueError(f"from_tsv: text={text!r} and label={label!r}; name both columns, or number both.")
-    for option, value in (("length", length), ("max_words", max_words)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"from_tsv: {option} is {value!r}, expected a whole number of at least 1.")
-    texts, labels = _rows(path, text, label, encoding)
-    numbers, classes = number_labels(labels, classes, f"{path}: labels")
-    given = {"train": ({"text": np.array(texts, object)}, numbers)}
-    if test is not None:
-        texts, labels = _rows(test, text, label, encoding)
-        numbers, _ = number_labels(labels, classes, f"{test}: labels")
-        given["test"] = {"text": np.array(texts, object)}, numbers
-    elif not test_fraction > 0:
+    if not isinstance(words := sentences.vocabulary, WordVocabulary):
         raise ValueError(
-            f"from_tsv: test_fraction is {test_fraction} and no test file is given; chosen networks are "
-            "measured on the test rows, so there must be some."
+            f"embeddings {path} are of words, and the tokens of {sentences.name} are"
+            f" {sentences.encoding.tokens}; choose tokens='words' or 'english', or no embeddings."
         )
-    fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
-    splits = make_splits(name, given, fractions, seed, classes)
-    words = {role: [str(x).split() for x in split.inputs["text"][:]] for role, split in splits.items()}
-    vocabulary = _vocabulary(words["train"], max_words)
-    length = length or max(map(len, words["train"]))
-    encoded = {role: _encode(texts, vocabulary, length) for role, texts in words.items()}
-    [number] = vocabulary.encode(UNKNOWN)
-    unknown = {role: int(((x["tokens"] == number) & x["mask"]).sum()) for role, x in encoded.items()}
-    cut = {role: sum(len(x) > length for x in texts) for role, texts in words.items()}
-    for role in words:
+    vectors = read_vectors(path, words.words or (), seed)
+    if dim is not None and dim != vectors.dim:
+        raise ValueError(
+            f"embedding_dim is {dim}, and the vectors of {path} have {vectors.dim} numbers each; change the"
+            " one, or name another file."
+        )
+    return dataclasses.replace(sentences, vectors=vectors)
+
+
+def load_sentences(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    source_dir: str | os.PathLike | None = None,
+    encoding: Encoding | None = None,
+    phrases: bool = False,
+    search_fraction: float | None = None,
+    seed: int = 0,
+) -> Sentences:
+    """Loads labelled texts by name, and encodes them by the vocabulary of those to train on.
+
+    "sst5", "sst2", "trec", "mr", "subj", "cr", "mpqa", "imdb_reviews" and "listops" are prepared from their
+    original files in `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before,
+    with features "text" and "label" and the splits train, test and perhaps validation.
+
+    The official validation part is the role "search", and "validation" in a retraining (see
+    `Sentences.whole`). If there is none, or a `search_fraction` is given, "search" is held out of the
+    training part, and an official validation part is "validation".
+
+    Args:
+        name: TFDS name, also with config and version as in "name/config:1.0.0".
+        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
+        source_dir: folder with original files, also in its subfolders, needed once for those above.
+        encoding: how texts become tokens; None for the usual one of the data: words as they are of "sst5" and
+            "sst2", symbols of "listops", and English words of others.
+        phrases: train on every labelled phrase of the training part's trees, each different one once;
+            of "sst5" and "sst2". The other roles are whole sentences.
+        search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
+            where there is no official validation part.
+        seed: of what is held out.
+
+    Raises:
+        ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts, phrases of
+            one that has none, a text without a token, or a share that leaves nothing to train on.
+        FileNotFoundError: the dataset is not prepared; the message says how to.
+    """
+    # Imported here: those who bring their own texts don't need images.
+    from jaxnas.data.datasets import open_prepared
+
+    builder = open_prepared(name, data_dir, source_dir)
+    _check_parts(name, builder.info, phrases)
+    official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
+    read = {role: _read(builder, part) for role, part in official.items() if part in builder.info.splits}
+    feature = builder.info.features["label"]
+    classes = getattr(feature, "names", None)
+    if classes is None:
+        classes = tuple(map(str, range(1 + max(int(labels.max()) for _, labels in read.values()))))
+    development = "validation" in read and search_fraction is None
+    if development:
+        read["search"] = read.pop("validation")
+    fractions = {} if development else {"search": 0.2 if search_fraction is None else search_fraction}
+    encoding = Encoding(tokens=usual_tokens(name)) if encoding is None else encoding
+    given = {
+        role: (
+            texts,
+            number_labels(labels, classes, f"{name}, {official.get(role, 'validation')}: labels")[0],
+        )
+        for role, (texts, labels) in read.items()
+    }
+    return make_sentences(name, given, classes, fractions, seed, encoding, development=development)
+
+
+def usual_tokens(name: str) -> str:
+    """What the tokens of a named data set usually are."""
+    return _PARTED.get(name.partition(":")[0].partition("/")[0], "english")
+
+
+def make_sentences(
+    name: str,
+    given: Mapping[str, tuple[Sequence[str], np.ndarray]],
+    classes: Sequence[str],
+    fractions: Mapping[str, float],
+    seed: int,
+    encoding: Encoding,
+    *,
+    development: bool = False,
+) -> Sentences:
+    """Makes sentences of texts with labels, and holds the roles that are not given out of the training texts.
+
+    Args:
+        name: of the data.
+        given: texts and labels int32 [n] by role, at least of "train".
+        classes: names of the labels.
+        fractions: what is held out for each role that is not given; see `make_splits`.
+        seed: of what is held out.
+        encoding: how texts become tokens.
+        development: see `Sentences`.
+
+    Raises:
+        ValueError: a text without a token, a symbol that the training texts do not have, or as `make_splits`.
+    """
+    parts = {
+        role: ({"parts": _parts(encoding, texts, f"{name}, {role}")}, labels)
+        for role, (texts, labels) in given.items()
+    }
+    splits = make_splits(name, parts, fractions, seed, classes)
+    texts: dict[str, list[Parts]] = {
+        role: list(splits[role].inputs["parts"][:]) for role in ROLES if role in splits
+    }
+    vocabulary = encoding.vocabulary(texts["train"])
+    length = encoding.length or max(map(len, texts["train"]))
+    encoded = {
+        role: encoding.encode(rows, vocabulary, length, f"{name}, {role}") for role, rows in texts.items()
+    }
+    unknown = {role: count_unknown(rows, vocabulary) for role, rows in encoded.items()}
+    cut = {role: sum(len(row) > length for row in rows) for role, rows in texts.items()}
+    for role in texts:
         if unknown[role] or cut[role]:
             logging.info(
                 "%s, %s: %d words are unknown, %d texts are cut", name, role, unknown[role], cut[role]
             )
-    splits = {role: dataclasses.replace(split, inputs=encoded[role]) for role, split in splits.items()}
+    made: dict[str, Any] = {
+        role: dataclasses.replace(split, inputs=encoded[role]) for role, split in splits.items()
+    }
     return Sentences(
-        name=name, classes=tuple(classes), vocabulary=vocabulary, unknown=unknown, cut=cut, **splits
+        name=name,
+        classes=tuple(classes),
+        vocabulary=vocabulary,
+        unknown=unknown,
+        cut=cut,
+        encoding=encoding,
+        development=development,
+        **made,
     )
 
 
-def _rows(
-    path: str | os.PathLike, text: str | int, label: str | int, encoding: str
-) -> tuple[list[str], list[str]]:
-    """The texts and labels of a file."""
-    # Lines are not split at what Unicode also calls an end of a line, which texts may hold.
-    lines = [line.removesuffix("\r") for line in read_text(path, encoding).split("\n")]
-    if not lines[-1]:
-        del lines[-1]
-    rows = [line.split("\t") for line in lines]
-    header, columns, start = rows[0], len(rows[0]), int(isinstance(text, str))
-
-    def number_of(column: str | int) -> int:
-        if not isinstance(column, str):
-            return column
-        if header.count(column) != 1:
+def _parts(encoding: Encoding, texts: Sequence[str], what: str) -> np.ndarray:
+    """The tokens of each text, object [n]; an error counts texts as the lines of a file, from 1."""
+    parts = np.fromiter(map(encoding.parts, texts), object, count=len(texts))
+    for number, row in enumerate(parts, 1):
+        if not row:
             raise ValueError(
-                f"{path}: the first line names {header.count(column)} columns {column!r}; it is "
-                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
-                "there is no line of names."
+                f"{what}: text {number} has no token: {str(texts[number - 1])[:60]!r}; remove it or mend it."
             )
-        return header.index(column)
+    return parts
 
-    text, label = number_of(text), number_of(label)
-    if not 0 <= min(text, label) <= max(text, label) < columns:
+
+def _check_parts(name: str, info: Any, phrases: bool) -> None:
+    """Raises ValueError for a prepared dataset that is not texts with labels."""
+    if missing := {"text", "label"} - set(info.features):
         raise ValueError(
-            f"{path} has {columns} columns, which tabs part and which are numbered from 0; got text={text} "
-            f"and label={label}."
+            f"{name} has no feature {' and '.join(map(repr, sorted(missing)))}, only"
+            f" {', '.join(sorted(info.features))}"
         )
-    wrong = [number for number, row in enumerate(rows, 1) if len(row) != columns]
-    if wrong:
-        raise ValueError(
-            f"{path}: line {wrong[0]} has {len(rows[wrong[0] - 1])} columns, and the first line has "
-            f"{columns}; {len(wrong):,} of {len(rows):,} lines differ from it. A tab ends a column, "
-            "and each line is one row."
-        )
-    for number, row in enumerate(rows[start:], start + 1):
-        if not row[text].strip() or not row[label].strip():
-            missing = "word" if not row[text].strip() else "label"
-            raise ValueError(f"{path}: line {number} has no {missing}; remove it or mend it.")
-    return [row[text] for row in rows[start:]], [row[label].strip() for row in rows[start:]]
+    found = ", ".join(sorted(info.splits))
+    if missing := {"train", "test"} - set(info.splits):
+        raise ValueError(f"{name} has no split {' and '.join(map(repr, sorted(missing)))}, only {found}")
+    if phrases and "phrases" not in info.splits:
+        raise ValueError(f"{name} has no labelled phrases, only {found}; phrases=True is for sst5 and sst2.")
 
 
-def _vocabulary(texts: Sequence[Sequence[str]], most: int | None) -> WordVocabulary:
-    """The words of texts by decreasing frequency, and the two that every vocabulary has."""
-    counts = collections.Counter(word for words in texts for word in words)
-    for word in (UNKNOWN, END_OF_LINE):
-        counts.setdefault(word, 0)
-    kept = dict(counts.most_common(most))
-    lost = sum(counts.values()) - sum(kept.values())
-    for word in (UNKNOWN, END_OF_LINE):
-        kept.setdefault(word, counts[word])
-    kept[UNKNOWN] += lost
-    return WordVocabulary(counts=np.array(list(kept.values()), np.int64), words=tuple(kept))
-
-
-def _encode(texts: Sequence[Sequence[str]], vocabulary: WordVocabulary, length: int) -> dict[str, np.ndarray]:
-    """The tokens int32 [n, T] of texts, filled up with `<eos>`, and where there is a word, bool [n, T]."""
-    [end] = vocabulary.encode("\n")
-    tokens = np.full((len(texts), length), end, np.int32)
-    for row, words in zip(tokens, texts, strict=True):
-        kept = words[:length]
-        row[: len(kept)] = vocabulary.encode(" ".join(kept))
-    lengths = np.array([min(len(words), length) for words in texts])
-    return {"tokens": tokens, "mask": np.arange(length) < lengths[:, None]}
+def _read(builder: Any, part: str) -> tuple[list[str], np.ndarray]:
+    """The texts and the labels int32 [n] of a prepared part."""
+    source = builder.as_data_source(split=part)
+    examples: list[Any] = []
+    for start in range(0, len(source), _CHUNK):
+        examples += source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
+    texts = [example["text"].decode() for example in examples]
+    return texts, np.array([example["label"] for example in examples], np.int32)

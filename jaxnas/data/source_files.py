@@ -6,10 +6,13 @@ import gzip
 import io
 import lzma
 import os
+import pathlib
 import zipfile
 import zlib
 
 from jaxnas import files
+
+_COMPRESSIONS = ("", ".xz", ".gz", ".zip")
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -80,6 +83,28 @@ def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str
             f" {error.start:,} ({error.reason}); give its encoding, as encoding='latin-1' or 'utf-16', or"
             " copy the file again"
         ) from error
+
+
+def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -> pathlib.Path:
+    """Returns the path of the first file that is there, also with .xz, .gz or .zip after its name.
+
+    Args:
+        folder: where to look, and behind its own files in the folders that are directly in it.
+        names: the names the file may have.
+        where: a sentence that says where the file is had.
+
+    Raises:
+        FileNotFoundError: none of these is in the folder.
+    """
+    root = pathlib.Path(folder)
+    for place in (root, *sorted(path for path in root.glob("*") if path.is_dir())):
+        for name in names:
+            for suffix in _COMPRESSIONS:
+                if (path := place / (name + suffix)).is_file():
+                    return path
+    raise FileNotFoundError(
+        f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its name. {where}"
+    )
 
 
 def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:

@@ -37,6 +37,12 @@ def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
     return order
 
 
+def uniform(bits: np.random.BitGenerator, n: int) -> np.ndarray:
+    """Returns n random numbers in [0, 1), float64, from the next raw bits of a generator."""
+    # NumPy promises stable raw bits, but not the same distributions in all its versions.
+    return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
 def stratified(
     labels: np.ndarray, size: int, seed: int, role: str = "search"
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -5,15 +5,13 @@ order are the bytes of the split.
 """
 
 import os
-import pathlib
 from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
-from jaxnas.data.source_files import decode, read_bytes
+from jaxnas.data.source_files import decode, find_source, read_bytes
 
 _RECORD = 2**20  # Bytes.
-_COMPRESSIONS = ("", ".xz", ".gz", ".zip")
 
 WIKITEXT_WHERE = (
     "They are the three files wiki.{train,valid,test}.tokens of the archive wikitext-2-v1.zip (the"
@@ -29,27 +27,6 @@ SHAKESPEARE_WHERE = (
     "It is the file data/tinyshakespeare/input.txt of the GitHub repository karpathy/char-rnn, also"
     " under the name tinyshakespeare.txt, plain or compressed by xz or gzip"
 )
-
-
-def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -> pathlib.Path:
-    """Returns the path of the first file that is there, also with .xz, .gz or .zip after its name.
-
-    Args:
-        folder: where to look.
-        names: the names the file may have.
-        where: a sentence that says where the file is had.
-
-    Raises:
-        FileNotFoundError: none of these is in the folder.
-    """
-    for name in names:
-        for suffix in _COMPRESSIONS:
-            path = pathlib.Path(folder) / (name + suffix)
-            if path.is_file():
-                return path
-    raise FileNotFoundError(
-        f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its name. {where}"
-    )
 
 
 class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):

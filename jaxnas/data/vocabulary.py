@@ -211,6 +211,40 @@ class PieceVocabulary(Vocabulary):
         return super()._reordered(order) | {"order": self.order[order]}
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SymbolVocabulary(Vocabulary):
+    """A closed set of symbols between white space, of which the first fills up what is masked.
+
+    Raises:
+        ValueError: a symbol occurs twice, or there are none.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.words or len(self._ids) != self.size:
+            raise ValueError(f"expected different symbols, got {self.words!r}")
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words or ())}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the symbols of a text, int32 [n].
+
+        Raises:
+            ValueError: a symbol that there is not.
+        """
+        symbols = text.split()
+        if wrong := [symbol for symbol in symbols if symbol not in self._ids]:
+            known = " ".join((self.words or ())[1:21])
+            raise ValueError(f"there is no symbol {wrong[0]!r}, only {known}{' ...' * (self.size > 21)}")
+        return np.fromiter(map(self._ids.__getitem__, symbols), np.int32, count=len(symbols))
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        assert self.words is not None
+        return " ".join(self.words[i] for i in tokens.tolist())
+
+
 def split_words(text: str) -> list[str]:
     """Returns the words of a text, and `<eos>` for each end of a line."""
     return text.replace("\n", f" {END_OF_LINE} ").split()

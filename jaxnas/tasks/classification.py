@@ -66,11 +66,8 @@ class Classification(Named):
 
     def whole(self) -> Self:
         """The task whose training examples include those that were held out for the search."""
-        dataset = self.dataset
-        if dataset.search is None:
-            return self
-        train = dataset.train.join(dataset.search)
-        return dataclasses.replace(self, data=dataclasses.replace(dataset, train=train, search=None))
+        whole = self.dataset.whole()
+        return self if whole is self.dataset else dataclasses.replace(self, data=whole)
 
     @property
     def sizes(self) -> dict[str, int]:

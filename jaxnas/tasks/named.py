@@ -13,25 +13,20 @@ class Named(Task):
     """What tasks share whose data may be named.
 
     Attributes:
-      data: the name of a data set, or the data themselves.
+      data: the name of a data set, or the data themselves, or a rule with a `name` that they are made by.
     """
 
     data: Any
 
     kind: ClassVar[type]  # of the data themselves
     makers: ClassVar[str]  # functions that make them, for messages
-    names: ClassVar[bool] = True  # whether there are data by name
+    rules: ClassVar[tuple[type, ...]] = ()  # of objects that the data are made by when they are loaded
     hint: ClassVar[str] = "Set search_fraction to 0.2, say."  # how data get the role "search", for messages
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, str) and not self.names:
+        if not isinstance(self.data, (str, self.kind, *self.rules)):
             raise ValueError(
-                f"{type(self).__name__}: data is {self.data!r}; expected what {self.makers} returns."
-            )
-        if not isinstance(self.data, (str, self.kind)):
-            name = "a name, or " if self.names else ""
-            raise ValueError(
-                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected {name}what "
+                f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or what "
                 f"{self.makers} returns."
             )
 
@@ -47,20 +42,20 @@ class Named(Task):
         Raises:
           ValueError: they are not loaded yet.
         """
-        if isinstance(self.data, str):
+        if not isinstance(self.data, self.kind):
             raise ValueError(
-                f"The {self.examples} of {self.data!r} are not loaded yet; call task.load() first."
+                f"The {self.examples} of {self.name!r} are not loaded yet; call task.load() first."
             )
         return self.data
 
     def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
         """The task with its data loaded; see `jaxnas.data.load` and `load_text` for folders and errors."""
-        if not isinstance(self.data, str):
+        if isinstance(self.data, self.kind):
             return self
         return dataclasses.replace(self, data=self.read(data_dir, source_dir))
 
     def read(self, data_dir: Any, source_dir: Any) -> Any:
-        """The data of the name."""
+        """The data of the name or the rule."""
         raise ValueError(f"{type(self).__name__}: {self.data!r} is no data; give what {self.makers} returns.")
 
     def part(self, parts: dict[str, Any], role: str, allowed: tuple[str, ...], use: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,44 +13,195 @@ from jaxnas import data as data_lib
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
+# Options of loading a data set, with their defaults: on a task that is loaded they are not set.
+_UNSET: dict[str, Any] = {
+    "tokens": None,
+    "length": None,
+    "keep": "start",
+    "max_words": None,
+    "phrases": False,
+    "embeddings": None,
+    "embedding_dim": None,
+    "search_fraction": None,
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text(Classification):
     """Classification of texts as token sequences of one length.
 
     A network takes {"tokens": int32 [B, T], "mask": bool [B, T]}, of which the mask is False behind the end
-    of a text, and gives logits [B, classes].
+    of a text, and gives logits [B, classes]. With `embeddings` it also takes "vectors", float32 [B, T, G],
+    which are 0 behind the end.
 
     Attributes:
-      data: as `data.from_tsv` returns them.
+      data: the name of a data set, see `jaxnas.data.load_sentences`; or `data.ListOps(...)`, which makes its
+        texts when it is loaded; or the data themselves, as `data.from_tsv` and `data.from_texts` return them.
+      tokens: "words", "english", "bytes" or "symbols", see `data.Encoding`; None for the usual ones of the
+        data set.
+      length: T, of which longer texts leave a part out; None for the longest text to train on.
+      lengths: of training batches, as (16, 32, 64): each has texts of about one length and is cut to the
+        first of these that holds them all. The last one is `length`. None for the full length always, which
+        evaluations have in any case. A training step is compiled once for each.
+      keep: which part of a text is kept that is too long, its "start" or its "end".
+      max_words: size of the vocabulary, of the most frequent words; None for all.
+      phrases: train on all labelled phrases of the trees of "sst5" and "sst2".
+      embeddings: a file of GloVe's, by its path or by its name among the original files, as "glove6b_50d".
+        Its vectors stay as they are. A token that it does not have gets one that is drawn.
+      embedding_dim: G, if it is to be checked; None for that of the file.
+      search_fraction: share of the training texts that is held out for the search; None for the official
+        development part, or 0.2 where there is none.
+      seed: of what is held out, and of vectors that are drawn.
       label_smoothing: probability that is spread over all classes.
       evaluation_batch_size: texts at a time where networks are evaluated.
     """
 
-    data: data_lib.Sentences
+    data: str | data_lib.ListOps | data_lib.Sentences
+    tokens: str | None = None
+    length: int | None = None
+    lengths: tuple[int, ...] | None = None
+    keep: str = "start"
+    max_words: int | None = None
+    phrases: bool = False
+    embeddings: str | None = None
+    embedding_dim: int | None = None
+    search_fraction: float | None = None
+    seed: int = 0
 
     examples = "texts"
     kind = data_lib.Sentences
-    makers = "data.from_tsv"
-    names = False
+    rules = (data_lib.ListOps,)
+    makers = "data.from_tsv, data.from_texts or data.ListOps"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [name for name, unset in _UNSET.items() if getattr(self, name) != unset]
+        given = [name for name in given if not name.startswith("embedding")]
+        if given and not isinstance(self.data, str):
+            raise ValueError(
+                f"Text: {given[0]} is {getattr(self, given[0])!r}, and {self.name} has its tokens already; "
+                "give it to data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever "
+                "makes them."
+            )
+        if self.search_fraction is not None:
+            self.check_ranges(search_fraction=(0, 1))
+        if self.embedding_dim is not None and self.embeddings is None:
+            raise ValueError(f"Text: embedding_dim is {self.embedding_dim}, and there are no embeddings.")
+        if self.lengths is not None:
+            self._check_lengths()
+        self._encoding("words")
+
+    def _check_lengths(self) -> None:
+        lengths = self.lengths or ()
+        whole = all(type(length) is int and length > 0 for length in lengths)
+        if not lengths or not whole or sorted(set(lengths)) != list(lengths):
+            raise ValueError(
+                f"Text: lengths is {lengths!r}, expected whole numbers that increase, as (16, 32)."
+            )
+        full = self.data.length if isinstance(self.data, data_lib.Sentences) else self.length
+        if full not in (None, lengths[-1]):
+            raise ValueError(f"Text: texts have the length {full}, and the last of lengths is {lengths[-1]}.")
+
+    def _encoding(self, usual: str) -> data_lib.Encoding:
+        """How texts become tokens, where the usual tokens are those."""
+        length = self.length if self.lengths is None else self.lengths[-1]
+        try:
+            return data_lib.Encoding(
+                tokens=self.tokens or usual, length=length, max_words=self.max_words, keep=self.keep
+            )
+        except ValueError as error:
+            raise ValueError(f"Text: {error}") from error
+
+    def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
+        """The task with its texts and vectors loaded; see `data.load_sentences` for folders and errors.
+
+        What the options say of tokens and vectors is done then, and they are no longer set.
+        """
+        if isinstance(self.data, data_lib.Sentences) and self.embeddings is None:
+            return self
+        dataset = self.data if isinstance(self.data, data_lib.Sentences) else self.read(data_dir, source_dir)
+        if self.embeddings is not None:
+            path = data_lib.find_vectors(self.embeddings, data_dir, source_dir)
+            dataset = data_lib.with_vectors(dataset, path, self.embedding_dim, self.seed)
+        return dataclasses.replace(self, data=dataset, **_UNSET)
+
+    def read(self, data_dir: Any, source_dir: Any) -> data_lib.Sentences:
+        """The texts of the name or the rule."""
+        if isinstance(self.data, data_lib.ListOps):
+            return data_lib.listops(self.data)
+        return data_lib.load_sentences(
+            self.name,
+            data_dir=data_dir,
+            source_dir=source_dir,
+            encoding=self._encoding(data_lib.usual_tokens(self.name)),
+            phrases=self.phrases,
+            search_fraction=self.search_fraction,
+            seed=self.seed,
+        )
+
+    @property
+    def dataset(self) -> data_lib.Sentences:
+        """The texts.
+
+        Raises:
+          ValueError: they, or their vectors, are not loaded yet.
+        """
+        if self.embeddings is not None and isinstance(self.data, data_lib.Sentences):
+            raise ValueError(
+                f"The vectors of {self.embeddings!r} are not loaded yet; call task.load() first."
+            )
+        return self.loaded
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """One text, {"tokens": int32 [1, T], "mask": bool [1, T]}."""
-        dtypes = {"tokens": jnp.int32, "mask": jnp.bool}
-        return {k: jax.ShapeDtypeStruct((1, self.dataset.length), dtype) for k, dtype in dtypes.items()}
+        """One text: {"tokens": int32 [1, T], "mask": bool [1, T]}, and its "vectors", float32 [1, T, G]."""
+        length, vectors = self.dataset.length, self.dataset.vectors
+        inputs = {
+            "tokens": jax.ShapeDtypeStruct((1, length), jnp.int32),
+            "mask": jax.ShapeDtypeStruct((1, length), jnp.bool),
+        }
+        if vectors is not None:
+            inputs["vectors"] = jax.ShapeDtypeStruct((1, length, vectors.dim), jnp.float32)
+        return inputs
+
+    def batches(
+        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    ) -> data_lib.Batches:
+        """Shuffled batches, with `lengths` of texts of about one length; see `Classification.batches`."""
+        batches = super().batches(role, batch_size, seed, shard)
+        if self.lengths is None:
+            return batches
+        return data_lib.LengthBatches(batches.split, batch_size, seed, shard, lengths=self.lengths)
 
     def details(self) -> Mapping[str, Any]:
-        """The number of classes, the length of a text, the vocabulary, and how many words it lacks."""
-        dataset = self.dataset
-        return {
-            **super().details(),
+        """Classes, length, tokens and vocabulary; how many words are unknown and texts are cut; vectors."""
+        dataset, details = self.dataset, dict(super().details())
+        details |= {
             "length": dataset.length,
+            "tokens": dataset.encoding.tokens,
             "vocabulary": dataset.vocabulary.size,
             "unknown_words": dict(dataset.unknown),
             "cut_texts": dict(dataset.cut),
         }
+        if self.lengths is not None:
+            details["lengths"] = list(self.lengths)
+        if (vectors := dataset.vectors) is not None:
+            details["vectors"] = f"{vectors.name}, {vectors.dim} numbers each"
+            details["words_with_vectors"] = {
+                role: round(vectors.coverage(split.inputs), 4) for role, split in dataset.splits.items()
+            }
+        return details
+
+    def preparation(self) -> str:
+        """What the tokens are, and how they become vectors."""
+        dataset = self.dataset
+        text = f"as {dataset.encoding.tokens}, of which the mask is True at those of the text"
+        return text if dataset.vectors is None else f"{text}, and their vectors of {dataset.vectors.name}"
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens int32 [B, T] and their mask, bool [B, T]."""
-        return {"tokens": batch["tokens"], "mask": batch["mask"]}
+        """Tokens int32 [B, T], their mask, bool [B, T], and their vectors, float32 [B, T, G], if any."""
+        tokens, mask = batch["tokens"], batch["mask"]
+        if (vectors := self.dataset.vectors) is None:
+            return {"tokens": tokens, "mask": mask}
+        looked_up = jnp.asarray(vectors.table)[tokens]  # [B, T, G]
+        return {"tokens": tokens, "mask": mask, "vectors": jnp.where(mask[..., None], looked_up, 0.0)}

@@ -345,7 +345,8 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
 
     Returns:
       From (state, tuple of batches) to the state and the metrics of the last step, but for "finite" and
-      "archs", which are those of each step. The state is donated.
+      "archs", which are those of each step. The state is donated. Batches of different shapes, as texts of
+      different `lengths`, are refused with a ValueError.
     """
 
     @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
@@ -360,6 +361,13 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
         return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
 
     def call(state: Any, batches: tuple[Any, ...]) -> Any:
+        shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
+                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
+                "`lengths`."
+            )
         tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
         # An array that is in every batch, as a graph may be, is not stacked.
         shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}

@@ -84,9 +84,41 @@ CASES = {
         lambda: tasks.Images(data=task_of("language").corpus),
         "Images: data is a Corpus; expected a name, or what data.from_arrays, data.from_folder or data.load",
     ),
-    "texts by name": (
-        lambda: tasks.Text(data="imdb"),
-        "Text: data is 'imdb'; expected what data.from_tsv returns",
+    "texts in a list": (
+        lambda: tasks.Text(data=["good", "bad"]),
+        "Text: data is a list; expected a name, or what data.from_tsv, data.from_texts or data.ListOps",
+    ),
+    "tokens of texts that have some": (
+        lambda: tasks.Text(data=SENTENCES, tokens="bytes"),
+        "Text: tokens is 'bytes', and sentences has its tokens already; give it to data.from_tsv",
+    ),
+    "tokens of no kind": (
+        lambda: tasks.Text(data="sst5", tokens="letters"),
+        "Text: tokens is 'letters', expected one of 'words', 'english', 'bytes', 'symbols'",
+    ),
+    "a vocabulary of so many bytes": (
+        lambda: tasks.Text(data="sst5", tokens="bytes", max_words=8),
+        "Text: max_words is 8, and tokens='bytes' are no words",
+    ),
+    "lengths that fall": (
+        lambda: tasks.Text(data="sst5", lengths=(32, 16)),
+        "Text: lengths is (32, 16), expected whole numbers that increase",
+    ),
+    "lengths that end before the texts do": (
+        lambda: tasks.Text(data=SENTENCES, lengths=(2, 4)),
+        "Text: texts have the length 7, and the last of lengths is 4",
+    ),
+    "a size of vectors and no vectors": (
+        lambda: tasks.Text(data="sst5", embedding_dim=50),
+        "Text: embedding_dim is 50, and there are no embeddings",
+    ),
+    "texts whose vectors are not loaded": (
+        lambda: tasks.Text(data=SENTENCES, embeddings="glove.txt").inputs,
+        "The vectors of 'glove.txt' are not loaded yet; call task.load() first",
+    ),
+    "expressions of no length": (
+        lambda: data.ListOps(min_length=5, max_length=6),
+        "ListOps: max_length is 6, expected a whole number of at least 7",
     ),
     "arrays in place of a data set": (
         lambda: tasks.Images(data=IMAGES),

@@ -1,5 +1,8 @@
 """Classification of texts: exact metrics, and nothing is seen behind the end of a text."""
 
+import dataclasses
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,9 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_tasks import net_of, task_of
 
 import jaxnas
+from jaxnas import Choice, Space, data, runs, tasks
+from jaxnas.elastic import Decisions, Dense, fixed, width
+from jaxnas.report import result as results
 from jaxnas.training import Training, fit, make_evaluator, make_mesh
 
 TASK, NET = task_of("text"), net_of("text")
@@ -56,3 +62,86 @@ def test_a_network_learns_what_the_first_word_says():
     with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
         trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))
     assert make_evaluator(TASK, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.9
+
+
+class VectorReader(nn.Module):
+    """The mean of the vectors of the words that a mask leaves, and a hidden layer."""
+
+    space: Space
+    dim: int
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        hidden = width(int, decisions["hidden"])
+        words = jnp.sum(inputs["mask"], axis=1, dtype=jnp.float32)[:, None]
+        x = jnp.sum(inputs["vectors"], axis=1) / words  # [B, G]
+        x = jnp.tanh(Dense(name="hidden")(x, fixed(self.dim), hidden))
+        return Dense(name="out")(x, hidden, fixed(2))
+
+
+@pytest.fixture
+def task_with_vectors(tmp_path):
+    """Texts of very different lengths, of two classes that their vectors say."""
+    random = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    texts = [
+        " ".join(random.choice(["good", "fine"] if y else ["bad", "poor"], 1 + i % 12))
+        for i, y in enumerate(labels)
+    ]
+    path = tmp_path / "words.txt"
+    path.write_text("good 1 0 1\nfine 1 1 0\nbad -1 0 1\npoor -1 1 0\n")
+    given = data.from_texts(texts, labels, tokens="english")
+    return tasks.Text(data=given, embeddings=str(path), lengths=(4, 8, 12), evaluation_batch_size=16).load()
+
+
+def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_with_vectors, tmp_path):
+    traces = []
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Counted(tasks.Text):
+        def loss(self, net, variables, arch, batch, *more):
+            traces.append(batch["tokens"].shape)
+            return super().loss(net, variables, arch, batch, *more)
+
+    fields = {field.name: getattr(task_with_vectors, field.name) for field in dataclasses.fields(tasks.Text)}
+    task, net = Counted(**fields), VectorReader(Space(hidden=Choice(2, 4)), dim=3)
+    training = Training(steps=40, batch_size=8, learning_rate=0.1, evaluate_every=100, checkpoint_every=5)
+    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
+        once = fit(task, net, training, workdir=tmp_path / "once", mesh=make_mesh(1))
+        trained = [shape for shape in traces if shape[0] == 8]
+        assert sorted(set(trained)) == [(8, 4), (8, 8), (8, 12)]
+        assert len(trained) == 3
+
+        def stop(step, record):
+            if step == 20:
+                raise KeyboardInterrupt
+
+        settings = dataclasses.replace(training, log_every=10)
+        with pytest.raises(KeyboardInterrupt):
+            fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1), progress=stop)
+        again = fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1))
+        jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
+        with pytest.raises(
+            ValueError, match="set training.steps_per_call=1, or leave out the task's `lengths`"
+        ):
+            fit(task, net, dataclasses.replace(training, steps_per_call=5), mesh=make_mesh(1))
+    scores = make_evaluator(task, net, "test", mesh=make_mesh(1))(once.variables, net.space.largest())
+    assert scores["accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
+    task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
+    with jax.numpy_dtype_promotion("standard"):
+        trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, mesh=mesh)
+        settings = runs.Search(budget="macs", most_share=0.9)
+        runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
+    result = results.read(tmp_path)
+    assert result.task.details["words_with_vectors"] == {"train": 1.0, "search": 1.0, "test": 1.0}
+    assert "float32[1, 12, 3]" in result.task.inputs.replace("f32", "float32")
+    page = (tmp_path / "report.html").read_text()
+    assert "words with vectors" in page and "words.txt, 3 numbers each" in page
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=VectorReader)
+    loaded = make_evaluator(task, small, "test", mesh=mesh)(variables)
+    np.testing.assert_allclose(loaded["loss"], result.found.metrics["test"]["loss"], rtol=1e-5)
