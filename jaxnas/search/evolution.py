@@ -16,9 +16,9 @@ from jaxnas.space import Arch
 class Evolution(Strategy):
     """Evolution within bounds: mutation and crossover of the best of all generations.
 
-    Use as `Strategy`. The first generation is random. Each later one has `mutations` mutants of
-    random parents and `crossovers` children of two random parents, completed by random ones; the
-    parents are the `parents` best of everything evaluated so far.
+    Use as `Strategy`. The first generation, or more of them, is random. Each later one has `mutations`
+    mutants of random parents and `crossovers` children of two random parents, completed by random ones;
+    the parents are the `parents` best of everything evaluated so far.
 
     It follows the paper where the released code differs: the two probabilities are not swapped,
     parents of any depth cross over (positions beyond the depth of one come from the other), the
@@ -32,6 +32,7 @@ class Evolution(Strategy):
       network_probability: of resampling a decision made once for the network, as depth and width
         (P_d in the paper).
       layer_probability: of resampling a decision at each position where it is repeated (P_m).
+      random_first: how many evaluations are random before there are children; at least one generation is.
     """
 
     population: int = 50
@@ -40,6 +41,7 @@ class Evolution(Strategy):
     crossovers: int = 25
     network_probability: float = 0.2
     layer_probability: float = 0.4
+    random_first: int = 0
 
     def __post_init__(self):
         self.check_counts("population")
@@ -53,6 +55,11 @@ class Evolution(Strategy):
             raise ValueError(
                 f"Evolution: {self.mutations} mutations and {self.crossovers} "
                 f"crossovers are more than the population of {self.population}."
+            )
+        if not 0 <= self.random_first <= self.evaluations:
+            raise ValueError(
+                f"Evolution: random_first is {self.random_first}, expected 0 to the {self.evaluations} "
+                "evaluations."
             )
         for name in ("network_probability", "layer_probability"):
             if not 0 <= getattr(self, name) <= 1:
@@ -73,13 +80,14 @@ class Evolution(Strategy):
         """A generation of architectures and the next state; see `Strategy`."""
         key, mutation_key, crossover_key, ask_key = jax.random.split(state.key, 4)
         order, usable = ranking(state)
+        started = (usable > 0) & (state.size >= self.random_first)
         groups = []
         if self.mutations:
             mutants = self._mutants(mutation_key, state, order, usable)
-            groups.append((mutants, jnp.where(usable > 0, self.mutations, 0)))
+            groups.append((mutants, jnp.where(started, self.mutations, 0)))
         if self.crossovers:
             children = self._children(crossover_key, state, order, usable)
-            groups.append((children, jnp.where(usable > 0, self.crossovers, 0)))
+            groups.append((children, jnp.where(started, self.crossovers, 0)))
         return propose(self, dataclasses.replace(state, key=key), ask_key, groups)
 
     def _pick(self, key: jax.Array, usable: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
