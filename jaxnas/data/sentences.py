@@ -141,10 +141,17 @@ def load_sentences(
         seed: of what is held out.
 
     Raises:
-        ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts, phrases of
-            one that has none, a text without a token, or a share that leaves nothing to train on.
+        ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts; phrases of
+            one that has none, or with a share that is held out of them; a text without a token; or a share
+            that leaves nothing to train on.
         FileNotFoundError: the dataset is not prepared; the message says how to.
     """
+    if phrases and search_fraction:
+        raise ValueError(
+            f"{name}: search_fraction is {search_fraction} and phrases is True; phrases overlap, so a network"
+            " would have been trained on parts of those that are held out. Leave search_fraction out, and the"
+            " development part is for the search."
+        )
     # Imported here: those who bring their own texts don't need images.
     from jaxnas.data.datasets import open_prepared
 

@@ -146,6 +146,7 @@ def test_files_that_cannot_be_right_are_refused(small_trees, files, tmp_path):
             b"1\t9\tGood\n1\tGood\n",
             "line 2 is no label, rating and text",
         ),
+        ("sst5", {"phrases": True, "search_fraction": 0.2}, "other", b"", "phrases overlap, so a network"),
         ("mr", {"phrases": True}, "other", b"", "mr has no labelled phrases, only test, train"),
         (
             "mr",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxnas.search import perturbation
+from jaxnas.search import perturbation, pruning
 from jaxnas.space import Choice, Space
 from jaxnas.training import relaxations
 
@@ -149,8 +149,50 @@ def test_perturbation_keeps_what_hurts_most_when_removed():
     assert [one.name for one in found] != sorted(one.name for one in found)  # in random order
 
 
+def test_the_weights_that_are_left_may_keep_their_sum():
+    weights = {"width": jnp.array([0.5, 0.25, 0.25]), "op": jnp.array([[0.5, 0.5]] * 3)}
+    sums = []
+
+    def evaluate(archs):
+        sums.append(jnp.concatenate([archs["op"].sum(-1).ravel(), archs["width"].sum(-1)]))
+        return jax.vmap(value_of)(archs)
+
+    _, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), renormalise=True)
+    np.testing.assert_allclose(jnp.concatenate(sums), 1, rtol=1e-6)
+    drops = {(one.name, one.position): one.drops for one in found}
+    # Without the first option the second has weight 1, worth 3 in place of .5 * (1 + 3).
+    assert drops["op", 0] == pytest.approx((-1, 1))
+
+
+HEADS = Space(mechanism=Choice("a", "b", "c").repeat(2))
+
+
+@pytest.mark.parametrize("at_once, rounds, kept", [(False, 4, ["a", "b"]), (True, 1, ["a", "a"])])
+def test_pruning_keeps_the_strongest_blocks(at_once, rounds, kept):
+    """The blocks of "b" can stand for each other: without one of the two, nothing is lost."""
+
+    def evaluate(archs):
+        there = 3 * archs["mechanism"]  # [n, 2, 3], 1 for a block that is there
+        a, b, c = there[:, :, 0], there[:, :, 1], there[:, :, 2]
+        return 3 * b.max(-1) + a[:, 0] + 0.5 * a[:, 1] + 0.01 * c.sum(-1)
+
+    weights, tuned = {"mechanism": jnp.full((2, 3), 1 / 3)}, []
+    arch, found = pruning(HEADS, weights, evaluate, at_once=at_once, tune=tuned.append)
+    assert HEADS.to_dict(arch) == {"mechanism": kept}
+    assert [len(one.blocks) for one in found] == [6, 5, 4, 3][:rounds]
+    assert found[0].drops == pytest.approx((1, 0, 0.01, 0.5, 0, 0.01), abs=1e-6)
+    assert len(tuned) == rounds - 1
+    for one, soft in zip(found, tuned, strict=False):
+        assert all(soft["mechanism"][block] == 0 for block in one.removed)
+
+
+def test_pruning_takes_one_repeated_decision():
+    with pytest.raises(ValueError, match="one decision that is repeated"):
+        pruning(SPACE, relaxations.softmax(LOGITS), lambda archs: 0)
+
+
 def test_perturbation_refuses_scores_that_are_no_numbers():
-    with pytest.raises(ValueError, match="perturbation: the scores of"):
+    with pytest.raises(ValueError, match="The scores of .* without each option are"):
         perturbation(
             SPACE,
             relaxations.softmax(LOGITS),

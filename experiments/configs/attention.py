@@ -1,0 +1,224 @@
+"""Searches of attention: DARTFormer on sequences, AutoAttend on texts and on graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from experiments.config import Config
+from jaxnas import data, runs, search, spaces, supernets, tasks
+from jaxnas.space import Space
+from jaxnas.training import Relaxed, Training
+
+Pool = Literal["cora", "citeseer"]
+
+# ---- DARTFormer: one layer of the average of all mechanisms, then the strongest of them.
+
+_LISTOPS = supernets.DARTFormer(
+    spaces.dartformer(),
+    num_classes=10,
+    vocabulary=16,
+    max_length=2000,
+    width=512,
+    num_heads=8,
+    hidden=1024,
+    window=512,
+    chunk=50,
+)
+_ALONE = {name: {"mechanism": name} for name in spaces.DARTFORMER}
+
+DARTFORMER_LISTOPS = Config(
+    name="dartformer_listops",
+    about="Mechanisms of attention on ListOps as Long Range Arena has it: for a GPU.",
+    task=tasks.Text(data=data.ListOps(), label_smoothing=0.0, evaluation_batch_size=64),
+    network=_LISTOPS,
+    training=Training(
+        steps=5000,
+        batch_size=32,
+        learning_rate=5e-4,
+        warmup_steps=1000,
+        weight_decay=0.1,
+        evaluate_every=1000,
+    ),
+    recipe=Relaxed(order="joint", relaxation="average"),
+    search=runs.Search(method="perturbation"),
+    architectures=_ALONE,
+)
+
+_SHORT = data.ListOps(
+    examples=20_000,
+    search_examples=2000,
+    test_examples=2000,
+    max_depth=6,
+    max_args=6,
+    min_length=20,
+    max_length=200,
+)
+_LISTOPS_SMALL = supernets.DARTFormer(
+    spaces.dartformer(),
+    num_classes=10,
+    vocabulary=16,
+    max_length=200,
+    width=64,
+    num_heads=4,
+    hidden=128,
+    block=16,
+    window=16,
+    summary=2,
+    num_random=2,
+    num_projected=16,
+    num_buckets=8,
+    chunk=16,
+)
+
+DARTFORMER_LISTOPS_SMALL = dataclasses.replace(
+    DARTFORMER_LISTOPS,
+    name="dartformer_listops_small",
+    about="The same with up to 200 symbols and a small network: some minutes on two cores.",
+    task=tasks.Text(data=_SHORT, label_smoothing=0.0, evaluation_batch_size=200),
+    network=_LISTOPS_SMALL,
+    training=Training(
+        steps=3000, batch_size=32, learning_rate=1e-3, warmup_steps=200, weight_decay=0.1, evaluate_every=500
+    ),
+)
+
+# As many blocks of one head for each mechanism as there are heads (algorithm 2).
+DARTFORMER_HEADS_SMALL = dataclasses.replace(
+    DARTFORMER_LISTOPS_SMALL,
+    name="dartformer_heads_small",
+    about="The same with a mechanism for each head: the weakest of 36 blocks go one by one.",
+    network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=4)),
+    search=runs.Search(method="pruning", limit=5),
+    architectures={name: {"mechanism": [name] * 4} for name in spaces.DARTFORMER},
+)
+
+_IMDB = _LISTOPS.clone(num_classes=2, vocabulary=256, max_length=1000, width=256, num_heads=4)
+
+DARTFORMER_IMDB = dataclasses.replace(
+    DARTFORMER_LISTOPS,
+    name="dartformer_imdb",
+    about="Mechanisms of attention on the bytes of film reviews: for a GPU.",
+    task=tasks.Text(
+        data="imdb_reviews", tokens="bytes", length=1000, label_smoothing=0.0, evaluation_batch_size=64
+    ),
+    network=_IMDB,
+    training=dataclasses.replace(DARTFORMER_LISTOPS.training, steps=20_000, warmup_steps=4000),
+)
+
+DARTFORMER_IMDB_SMALL = dataclasses.replace(
+    DARTFORMER_IMDB,
+    name="dartformer_imdb_small",
+    about="The same with 256 bytes of each review and a small network: some minutes on two cores.",
+    task=tasks.Text(
+        data="imdb_reviews", tokens="bytes", length=256, label_smoothing=0.0, evaluation_batch_size=200
+    ),
+    network=_LISTOPS_SMALL.clone(num_classes=2, vocabulary=256, max_length=256),
+    training=DARTFORMER_LISTOPS_SMALL.training,
+    search=runs.Search(method="perturbation", limit=10),
+)
+
+# ---- AutoAttend: a supernet of a random architecture in each step, then evolution.
+
+
+def _evolution(space: Space, random: int, rounds: int, batch: int) -> search.Evolution:
+    """The search of the paper: random architectures, and then rounds of mutants of the best (section 4.3)."""
+    return search.Evolution(
+        space,
+        evaluations=random + rounds * batch,
+        random_first=random,
+        population=batch,
+        parents=batch,
+        mutations=batch,
+        crossovers=0,
+        network_probability=0.05,
+        layer_probability=0.05,
+    )
+
+
+_SST = supernets.AutoAttendText(spaces.autoattend(24), num_classes=5, width=64)
+_SST_SMALL = supernets.AutoAttendText(spaces.autoattend(6), num_classes=5, width=32, num_heads=4)
+
+AUTOATTEND_SST = Config(
+    name="autoattend_sst",
+    about="24 layers on the sentences and phrases of SST-5: for a GPU.",
+    task=tasks.Text(data="sst5", phrases=True, length=64, embeddings="glove6b_50d", label_smoothing=0.0),
+    network=_SST,
+    training=Training(
+        steps=12_000,
+        batch_size=128,
+        learning_rate=5e-4,
+        weight_decay=0.0,
+        clip=5.0,
+        evaluate_every=2000,
+        checkpoint_every=2000,
+    ),
+    search=runs.Search(strategy=_evolution(_SST.space, 500, 5, 100)),
+    retraining=Training(
+        steps=12_000, batch_size=128, learning_rate=5e-4, weight_decay=0.0, clip=1.0, evaluate_every=1000
+    ),
+    architectures={"published": spaces.autoattend(24).to_dict(spaces.autoattend_sst())},
+)
+
+AUTOATTEND_SST_SMALL = dataclasses.replace(
+    AUTOATTEND_SST,
+    name="autoattend_sst_small",
+    about="6 narrow layers on SST-5: about a quarter of an hour on two cores.",
+    task=tasks.Text(data="sst5", phrases=True, length=48, embeddings="glove6b_50d", label_smoothing=0.0),
+    network=_SST_SMALL,
+    training=dataclasses.replace(AUTOATTEND_SST.training, steps=3000, batch_size=64, learning_rate=1e-3),
+    search=runs.Search(strategy=_evolution(_SST_SMALL.space, 100, 4, 25), limit=1),
+    retraining=dataclasses.replace(AUTOATTEND_SST.alone, steps=3000, batch_size=64, learning_rate=1e-3),
+    architectures={},
+)
+
+
+def _nodes(
+    name: str, operations: tuple[str, ...], classes: int, pool: Pool, width: int, about: str
+) -> Config:
+    network = supernets.AutoAttendNodes(
+        spaces.autoattend(2, operations), num_classes=classes, pool=pool, width=width
+    )
+    training = Training(
+        steps=2000,
+        batch_size=1,
+        learning_rate=5e-3,
+        warmup_steps=0,
+        weight_decay=0.1,
+        clip=5.0,
+        evaluate_every=200,
+        checkpoint_every=500,
+        devices=1,
+    )
+    return Config(
+        name=f"autoattend_{name}",
+        about=about,
+        task=tasks.Graphs(data=name, normalize=True),
+        network=network,
+        training=training,
+        search=runs.Search(strategy=_evolution(network.space, 500, 5, 100)),
+        retraining=dataclasses.replace(training, steps=300, evaluate_every=10),
+    )
+
+
+AUTOATTEND_CORA = _nodes(
+    "cora", spaces.AUTOATTEND_CORA, 7, "cora", 64, "2 layers on the citation network Cora."
+)
+AUTOATTEND_CITESEER = _nodes(
+    "citeseer", spaces.AUTOATTEND_CITESEER, 6, "citeseer", 256, "2 layers on the citation network CiteSeer."
+)
+AUTOATTEND_PUBMED = _nodes(
+    "pubmed", spaces.AUTOATTEND_CITESEER, 3, "citeseer", 256, "2 layers on the citation network PubMed."
+)
+
+CONFIGS = (
+    DARTFORMER_LISTOPS,
+    DARTFORMER_LISTOPS_SMALL,
+    DARTFORMER_HEADS_SMALL,
+    DARTFORMER_IMDB,
+    DARTFORMER_IMDB_SMALL,
+    AUTOATTEND_SST,
+    AUTOATTEND_SST_SMALL,
+    AUTOATTEND_CORA,
+    AUTOATTEND_CITESEER,
+    AUTOATTEND_PUBMED,
+)
