@@ -19,9 +19,8 @@ import optax
 from absl import app, flags
 
 from jaxnas import tasks
-from jaxnas.supernets.graph_baselines import GAT, GCN
-from jaxnas.training import Training
-from jaxnas.training.seeds import train_seeds
+from jaxnas.supernets import GAT, GCN
+from jaxnas.training import Training, train_seeds
 
 _SOURCE = flags.DEFINE_string(
     "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True

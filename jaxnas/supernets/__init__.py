@@ -5,6 +5,7 @@ from jaxnas.supernets.autoattend_nodes import AutoAttendNodes
 from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.dartformer import DARTFormer
+from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
 
@@ -12,6 +13,8 @@ __all__ = [
     "AutoAttendNodes",
     "AutoAttendText",
     "DARTFormer",
+    "GAT",
+    "GCN",
     "TransformerXL",
     "ViT",
     "attention",

@@ -257,7 +257,8 @@ class ARMAConv(nn.Module):
 class ChebConv(nn.Module):
     """A sum of Chebyshev polynomials of the Laplacian (Defferrard et al., NeurIPS 2016, eq. 4).
 
-    The Laplacian is scaled by a largest eigenvalue of 2, which leaves -D^-1/2 A D^-1/2.
+    The Laplacian is scaled by a largest eigenvalue of 2, which leaves -D^-1/2 A D^-1/2. It is meant for
+    graphs without directions; D has the edges into each node.
 
     Attributes:
       features: out.
@@ -380,7 +381,8 @@ def citeseer_pool(
 
 def _normalized(sources: jax.Array, targets: jax.Array, mask: jax.Array, degrees: jax.Array) -> Edges:
     """Edges with their coefficients; the degrees are edges that lead to each node, [N]."""
-    scale = jax.lax.rsqrt(jnp.maximum(degrees, 1))  # A node without edges has no coefficient to scale.
+    # An edge from a node that no edge leads to, as there is in graphs with directions, counts nothing.
+    scale = jnp.where(degrees > 0, jax.lax.rsqrt(jnp.maximum(degrees, 1)), 0)
     return Edges(sources, targets, mask, mask * scale[sources] * scale[targets])
 
 

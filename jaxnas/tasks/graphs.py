@@ -109,7 +109,7 @@ class Graphs(Named):
 
     def preparation(self) -> str:
         """Whether features are divided by their sum."""
-        return "with the features of each node divided by their sum" if self.normalize else "as they are"
+        return "the features of each node divided by their sum" if self.normalize else "as they are"
 
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
 from jaxnas.training.replay import Replay, replay
+from jaxnas.training.seeds import Seeds, train_seeds
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import make_step
@@ -21,6 +22,7 @@ __all__ = [
     "Recipe",
     "Relaxed",
     "Replay",
+    "Seeds",
     "TrainState",
     "Trained",
     "Training",
@@ -33,4 +35,5 @@ __all__ = [
     "open_workdir",
     "replay",
     "restore",
+    "train_seeds",
 ]

@@ -8,10 +8,9 @@ import pytest
 from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
-from jaxnas.supernets.graph_baselines import GAT, GCN
-from jaxnas.training import Training, make_evaluator, make_mesh
+from jaxnas.supernets import GAT, GCN
+from jaxnas.training import Training, make_evaluator, make_mesh, train_seeds
 from jaxnas.training.keys import stream
-from jaxnas.training.seeds import train_seeds
 
 TASK, NET = task_of("graphs"), net_of("graphs")
 ARCH = NET.space.largest()

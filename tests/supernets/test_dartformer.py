@@ -1,0 +1,109 @@
+"""DARTFormer: the average of mechanisms, one of them alone, and one for each head."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_nets import jit
+
+import jaxnas
+from jaxnas import Choice, Space, spaces
+from jaxnas.supernets import DARTFormer
+
+WORDS, LENGTH, CLASSES = 7, 10, 3
+SOME = ("local", "linear", "linformer", "synthesizer")
+RNG = np.random.default_rng(0)
+TEXTS = {
+    "tokens": jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32),
+    "mask": jnp.arange(LENGTH)[None] < jnp.asarray([LENGTH, 2, 5])[:, None],
+}
+
+
+@functools.cache
+def net_of(heads=None, **changes):
+    given = dict(width=8, num_heads=2, hidden=12, block=4, num_projected=3, dropout=0.0)
+    space = spaces.dartformer(SOME, heads)
+    return DARTFormer(space, num_classes=CLASSES, vocabulary=WORDS, max_length=LENGTH, **given | changes)
+
+
+@functools.cache
+def variables_of(heads=None, **changes):
+    return jaxnas.init(net_of(heads, **changes), jax.random.key(0), TEXTS)
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_extraction_keeps_the_chosen_mechanisms(heads):
+    net, variables = net_of(heads, layers=2), variables_of(heads, layers=2)
+    cost, counts = jaxnas.cost(net, TEXTS), set()
+    for mechanism in SOME[:3]:
+        arch = net.space.from_dict({"mechanism": mechanism if heads is None else [mechanism, "linear"]})
+        small = jaxnas.extract(net, variables, arch, verify=TEXTS)
+        count = sum(x.size for x in jax.tree.leaves(small.variables))
+        assert small.error < 1e-5 and count == cost(arch)["params"]
+        counts.add(int(cost(arch)["macs"]))
+    assert len(counts) == 3
+
+
+def outputs_of(net, variables, arch):
+    """What the block of attention returns, [B, T, D]."""
+    _, state = net.apply(variables, TEXTS, arch, capture_intermediates=True, mutable=["intermediates"])
+    found = state["intermediates"]
+    names = [name for name in found if name.startswith("attention_0")]
+    return {name: found[name]["__call__"][0] for name in names}
+
+
+def test_the_supernet_is_the_plain_average():
+    net, variables = net_of(), variables_of()
+    even = {"mechanism": jnp.full(4, 0.25)}
+    blocks = [outputs_of(net, variables, {"mechanism": jnp.int32(i)})["attention_0"] for i in range(4)]
+    (average,) = outputs_of(net, variables, even).values()
+    np.testing.assert_allclose(average, np.mean(blocks, axis=0), rtol=1e-5, atol=1e-6)
+    # A block that is taken out leaves the others as they are.
+    (without,) = outputs_of(net, variables, {"mechanism": jnp.asarray([0.25, 0.25, 0, 0.25])}).values()
+    np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads, pool", [(None, "first"), (2, "mean")])
+def test_nothing_comes_from_behind_the_end(heads, pool):
+    net, variables = net_of(heads, pool=pool), variables_of(heads, pool=pool)
+    apply, even = jit(net.apply), jax.tree.map(jax.nn.softmax, net.space.logits())
+    changed = {**TEXTS, "tokens": jnp.where(TEXTS["mask"], TEXTS["tokens"], WORDS - 1)}
+    before = apply(variables, TEXTS, even)
+    np.testing.assert_allclose(apply(variables, changed, even), before, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(before[0], before[1])
+    gradient = jit(jax.grad(lambda w: jnp.sum(jnp.sin(net.apply(variables, TEXTS, {"mechanism": w})))))(
+        even["mechanism"]
+    )
+    assert np.all(np.abs(gradient) > 0)
+
+
+def test_every_mechanism_runs_in_it():
+    names = ("softmax", "sinkhorn", *spaces.DARTFORMER)
+    net = net_of().clone(space=spaces.dartformer(names), window=4, summary=1, num_random=1, chunk=4)
+    variables = jaxnas.init(net, jax.random.key(0), TEXTS)
+    even = {"mechanism": jnp.full(len(names), 1 / len(names))}
+    assert np.isfinite(jit(net.apply)(variables, TEXTS, even)).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(space=Space(mechanism=Choice("local", "flash"))), "with options of"),
+        (dict(space=Space(mechanism=Choice("local"), depth=Choice(1, 2))), "one decision, 'mechanism'"),
+        (dict(space=spaces.dartformer(SOME, 3)), "repeated 3 times, and there are 2 heads"),
+        (dict(space=None), "expected one such as"),
+        (dict(width=6), "multiple of twice the 2 heads"),
+        (dict(layers=0), "layers is 0"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        net_of().clone(**change)
+
+
+def test_sequences_that_are_too_long_are_refused():
+    net = net_of().clone(max_length=9)
+    with pytest.raises(ValueError, match="have 10 tokens, and max_length is 9"):
+        net.init(jax.random.key(0), TEXTS, net.space.smallest())
