@@ -155,7 +155,7 @@ class DARTFormer(nn.Module):
             mask = jnp.pad(mask, [(0, 0), (1, 0)], constant_values=True)
         positions = jnp.asarray(np.flip(sinusoids(x.shape[1], self.width), axis=0))
         drop = nn.Dropout(self.dropout, deterministic=not train)
-        x = drop((x + positions).astype(self.dtype))
+        x = drop((x + positions[None]).astype(self.dtype))
         for i in range(self.layers):
             x = x + drop(
                 self._attend(f"attention_{i}", decisions, self._norm(f"attention_norm_{i}")(x), mask)

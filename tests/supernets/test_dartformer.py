@@ -48,20 +48,19 @@ def test_extraction_keeps_the_chosen_mechanisms(heads):
 
 def outputs_of(net, variables, arch):
     """What the block of attention returns, [B, T, D]."""
-    _, state = net.apply(variables, TEXTS, arch, capture_intermediates=True, mutable=["intermediates"])
-    found = state["intermediates"]
-    names = [name for name in found if name.startswith("attention_0")]
-    return {name: found[name]["__call__"][0] for name in names}
+    captured = dict(capture_intermediates=lambda module, _: module.name == "attention_0")
+    _, state = net.apply(variables, TEXTS, arch, mutable=["intermediates"], **captured)
+    return state["intermediates"]["attention_0"]["__call__"][0]
 
 
 def test_the_supernet_is_the_plain_average():
     net, variables = net_of(), variables_of()
     even = {"mechanism": jnp.full(4, 0.25)}
-    blocks = [outputs_of(net, variables, {"mechanism": jnp.int32(i)})["attention_0"] for i in range(4)]
-    (average,) = outputs_of(net, variables, even).values()
+    blocks = [outputs_of(net, variables, {"mechanism": jnp.int32(i)}) for i in range(4)]
+    average = outputs_of(net, variables, even)
     np.testing.assert_allclose(average, np.mean(blocks, axis=0), rtol=1e-5, atol=1e-6)
     # A block that is taken out leaves the others as they are.
-    (without,) = outputs_of(net, variables, {"mechanism": jnp.asarray([0.25, 0.25, 0, 0.25])}).values()
+    without = outputs_of(net, variables, {"mechanism": jnp.asarray([0.25, 0.25, 0, 0.25])})
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
 
 
