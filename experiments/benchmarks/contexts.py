@@ -1,4 +1,4 @@
-"""AutoAttend's contexts: how good random architectures are with the weights of supernets that tell them apart.
+"""AutoAttend's contexts: random architectures with the weights of supernets that tell contexts apart or not.
 
   python -m experiments.benchmarks.contexts --config=autoattend_cora --source_dir=DIR --seeds=3
 

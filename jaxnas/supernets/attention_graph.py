@@ -96,15 +96,23 @@ def _values(space: Space, name: str, arch: Mapping[str, Any], number: Callable[[
 
 
 def _numbers(space: Space, arch: Mapping[str, Any], operations: Sequence[str]) -> dict[str, Any]:
-    """An architecture as numbers, int32 [layers] each: "attends" (0 or 1), "source", and operations."""
+    """An architecture as numbers, int32: "attends" (0 or 1) and "source" [layers], and "edges" [layers, 3].
+
+    The edges have the numbers of their operations; the third one of an addition, which it does not have, that
+    of their count.
+    """
+    attends = _values(space, "layer", arch, lambda kind: int(kind == "attention"))
     found = {
-        "attends": _values(space, "layer", arch, lambda kind: int(kind == "attention")),
-        "source": _values(space, "source", arch, int),
+        name: _values(space, name, arch, operations.index) if name in space else 0 * attends for name in ROLES
     }
-    for name in ROLES:
-        present = _values(space, name, arch, operations.index) if name in space else 0 * found["source"]
-        found[name] = present
-    return found
+    numpy = np if isinstance(attends, np.ndarray) else jnp
+    second = numpy.where(attends > 0, found["key"], found["second"])
+    third = numpy.where(attends > 0, found["value"], len(operations))
+    return {
+        "attends": attends,
+        "source": _values(space, "source", arch, int),
+        "edges": numpy.stack([found["first"], second, third], axis=1),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,10 +191,7 @@ class OperationUses:
         role = jnp.stack([attends, 2 * attends, 3 * attends], axis=1)
         below = jnp.where(source > 0, 1 + (source - 1) * kinds + (kind if kinds > 1 else 0), 0)
         index = jnp.asarray(start)[:, None] + roles * below + (role if roles > 1 else 0)
-        second = jnp.where(attends > 0, x["key"], x["second"])
-        chosen = jnp.stack([x["first"], second, x["value"]], axis=1)
-        there = jnp.stack([attends >= 0, attends >= 0, attends > 0], axis=1)
-        used = there & (chosen == self.operations.index(self.operation))
+        used = jnp.asarray(x["edges"]) == self.operations.index(self.operation)
         return index.astype(jnp.int32).reshape(-1), used.reshape(-1)
 
 
@@ -277,7 +282,7 @@ def run_graph(
     keys = None
     if train and network.has_rng("dropout"):
         keys = jax.random.split(network.make_rng("dropout"), (count, 6))
-    layer = _Layer(space, operations, attend, norm, dropout, train)
+    layer = _Layer(operations, attend, norm, dropout, train)
     turns = numbers, weights, norms, keys
     with jax.named_scope(ELASTIC_SCOPE):  # The products are recorded above.
         if single:
@@ -309,7 +314,6 @@ class _Layer:
     The numbers are integers of NumPy where there is no choice, and nothing is traced that does not run.
     """
 
-    space: Space
     operations: Mapping[str, nn.Module]
     attend: Attend
     norm: nn.Module | None
@@ -327,49 +331,42 @@ class _Layer:
         keys: Any,
     ) -> jax.Array:
         """The output of a layer, of the shape of its inputs."""
+        attends, operate = numbers["attends"], functools.partial(self._operate, inputs)
+        edges = (numbers["edges"], weights, None if keys is None else keys[:3])
 
-        def operate(role: str, place: int, x: jax.Array) -> jax.Array:
-            return self._operate(role, place, numbers[role], x, inputs, weights, keys)
+        def addition(x: Any) -> jax.Array:
+            return self._drop(x[0] + x[1], keys, 3)
 
-        first = operate("first", 0, first)
-
-        def addition() -> jax.Array:
-            return self._drop(first + operate("second", 1, other), 3, keys)
-
-        def attention() -> Any:
-            key, value = operate("key", 1, other), operate("value", 2, other)
-            y = self.attend(first, key, value, *inputs, lambda weights: self._drop(weights, 4, keys))
-            y = self._drop(y, 5, keys)
+        def attention(x: Any) -> Any:
+            y = self.attend(*x, *inputs, lambda weights: self._drop(weights, keys, 4))
+            y = self._drop(y, keys, 5)
             return y if self.norm is None else self.norm.apply({"params": norm}, y)
 
-        kinds = {"addition": addition, "attention": attention}
-        there = [kind for kind in LAYERS if kind in self.space["layer"].options]
-        if len(there) == 1:
-            return kinds[there[0]]()
-        attends = numbers["attends"]
         if isinstance(attends, np.integer):
-            return kinds[LAYERS[attends]]()
-        return jax.lax.switch(attends, [kinds[kind] for kind in LAYERS])
+            count = 3 if attends else 2
+            of_edge = [jax.tree.map(lambda leaf, i=i: leaf[i], edges) for i in range(count)]
+            x = [operate(x, *one) for x, one in zip((first, other, other), of_edge, strict=False)]
+            return attention(x) if attends else addition(x)
+        # In a loop over the three edges, so that each operation is compiled once.
+        x = jax.lax.map(lambda edge: operate(*edge), (jnp.stack([first, other, other]), *edges))
+        return jax.lax.switch(attends, [addition, attention], x)
 
     def _operate(
-        self, role: str, place: int, chosen: Any, x: jax.Array, inputs: Any, weights: Any, keys: Any
+        self, inputs: tuple[Any, ...], x: jax.Array, number: Any, weights: Mapping[str, Any], key: Any
     ) -> jax.Array:
-        """Runs the operation of a role by its number."""
+        """Runs an operation by its number; one beyond all is that of an edge that a layer does not have."""
 
         def branch(name: str) -> Callable[[jax.Array], Any]:
-            parameters = jax.tree.map(lambda leaf: leaf[place], weights[name])
-            rngs = None if keys is None else {"dropout": keys[place]}
-            apply = functools.partial(self.operations[name].apply, train=self.train, rngs=rngs)
-            return lambda x: apply({"params": parameters or {}}, x, *inputs)
+            variables, rngs = {"params": weights[name] or {}}, None if key is None else {"dropout": key}
+            operation = self.operations[name]
+            return lambda x: operation.apply(variables, x, *inputs, train=self.train, rngs=rngs)
 
-        names, options = list(self.operations), [str(option) for option in self.space[role].options]
-        if isinstance(chosen, np.integer):
-            return branch(names[chosen])(x)
-        of_option = np.zeros(len(names), np.int32)
-        of_option[[names.index(name) for name in options]] = np.arange(len(options))
-        return jax.lax.switch(jnp.asarray(of_option)[chosen], [branch(name) for name in options], x)
+        branches = [branch(name) for name in self.operations]
+        if isinstance(number, np.integer):
+            return branches[number](x)
+        return jax.lax.switch(number, [*branches, jnp.zeros_like], x)
 
-    def _drop(self, x: jax.Array, place: int, keys: Any) -> jax.Array:
+    def _drop(self, x: jax.Array, keys: Any, place: int) -> jax.Array:
         if keys is None or self.dropout == 0:
             return x
         keep = jax.random.bernoulli(keys[place], 1 - self.dropout, x.shape)
