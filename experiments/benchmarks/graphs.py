@@ -34,7 +34,7 @@ _STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and
 _PATIENCE = flags.DEFINE_integer(
     "patience", 100, "Steps without a better network after which a seed is done."
 )
-_METRIC = flags.DEFINE_enum("metric", "accuracy", ["accuracy", "loss"], "By which a network is the best.")
+_METRIC = flags.DEFINE_enum("metric", "loss", ["accuracy", "loss"], "By which a network is the best.")
 _NORMALIZE = flags.DEFINE_boolean("normalize", True, "Divide the features of each node by their sum.")
 _DROPOUT = flags.DEFINE_float("dropout", None, "Another one than that of the paper.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")

@@ -132,8 +132,9 @@ def edge_softmax(edges: Edges, scores: jax.Array, count: int) -> jax.Array:
 class Dropout(nn.Module):
     """Dropout of the features of nodes, with a random byte for each.
 
-    The features of all nodes are by far the largest array of a network on a graph of words, and on a CPU the
-    random numbers for them were 9 tenths of a training step. `nn.Dropout` draws four bytes.
+    The features of all nodes are by far the largest array of a network on a graph of words, and random
+    numbers for them take the largest part of a training step on a CPU. `nn.Dropout` draws four bytes for
+    each, and the gradient of `GCN` on Cora then took 70 ms in place of 34.
 
     Attributes:
       rate: probability that a feature is dropped, which is rounded to 1 / 256.

@@ -24,6 +24,7 @@ from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
 from jaxnas.tasks.task import check_role
+from jaxnas.training.fit import DivergedError
 from jaxnas.training.keys import stream
 from jaxnas.training.settings import Training
 
@@ -75,6 +76,7 @@ def train_seeds(
     """Trains one network with many seeds, keeps each where it is best, and measures it on the test data once.
 
     A seed decides the first weights, augmentation and dropout. The order of the batches is the same for all.
+    All is on one device. The network of one architecture, extracted, is faster than a supernet with `arch`.
 
     Args:
       task: the data, the loss and the metrics; `task.whole()` for a retraining.
@@ -92,7 +94,9 @@ def train_seeds(
 
     Raises:
       ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
-        nothing, an architecture that is missing, or a network that does not take the task's batches.
+        nothing, an architecture that is missing, a network that does not take the task's batches, or an
+        average of parameters, which is not made here.
+      DivergedError: a seed whose metric was never a number.
     """
     metric_ = _metric(task, metric)
     check_role(task.name, role, ("validation", "search"), "choosing where a training is best")
@@ -101,6 +105,11 @@ def train_seeds(
     for name, value in (("patience", patience), ("together", together)):
         if value is not None and value < 1:
             raise ValueError(f"train_seeds: {name} is {value}, expected at least 1, or None.")
+    if training.average:
+        raise ValueError(
+            f"train_seeds: training.average is {training.average}, and no average of parameters is made "
+            "here; set it to 0."
+        )
     if arch is None and net.space.cardinality > 1:
         raise ValueError(
             f"train_seeds: the network has {net.space.cardinality:,} architectures; give one as arch."
@@ -161,6 +170,12 @@ def train_seeds(
             if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
                 break
 
+    lost = [seed for seed, score in zip(seeds, np.asarray(runs.score), strict=True) if not np.isfinite(score)]
+    if lost:
+        raise DivergedError(
+            f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
+            "smaller learning rate, or clip gradients."
+        )
     metrics = {role: watched, "test": jax.tree.map(jnp.asarray, task.evaluation("test", None, None))}
 
     def finish(best: Any, batches: Any) -> Any:

@@ -9,7 +9,7 @@ from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
 from jaxnas.supernets import GAT, GCN
-from jaxnas.training import Training, make_evaluator, make_mesh, train_seeds
+from jaxnas.training import DivergedError, Training, make_evaluator, make_mesh, train_seeds
 from jaxnas.training.keys import stream
 
 TASK, NET = task_of("graphs"), net_of("graphs")
@@ -128,6 +128,10 @@ def test_the_known_networks_learn_and_are_networks_of_the_road(network):
         ({"role": "validation"}, "has no nodes of the role 'validation'"),
         ({"arch": None}, "the network has 9 architectures; give one as arch"),
         ({"patience": 0}, "patience is 0, expected at least 1"),
+        (
+            {"training": Training(steps=2, average=0.9)},
+            "average is 0.9, and no average of parameters is made",
+        ),
         ({"together": 0}, "together is 0, expected at least 1"),
     ],
 )
@@ -135,3 +139,10 @@ def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError) as error:
         seeds_of(**options)
     assert message in str(error.value)
+
+
+def test_a_seed_that_diverges_is_named():
+    with pytest.raises(
+        DivergedError, match=r"loss on 'search' was never a number with the seeds \[3, 5, 8\]"
+    ):
+        seeds_of(Training(steps=2, batch_size=8), optimizer=optax.sgd(float("nan")), metric="loss")
