@@ -176,7 +176,12 @@ def _nodes(
     name: str, operations: tuple[str, ...], classes: int, pool: Pool, width: int, about: str
 ) -> Config:
     network = supernets.AutoAttendNodes(
-        spaces.autoattend(2, operations), num_classes=classes, pool=pool, width=width
+        # With the paper's dropout of .6, which suits a network alone, the supernet learns next to nothing.
+        spaces.autoattend(2, operations),
+        num_classes=classes,
+        pool=pool,
+        width=width,
+        dropout=0.2,
     )
     training = Training(
         steps=2000,

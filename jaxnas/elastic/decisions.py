@@ -37,24 +37,24 @@ class Decisions:
     def __init__(
         self, space: Space, arch: Mapping[str, jax.Array] | None, *, initializing: bool = False
     ) -> None:
-        if arch is None:
-            if space.cardinality > 1 and not initializing:
-                raise ValueError(
-                    "The space has more than one architecture, so the network needs `arch`: for "
-                    "example space.sample(key), or space.largest()."
-                )
+        if arch is None and space.cardinality > 1 and not initializing:
+            raise ValueError(
+                "The space has more than one architecture, so the network needs `arch`: for "
+                "example space.sample(key), or space.largest()."
+            )
+        if arch is not None:
+            space.check_static(dict(arch))
+            traced = any(isinstance(value, jax.core.Tracer) for value in arch.values())
+            if not traced:
+                space.check(dict(arch))
+            self._arch = {
+                name: within(jnp.asarray(value), space.choices[name].sizes) if traced else jnp.asarray(value)
+                for name, value in arch.items()
+            }
+        if arch is None or space.cardinality == 1:
             # On the host, so that nothing of it enters the traced program.
             with jax.ensure_compile_time_eval():
                 self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
-        else:
-            space.check_static(dict(arch))
-            self._arch = {name: jnp.asarray(value) for name, value in arch.items()}
-            if any(isinstance(value, jax.core.Tracer) for value in self._arch.values()):
-                self._arch = {
-                    name: within(value, space.choices[name].sizes) for name, value in self._arch.items()
-                }
-            else:
-                space.check(self._arch)
         self._space = space
 
     def __getitem__(self, key: str | tuple[str, int]) -> Decision:
@@ -81,7 +81,7 @@ class Decisions:
 
     @property
     def arch(self) -> dict[str, jax.Array | np.ndarray]:
-        """The architecture: arrays of NumPy, on the host, if none was given."""
+        """The architecture: arrays of NumPy, on the host, if there is only one, or none was given."""
         return dict(self._arch)
 
     def stacked(self, name: str, count: int) -> jax.Array | np.ndarray:

@@ -60,6 +60,8 @@ def check_space(space: Any, operations: Sequence[str], network: str) -> None:
         raise ValueError(
             f"{network}: all decisions are repeated as often as there are layers; got {lengths}."
         )
+    if wrong := [kind for kind in space["layer"].options if kind not in LAYERS]:
+        raise ValueError(f"{network}: {wrong[0]!r} is no kind of layer, only {' and '.join(LAYERS)} are.")
     for name in ROLES:
         for option in space[name].options if name in space else ():
             if option not in operations:

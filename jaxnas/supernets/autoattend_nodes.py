@@ -18,6 +18,7 @@ from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import Context, check_space, run_graph
 from jaxnas.supernets.graph_operations import (
+    Dropout,
     Graph,
     citeseer_pool,
     cora_pool,
@@ -43,8 +44,7 @@ class Operation(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
         """Maps x [N, D] to [N, D]."""
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        return jnp.tanh(self.operation(x, graph, train=train))
+        return jnp.tanh(self.operation(Dropout(self.dropout)(x, train=train), graph, train=train))
 
 
 def attention(
@@ -124,9 +124,10 @@ class AutoAttendNodes(nn.Module):
           ValueError: a soft architecture.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        drop = nn.Dropout(self.dropout, deterministic=not train)
         features, graph = union(inputs)
-        x = jnp.tanh(nn.Dense(self.width, name="stem")(drop(features)))
+        x = nn.Dense(self.width, name="stem")(Dropout(self.dropout)(features, train=train))
+        # Normalised: features that sum to one would leave next to nothing for the layers at the start.
+        x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
         x = run_graph(
             self,
             self.operations(),
@@ -140,5 +141,5 @@ class AutoAttendNodes(nn.Module):
             attention_macs=0,  # Sums over edges are no products of matrices.
             train=train,
         )
-        logits = nn.Dense(self.num_classes, name="head")(drop(x))
+        logits = nn.Dense(self.num_classes, name="head")(Dropout(self.dropout)(x, train=train))
         return logits.reshape(*inputs["node_mask"].shape, self.num_classes)

@@ -300,6 +300,7 @@ def space_with(**changes):
         (dict(space=space_with(key=Choice("zero", "gru").repeat(2))), "only 'second' may have it"),
         (dict(space=Space(layer=Choice("addition").repeat(2))), "expected .*'first'"),
         (dict(space=space_with(first=Choice("gru").repeat(3))), "repeated as often as there are layers"),
+        (dict(space=space_with(layer=Choice("addition", "attention", "sum").repeat(2))), "'sum' is no kind"),
         (dict(space=3), "expected one such as"),
         (dict(num_heads=3), "which 3 heads do not divide"),
         (dict(window=4, stride=5), "would leave words out"),
