@@ -1,11 +1,11 @@
-"""What the found network looks like: layers of a transformer, stacks of blocks, or decisions."""
+"""What the found network looks like: a transformer, a graph of layers, stacks of blocks, or decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnas.report import svg, words
+from jaxnas.report import layers, svg, words
 from jaxnas.report.document import both, details, fixed, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import rect
@@ -25,6 +25,14 @@ def panel(run: Run) -> str:
             "left. Outlines show what the largest network of the space has."
         )
         parts = [say(text), both(transformer, architecture, choices, run.result.task.details)]
+    elif rows := layers.layers_of(architecture, choices):
+        text = (
+            "The input is at the top, and the output of the last layer goes to the classifier. An addition "
+            "sums its inputs, and an attention takes queries, keys and values from them. Beside each line is "
+            "the operation on what it brings: straight from the layer above, or along the side from the "
+            "layer whose number is given. A dashed line brings nothing."
+        )
+        parts = [say(text), layers.draw(rows)]
     elif stacked := [n for n in architecture if words.is_stack(choices.get(n, {})) and architecture[n]]:
         parts = [stacks(run, name) for name in stacked]
     else:
@@ -65,7 +73,7 @@ def stacks(run: Run, name: str) -> str:
             look = "letter on" if lively else "letter"
             body.append(svg.text(x + cell / 2 - 2, y + 22, signs.get(option, "?"), look, "middle"))
     meant = [f"<b>{svg.esc(sign)}</b> is {svg.esc(words.plain(option))}" for option, sign in signs.items()]
-    text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))} from input to output."
+    text = f"Each row is a network, with its choices of {svg.esc(words.plain(name))}, position by position."
     size = (130 + cell * longest, 40 * len(rows) + 4)
     about = "; ".join(f"{label}: {words.show(values)}" for label, values in rows.items())
     drawn = fixed(f"stack-{svg.identifier(name)}", size, f"The stacks of {name}", about, body)
@@ -93,11 +101,11 @@ def transformer(
     """
     embed, heads, ratios = (architecture[name] for name in ("embed_dim", "num_heads", "mlp_ratio"))
     length = choices.get("num_heads", {}).get("length")
-    layers = max(len(heads), int(length) if svg.is_number(length) else 0)
-    heads, ratios = (list(values) + [None] * (layers - len(values)) for values in (heads, ratios))
+    count = max(len(heads), int(length) if svg.is_number(length) else 0)
+    heads, ratios = (list(values) + [None] * (count - len(values)) for values in (heads, ratios))
     depth = architecture.get("depth")
-    depth = min(int(depth), layers) if svg.is_number(depth) else layers
-    active = [i < depth and heads[i] is not None and ratios[i] is not None for i in range(layers)]
+    depth = min(int(depth), count) if svg.is_number(depth) else count
+    active = [i < depth and heads[i] is not None and ratios[i] is not None for i in range(count)]
     most_embed = _most(choices, "embed_dim", [embed])
     most_heads = int(_most(choices, "num_heads", heads))
     most_hidden = round(most_embed * _most(choices, "mlp_ratio", ratios)) or 1
@@ -105,7 +113,7 @@ def transformer(
     label_x, stream_x, stream_w = (8, 68, 30) if narrow else (8, 130, 64)
     heads_x, heads_w = (98, 100) if narrow else (216, 260)
     mlp_x, mlp_w = (228, 118) if narrow else (532, 340)
-    top, end = 64, 64 + row * layers
+    top, end = 64, 64 + row * count
 
     band = stream_w * embed / most_embed
     stop = top + row * depth
@@ -119,7 +127,7 @@ def transformer(
         rect(stream_x - band / 2, 44, band, stop + 4 - 44, "stream", 4),
         rect(stream_x - 2, stop + 4, 4, end + 6 - stop - 4, "stream", 0),
     ]
-    for layer in range(layers):
+    for layer in range(count):
         y = top + row * layer + row / 2
         kind = "" if active[layer] else " off"
         label = f"{layer + 1}" if narrow else f"layer {layer + 1}"
@@ -152,8 +160,8 @@ def transformer(
     for y, label in ((26, first), (end + 6, last)):
         out.append(rect(left, y, box, 26, "box", 5))
         out.append(svg.text(left + box / 2, y + 17, label, "note", "middle"))
-    about = f"{depth} of {layers} layers; embedding {svg.count(embed)}. " + "; ".join(
-        f"layer {i + 1}: {heads[i]} heads, MLP {round(embed * ratios[i])}" for i in range(layers) if active[i]
+    about = f"{depth} of {count} layers; embedding {svg.count(embed)}. " + "; ".join(
+        f"layer {i + 1}: {heads[i]} heads, MLP {round(embed * ratios[i])}" for i in range(count) if active[i]
     )
     return svg.figure("network", (width, end + 44), "The found architecture", about, "".join(out), narrow)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxnas.report import networks, selection, words
+from jaxnas.report import layers, networks, selection, words
 from jaxnas.report.read import Run
 from jaxnas.report.result import Network
 from jaxnas.report.svg import count, esc, is_number, percent
@@ -62,10 +62,13 @@ def lead(run: Run) -> str:
     bounds = [f"{_between(name, *pair)}" for name, pair in run.bounds.items()]
     within = f", within a budget of {esc(words.listed(bounds))}" if bounds else ""
     if result.selection is not None:
-        sentences.append(
-            f"A differentiable search of {count(result.selection.steps)} steps over {space} learned how "
-            f"probable each option should be, and {selection.how(run)}{'' if searches else within}."
+        steps = f"{count(result.selection.steps)} steps"
+        learned = (
+            f"A differentiable search of {steps} over {space} learned how probable each option should be"
         )
+        if selection.weights_were_even(run):
+            learned = f"A supernet of {space} was trained for {steps} with the same weight for every option"
+        sentences.append(f"{learned}, and {selection.how(run)}{'' if searches else within}.")
     if searches:
         names = words.listed([words.strategy_name(one.name) for one in searches])
         there = "them" if sentences else space
@@ -89,11 +92,17 @@ def _between(cost: str, low: float | None, high: float | None) -> str:
 
 def _stacked(run: Run) -> list[str]:
     """How often each option occurs in stacks of named blocks."""
-    sentences = []
-    for name, choice in run.result.space.choices.items():
+    sentences, choices = [], run.result.space.choices
+    if graph := layers.layers_of(run.result.found.architecture, choices):
+        kinds = [one.kind for one in graph]
+        numbers = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+        parts = [f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in numbers.items()]
+        return [f"Its layers are {words.listed(parts)}."]
+    for name, choice in choices.items():
         values = run.result.found.architecture.get(name)
         if not (words.is_stack(choice) and isinstance(values, (list, tuple))):
             continue
+        values = [value for value in values if value is not None]
         counts = {option: list(values).count(option) for option in words.options_of(choice)}
         parts = [f"{n} {'is' if n == 1 else 'are'} {words.plain(one)}" for one, n in counts.items() if n]
         text = f"Of its {len(values)} positions of {words.plain(name)}, {words.listed(parts)}."

@@ -16,6 +16,7 @@ from typing import Any
 from jaxnas.report import svg, words
 from jaxnas.report.document import fixed, say, section
 from jaxnas.report.read import Run
+from jaxnas.report.selection import weights_were_even
 
 CELL, LEFT, TOP, BOTTOM = 46, 118, 44, 30
 MOST_FRAMES, WIDEST = 80, 1000
@@ -29,7 +30,7 @@ Probabilities = Mapping[str, Any]
 def panel(run: Run) -> str:
     """The section of the probabilities; "" without architecture parameters."""
     selection, choices = run.result.selection, run.result.space.choices
-    if selection is None or not selection.probabilities:
+    if selection is None or not selection.probabilities or weights_were_even(run):
         return ""
     text = (
         "The search gave each option a probability, which is shown in per cent after "
@@ -113,7 +114,7 @@ def _largest(row: Sequence[float]) -> int:
 def trajectory(run: Run) -> list[tuple[int, Probabilities]]:
     """(step, probabilities by choice) in order, the last being the result's."""
     selection = run.result.selection
-    if selection is None or not selection.probabilities:
+    if selection is None or not selection.probabilities or weights_were_even(run):
         return []
     moments = [(line["step"], line["probabilities"]) for line in run.of_split("architecture")]
     same = [

@@ -170,6 +170,9 @@ def _read_result(folder: pathlib.Path) -> Result:
     if selection is not None:
         place = f"{where}: selection: probabilities"
         check_probabilities(selection.probabilities, result.space.choices, place)
+        for number, decision in enumerate(selection.decisions):
+            place = f"{where}: selection: decisions: number {number + 1}"
+            check_removals(decision, result.space.choices, place)
     return result
 
 
@@ -214,3 +217,29 @@ def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: s
         if not (right and all(is_number(value) and 0 <= value <= 1 for row in table for value in row)):
             shape = f"[{options}]" if length is None else f"[{length}, {options}]"
             raise ValueError(f"{where}: {name!r} should be probabilities of shape {shape}.")
+
+
+def check_removals(decision: Mapping[str, Any], choices: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError, beginning with `where`, unless a decision, or a round, is one that can be shown."""
+    name, drops, blocks = decision.get("name"), decision.get("drops"), decision.get("blocks")
+    if not isinstance(name, str) or name not in choices:
+        raise ValueError(f"{where}: {name!r} is no choice of the space; it has {', '.join(choices)}.")
+    places, place = range(choices[name].get("length") or 1), decision.get("position")
+    if blocks is None:
+        if place is not None and place not in places:
+            raise ValueError(f"{where}: position is {place!r}, expected one of {name!r}, or null.")
+        options, kept = words.options_of(choices[name], place), words.show(decision.get("kept"))
+        if kept not in options:
+            raise ValueError(f"{where}: kept is {kept!r}, expected one of {', '.join(options)}.")
+        expected = len(options)
+    else:
+        removed = decision.get("removed")
+        right = isinstance(blocks, list) and isinstance(removed, list) and all(x in blocks for x in removed)
+        pairs = right and all(isinstance(x, list) and len(x) == 2 and x[0] in places for x in blocks)
+        if not pairs:
+            raise ValueError(f"{where}: expected blocks as [position, option], and some of them in removed.")
+        expected = len(blocks)
+    if not (isinstance(drops, list) and len(drops) == expected and all(map(is_number, drops))):
+        raise ValueError(
+            f"{where}: drops should be {expected} numbers, one for each option, found {drops!r}."
+        )

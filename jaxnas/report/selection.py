@@ -1,8 +1,10 @@
-"""How one architecture was taken from a search with architecture parameters: candidates and decisions."""
+"""How one architecture was taken from a trained supernet: candidates, and the strengths of options."""
 
 from __future__ import annotations
 
-from jaxnas.report import svg, words
+import math
+
+from jaxnas.report import strengths, svg, words
 from jaxnas.report.document import details, say, section, table
 from jaxnas.report.read import Run
 from jaxnas.report.result import Candidate, SelectionOf
@@ -11,8 +13,19 @@ from jaxnas.report.result import Candidate, SelectionOf
 MOST_SHOWN = 12
 
 
+def weights_were_even(run: Run) -> bool:
+    """Whether a selection was by removal alone, from a supernet whose options all had the same weight."""
+    selection = run.result.selection
+    if selection is None or not selection.decisions:
+        return False
+    tables = selection.probabilities.values()
+    rows = [row for table in tables for row in (table if isinstance(table[0], list) else [table])]
+    used = [[weight for weight in row if weight > 0] or [1.0] for row in rows]
+    return all(math.isclose(max(row), min(row), rel_tol=1e-4) for row in used)
+
+
 def how(run: Run) -> str:
-    """How the found architecture came out of the probabilities, as the rest of a sentence."""
+    """How the found architecture came out of the supernet, as the rest of a sentence."""
     selection = run.result.selection
     assert selection is not None
     number = svg.count(len(selection.candidates))
@@ -23,15 +36,19 @@ def how(run: Run) -> str:
         "trials": f"the best of {number} architectures that were drawn was taken, "
         "after each had been trained alone for a while",
         "perturbation": "for each decision that option was kept whose removal harmed the supernet most",
+        "pruning": "round by round that block was taken out whose removal harmed the supernet least, until "
+        "as many were left as there are positions",
+        "strongest": "those blocks were kept whose removal harmed the supernet most, as many as there are "
+        "positions",
     }.get(selection.method, f"it was taken by {svg.esc(words.plain(selection.method))}")
 
 
 def panel(run: Run) -> str:
-    """The sections of the candidates and of the decisions; "" if there were none."""
+    """The sections of the candidates and of the strengths of options; "" if there were none."""
     selection = run.result.selection
     if selection is None:
         return ""
-    return "\n".join(part for part in (_candidates(run, selection), _decisions(run, selection)) if part)
+    return "\n".join(part for part in (_candidates(run, selection), strengths.panel(run)) if part)
 
 
 def _candidates(run: Run, selection: SelectionOf) -> str:
@@ -69,26 +86,3 @@ def _candidates(run: Run, selection: SelectionOf) -> str:
     rest = rows[MOST_SHOWN:]
     more = details(f"{svg.count(len(rest))} more candidates", table(head, rest)) if rest else ""
     return section("The candidates", say(text), table(head, rows[:MOST_SHOWN], first=True), more)
-
-
-def _decisions(run: Run, selection: SelectionOf) -> str:
-    """The decisions by perturbation, in the order in which they were made."""
-    rows = []
-    for one in selection.decisions:
-        name, position = str(one.get("name", "?")), one.get("position")
-        choice = run.result.space.choices.get(name, {})
-        place = position if isinstance(position, int) else None
-        options, drops = words.options_of(choice, place), one.get("drops") or ()
-        said = [
-            f"{words.plain(option)} {words.difference_text(run.metric, drop) if svg.is_number(drop) else '–'}"
-            for option, drop in zip(options, drops, strict=False)
-        ]
-        label = words.plain(name) + ("" if place is None else f" {place + 1}")
-        rows.append((label, (words.plain(words.show(one.get("kept"))), ", ".join(said) or "–")))
-    text = (
-        "The decisions were made one by one, in this order. Each option was taken out of the supernet, and "
-        "kept was the one whose loss made the score fall most; falls are positive numbers."
-    )
-    if not rows:
-        return ""
-    return section("The decisions", say(text), table(("decision", "kept", "fall without the option"), rows))

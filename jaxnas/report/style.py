@@ -70,6 +70,8 @@ color:var(--extreme)}.sampled{color:var(--sampled)}.train{color:var(--train)}
 .paper{fill:var(--card)}.paper.ghost{fill:var(--card)}
 .stream{fill:var(--train);fill-opacity:.38}.wire{stroke:var(--train);stroke-opacity:.55}
 .head{fill:var(--evolution)}.mlp{fill:var(--sampled)}
+.arrowhead{fill:var(--ink)}.nothing{fill:none;stroke:var(--soft);stroke-dasharray:3 3}
+.lane0{color:var(--evolution)}.lane1{color:var(--random)}.lane2{color:var(--sampled)}.lane3{color:var(--extreme)}.line.lane0,.line.lane1,.line.lane2,.line.lane3{stroke-width:1.4}
 .box{fill:var(--card);stroke:var(--soft);stroke-width:1.2}
 svg .off{opacity:.65}
 .block0{fill:var(--evolution)}.block1{fill:var(--sampled)}.block2{fill:var(--random)}

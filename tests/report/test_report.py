@@ -26,6 +26,8 @@ KINDS = {
     "vision": workdirs.vision,
     "language": workdirs.language,
     "perturbation": lambda root: workdirs.language(root, method="perturbation", retrained=False),
+    "mechanisms": workdirs.mechanisms,
+    "attention graph": workdirs.attention_graph,
     "own": workdirs.own,
 }
 
@@ -127,8 +129,23 @@ HOLDS = {
     "perturbation": [
         "for each decision that option was kept whose removal harmed the supernet most",
         "The decisions",
-        "fall without the option",
+        "rise without the option (nats per token)",
         "block 12",
+    ],
+    "mechanisms": [
+        "A supernet of 1,296 different networks was trained for 2,000 steps with the same weight for every",
+        "round by round that block was taken out whose removal harmed the supernet least",
+        "How strong each option is",
+        "fall of the search accuracy without the option (points)",
+        "The rounds, in the order made",
+    ],
+    "attention graph": [
+        "Its layers are 1 addition and 2 attentions",
+        "1 addition",
+        "3 attention",
+        "query convolution 3",
+        "from input",
+        "all decisions and their options",
     ],
     "own": [
         "Test mean squared error of 0.06120 with 0.898 ms latency, 86 % of the reference network’s",
@@ -145,7 +162,9 @@ HOLDS = {
 LACKS = {
     "vision": ["How probable each option is", "The candidates", "Trained alone", "The decisions"],
     "language": ["Search against random search", "Later evaluations", "patches of"],
-    "perturbation": ["The candidates", "Trained alone"],
+    "perturbation": ["The candidates", "Trained alone", "same weight for every option"],
+    "mechanisms": ["learned how probable", "How probable each option is", "The candidates"],
+    "attention graph": ["Each row is a network", "positions of", "How strong each option is"],
     "own": ["attention heads", "How probable", "standard error", "--config="],
 }
 

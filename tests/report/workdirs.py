@@ -5,6 +5,7 @@ import math
 import pathlib
 import random
 
+from jaxnas import spaces
 from jaxnas.report import result as result_lib
 from jaxnas.report.result import (
     Candidate,
@@ -360,4 +361,104 @@ def own(root, evaluations=120):
         config={"my_setting": 3},
     )
     result_lib.write(root, result)
+    return root
+
+
+MECHANISMS = ("bigbird", "linear", "linformer", "local", "performer", "sparse_transformer")
+
+
+def mechanisms(root, method="pruning", heads=4, scale=0.03, metric=ACCURACY, options=MECHANISMS):
+    """A selection of attention mechanisms by what a supernet loses without them, as of DARTFormer.
+
+    `heads` is None for one decision, else the number of positions; the largest falls are about `scale`.
+    """
+    rng, root = random.Random(3), pathlib.Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    positions = heads or 1
+    blocks = [[position, option] for position in range(positions) for option in options]
+    strength = {option: scale * (1.1 - 0.3 * i) for i, option in enumerate(reversed(options))}
+
+    def drops(there):
+        return [strength[option] + rng.gauss(0, 0.25 * scale) for _, option in there]
+
+    def weakest(there, falls, count):
+        order = sorted(range(len(there)), key=falls.__getitem__)[:count]
+        return [there[i] for i in order]
+
+    decisions, left = [], blocks
+    if method == "perturbation":
+        for position in range(positions):
+            falls = drops(blocks[: len(options)])
+            kept = options[max(range(len(options)), key=falls.__getitem__)]
+            place = None if heads is None else position
+            decisions.append({"name": "mechanism", "position": place, "kept": kept, "drops": falls})
+        found = [one["kept"] for one in decisions]
+    else:
+        while len(left) > positions:
+            falls = drops(left)
+            removed = weakest(left, falls, 1 if method == "pruning" else len(left) - positions)
+            decisions.append(
+                {"name": "mechanism", "position": None, "blocks": left, "drops": falls, "removed": removed}
+            )
+            left = [block for block in left if block not in removed]
+        found = sorted((option for _, option in left), key=options.index)
+    choice = {"options": list(options)} | ({} if heads is None else {"length": heads})
+    even = [1 / len(options)] * len(options)
+    arch = {"mechanism": found[0] if heads is None else found}
+    values = {role: {metric.name: value} for role, value in (("search", 0.61), ("test", 0.6))}
+    result_lib.write(
+        root,
+        Result(
+            task=TaskOf(
+                name="reviews",
+                examples="texts",
+                sizes={"train": 8544, "search": 1101, "test": 2210},
+                metrics=(metric,),
+            ),
+            space=SpaceOf(cardinality=str(len(options) ** positions), choices={"mechanism": choice}),
+            found=Network(name="found", architecture=arch, costs={"params": 210_000}, metrics=values),
+            selection=SelectionOf(
+                method=method,
+                steps=2000,
+                probabilities={"mechanism": even if heads is None else [even] * heads},
+                confidence=1 / len(options),
+                decisions=tuple(decisions),
+            ),
+        ),
+    )
+    return root
+
+
+SMALL_GRAPH = {
+    "layer": ["addition", "attention", "attention"],
+    "source": [0, 1, 0],
+    "first": ["gru", "identity", "convolution_3"],
+    "second": ["zero"],
+    "key": [None, "max_pool", "identity"],
+    "value": [None, "convolution_1", "gru"],
+}
+
+
+def attention_graph(root, architecture=None):
+    """A network of additions and attentions, as of AutoAttend, found by evolution."""
+    root, architecture = pathlib.Path(root), architecture or SMALL_GRAPH
+    root.mkdir(parents=True, exist_ok=True)
+    space = spaces.autoattend(len(architecture["layer"]))
+    cardinality, choices = str(space.cardinality), space.to_json()
+    roles = {"search": {"accuracy": 0.41}, "test": {"accuracy": 0.4}}
+    found = Network(name="found", architecture=architecture, costs={"params": 1_300_000}, metrics=roles)
+    result_lib.write(
+        root,
+        Result(
+            task=TaskOf(
+                name="reviews",
+                examples="texts",
+                sizes={"train": 8544, "search": 1101, "test": 2210},
+                metrics=(ACCURACY,),
+            ),
+            space=SpaceOf(cardinality=cardinality, choices=choices),
+            found=found,
+            searches=(SearchOf(name="evolution", evaluations=100),),
+        ),
+    )
     return root
