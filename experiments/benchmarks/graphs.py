@@ -1,9 +1,12 @@
-"""GCN and GAT on the citation networks, over many seeds: mean and standard deviation on the test nodes.
+"""Networks on the citation networks, over many seeds: mean and standard deviation on the test nodes.
 
   python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
+  python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
 
 Each network is kept where it was best on the 500 nodes for validation. The settings are those of the papers
-(Kipf and Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3).
+(Kipf and Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021,
+section 5.2). "found" is what a search with `--config=autoattend_<graph>` found, and "random search" what the
+random search beside it found; both are trained from scratch.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import numpy as np
 import optax
 from absl import app, flags
 
-from jaxnas import tasks
+from experiments.configs import CONFIGS
+from jaxnas import files, tasks
 from jaxnas.supernets import GAT, GCN
 from jaxnas.training import Training, train_seeds
 
@@ -26,7 +30,8 @@ _SOURCE = flags.DEFINE_string(
     "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
 )
 _GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Which.")
-_NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "Which.")
+_NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "gcn, gat, found, random search.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Of a search, for found and random search.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
@@ -52,9 +57,20 @@ def decayed_adam(learning_rate: float, decay: float, first_alone: bool) -> optax
     return optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(learning_rate))
 
 
-def baseline(name: str, graph: str, classes: int) -> tuple[nn.Module, optax.GradientTransformation, int]:
+def searched(name: str, graph: str) -> nn.Module:
+    """The network of one architecture that a search came to, with the paper's dropout."""
+    result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
+    (found,) = (one for one in result["networks"] if one["name"] == name)
+    net = CONFIGS[f"autoattend_{graph}"].network
+    small = net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
+    return small.clone(dropout=0.6 if _DROPOUT.value is None else _DROPOUT.value)
+
+
+def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, optax.GradientTransformation, int]:
     """A network with its optimizer and its number of steps."""
     options: dict[str, Any] = {} if _DROPOUT.value is None else {"dropout": _DROPOUT.value}
+    if name in ("found", "random search"):
+        return searched(name, graph), decayed_adam(5e-3, 5e-4, first_alone=False), 1000
     if name == "gcn":
         return GCN(classes, **options), decayed_adam(1e-2, 5e-4, first_alone=True), 200
     if graph == "pubmed":  # as the paper has it for this graph
@@ -70,7 +86,7 @@ def main(_: list[str]) -> None:
     for graph in _GRAPHS.value:
         task = tasks.Graphs(data=graph, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
         for name in _NETWORKS.value:
-            net, optimizer, steps = baseline(name, graph, task.graphs.num_classes)
+            net, optimizer, steps = prepared(name, graph, task.graphs.num_classes)
             began = time.perf_counter()
             found = train_seeds(
                 task,
