@@ -59,6 +59,8 @@ def decayed_adam(learning_rate: float, decay: float, first_alone: bool) -> optax
 
 def searched(name: str, graph: str) -> nn.Module:
     """The network of one architecture that a search came to, with the paper's dropout."""
+    if _WORKDIR.value is None:
+        raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
     (found,) = (one for one in result["networks"] if one["name"] == name)
     net = CONFIGS[f"autoattend_{graph}"].network

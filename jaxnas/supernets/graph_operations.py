@@ -350,7 +350,8 @@ def cora_pool(features: int, *, merge: Merge = "concatenate", dropout: float = 0
     return {
         "zero": Zero(features, parent=None),
         "identity": Identity(features, parent=None),
-        "gcn": GCNConv(features, parent=None),
+        # As in the released code; with self-loops it would be the same function as "sgc".
+        "gcn": GCNConv(features, self_loops=False, parent=None),
         "sage": SAGEConv(features, parent=None),
         **{f"gat_{heads}": GATConv(features, heads, **attends) for heads in (1, 2, 4, 8, 16)},
         "linear": Linear(features, parent=None),
