@@ -23,7 +23,7 @@ POOLS = {
     "identity": ops.Identity(WIDTH),
     "sgc_2": ops.SGConv(OUT, hops=2),
     "cheb_4": ops.ChebConv(OUT, order=4),
-    "gcn_alone": ops.GCNConv(OUT, self_loops=False),
+    "gcn_looped": ops.GCNConv(OUT),
     "gat_alone": ops.GATConv(OUT, 2, self_loops=False),
     "gat_mean": ops.GATConv(OUT, 3, merge="mean"),
     "cos_sum": ops.GeoLayer(OUT, "cos", 3, merge="sum"),
@@ -85,8 +85,8 @@ ARMA = {
     "bias": lambda p: p["bias"][None, None, None],
 }
 LAYERS = {  # ours: theirs, and their parameters of ours
-    "cora/gcn": (lambda g: g.GCNConv(WIDTH, OUT), GCN),
-    "gcn_alone": (lambda g: g.GCNConv(WIDTH, OUT, add_self_loops=False), GCN),
+    "cora/gcn": (lambda g: g.GCNConv(WIDTH, OUT, add_self_loops=False), GCN),
+    "gcn_looped": (lambda g: g.GCNConv(WIDTH, OUT), GCN),
     "cora/sage": (lambda g: g.SAGEConv(WIDTH, OUT), SAGE),
     **{
         f"cora/gat_{h}": (lambda g, h=h: g.GATConv(WIDTH, OUT // h, heads=h), ATTENTION)
