@@ -1,0 +1,71 @@
+"""The searches of attention from the training of a supernet to a retrained network, on tiny data."""
+
+import jax
+import numpy as np
+import pytest
+from small_tasks import task_of
+
+import jaxnas
+from jaxnas import runs, search, spaces, supernets
+from jaxnas.training import Relaxed, Training, Uniform, fit, make_mesh
+
+TRAINING = Training(steps=4, batch_size=1, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
+EVEN = Relaxed(order="joint", relaxation="average")
+SOME = ("local", "linear", "synthesizer")
+
+
+def nodes():
+    task = task_of("graphs")
+    space = spaces.autoattend(2, ("zero", "identity", "gcn", "linear"))
+    return task, supernets.AutoAttendNodes(space, num_classes=2, width=8, num_heads=2), Uniform(), "strategy"
+
+
+def texts():
+    space = spaces.autoattend(2, ("zero", "identity", "convolution_3", "max_pool"))
+    sizes = dict(num_classes=2, vocabulary=6, width=8, num_heads=2, embedding=4)
+    return task_of("text"), supernets.AutoAttendText(space, **sizes), Uniform(), "strategy"
+
+
+def mechanisms(heads, method):
+    sizes = dict(num_classes=2, vocabulary=6, max_length=7, width=8, num_heads=2, hidden=8, block=4)
+    net = supernets.DARTFormer(spaces.dartformer(SOME, heads), **sizes)
+    return task_of("text"), net, EVEN, method
+
+
+SYSTEMS = {
+    "AutoAttend on nodes": nodes,
+    "AutoAttend on texts": texts,
+    "mechanisms": lambda: mechanisms(None, "perturbation"),
+    "heads, one by one": lambda: mechanisms(2, "pruning"),
+    "heads, at once": lambda: mechanisms(2, "strongest"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
+    task, net, recipe, method = SYSTEMS[name]()
+    mesh = make_mesh(1)
+    trained = fit(task, net, TRAINING, recipe=recipe, workdir=tmp_path, mesh=mesh)
+    if method == "strategy":
+        template = search.Evolution(
+            net.space, evaluations=8, random_first=4, population=2, parents=2, mutations=2, crossovers=0
+        )
+        settings = runs.Search(strategy=template)
+        found = runs.search_space(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
+    else:
+        settings = runs.Search(method=method, tune_steps=2, renormalise=method == "pruning", limit=1)
+        found = runs.select(
+            task, net, trained.state, settings, recipe=recipe, training=TRAINING, workdir=tmp_path, mesh=mesh
+        )
+        assert len(found.selection.decisions) == {"perturbation": 1, "pruning": 4, "strongest": 1}[method]
+    result = runs.finish(task, net, trained.variables, found, tmp_path, mesh=mesh)
+    assert result.found.extraction_error < 1e-5
+
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
+    measured = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
+    np.testing.assert_allclose(measured["loss"], result.found.metrics["test"]["loss"], rtol=1e-5)
+    again = runs.retrain(task, net, found.arch, TRAINING, tmp_path / "retrained" / "found", mesh=mesh)
+    assert again is not None and np.isfinite(again.found.metrics["test"]["loss"])
+    assert "report.html" in {path.name for path in tmp_path.iterdir()}
+    jax.clear_caches()
