@@ -87,7 +87,7 @@ def draw(layers: Sequence[Layer]) -> str:
     """The drawing as HTML: the input at the top, and the last layer at the bottom."""
     lane_of = lanes(layers)
     longest = max(len(_label(*other)) for one in layers for other in one.others)
-    stop = BOX + 64 + LETTER * longest  # the right end of the labels
+    stop = BOX + 26 + LETTER * (longest + len("from input"))  # the right end of the labels
     body = [_lines(layers, source, lane, stop + 14) for source, lane in lane_of.items()]
     body.append(_box(0, "input", "box", "value"))
     for number, one in enumerate(layers, 1):

@@ -259,7 +259,9 @@ def _rows(batches: Any) -> int:
 
 def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     """Inputs of some training batches [batches, rows, ...], or () for a network without batch statistics."""
-    variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, jax.eval_shape(net.space.smallest))
+    # A network of one architecture gets none: what it stores may depend on values that a shape lacks.
+    arch = None if net.space.cardinality == 1 else jax.eval_shape(net.space.smallest)
+    variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, arch)
     if "batch_stats" not in variables:
         return ()
     train = task.batches("train", min(rows, task.rows("train")), 0)

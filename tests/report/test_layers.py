@@ -68,6 +68,13 @@ def check(space, architecture):
     width, height = map(float, figure.get("viewBox").split()[2:])
     for text in figure.iter(f"{SVG}text"):
         assert 0 < float(text.get("x")) < width and 0 < float(text.get("y")) < height
+    letter, lines = 6.5, collections.defaultdict(list)  # px; a letter of the labels is narrower on average
+    for text in figure.iter(f"{SVG}text"):
+        long, x = letter * len(text.text), float(text.get("x"))
+        left = {"end": x - long, "middle": x - long / 2}.get(text.get("text-anchor"), x)
+        lines[text.get("y")].append((left, left + long))
+    for spans in map(sorted, lines.values()):
+        assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
     for layer in range(1, len(found) + 1):
         assert f"layer {layer}, {found[layer - 1].kind}: " in figure.find(f"{SVG}desc").text
 

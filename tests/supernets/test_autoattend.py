@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_tasks
 from small_nets import jit
 from test_cost import lower, xla_macs
 
@@ -15,6 +16,7 @@ from jaxnas import Choice, Space, spaces
 from jaxnas.supernets import AutoAttendNodes, AutoAttendText
 from jaxnas.supernets.attention_graph import OperationUses
 from jaxnas.supernets.autoattend_text import BidirectionalGRU, MaxPool, attention, windows
+from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks
 
 LAYERS, WORDS, LENGTH, CLASSES = 2, 11, 7, 3
@@ -164,6 +166,21 @@ def test_extracted_networks_have_their_own_parameters_only(kind, context):
             one = jax.tree.map(lambda x: x[:1], inputs_of(kind))
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), one)
             assert xla_macs(lower(small.net, small.variables, shapes).as_text("hlo")) == cost(arch)["macs"]
+
+
+FEW = ("zero", "identity", "convolution_1")
+
+
+def test_a_found_network_is_measured_by_itself():
+    task, net = small_tasks.task_of("text"), AutoAttendText(spaces.autoattend(2, FEW), 2, 6, width=8)
+    arch = net.space.smallest()
+    variables = jaxnas.init(net, jax.random.key(0), task.inputs)
+    alone = jaxnas.extract(net, variables, arch, inputs=task.inputs)
+    measured = [
+        make_evaluator(task, one, "search", mesh=make_mesh(1)).with_errors(*given)[0]["loss"]
+        for one, *given in ((net, variables, arch), (alone.net, alone.variables, None))
+    ]
+    np.testing.assert_allclose(*measured, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["text", "nodes"])
