@@ -32,7 +32,12 @@ FORMAT = 2
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
-_OURS = {module.__name__: module for module in (supernets.ViT, supernets.TransformerXL)}
+# All that `supernets` exports, so that `load_subnet` finds them by name.
+_OURS = {
+    name: value
+    for name, value in vars(supernets).items()
+    if isinstance(value, type) and issubclass(value, nn.Module)
+}
 _DTYPES = {
     name: getattr(jnp, name)
     for name in (

@@ -20,6 +20,8 @@ _NUMBERS = {
     "trials": 10,
     "patterns": 11,
     "seeds": 12,
+    "tuning_init": 13,
+    "tuning": 14,
 }
 
 
