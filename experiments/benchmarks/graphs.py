@@ -62,7 +62,7 @@ def searched(name: str, graph: str) -> nn.Module:
     if _WORKDIR.value is None:
         raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
-    (found,) = (one for one in result["networks"] if one["name"] == name)
+    found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
     net = CONFIGS[f"autoattend_{graph}"].network
     small = net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
     return small.clone(dropout=0.6 if _DROPOUT.value is None else _DROPOUT.value)

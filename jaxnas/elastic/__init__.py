@@ -22,6 +22,7 @@ its active sizes, with weights that `parameter` declares and products that `reco
 
 from jaxnas.elastic.attention import MultiHeadAttention
 from jaxnas.elastic.attention_layer import Attention
+from jaxnas.elastic.bank import Uses, bank
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.embedding import Embedding
@@ -61,8 +62,10 @@ __all__ = [
     "PatchEmbed",
     "Table",
     "Tokens",
+    "Uses",
     "Width",
     "annotate",
+    "bank",
     "combine",
     "constant",
     "drop_path",

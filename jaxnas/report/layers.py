@@ -50,7 +50,8 @@ def layers_of(architecture: Mapping[str, Any], choices: Mapping[str, Any]) -> li
     roles = {"source", "first", *(role for kind in kinds for role in KINDS.get(kind, ()))}
     if not (kinds and set(kinds) <= set(KINDS) and roles <= set(choices)):
         return []
-    table: dict[str, Any] = {name: architecture.get(name) for name in ("layer", *roles)}
+    # What counts in no layer is left out of an architecture.
+    table: dict[str, Any] = {name: architecture.get(name, []) for name in ("layer", *roles)}
     if not all(isinstance(values, list) for values in table.values()):
         return []
     found = []

@@ -53,7 +53,8 @@ def architectures(draw):
         values += (None, draw(some), draw(some)) if attends else (draw(st.sampled_from(names)), None, None)
         for name, value in zip(arch, values, strict=True):
             arch[name].append(value)
-    return arch
+    # What counts in no layer is left out, as `Space.to_dict` does.
+    return {name: values for name, values in arch.items() if any(value is not None for value in values)}
 
 
 def check(space, architecture):
