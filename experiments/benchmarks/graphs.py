@@ -111,7 +111,8 @@ def main(_: list[str]) -> None:
             }
             for role, metrics in found.metrics.items():
                 values = 100 * metrics["accuracy"]
-                line[role] = [round(float(x), 2) for x in (values.mean(), np.std(values, ddof=1))]
+                deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
+                line[role] = [round(float(x), 2) for x in (values.mean(), deviation)]
                 line[f"{role}_by_seed"] = [round(float(x), 1) for x in values]
             lines.append(line)
             print(json.dumps(line), flush=True)

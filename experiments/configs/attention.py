@@ -130,7 +130,6 @@ def _evolution(space: Space, random: int, rounds: int, batch: int) -> search.Evo
         parents=batch,
         mutations=batch,
         crossovers=0,
-        network_probability=0.05,
         layer_probability=0.05,
     )
 
@@ -177,12 +176,7 @@ def _nodes(
     name: str, operations: tuple[str, ...], classes: int, pool: Pool, width: int, about: str
 ) -> Config:
     network = supernets.AutoAttendNodes(
-        # With the paper's dropout of .6, which suits a network alone, the supernet learns next to nothing.
-        spaces.autoattend(2, operations),
-        num_classes=classes,
-        pool=pool,
-        width=width,
-        dropout=0.2,
+        spaces.autoattend(2, operations), num_classes=classes, pool=pool, width=width
     )
     training = Training(
         steps=2000,

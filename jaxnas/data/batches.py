@@ -111,7 +111,8 @@ class LengthBatches(Batches):
         lengths: that batches may have, increasing; the last holds all sequences.
 
     Raises:
-        ValueError: a split without a mask, a sequence longer than all lengths, or as `Batches`.
+        KeyError: a split without a mask.
+        ValueError: a sequence longer than all lengths, or as `Batches`.
     """
 
     lengths: tuple[int, ...]

@@ -302,6 +302,8 @@ def _joined(
     name: str, graphs: Sequence[_Graph], roles: Mapping[str, np.ndarray], classes: Sequence[str] | None
 ) -> Graphs:
     """Graphs filled up to one size, with numbers for their labels."""
+    if not graphs:
+        raise ValueError(f"{name}: there is no graph; give some to train on and some for the test.")
     nodes = max(len(graph.labels) for graph in graphs)
     edges = max(1, *(len(graph.edges) for graph in graphs))  # arrays without elements are a case of their own
     given = np.concatenate([graph.labels[graph.labelled] for graph in graphs])

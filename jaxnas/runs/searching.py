@@ -36,7 +36,8 @@ from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.trials import make_trials, make_tuner
 
-METHODS = ("strategy", "argmax", "sampling", "trials", "perturbation", "pruning", "strongest")
+REMOVALS = ("perturbation", "pruning", "strongest")  # by what the supernet loses without an option
+METHODS = ("strategy", "argmax", "sampling", "trials", *REMOVALS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,16 @@ class Search:
     def __post_init__(self) -> None:
         if self.tune_steps < 0:
             raise ValueError(f"search.tune_steps is {self.tune_steps}, expected at least 0.")
+        if self.tune_steps and self.method not in ("perturbation", "pruning"):
+            raise ValueError(
+                f"search.tune_steps is {self.tune_steps}, and search.method {self.method!r} makes no "
+                "decisions one after another; it is for perturbation and pruning."
+            )
+        if self.renormalise and self.method not in REMOVALS:
+            raise ValueError(
+                f"search.renormalise is set, and search.method {self.method!r} takes no option out; it is "
+                f"for {', '.join(REMOVALS)}."
+            )
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
         if self.samples < 1 or (self.limit is not None and self.limit < 1):
@@ -246,7 +257,7 @@ def select(
         arch = search.argmax(space, logits)
     else:
         evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-        if method in ("perturbation", "pruning", "strongest"):
+        if method in REMOVALS:
             arch, found["decisions"] = _without_options(
                 task, net, state, settings, probabilities, evaluate, training, seed, mesh
             )
@@ -302,7 +313,10 @@ def _without_options(
             variables = tuner(arch)
 
     def scores(archs: Arch) -> np.ndarray:
-        return evaluate.scores(variables, archs)
+        # In parts of one size: every call has another number of architectures, and would be compiled anew.
+        count, part = len(next(iter(archs.values()))), mesh.size
+        parts = [jax.tree.map(lambda x, i=i: x[i : i + part], archs) for i in range(0, count, part)]
+        return np.concatenate([evaluate.scores(variables, one, part) for one in parts])
 
     options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
     if settings.method == "perturbation":

@@ -54,19 +54,20 @@ def pruning(
       renormalise: whether the weights of a position are made to keep their sum when a block goes.
 
     Returns:
-      The hard architecture, with the options that stayed in the order of the space, and all rounds.
+      The hard architecture, and all rounds. Of two blocks that stay at one position the second moves to one
+      that is empty: there the weights of a supernet are those of another block.
 
     Raises:
       ValueError: a space with other decisions, or a score that is not a number.
     """
     name, choice = next(iter(space.choices.items()))
-    if len(space) > 1 or choice.length is None:
+    if len(space) > 1 or choice.length is None or choice.per_position is not None:
         raise ValueError(
-            "pruning takes a space with one decision that is repeated, such as the mechanism of each head; "
-            f"got {space}."
+            "pruning takes a space with one decision that is repeated, with the same options everywhere, "
+            f"such as the mechanism of each head; got {space}."
         )
     soft = np.asarray(weights[name], np.float32).copy()
-    blocks = [(p, o) for p in range(choice.length) for o in range(len(choice.options_at(p)))]
+    blocks = [(p, o) for p in range(choice.length) for o in range(len(choice.options))]
     rounds = []
     while len(blocks) > choice.length:
         rows = np.repeat(soft[None], len(blocks) + 1, axis=0)
@@ -81,6 +82,8 @@ def pruning(
         blocks = [block for block in blocks if block not in removed]
         if tune is not None and len(blocks) > choice.length:
             tune({name: jnp.asarray(soft)})
-    kept = sorted(choice.options.index(choice.options_at(position)[option]) for position, option in blocks)
-    options = [choice.options[i] for i in kept]
-    return space.from_dict({name: options}), rounds
+    # Each stays where it is; of two at one position the second goes to one that is empty.
+    first = dict(reversed(blocks))
+    others = iter(block[1] for block in blocks if first[block[0]] != block[1])
+    kept = [first[p] if p in first else next(others) for p in range(choice.length)]
+    return space.from_dict({name: [choice.options[option] for option in kept]}), rounds

@@ -232,6 +232,7 @@ def run_graph(
     *,
     context: Context,
     dropout: float,
+    attention_dropout: float,
     normalise: bool,
     attention_macs: int,
     train: bool,
@@ -252,7 +253,8 @@ def run_graph(
       inputs: what operations and attention get beside x.
       decisions: of the network.
       context: which copies of an operation's weights are told apart; see `OperationUses`.
-      dropout: of the results of layers and of attention weights.
+      dropout: of the results of layers.
+      attention_dropout: of attention weights.
       normalise: whether an attention ends with a layer normalisation.
       attention_macs: multiply-accumulates of `attend` on one example.
       train: whether dropout is on.
@@ -284,7 +286,7 @@ def run_graph(
     keys = None
     if train and network.has_rng("dropout"):
         keys = jax.random.split(network.make_rng("dropout"), (count, 6))
-    layer = _Layer(operations, attend, norm, dropout, train)
+    layer = _Layer(operations, attend, norm, dropout, attention_dropout, train)
     turns = numbers, weights, norms, keys
     with jax.named_scope(ELASTIC_SCOPE):  # The products are recorded above.
         if single:
@@ -320,6 +322,7 @@ class _Layer:
     attend: Attend
     norm: nn.Module | None
     dropout: float
+    attention_dropout: float
     train: bool
 
     def __call__(
@@ -337,11 +340,11 @@ class _Layer:
         edges = (numbers["edges"], weights, None if keys is None else keys[:3])
 
         def addition(x: Any) -> jax.Array:
-            return self._drop(x[0] + x[1], keys, 3)
+            return _drop(x[0] + x[1], self.dropout, keys, 3)
 
         def attention(x: Any) -> Any:
-            y = self.attend(*x, *inputs, lambda weights: self._drop(weights, keys, 4))
-            y = self._drop(y, keys, 5)
+            y = self.attend(*x, *inputs, lambda weights: _drop(weights, self.attention_dropout, keys, 4))
+            y = _drop(y, self.dropout, keys, 5)
             return y if self.norm is None else self.norm.apply({"params": norm}, y)
 
         if isinstance(attends, np.integer):
@@ -368,11 +371,13 @@ class _Layer:
             return branches[number](x)
         return jax.lax.switch(number, [*branches, jnp.zeros_like], x)
 
-    def _drop(self, x: jax.Array, keys: Any, place: int) -> jax.Array:
-        if keys is None or self.dropout == 0:
-            return x
-        keep = jax.random.bernoulli(keys[place], 1 - self.dropout, x.shape)
-        return jnp.where(keep, x / (1 - self.dropout), jnp.zeros_like(x))
+
+def _drop(x: jax.Array, rate: float, keys: Any, place: int) -> jax.Array:
+    """Dropout with the key of a place in a layer; without keys there is none."""
+    if keys is None or rate == 0:
+        return x
+    keep = jax.random.bernoulli(keys[place], 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
 def _init(module: nn.Module, key: jax.Array, x: jax.Array, inputs: tuple[Any, ...]) -> Any:

@@ -136,7 +136,8 @@ class AutoAttendNodes(nn.Module):
             (graph,),
             decisions,
             context=self.context,
-            dropout=self.dropout,
+            dropout=0.0,  # The next operation, or the head, drops its input.
+            attention_dropout=self.dropout,
             normalise=False,
             attention_macs=0,  # Sums over edges are no products of matrices.
             train=train,

@@ -213,12 +213,15 @@ class AutoAttendText(nn.Module):
             decisions,
             context=self.context,
             dropout=self.dropout,
+            attention_dropout=self.dropout,
             normalise=True,
             attention_macs=2 * length**2 * self.width * x.shape[0] // batch,
             train=train,
         )
-        x = jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)
-        x = jnp.max(x.reshape(batch, -1, self.width), axis=1)  # [B, D]
+        words = mask.reshape(batch, -1, 1)
+        x = jnp.where(words, x.reshape(batch, -1, self.width), jnp.finfo(x.dtype).min)
+        # A text without a word has zeros.
+        x = jnp.where(jnp.any(words, axis=1), jnp.max(x, axis=1), 0)  # [B, D]
         return nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.02), name="head")(x)
 
     def _embed(self, inputs: Mapping[str, jax.Array]) -> jax.Array:

@@ -105,17 +105,17 @@ class DARTFormer(nn.Module):
                 f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
             )
 
-    def mechanism(self, name: str, num_heads: int) -> nn.Module:
-        """The block of a mechanism, by itself."""
+    def mechanism(self, name: str, num_heads: int, seed: int = 0) -> nn.Module:
+        """The block of a mechanism, by itself; `seed` is that of its random patterns, features or hashes."""
         positions = self.max_length + (self.pool == "first")
         own: dict[str, dict[str, Any]] = {
             "local": {"block": self.block},
             "longformer": {"window": self.window},
             "sparse_transformer": {"block": self.block, "summary": self.summary},
-            "bigbird": {"block": self.block, "num_random": self.num_random},
+            "bigbird": {"block": self.block, "num_random": self.num_random, "seed": seed},
             "linformer": {"max_length": positions, "num_projected": self.num_projected},
-            "performer": {"num_features": self.num_features},
-            "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk},
+            "performer": {"num_features": self.num_features, "seed": seed},
+            "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk, "seed": seed},
             "sinkhorn": {"max_length": positions, "block": self.block},
             "synthesizer": {"max_length": positions, "kind": self.synthesizer},
         }
@@ -157,9 +157,7 @@ class DARTFormer(nn.Module):
         drop = nn.Dropout(self.dropout, deterministic=not train)
         x = drop((x + positions[None]).astype(self.dtype))
         for i in range(self.layers):
-            x = x + drop(
-                self._attend(f"attention_{i}", decisions, self._norm(f"attention_norm_{i}")(x), mask)
-            )
+            x = x + drop(self._attend(i, decisions, self._norm(f"attention_norm_{i}")(x), mask))
             hidden = nn.gelu(self._dense(self.hidden, f"mlp_in_{i}")(self._norm(f"mlp_norm_{i}")(x)))
             x = x + drop(self._dense(self.width, f"mlp_out_{i}")(drop(hidden)))
         x = self._norm("norm")(x)
@@ -177,15 +175,15 @@ class DARTFormer(nn.Module):
     def _dense(self, width: int, name: str) -> nn.Dense:
         return nn.Dense(width, dtype=self.dtype, name=name)
 
-    def _attend(self, name: str, decisions: Decisions, x: jax.Array, mask: jax.Array) -> jax.Array:
+    def _attend(self, layer: int, decisions: Decisions, x: jax.Array, mask: jax.Array) -> jax.Array:
         """The average of the blocks, or what is chosen of them, [B, T, D]."""
-        choice = self.space["mechanism"]
+        choice, name = self.space["mechanism"], f"attention_{layer}"
         names = [str(option) for option in choice.options]
         if choice.length is None:
-            blocks = {one: self.mechanism(one, self.num_heads) for one in names}
+            blocks = {one: self.mechanism(one, self.num_heads, layer) for one in names}
             return Mixture(blocks, name=name)(decisions["mechanism"], x, mask)
         heads = []
         for i in range(choice.length):
-            blocks = {one: self.mechanism(one, 1) for one in names}
+            blocks = {one: self.mechanism(one, 1, layer * choice.length + i) for one in names}
             heads.append(Mixture(blocks, name=f"{name}_{i}")(decisions["mechanism", i], x, mask))
         return jnp.mean(jnp.stack(heads), axis=0)

@@ -17,13 +17,13 @@ class GCN(nn.Module):
     """Two graph convolutions (Kipf and Welling, ICLR 2017, sections 3.1 and 5.2).
 
     Attributes:
-      classes: number of classes.
+      num_classes: of nodes.
       hidden: features between the two.
       dropout: of what each convolution gets.
       space: of one architecture.
     """
 
-    classes: int
+    num_classes: int
     hidden: int = 16
     dropout: float = 0.5
     space: Space = Space(network=Choice("gcn"))
@@ -37,25 +37,25 @@ class GCN(nn.Module):
         x = Dropout(self.dropout)(x, train=train)
         x = nn.relu(GCNConv(self.hidden, name="first")(x, graph))  # [G * N, hidden]
         x = Dropout(self.dropout)(x, train=train)
-        x = GCNConv(self.classes, name="last")(x, graph)
-        return x.reshape(*inputs["node_mask"].shape, self.classes)
+        x = GCNConv(self.num_classes, name="last")(x, graph)
+        return x.reshape(*inputs["node_mask"].shape, self.num_classes)
 
 
 class GAT(nn.Module):
     """Two layers of graph attention (Velickovic et al., ICLR 2018, section 3.3).
 
     Attributes:
-      classes: number of classes.
+      num_classes: of nodes.
       features: of each head of the first layer, whose heads are concatenated.
-      heads: of the first layer.
+      num_heads: of the first layer.
       last_heads: of the last layer, over which logits are averaged.
       dropout: of what each layer gets, and of the weights of attention.
       space: of one architecture.
     """
 
-    classes: int
+    num_classes: int
     features: int = 8
-    heads: int = 8
+    num_heads: int = 8
     last_heads: int = 1
     dropout: float = 0.6
     space: Space = Space(network=Choice("gat"))
@@ -67,8 +67,8 @@ class GAT(nn.Module):
         """Takes graphs as of `tasks.Graphs`, gives logits [G, N, classes]."""
         x, graph = union(inputs)
         x = Dropout(self.dropout)(x, train=train)
-        first = GATConv(self.heads * self.features, self.heads, dropout=self.dropout, name="first")
+        first = GATConv(self.num_heads * self.features, self.num_heads, dropout=self.dropout, name="first")
         x = nn.elu(first(x, graph, train=train))  # [G * N, heads * features]
         x = Dropout(self.dropout)(x, train=train)
-        last = GATConv(self.classes, self.last_heads, merge="mean", dropout=self.dropout, name="last")
-        return last(x, graph, train=train).reshape(*inputs["node_mask"].shape, self.classes)
+        last = GATConv(self.num_classes, self.last_heads, merge="mean", dropout=self.dropout, name="last")
+        return last(x, graph, train=train).reshape(*inputs["node_mask"].shape, self.num_classes)

@@ -338,15 +338,14 @@ class GeoLayer(nn.Module):
         return _message_passing(self, self.coefficient, x, graph, True, train)
 
 
-def cora_pool(features: int, *, merge: Merge = "concatenate", dropout: float = 0.0) -> dict[str, nn.Module]:
+def cora_pool(features: int, *, dropout: float = 0.0) -> dict[str, nn.Module]:
     """The 13 operations of AutoAttend on Cora, by name; modules without a parent.
 
     Args:
       features: out.
-      merge: how the heads of attention become one; the last layer of a network takes "mean".
       dropout: of the weights of attention.
     """
-    attends = {"merge": merge, "dropout": dropout, "parent": None}
+    attends = {"dropout": dropout, "parent": None}
     return {
         "zero": Zero(features, parent=None),
         "identity": Identity(features, parent=None),
@@ -361,23 +360,17 @@ def cora_pool(features: int, *, merge: Merge = "concatenate", dropout: float = 0
     }
 
 
-def citeseer_pool(
-    features: int, *, heads: int = 4, merge: Merge = "concatenate", dropout: float = 0.0
-) -> dict[str, nn.Module]:
+def citeseer_pool(features: int, *, dropout: float = 0.0) -> dict[str, nn.Module]:
     """The 8 operations of AutoAttend on CiteSeer and PubMed, by name; modules without a parent.
 
     Args:
-      features: out.
-      heads: of each.
-      merge: how the heads become one; the last layer of a network takes "sum".
+      features: out, of four heads together.
       dropout: of the weights of edges.
     """
     names: tuple[Coefficient, ...] = ("const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear")
     return {
         "zero": Zero(features, parent=None),
-        **{
-            name: GeoLayer(features, name, heads, merge=merge, dropout=dropout, parent=None) for name in names
-        },
+        **{name: GeoLayer(features, name, dropout=dropout, parent=None) for name in names},
     }
 
 

@@ -177,18 +177,13 @@ def make_evaluator(
         if "batch_stats" in variables:
             variables = calibrate(net, variables, arch, calibrating)
 
-        def one(carry: Any, batch: Any) -> tuple[Any, Any]:
-            _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
-            return carry, sums
-
         carry = task.carry(net, _rows(batches))
         if mesh is not None:
             where = jax.tree.map(lambda axis: rows_of(mesh, axis), task.carry_axes(carry))
             carry = lax.with_sharding_constraint(carry, where)
-        parts = lax.scan(one, carry, batches)[1]  # [batches]
-        sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
-        metrics = {metric.name: metric.value(sums) for metric in task.metrics}
-        return metrics, {metric.name: _standard_error(metric, parts) for metric in task.metrics}
+        parts = sums_by_batch(task, net, variables, arch, batches, carry)
+        errors = {metric.name: _standard_error(metric, parts) for metric in task.metrics}
+        return metrics_of(task, parts), errors
 
     def in_turns(mesh: Mesh | None, variables: Any, archs: Any, batches: Any) -> Metrics:
         return lax.map(lambda arch: evaluate(mesh, variables, arch, batches)[0], archs)
@@ -224,6 +219,24 @@ def make_evaluator(
         deal,
         net.space,
     )
+
+
+def sums_by_batch(
+    task: Task, net: nn.Module, variables: Any, arch: Arch | None, batches: Any, carry: Any
+) -> Sums:
+    """The sums of each batch of `Task.evaluation`, float32 [batches] by name; traceable."""
+
+    def one(carry: Any, batch: Any) -> tuple[Any, Any]:
+        _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
+        return carry, sums
+
+    return lax.scan(one, carry, batches)[1]
+
+
+def metrics_of(task: Task, parts: Sums) -> Metrics:
+    """The metrics over all batches of such sums, float32 [] by name."""
+    sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
+    return {metric.name: metric.value(sums) for metric in task.metrics}
 
 
 def _standard_error(metric: Metric, parts: Sums) -> jax.Array:

@@ -24,6 +24,7 @@ from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
 from jaxnas.tasks.task import check_role
+from jaxnas.training.evaluate import metrics_of, sums_by_batch
 from jaxnas.training.fit import DivergedError
 from jaxnas.training.keys import stream
 from jaxnas.training.settings import Training
@@ -192,15 +193,8 @@ def measure(
     task: Task, net: nn.Module, variables: Any, arch: Arch | None, batches: Any
 ) -> dict[str, jax.Array]:
     """The metrics of one network on all batches of `Task.evaluation`, float32 [] by name; traceable."""
-
-    def one(carry: Any, batch: Any) -> tuple[Any, Any]:
-        _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
-        return carry, sums
-
     rows = jax.tree.leaves(batches)[0].shape[1]
-    parts = lax.scan(one, task.carry(net, rows), batches)[1]  # [batches]
-    sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), parts)
-    return {metric.name: metric.value(sums) for metric in task.metrics}
+    return metrics_of(task, sums_by_batch(task, net, variables, arch, batches, task.carry(net, rows)))
 
 
 def _each(function: Callable[..., Any], together: int | None, first: Any, *rest: Any) -> Any:
@@ -218,7 +212,9 @@ def _in_program(
 
 def _running(run: _Run, step: jax.Array, patience: int | None) -> jax.Array:
     """Whether a seed goes on, bool, after so many steps."""
-    return jnp.bool_(True) if patience is None else step - run.best_step <= patience
+    if patience is None:
+        return jnp.bool_(True)
+    return (step - run.best_step <= patience) | ~jnp.isfinite(run.score)
 
 
 def _metric(task: Task, name: str | None) -> Metric:

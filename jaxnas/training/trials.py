@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import Evaluator
+from jaxnas.training.fit import DivergedError
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
@@ -95,20 +96,29 @@ def make_tuner(
       seed: of the run.
 
     Returns:
-      `tune(arch)`, which gives the variables after the steps of all calls so far.
+      `tune(arch)`, which gives the variables to evaluate with after the steps of all calls so far. It raises
+      `DivergedError` where they are no numbers.
     """
     short = dataclasses.replace(training, steps=steps, warmup_steps=0)
     even = jax.tree.map(lambda x: jax.nn.softmax(x), net.space.logits())
     start, step, batch = prepare(task, net, short, Fixed(even), mesh, seed=seed, name="tuning")
-    variables, calls = state.variables, 0
+    last, calls = state, 0
 
     def tune(arch: Arch) -> Any:
-        nonlocal variables, calls
-        own = dataclasses.replace(start, variables=variables, recipe={"arch": arch})
+        nonlocal last, calls
+        own = dataclasses.replace(
+            start, variables=last.variables, average=last.average, recipe={"arch": arch}
+        )
         own = jax.tree.map(jnp.copy, own)  # since a step consumes its state
+        metrics: dict[str, Any] = {}
         for number in range(steps):
-            own, _ = step(own, batch(calls * steps + number))
-        variables, calls = own.variables, calls + 1
-        return variables
+            own, metrics = step(own, batch(calls * steps + number))
+        if not metrics["finite"]:
+            raise DivergedError(
+                f"The training between decisions, {steps} steps each, has no numbers any more after "
+                f"{calls + 1} of them. Choose a smaller learning rate, or clip gradients."
+            )
+        last, calls = own, calls + 1
+        return last.evaluated()
 
     return tune

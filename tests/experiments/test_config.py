@@ -316,3 +316,17 @@ def test_strategies_and_settings_of_a_search_can_be_in_a_config():
     # What the run gives to a strategy is no field of the config.
     names = {name for name in fields(config) if name.startswith("search.strategy.")}
     assert not names & {f"search.strategy.{name}" for name in ("space", "cost", "bounds")}
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(method="strongest", tune_steps=3), "makes no decisions one after another"),
+        (dict(tune_steps=3), "it is for perturbation and pruning"),
+        (dict(method="sampling", renormalise=True), "takes no option out"),
+        (dict(method="pruning", tune_steps=-1), "expected at least 0"),
+    ],
+)
+def test_settings_that_a_selection_would_ignore_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        runs.Search(**settings)

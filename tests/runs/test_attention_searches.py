@@ -54,7 +54,8 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
         settings = runs.Search(strategy=template)
         found = runs.search_space(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
     else:
-        settings = runs.Search(method=method, tune_steps=2, renormalise=method == "pruning", limit=1)
+        tune_steps = 0 if method == "strongest" else 2
+        settings = runs.Search(method=method, tune_steps=tune_steps, renormalise=tune_steps > 0, limit=1)
         found = runs.select(
             task, net, trained.state, settings, recipe=recipe, training=TRAINING, workdir=tmp_path, mesh=mesh
         )

@@ -20,7 +20,7 @@ from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks
 
 LAYERS, WORDS, LENGTH, CLASSES = 2, 11, 7, 3
-SOME = ("zero", "identity", "convolution_3", "gru")
+SOME = ("zero", "identity", "convolution_3", "max_pool", "gru")
 RNG = np.random.default_rng(0)
 TEXTS = {
     "tokens": jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32),
@@ -88,7 +88,7 @@ def test_the_space_of_texts_has_the_size_of_the_paper():
     alone = spaces.autoattend(3, SOME, attention=False)
     assert (
         alone.cardinality
-        == math.prod(layer * 4 * 3 for layer in (1, 2, 3))
+        == math.prod(layer * 5 * 4 for layer in (1, 2, 3))
         == len(alone.enumerate()["source"])
     )
     assert spaces.autoattend(24, spaces.AUTOATTEND_CORA).cardinality > spaces.autoattend(24).cardinality
@@ -219,9 +219,9 @@ def test_a_gradient_is_zero_outside_of_the_architecture(kind):
 @pytest.mark.parametrize("kind", ["text", "nodes"])
 def test_nothing_comes_from_behind_the_end(kind):
     net, variables = net_of(kind), variables_of(kind)
-    inputs, arch = dict(inputs_of(kind)), net.space.largest()
-    apply = jit(net.apply)
-    before = apply(variables, inputs, arch)
+    inputs, archs = dict(inputs_of(kind)), net.space.sample(jax.random.key(7), 8)
+    apply = jit(lambda inputs: jax.lax.map(lambda arch: net.apply(variables, inputs, arch), archs))
+    before = apply(inputs)
     if kind == "text":
         inputs["tokens"] = jnp.where(inputs["mask"], inputs["tokens"], WORDS - 1)
     else:  # A node and an edge more, which fill the graph up.
@@ -229,7 +229,8 @@ def test_nothing_comes_from_behind_the_end(kind):
         inputs["node_mask"] = jnp.pad(inputs["node_mask"], [(0, 0), (0, 1)])
         inputs["edges"] = jnp.concatenate([inputs["edges"], jnp.asarray([[[5, 0]]], jnp.int32)], axis=1)
         inputs["edge_mask"] = jnp.pad(inputs["edge_mask"], [(0, 0), (0, 1)])
-    after = apply(variables, inputs, arch)[:, : before.shape[1]]
+    after = apply(inputs)
+    after = after[:, :, : before.shape[2]] if kind == "nodes" else after
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
@@ -287,6 +288,14 @@ def test_the_maximum_of_neighbours_leaves_padding_out():
     mask = jnp.asarray([[True, True, False]])
     got = MaxPool().apply(MaxPool().init(jax.random.key(0), x, mask), x, mask)
     np.testing.assert_allclose(got[0], [[1, 1], [1, 1], [0, 0]], atol=1e-5)
+
+
+def test_a_text_without_a_word_gives_numbers():
+    net, variables = net_of("text"), variables_of("text")
+    empty = TEXTS | {"mask": jnp.zeros_like(TEXTS["mask"])}
+    head = variables["params"]["head"]
+    logits = net.apply(variables, empty, net.space.smallest())
+    np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
 def test_a_long_text_is_read_in_windows():

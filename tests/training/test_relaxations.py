@@ -186,9 +186,20 @@ def test_pruning_keeps_the_strongest_blocks(at_once, rounds, kept):
         assert all(soft["mechanism"][block] == 0 for block in one.removed)
 
 
+def test_blocks_that_stay_keep_their_position():
+    worth = jnp.asarray([[0.0, 3.0, 2.0], [0.1, 0.0, 0.2], [4.0, 0.0, 0.0]])
+    space = Space(mechanism=Choice("a", "b", "c").repeat(3))
+    weights = {"mechanism": jnp.full((3, 3), 1 / 3)}
+    arch, _ = pruning(space, weights, lambda archs: jnp.sum(archs["mechanism"] * worth[None], (1, 2)))
+    # Two of the first position stay: the second of them goes to the one that has none.
+    assert space.to_dict(arch) == {"mechanism": ["b", "c", "a"]}
+
+
 def test_pruning_takes_one_repeated_decision():
-    with pytest.raises(ValueError, match="one decision that is repeated"):
-        pruning(SPACE, relaxations.softmax(LOGITS), lambda archs: 0)
+    by_position = Space(mechanism=Choice("a", "b").repeat(2).at_positions("a", ("a", "b")))
+    for space in (SPACE, by_position, Space(mechanism=Choice("a", "b"))):
+        with pytest.raises(ValueError, match="one decision that is repeated"):
+            pruning(space, space.logits(), lambda archs: 0)
 
 
 def test_perturbation_refuses_scores_that_are_no_numbers():

@@ -80,6 +80,12 @@ def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
         np.testing.assert_allclose(two, one, atol=1e-5)
 
 
+def test_a_patience_begins_with_the_first_measurement():
+    """A seed that was not measured yet goes on, however short the patience is."""
+    found = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
+    assert found.best_steps.tolist() == [4, 4, 4] and found.steps == 8
+
+
 def test_the_seeds_are_independent_and_a_patience_ends_them(found):
     alone = seeds_of(seeds=(5,))
     np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
