@@ -41,8 +41,12 @@ SYSTEMS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SYSTEMS)
+QUICK = ("heads, at once",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SYSTEMS]
+)
 def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
     task, net, recipe, method = SYSTEMS[name]()
     mesh = make_mesh(1)
