@@ -199,17 +199,20 @@ def autoattend(layers: int = 24, operations=AUTOATTEND_TEXT, attention: bool = T
 
 def autoattend_sst() -> Arch:
     """Returns the network that AutoAttend's authors found for SST-5, in `autoattend(24)`."""
+    return autoattend(24).from_dict(autoattend_sst_options())
+
+
+def autoattend_sst_options() -> dict[str, list]:
+    """Returns the options of `autoattend_sst` by name, layer by layer, with None where one does not count."""
     names = AUTOATTEND_TEXT
-    return autoattend(24).from_dict(
-        {
-            "layer": ["attention" if len(layer) == 4 else "addition" for layer in _PUBLISHED_SST],
-            "source": [layer[1] for layer in _PUBLISHED_SST],
-            "first": [names[layer[0]] for layer in _PUBLISHED_SST],
-            "second": [names[layer[2]] if len(layer) == 3 else None for layer in _PUBLISHED_SST],
-            "key": [names[layer[2]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
-            "value": [names[layer[3]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
-        }
-    )
+    return {
+        "layer": ["attention" if len(layer) == 4 else "addition" for layer in _PUBLISHED_SST],
+        "source": [layer[1] for layer in _PUBLISHED_SST],
+        "first": [names[layer[0]] for layer in _PUBLISHED_SST],
+        "second": [names[layer[2]] if len(layer) == 3 else None for layer in _PUBLISHED_SST],
+        "key": [names[layer[2]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
+        "value": [names[layer[3]] if len(layer) == 4 else None for layer in _PUBLISHED_SST],
+    }
 
 
 # ---- DARTFormer, arXiv 2210.00641.

@@ -156,7 +156,7 @@ AUTOATTEND_SST = Config(
     retraining=Training(
         steps=12_000, batch_size=128, learning_rate=5e-4, weight_decay=0.0, clip=1.0, evaluate_every=1000
     ),
-    architectures={"published": spaces.autoattend(24).to_dict(spaces.autoattend_sst())},
+    architectures={"published": spaces.autoattend_sst_options()},
 )
 
 AUTOATTEND_SST_SMALL = dataclasses.replace(
