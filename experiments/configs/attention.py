@@ -166,7 +166,7 @@ AUTOATTEND_SST_SMALL = dataclasses.replace(
     task=tasks.Text(data="sst5", phrases=True, length=48, embeddings="glove6b_50d", label_smoothing=0.0),
     network=_SST_SMALL,
     training=dataclasses.replace(AUTOATTEND_SST.training, steps=4000, batch_size=64, learning_rate=2e-3),
-    search=runs.Search(strategy=_evolution(_SST_SMALL.space, 100, 4, 25), limit=1),
+    search=runs.Search(strategy=_evolution(_SST_SMALL.space, 100, 4, 25)),
     retraining=dataclasses.replace(AUTOATTEND_SST.alone, steps=3000, batch_size=64, learning_rate=1e-3),
     architectures={},
 )

@@ -154,7 +154,7 @@ class LengthBatches(Batches):
         return {name: x if name == "label" else x[:, :length] for name, x in batch.items()}
 
 
-def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
+def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns a whole split in batches of one shape, for `lax.scan` or `lax.map`.
 
     The last batch is filled up with copies of the first example, of weight 0; so the mean of a
@@ -163,10 +163,13 @@ def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
     Args:
         split: n examples, read into memory.
         batch_size: B, also larger than n.
+        limit: batches at most; None for all. A part of the split is drawn at random, always the same one: the
+            first examples of a file are often all of one class.
 
     Returns:
         The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
-        "weight": float32 [m, B], with m = ceil(n / B), in the order of the split; weights are 1 or 0.
+        "weight": float32 [m, B], with m = ceil(n / B) or the limit, in the order of the split; weights are 1
+        or 0.
 
     Raises:
         ValueError: batch_size is not positive.
@@ -175,7 +178,11 @@ def evaluation_batches(split: Split, batch_size: int) -> dict[str, np.ndarray]:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
     n = len(split)
     m = -(-n // batch_size)
+    order = np.arange(n)
+    if limit is not None and limit < m:
+        order, m = np.sort(permutation(n, seed=0)[: limit * batch_size]), limit
+        n = len(order)
     rows = np.arange(m * batch_size)
-    batch = split.take(np.where(rows < n, rows, 0))
+    batch = split.take(order[np.where(rows < n, rows, 0)])
     batch["weight"] = (rows < n).astype(np.float32)
     return {name: x.reshape(m, batch_size, *x.shape[1:]) for name, x in batch.items()}

@@ -86,10 +86,10 @@ class Classification(Named):
         return data_lib.Batches(split, batch_size, seed, shard)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All examples in order, with weights that are 0 for what fills the last batch."""
+        """All examples in order, or a part drawn at random; weights are 0 for what fills the last batch."""
         split = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
         size = min(self.evaluation_batch_size, len(split)) if batch_size is None else batch_size
-        return jax.tree.map(lambda x: x[:limit], data_lib.evaluation_batches(split, size))
+        return data_lib.evaluation_batches(split, size, limit)
 
     def augmented(self, batch: Batch, key: jax.Array) -> tuple[Any, jax.Array]:
         """The network's inputs in training, and targets float32 [B, classes] before smoothing."""

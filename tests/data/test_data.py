@@ -266,6 +266,22 @@ def test_evaluation_batches_are_exact(n, batch_size):
     assert (out["label"] * out["weight"]).sum() == split.labels.sum()
 
 
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6))
+def test_a_limited_evaluation_is_a_fixed_draw_of_the_split(n, batch_size, limit):
+    split = numbered_split(n, "search")
+    out = data.evaluation_batches(split, batch_size, limit)
+    assert len(out["label"]) == min(limit, -(-n // batch_size))
+    real = out["label"][out["weight"] == 1]
+    assert len(real) == len(set(real.tolist())) == min(n, limit * batch_size)
+    assert set(real.tolist()) <= set(split.labels.tolist())
+    np.testing.assert_array_equal(data.evaluation_batches(split, batch_size, limit)["label"], out["label"])
+
+
+def test_a_limited_evaluation_is_not_the_beginning_of_a_file():
+    labels = data.evaluation_batches(numbered_split(1000, "search"), 50, 2)["label"]
+    assert 300 < labels.mean() < 700
+
+
 # IDX files
 
 
