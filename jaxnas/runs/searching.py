@@ -31,7 +31,8 @@ from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipes import Recipe, Relaxed
+from jaxnas.training.recipe import Recipe
+from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.trials import make_trials, make_tuner

@@ -3,7 +3,19 @@
 from jaxnas.tasks.graphs import Graphs
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
-from jaxnas.tasks.task import ROLES, Metric, Task, apply, check_fits
+from jaxnas.tasks.task import ROLES, Metric, Predictions, Task, apply, check_fits, check_predicts
 from jaxnas.tasks.text import Text
 
-__all__ = ["ROLES", "Graphs", "Images", "Language", "Metric", "Task", "Text", "apply", "check_fits"]
+__all__ = [
+    "ROLES",
+    "Graphs",
+    "Images",
+    "Language",
+    "Metric",
+    "Predictions",
+    "Task",
+    "Text",
+    "apply",
+    "check_fits",
+    "check_predicts",
+]

@@ -15,7 +15,7 @@ import optax
 from jaxnas import data as data_lib
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Metric, Sums, apply
+from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
 
 METRICS = (
     Metric("accuracy", "%", "max", lambda sums: sums["correct"] / sums["examples"]),
@@ -110,6 +110,20 @@ class Classification(Named):
         train: bool,
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean cross-entropy in nats; see `Task.loss`. The sums hold "correct", "nats", "examples"."""
+        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
+        return predictions.loss, (carry, predictions.sums)
+
+    def predict(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Predictions, Any]:
+        """Logits [B, classes], and the loss on the labels; see `Task.predict`."""
         if train:
             assert key is not None
             augment_key, net_key = jax.random.split(key)
@@ -133,4 +147,5 @@ class Classification(Named):
             "correct": jnp.sum(correct * weight),
             "examples": jnp.sum(weight),
         }
-        return sums["nats"] / jnp.maximum(sums["examples"], 1), (carry, sums)
+        loss = sums["nats"] / jnp.maximum(sums["examples"], 1)
+        return Predictions(logits, weight, loss, sums), carry

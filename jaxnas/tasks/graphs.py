@@ -17,7 +17,7 @@ from jaxnas import data as data_lib
 from jaxnas.space import Arch
 from jaxnas.tasks.classification import METRICS
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Sums, apply
+from jaxnas.tasks.task import Batch, Predictions, Sums, apply
 
 INPUTS = ("features", "edges", "edge_mask", "node_mask")
 
@@ -174,6 +174,20 @@ class Graphs(Named):
         train: bool,
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean cross-entropy in nats over the role's nodes; the sums hold "correct", "nats", "examples"."""
+        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
+        return predictions.loss, (carry, predictions.sums)
+
+    def predict(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Predictions, Any]:
+        """Logits [G, N, classes], and the loss on the labels; see `Task.predict`."""
         logits = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
         expected = (*batch["label"].shape, self.graphs.num_classes)
         if logits.shape != expected:
@@ -189,7 +203,8 @@ class Graphs(Named):
             "correct": jnp.sum(correct * weight),
             "examples": jnp.sum(weight),
         }
-        return sums["nats"] / jnp.maximum(sums["examples"], 1), (carry, sums)
+        loss = sums["nats"] / jnp.maximum(sums["examples"], 1)
+        return Predictions(logits, weight, loss, sums), carry
 
     def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:
         """The graphs of a role that may be used so."""

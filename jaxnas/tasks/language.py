@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxnas import data as data_lib
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Metric, Sums, apply
+from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
@@ -166,14 +166,38 @@ class Language(Named):
         train: bool,
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean negative log-likelihood in nats per token; the sums hold "nats", "tokens", "bytes"."""
-        memory = carry.forget(batch["first"])
-        inputs = {"tokens": batch["tokens"], "targets": batch["targets"], "memory": memory}
-        if self.by_document:
-            inputs["documents"] = batch["documents"]
+        # With the targets a network computes their likelihoods alone.
+        inputs = {**self._inputs(batch, carry), "targets": batch["targets"]}
         scores, carry = apply(net, variables, inputs, arch, key, train)  # [B, T]
+        loss, sums, _ = self._measure(scores, batch, train)
+        return loss, (carry, sums)
+
+    def predict(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Predictions, Any]:
+        """Log-probabilities of all tokens, [B, T, vocabulary], and the loss; see `Task.predict`."""
+        logits, carry = apply(net, variables, self._inputs(batch, carry), arch, key, train)
+        scores = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]  # [B, T]
+        loss, sums, weight = self._measure(scores, batch, train)
+        return Predictions(logits, weight, loss, sums), carry
+
+    def _inputs(self, batch: Batch, carry: Any) -> dict[str, Any]:
+        """What a network is given of a batch and the memory."""
+        inputs = {"tokens": batch["tokens"], "memory": carry.forget(batch["first"])}
+        return {**inputs, "documents": batch["documents"]} if self.by_document else inputs
+
+    def _measure(self, scores: jax.Array, batch: Batch, train: bool) -> tuple[jax.Array, Sums, jax.Array]:
+        """The loss, the sums and the weights of the log-probabilities of targets, float32 [B, T]."""
         weight = jnp.ones_like(scores) if train else batch["weight"]
         # Of a training batch the bytes are not known, only how many a token has on average.
         average = self.corpus.train.n_bytes / len(self.corpus.train)
         count = jnp.sum(weight * average) if train else jnp.sum(batch["bytes"])
         sums = {"nats": -jnp.sum(scores * weight), "tokens": jnp.sum(weight), "bytes": count}
-        return sums["nats"] / jnp.maximum(sums["tokens"], 1), (carry, sums)
+        return sums["nats"] / jnp.maximum(sums["tokens"], 1), sums, weight

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -46,6 +47,23 @@ class Metric:
     def score(self, value: Any) -> Any:
         """The metric as a search's score, of which more is better."""
         return value if self.direction == "max" else -value
+
+
+@flax.struct.dataclass
+class Predictions:
+    """What a network predicts for a batch, for another network to learn from.
+
+    Attributes:
+      logits: float32 [..., classes], of log-probabilities up to a constant.
+      weight: how much each prediction counts, float32 [...].
+      loss: as `Task.loss` gives it, float32 [].
+      sums: for metrics, as `Task.loss` gives them.
+    """
+
+    logits: jax.Array
+    weight: jax.Array
+    loss: jax.Array
+    sums: Sums
 
 
 class Batches(Protocol):
@@ -135,6 +153,29 @@ class Task(Protocol):
         """
         ...
 
+    def predict(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[Predictions, Any]:
+        """What `loss` is computed from, and what goes to the next batch; for distillation; traceable.
+
+        Args:
+          net, variables, arch, batch, carry, key, train: as of `loss`; the same key augments a batch alike.
+
+        Raises:
+          ValueError: the task has no predictions of classes.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no method `predict`, which a distillation needs: it returns "
+            "tasks.Predictions(logits, weight, loss, sums), and what goes to the next batch."
+        )
+
     def load(self, data_dir: Any = None, source_dir: Any = None) -> Task:
         """The task with its data loaded; a task that has its data returns itself."""
         return self
@@ -181,6 +222,24 @@ def check_role(task: str, role: str, allowed: tuple[str, ...], use: str) -> None
             f"{task}: the role {role!r} may not be used for {use}, only {' or '.join(map(repr, allowed))}. "
             "Networks are trained on 'train', compared in a search on 'search', watched on 'validation', "
             "and only the chosen ones are measured on 'test'."
+        )
+
+
+def check_predicts(task: Task) -> None:
+    """Refuses a distillation with a task whose loss is not computed from its predictions.
+
+    Raises:
+      ValueError: a class that defines `loss` below the one that defines `predict`.
+    """
+    order = type(task).__mro__
+    first = {
+        name: next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
+        for name in ("loss", "predict")
+    }
+    if first["loss"] < first["predict"] and order[first["predict"]] is not Task:
+        raise ValueError(
+            f"{order[first['loss']].__name__} defines `loss` and inherits `predict`, by which a distillation "
+            "would train another loss; define `predict` in its place, and `loss` follows from it."
         )
 
 

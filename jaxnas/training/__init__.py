@@ -1,11 +1,15 @@
 """Training: one state, one step, recipes, and one loop with exact resume, for every task."""
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
+from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
-from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
+from jaxnas.training.recipe import Gradients, Problem, Recipe
+from jaxnas.training.recipes import Fair, Fixed, Progressive, Sandwich, Uniform
+from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.replay import Replay, replay
+from jaxnas.training.samplers import Attentive, Random, Stratified
 from jaxnas.training.seeds import Seeds, train_seeds
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
@@ -13,16 +17,26 @@ from jaxnas.training.step import make_step
 from jaxnas.training.workdir import WorkdirError, open_workdir
 
 __all__ = [
+    "Attentive",
     "CheckpointError",
     "Checkpointer",
     "ConfigMismatch",
+    "Distillation",
     "DivergedError",
     "Evaluator",
+    "Fair",
     "Fixed",
+    "Gradients",
+    "Problem",
+    "Progressive",
+    "Random",
     "Recipe",
     "Relaxed",
     "Replay",
+    "Sandwich",
     "Seeds",
+    "Stratified",
+    "Teacher",
     "TrainState",
     "Trained",
     "Training",

@@ -33,7 +33,8 @@ from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
 from jaxnas.training.progress import Progress
-from jaxnas.training.recipes import Recipe, usual_recipe
+from jaxnas.training.recipe import Recipe
+from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step

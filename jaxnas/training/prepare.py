@@ -21,7 +21,7 @@ from jaxnas.tasks import Task, apply, check_fits
 from jaxnas.tensors import check_tensors, flatten
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
-from jaxnas.training.recipes import Recipe
+from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState, init_state
 from jaxnas.training.step import Step, make_step

@@ -1,130 +1,69 @@
-"""Recipes: which architectures a training step trains, and how their gradients are joined.
+"""Recipes: which architectures a training step trains, and what they learn from.
 
-A recipe is a frozen dataclass whose method `gradients` is a pure function of the loss, the state, the
-batches and a key. It knows no kind of data. What is trained alone, as one of many, or together with
-architecture parameters is therefore the same step.
+What each does to weights that no architecture of a step uses: they stay as they are, bit for bit, with all
+recipes (unless `training.freeze_inactive` is off). A step of `Sandwich` trains the largest network, so none
+is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Mapping
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh
+import numpy as np
 
-from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
-from jaxnas.training import relaxations
+from jaxnas.training.distillation import Distillation, load_teacher
+from jaxnas.training.recipe import Gradients, Problem, Recipe, Watches
+from jaxnas.training.region import Region, region_of
+from jaxnas.training.samplers import Random, Sampler, draw
 from jaxnas.training.state import TrainState
-
-Order = Literal["joint", "first", "second"]
-# From (parameters, arch, batch, carry, key) to the loss, and what goes on with sums for metrics.
-Loss = Callable[[Any, Any, Any, Any, jax.Array], tuple[jax.Array, tuple[Any, Any]]]
+from jaxnas.training.together import Given, train_alone, train_together
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What a recipe is given of a training.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sampling:
+    """What recipes share that train hard architectures on the training batches.
 
     Attributes:
-      loss: of the parameters at an architecture, in training.
-      space: of the network.
-      steps: of the whole training.
-      schedule: learning rate of the parameters by step.
-      cost: of an architecture, hard or soft; None if the network's costs are not known.
-      mesh: of the devices, for recipes that place their architectures on different ones; the rows of the
-        batches are divided over all of them.
+      distill: how networks learn from a teacher; None to learn from the labels alone.
     """
 
-    loss: Loss
-    space: Space
-    steps: int
-    schedule: optax.Schedule
-    cost: Cost | None = None
-    mesh: Mesh | None = None
+    distill: Distillation | None = None
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Only training batches are taken."""
+        return ("train",)
 
-@flax.struct.dataclass
-class Gradients:
-    """What a recipe found in a step.
+    @property
+    def watches(self) -> Watches:
+        """Random architectures of the space."""
+        return "architectures"
 
-    Attributes:
-      params: gradients of the parameters.
-      archs: the hard architectures that were trained, with a leading axis: parameters that none of them
-        uses stay as they are. None where all parameters are in use.
-      carry: by role, for the next step.
-      loss: float32 [].
-      sums: for the task's metrics.
-      logits, recipe: of the next state.
-      metrics: the recipe's own, float32 [] by name.
-    """
-
-    params: Any
-    archs: Any
-    carry: Any
-    loss: jax.Array
-    sums: Any
-    logits: Any = ()
-    recipe: Any = ()
-    metrics: Mapping[str, jax.Array] = flax.struct.field(default_factory=dict)
-
-
-class Recipe(Protocol):
-    """How a training step goes.
-
-    Attributes:
-      roles: of the data that a step takes a batch of.
-      watches: what is looked at meanwhile: "architectures" of the space, one "network", or the
-        "probabilities" of options.
-      needs_cost: whether gradients ask for the cost of architectures.
-    """
-
-    roles: tuple[str, ...]
-    needs_cost: bool
-    watches: Literal["architectures", "network", "probabilities"]
+    @property
+    def needs_cost(self) -> bool:
+        """Gradients ask for no cost."""
+        return False
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """Raises ValueError for a space or costs that the recipe cannot work with."""
-        ...
+        """Refuses a distillation without a teacher."""
+        if self.distill is not None and self.distill.teacher is None:
+            raise ValueError(
+                f"{type(self).__name__}: the distillation has no teacher, and without the largest network in "
+                "each step there is none: give Distillation(teacher=...) a trained network, or take the "
+                "recipe Sandwich."
+            )
 
     def init(self, space: Space) -> tuple[Any, Any]:
-        """Architecture parameters and the recipe's own state at the start; () for none."""
-        ...
-
-    def gradients(
-        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
-    ) -> Gradients:
-        """The gradients of a step; `batches` are by role."""
-        ...
-
-    def numbers(self, step: int) -> Mapping[str, int]:
-        """For each role the number of its batch at a step."""
-        ...
-
-    def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record of the training (see `fit`) says that it is done before its last step."""
-        ...
-
-
-class _Single:
-    """What recipes share that train one architecture in a step, on one batch."""
-
-    roles: tuple[str, ...] = ("train",)
-    watches: Literal["architectures", "network", "probabilities"] = "architectures"
-    needs_cost = False
-
-    def check(self, space: Space, cost: Cost | None) -> None:
-        """Any space will do."""
-
-    def init(self, space: Space) -> tuple[Any, Any]:
-        """Nothing but the parameters is trained."""
-        return (), ()
+        """Nothing but the parameters is trained; a trained teacher's are kept beside them."""
+        if self.distill is None or self.distill.teacher is None:
+            return (), {}
+        return (), {"teacher": load_teacher(self.distill.teacher).variables}
 
     def numbers(self, step: int) -> Mapping[str, int]:
         """The batches follow one another."""
@@ -134,45 +73,206 @@ class _Single:
         """The training goes on to its last step."""
         return False
 
+    def given(self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Given:
+        """What the networks of a step are trained on, with what a trained teacher says of it."""
+        batch, carry, taught = batches["train"], state.carry["train"], None
+        if self.distill is not None and self.distill.teacher is not None:
+            assert problem.teach is not None
+            net = load_teacher(self.distill.teacher).net
+            taught = problem.teach(net, state.recipe["teacher"], batch, carry, key)
+        return Given(state.params, batch, carry, key, taught)
 
-def _train_one(
-    problem: Problem, state: TrainState, batches: Mapping[str, Any], arch: Any, key: jax.Array
-) -> Gradients:
-    differentiate = jax.value_and_grad(problem.loss, has_aux=True)
-    (loss, (carry, sums)), grads = differentiate(
-        state.params, arch, batches["train"], state.carry["train"], key
-    )
-    hard = arch is not None and all(jnp.issubdtype(x.dtype, jnp.integer) for x in arch.values())
-    archs = jax.tree.map(lambda x: x[None], arch) if hard else None
-    return Gradients(grads, archs, {"train": carry}, loss, sums)
+    def train(
+        self,
+        problem: Problem,
+        state: TrainState,
+        batches: Mapping[str, Any],
+        archs: Arch,
+        key: jax.Array,
+    ) -> Gradients:
+        """The gradients of a batch of architectures."""
+        given = self.given(problem, state, batches, key)
+        if len(next(iter(archs.values()))) == 1:
+            found = train_alone(problem, given, jax.tree.map(lambda x: x[0], archs), self.distill)
+        else:
+            found, _ = train_together(problem, given, archs, distill=self.distill)
+        return dataclasses.replace(found, recipe=state.recipe)
 
 
-@dataclasses.dataclass(frozen=True)
-class Uniform(_Single):
-    """Single-path one-shot training: one architecture in each step, every option equally likely.
+def _loss_of(problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Any:
+    """A function from an architecture to its loss on the training batch."""
+    return lambda arch: problem.loss(state.params, arch, batches["train"], state.carry["train"], key)[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform(_Sampling):
+    """Single-path one-shot training: a random architecture in each step.
 
     Guo et al., ECCV 2020, section 3.3; AutoFormer, arXiv 2107.00651, section 3.2.
+
+    Attributes:
+      architectures: how many are trained on each batch; their gradients are averaged.
+      sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
+      distill: how they learn from a trained teacher; None to learn from the labels alone.
     """
+
+    architectures: int = 1
+    sampler: Sampler = Random()
+
+    def __post_init__(self) -> None:
+        if self.architectures < 1:
+            raise ValueError(f"Uniform: architectures is {self.architectures}, expected at least 1.")
+
+    @property
+    def needs_cost(self) -> bool:
+        """If the sampler does."""
+        return self.sampler.needs_cost
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses a distillation without a teacher, and costs that there are not."""
+        super().check(space, cost)
+        self.sampler.check(space, cost)
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains a random architecture."""
+        """Trains random architectures."""
         arch_key, loss_key = jax.random.split(key)
-        return _train_one(problem, state, batches, problem.space.sample(arch_key), loss_key)
+        loss = _loss_of(problem, state, batches, loss_key)
+        archs = draw(self.sampler, problem, loss, arch_key, self.architectures)
+        return self.train(problem, state, batches, archs, loss_key)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sandwich(_Sampling):
+    """The sandwich rule with in-place distillation: largest, smallest and random networks in each step.
+
+    The largest learns from the labels, or from a trained teacher, and the others learn from the largest
+    (Yu et al., BigNAS, arXiv 2003.11142, section 3). Gradients are averaged; published code adds them up, so
+    that a learning rate of theirs for plain gradient descent is multiplied by the number of networks.
+
+    Attributes:
+      random: how many random architectures there are beside the two ends.
+      sampler: how they are drawn; see `Uniform`. `Attentive` is AttentiveNAS's step.
+      distill: how they learn from the largest; None to learn from the labels, as it does.
+      project_after: share of the training after which the part of the largest one's gradient that points
+        against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
+    """
+
+    random: int = 2
+    sampler: Sampler = Random()
+    distill: Distillation | None = Distillation()
+    project_after: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.random < 0:
+            raise ValueError(f"Sandwich: random is {self.random}, expected at least 0.")
+        if self.project_after is not None and not 0 <= self.project_after <= 1:
+            raise ValueError(
+                f"Sandwich: project_after is {self.project_after}, expected a share of the training, 0 to 1, "
+                "or None."
+            )
+
+    @property
+    def needs_cost(self) -> bool:
+        """If the sampler does, and there are random architectures."""
+        return self.random > 0 and self.sampler.needs_cost
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses a space of one architecture, and costs that there are not."""
+        if space.cardinality == 1:
+            raise ValueError(
+                "Sandwich: the network has only one architecture, which would be the largest and the "
+                "smallest; train it by Fixed()."
+            )
+        if self.random:
+            self.sampler.check(space, cost)
+
+    def gradients(
+        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
+    ) -> Gradients:
+        """Trains the largest architecture, random ones, and the smallest."""
+        arch_key, loss_key = jax.random.split(key)
+        archs = [jax.tree.map(lambda x: x[None], arch) for arch in (problem.largest(), problem.smallest())]
+        if self.random:
+            loss = _loss_of(problem, state, batches, loss_key)
+            archs.insert(1, draw(self.sampler, problem, loss, arch_key, self.random))
+        joined = jax.tree.map(lambda *x: jnp.concatenate(x), *archs)
+        project = None
+        if self.project_after is not None:
+            project = state.step >= round(self.project_after * problem.steps)
+        given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
+        found, losses = train_together(
+            problem, given, joined, distill=self.distill, lead=lead, project=project
+        )
+        metrics = {"largest_loss": losses[0], "smallest_loss": losses[-1]}
+        return dataclasses.replace(found, recipe=state.recipe, metrics=metrics)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fair(_Sampling):
+    """Strict fairness: in each step every option of every choice is trained equally often.
+
+    Each element of the architectures goes through its options in a random order of its own (FairNAS, Chu et
+    al., ICCV 2021, section 3.2). A step has as many architectures as the choice with most options has
+    options. A choice with fewer goes through them again, in another order: where their number does not
+    divide, some of them are trained once more than others in a step, drawn anew each time. What is not
+    active, as a layer beyond the depth, is not trained.
+
+    Attributes:
+      architectures: in a step; None for the largest number of options. With the least common multiple of
+        the numbers of options, every step is strictly fair.
+      distill: how they learn from a trained teacher; None to learn from the labels alone.
+    """
+
+    architectures: int | None = None
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses a distillation without a teacher, and fewer architectures than a choice has options."""
+        super().check(space, cost)
+        most = int(space.sizes.max())
+        if self.architectures is not None and self.architectures < most:
+            name = next(name for name, choice in space.decisions if int(np.max(choice.sizes)) == most)
+            raise ValueError(
+                f"Fair: architectures is {self.architectures}, and {name!r} has {most} options: in a step of "
+                "fewer architectures some of them would be trained and others not. Take at least as many."
+            )
+
+    def gradients(
+        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
+    ) -> Gradients:
+        """Trains architectures that have each option equally often."""
+        arch_key, loss_key = jax.random.split(key)
+        count = int(problem.space.sizes.max()) if self.architectures is None else self.architectures
+        return self.train(problem, state, batches, fair(problem, arch_key, count), loss_key)
+
+
+def fair(problem: Problem, key: jax.Array, count: int) -> Arch:
+    """A batch of architectures with each option of an element as often as another, but for a remainder."""
+    sizes, widest = jnp.asarray(problem.region.sizes), problem.region.options.shape[1]
+    places, elements = jnp.arange(count)[:, None], jnp.arange(len(sizes))[None]
+    order = jax.random.uniform(key, (count, len(sizes), widest))  # a round for each network is enough
+    order = jnp.argsort(jnp.where(jnp.arange(widest)[None] < sizes[:, None], order, 2.0), axis=-1)
+    numbers = order[places // sizes[None], elements, places % sizes[None]]  # [count, length]
+    codes = jax.vmap(problem.region.at)(numbers)
+    return jax.vmap(lambda code: problem.space.canonical(problem.space.decode(code)))(codes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fixed(_Single):
+class Fixed(_Sampling):
     """The training of one architecture: a retraining, or a trial of a candidate alone.
 
     Attributes:
       arch: an architecture of the network, hard or soft; None for a network that has only one.
+      distill: how it learns from a trained teacher; None to learn from the labels alone.
     """
 
     arch: Arch | None = None
 
-    watches = "network"
+    @property
+    def watches(self) -> Watches:
+        """The one network."""
+        return "network"
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Keeps the architecture in the state, so that one program trains any of them."""
@@ -182,220 +282,98 @@ class Fixed(_Single):
                     f"Fixed: the network has {space.cardinality:,} architectures, so the recipe needs one: "
                     "Fixed(arch), or train an extracted network."
                 )
-            return (), ()
+            return super().init(space)
         space.check(self.arch)
-        return (), {"arch": self.arch}
+        logits, own = super().init(space)
+        return logits, {**own, "arch": self.arch}
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
         """Trains the architecture of the state."""
         arch = None if self.arch is None else state.recipe["arch"]
-        found = _train_one(problem, state, batches, arch, key)
+        found = train_alone(problem, self.given(problem, state, batches, key), arch, self.distill)
         return dataclasses.replace(found, recipe=state.recipe)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progressive:
+    """Progressive shrinking: a schedule of spaces, from the largest network to all of them.
+
+    Each phase draws from a part of the space that holds the part before (Cai et al., Once-for-All, ICLR 2020,
+    section 3.3). "Largest" and "smallest" of the inner recipe are those of the phase.
+
+    Attributes:
+      phases: pairs of the first step of a phase and its space, as `Space.restrict` makes it of the network's.
+        The first one starts at step 0.
+      recipe: how the architectures of a phase are trained.
+    """
+
+    phases: tuple[tuple[int, Space], ...]
+    recipe: Uniform | Sandwich | Fair = Uniform()
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.phases]
+        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+            raise ValueError(
+                f"Progressive: the phases start at the steps {starts}; expected 0 first, and each later than "
+                "the one before."
+            )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of the inner recipe, as all below."""
+        return self.recipe.roles
+
+    @property
+    def watches(self) -> Watches:
+        """What is looked at meanwhile."""
+        return self.recipe.watches
+
+    @property
+    def needs_cost(self) -> bool:
+        """Whether costs are asked for."""
+        return self.recipe.needs_cost
+
+    def check(self, space: Space, cost: Cost | None) -> None:
+        """Refuses phases that are no part of the space, or that lack what a phase before had."""
+        self.recipe.check(space, cost)
+        before: dict[str, set[Any]] = {}
+        for start, part in self.phases:
+            region_of(space, part)
+            for name, choice in part.decisions:
+                if lost := before.get(name, set()) - set(choice.options):
+                    raise ValueError(
+                        f"Progressive: the phase from step {start} has no option {min(lost, key=str)!r} of "
+                        f"{name!r}, which the phase before had; a phase holds all that was trained before it."
+                    )
+                before[name] = set(choice.options)
+
+    def init(self, space: Space) -> tuple[Any, Any]:
+        """As of the inner recipe."""
+        return self.recipe.init(space)
+
+    def numbers(self, step: int) -> Mapping[str, int]:
+        """As of the inner recipe."""
+        return self.recipe.numbers(step)
+
+    def done(self, record: Mapping[str, Any]) -> bool:
+        """As of the inner recipe."""
+        return self.recipe.done(record)
+
+    def gradients(
+        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
+    ) -> Gradients:
+        """Trains architectures of the phase."""
+        regions = [region_of(problem.space, part) for _, part in self.phases]
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *regions)
+        starts = jnp.array([start for start, _ in self.phases])
+        phase = jnp.searchsorted(starts, state.step, side="right") - 1
+        part: Region = jax.tree.map(lambda x: x[phase], stacked)
+        found = self.recipe.gradients(dataclasses.replace(problem, part=part), state, batches, key)
+        return dataclasses.replace(found, metrics={**found.metrics, "phase": phase.astype(jnp.float32)})
 
 
 def usual_recipe(space: Space) -> Recipe:
     """A random architecture in each step, or the one that there is."""
     return Uniform() if space.cardinality > 1 else Fixed()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Relaxed:
-    """Differentiable search: parameters and architecture parameters trained together, by gradients.
-
-    The architecture parameters are logits of the shape of the space; a relaxation turns them into a soft
-    architecture in every step (PAR Transformer, arXiv 2009.04534, section 2; DARTS, arXiv 1806.09055,
-    section 2.3).
-
-    Attributes:
-      order: "joint", one gradient on the training batches for both; "first", the logits now and then on
-        batches held out of training; "second", the same through one step of plain gradient descent of
-        the parameters, exactly.
-      relaxation: "gumbel_softmax", "straight_through", "softmax" or "average".
-      start: steps before which the logits stay as they are.
-      every: steps from one update of the logits to the next ("joint" updates in each).
-      learning_rate, weight_decay: of Adam on the logits.
-      temperature: its course over all steps, "constant", "exponential" or "linear".
-      start_temperature, end_temperature: its ends.
-      cost: name of the cost that is penalised, as "macs"; None for none.
-      cost_weight: of the term `max(0, expected cost / target - 1)` (Planer, arXiv 2208.14580).
-      target: the cost to reach, as a share of that of `reference`; what every network costs, which is
-        what the smallest one costs, counts in neither.
-      reference: an architecture as option values by choice; None for the largest.
-      confidence: the training ends when every decision has an option of this probability; None to go on.
-    """
-
-    order: str = "first"
-    relaxation: str = "gumbel_softmax"
-    start: int = 0
-    every: int = 4
-    learning_rate: float = 1e-2
-    weight_decay: float = 5e-4
-    temperature: str = "exponential"
-    start_temperature: float = 5.0
-    end_temperature: float = 0.5
-    cost: str | None = None
-    cost_weight: float = 0.0
-    target: float = 0.7
-    reference: Mapping[str, Any] | None = None
-    confidence: float | None = None
-
-    watches = "probabilities"
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("order", get_args(Order)),
-            ("relaxation", tuple(relaxations.RELAXATIONS)),
-            ("temperature", get_args(relaxations.Kind)),
-        ):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(
-                    f"Relaxed: {name} is {value!r}, expected one of {', '.join(known)}"
-                    f"{nearest(value, known) or '.'}"
-                )
-        for name, least in (("every", 1), ("start", 0), ("learning_rate", 0), ("weight_decay", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"Relaxed: {name} is {getattr(self, name)}, expected at least {least}.")
-        if self.confidence is not None and not 0 < self.confidence <= 1:
-            raise ValueError(
-                f"Relaxed: confidence is {self.confidence}, expected above 0, at most 1, or None."
-            )
-        if not self.cost_weight >= 0:
-            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, expected at least 0.")
-        if self.cost_weight and (self.cost is None or not self.target > 0):
-            raise ValueError(
-                f"Relaxed: cost_weight is {self.cost_weight}, cost {self.cost!r} and target {self.target}: a "
-                "penalty needs the name of a cost, as 'macs', and a target above 0."
-            )
-        relaxations.check_temperature(self.start_temperature)
-        relaxations.check_temperature(self.end_temperature)
-
-    @property
-    def needs_cost(self) -> bool:
-        """A cost that is penalised, or only shown, is asked for."""
-        return self.cost is not None
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The logits are trained on batches of their own, but for the joint order."""
-        return ("train",) if self.order == "joint" else ("train", "search")
-
-    def _optimizer(self) -> optax.GradientTransformation:
-        return optax.adamw(self.learning_rate, weight_decay=self.weight_decay)
-
-    def check(self, space: Space, cost: Cost | None) -> None:
-        """Refuses a cost that there is not; see `relative_cost`."""
-        self.relative_cost(space, cost)
-
-    def init(self, space: Space) -> tuple[Any, Any]:
-        """Every option is equally likely at the start."""
-        logits = space.logits()
-        own = {"opt_state": self._optimizer().init(logits), "search_loss": jnp.float32(jnp.nan)}
-        return logits, own
-
-    def numbers(self, step: int) -> Mapping[str, int]:
-        """The search batches go on at each update of the logits and stand still in between."""
-        return {"train": step, "search": max(step - self.start, 0) // self.every}
-
-    def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether the decisions are as sure as asked for."""
-        return self.confidence is not None and record.get("confidence", 0) >= self.confidence
-
-    def relative_cost(self, space: Space, cost: Cost | None) -> Callable[[Arch], Any] | None:
-        """From an architecture, hard or soft, to its cost in units of the reference's; None without a cost.
-
-        Raises:
-          ValueError: a cost that the network does not have, or a reference that costs nothing.
-        """
-        if self.cost is None:
-            return None
-        with jax.ensure_compile_time_eval():  # also within a compiled step
-            reference = space.largest() if self.reference is None else space.from_dict(self.reference)
-            known = {} if cost is None else cost(reference)
-            smallest = {} if cost is None else cost(space.smallest())
-        if cost is None or self.cost not in known:
-            raise ValueError(
-                f"Relaxed: the network has no cost {self.cost!r}{nearest(self.cost, known) or '.'} "
-                f"It has {', '.join(known) or 'none'}."
-            )
-        least = float(smallest[self.cost])
-        span = float(known[self.cost]) - least
-        if not span > 0:
-            raise ValueError(
-                f"Relaxed: the reference has {self.cost} of {known[self.cost]}, no more than the smallest "
-                "network of the space; name another reference."
-            )
-        return lambda arch: (cost(arch)[self.cost] - least) / span
-
-    def gradients(
-        self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
-    ) -> Gradients:
-        """Trains parameters and, where it is due, the logits before them, as DARTS does."""
-        keys = jax.random.split(key, 6)
-        relaxation = relaxations.RELAXATIONS[self.relaxation]
-        schedule = relaxations.temperature_schedule(
-            self.temperature, self.start_temperature, self.end_temperature, problem.steps
-        )
-        temperature = jnp.asarray(schedule(state.step), jnp.float32)
-        cost = self.relative_cost(problem.space, problem.cost)
-        loss = problem.loss
-
-        def penalty(logits: Arch) -> jax.Array:
-            if not self.cost_weight or cost is None:
-                return jnp.float32(0)
-            return self.cost_weight * jnp.maximum(cost(relaxations.softmax(logits)) / self.target - 1, 0)
-
-        def on_train(params: Any, logits: Arch) -> tuple[jax.Array, Any]:
-            arch = relaxation(logits, keys[0], temperature)
-            value, found = loss(params, arch, batches["train"], state.carry["train"], keys[1])
-            return value + penalty(logits), (value, *found)
-
-        def on_search(logits: Arch) -> tuple[jax.Array, Any]:
-            params = state.params
-            if self.order == "second":
-                arch = relaxation(logits, keys[2], temperature)
-                grads = jax.grad(lambda p: loss(p, arch, batches["train"], state.carry["train"], keys[3])[0])(
-                    params
-                )
-                rate = problem.schedule(state.step)
-                params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
-            arch = relaxation(logits, keys[4], temperature)
-            value, (carry, _) = loss(params, arch, batches["search"], state.carry["search"], keys[5])
-            return value + penalty(logits), (carry, value)
-
-        def updated(grads: Arch) -> tuple[Arch, Any]:
-            updates, opt_state = self._optimizer().update(grads, state.recipe["opt_state"], state.logits)
-            logits = optax.apply_updates(state.logits, updates)
-            return logits, opt_state  # pyrefly: ignore[bad-return] # of the logits' type
-
-        logits, own, carries = state.logits, state.recipe, dict(state.carry)
-        due = state.step >= self.start
-        if self.order != "joint":
-            due &= (state.step - self.start) % self.every == 0
-
-            def update(_: None) -> Any:
-                (_, (carry, value)), grads = jax.value_and_grad(on_search, has_aux=True)(logits)
-                new, opt_state = updated(grads)
-                return new, {"opt_state": opt_state, "search_loss": value}, carry
-
-            logits, own, carries["search"] = jax.lax.cond(
-                due, update, lambda _: (logits, own, carries["search"]), None
-            )
-        (_, (value, carries["train"], sums)), (grads, logits_grads) = jax.value_and_grad(
-            on_train, (0, 1), has_aux=True
-        )(state.params, logits)
-        if self.order == "joint":
-            new, opt_state = updated(logits_grads)
-            pair = (new, {**own, "opt_state": opt_state})
-            logits, own = jax.tree.map(lambda a, b: jnp.where(due, a, b), pair, (logits, own))
-        probabilities = relaxations.softmax(logits)
-        metrics = {
-            "search_loss": own["search_loss"],
-            "temperature": temperature,
-            "entropy": relaxations.entropy(probabilities),
-            "confidence": relaxations.confidence(probabilities),
-        }
-        if cost is not None:
-            metrics["expected_cost"] = jnp.asarray(cost(probabilities), jnp.float32)
-        return Gradients(grads, None, carries, value, sums, logits, own, metrics)

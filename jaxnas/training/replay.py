@@ -20,7 +20,8 @@ from jaxnas.tensors import flatten
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.fit import DIVERGED, MENDS, option_values
 from jaxnas.training.prepare import prepare
-from jaxnas.training.recipes import Recipe, usual_recipe
+from jaxnas.training.recipe import Recipe
+from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.step import differentiate
 

@@ -20,10 +20,11 @@ from jaxnas import network
 from jaxnas.cost import Cost
 from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
-from jaxnas.tasks import Task
+from jaxnas.tasks import Task, check_predicts
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.distillation import teacher_logits
 from jaxnas.training.mesh import everywhere, program_of, rows_of
-from jaxnas.training.recipes import Gradients, Problem, Recipe
+from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.state import TrainState
 
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, Any]]]
@@ -57,7 +58,14 @@ def differentiate(
     def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
         return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
 
-    problem = Problem(loss, net.space, steps, schedule, cost, mesh)
+    def predict(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
+        check_predicts(task)
+        return task.predict(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
+
+    def teach(teacher: nn.Module, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
+        return teacher_logits(task, teacher, variables, batch, carry, key)
+
+    problem = Problem(loss, net.space, steps, schedule, cost, mesh, predict, teach)
     with program_of(mesh):
         return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
 

@@ -15,7 +15,7 @@ from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training import relaxations
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.recipes import Recipe
+from jaxnas.training.recipe import Recipe
 from jaxnas.training.state import TrainState
 
 

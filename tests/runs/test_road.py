@@ -11,12 +11,13 @@ from small_tasks import TASKS, net_of, task_of
 import jaxnas
 from jaxnas import runs, search
 from jaxnas.report import result as results
-from jaxnas.training import Fixed, Relaxed, Training, Uniform, fit, make_mesh
+from jaxnas.training import Distillation, Fixed, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
 TRAINING = Training(steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, clip=1.0)
 RELAXED = dict(start=1, every=1, cost="macs", cost_weight=0.1, target=0.9, learning_rate=0.1)
 RECIPES = {
     "uniform": lambda space: Uniform(),
+    "sandwich": lambda space: Sandwich(random=1, distill=Distillation(divergence="adaptive_alpha")),
     "fixed": lambda space: Fixed(space.largest()),
     "joint": lambda space: Relaxed(order="joint", relaxation="straight_through", **RELAXED),
     "first": lambda space: Relaxed(order="first", **RELAXED),

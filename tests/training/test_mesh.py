@@ -14,10 +14,10 @@ from small_tasks import TASKS, net_of, task_of
 import jaxnas
 from experiments.benchmarks.collectives import communicated
 from jaxnas import spaces, supernets
-from jaxnas.training import Fixed, Relaxed, Training, Uniform, make_evaluator, make_mesh
+from jaxnas.training import Fixed, Relaxed, Sandwich, Training, Uniform, make_evaluator, make_mesh
 from jaxnas.training.mesh import _spec
 from jaxnas.training.prepare import prepare
-from jaxnas.training.recipes import Order
+from jaxnas.training.relaxed import Order
 
 TRAINING = Training(steps=4, batch_size=8, warmup_steps=0)
 # Adam would make much of gradients that differ by rounding alone.
@@ -26,6 +26,7 @@ SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
 RECIPES = {
     "uniform": lambda space: Uniform(),
+    "sandwich": lambda space: Sandwich(random=1),
     "fixed": lambda space: Fixed(space.sample(jax.random.key(3))),
     **{order: lambda space, order=order: Relaxed(order=order, every=1) for order in get_args(Order)},
 }

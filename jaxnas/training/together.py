@@ -1,0 +1,233 @@
+"""The gradients of several architectures in one step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxnas.space import Arch
+from jaxnas.training.distillation import Distillation
+from jaxnas.training.recipe import Gradients, Problem
+
+_LARGEST_NORM = 1.0  # of the gradient of the other networks, where it is projected
+
+
+@flax.struct.dataclass
+class Given:
+    """What all networks of a step are given.
+
+    Attributes:
+      params: of the supernet.
+      batch: of the task.
+      carry: from the batch before.
+      key: of augmentation and dropout: the same for all.
+      taught: logits of a trained network that they learn from; None without one.
+    """
+
+    params: Any
+    batch: Any
+    carry: Any
+    key: jax.Array
+    taught: Any = None
+
+
+@flax.struct.dataclass
+class _Total:
+    """What the networks of a step have given so far."""
+
+    grads: Any  # their sum; without the first network's where they are joined by projection
+    first: Any  # the first network's then, else ()
+    logits: Any  # of the teacher; () without one
+    carry: Any  # of the first network
+    sums: Any
+
+
+def train_alone(
+    problem: Problem, given: Given, arch: Arch | None, distill: Distillation | None = None
+) -> Gradients:
+    """The gradients of one architecture, hard or soft; None for a network that has only one."""
+
+    def objective(params: Any) -> Any:
+        return _objective(
+            problem, distill, dataclasses.replace(given, params=params), arch, given.taught, None
+        )
+
+    (loss, (_, carry, sums)), grads = jax.value_and_grad(objective, has_aux=True)(given.params)
+    hard = arch is not None and all(jnp.issubdtype(x.dtype, jnp.integer) for x in arch.values())
+    archs = jax.tree.map(lambda x: x[None], arch) if hard else None
+    return Gradients(grads, archs, {"train": carry}, loss, sums)
+
+
+def train_together(
+    problem: Problem,
+    given: Given,
+    archs: Arch,
+    *,
+    distill: Distillation | None = None,
+    lead: bool = False,
+    project: jax.Array | None = None,
+) -> tuple[Gradients, jax.Array]:
+    """The mean of the gradients of some architectures on one batch, with the same augmentation for all.
+
+    They run one after another in one compiled loop, so that the memory is that of one. Where a mesh has
+    several devices that have all parameters, and they divide the number of networks (but for a leading
+    one), each device runs other networks on all rows of the batch instead.
+
+    Args:
+      problem: of the training.
+      given: what they are trained on. Of what they hand to the next batch, that of the first one goes on.
+      archs: hard, a batch of n.
+      distill: how networks learn from a teacher; None to learn from labels alone.
+      lead: whether the first network is the teacher of the others. It learns from the labels itself, or from
+        the trained network if there is one.
+      project: whether the part of the first network's gradient that conflicts with the sum of the others'
+        is dropped, bool []; see `join`. None for the plain mean.
+
+    Returns:
+      The gradients, and the losses of the networks, float32 [n], as they were trained.
+    """
+    count, apart = len(next(iter(archs.values()))), project is not None
+
+    def add(given: Given, total: _Total, own: tuple[Arch, jax.Array]) -> tuple[_Total, jax.Array]:
+        arch, first = own
+        by_labels = first if lead and given.taught is None else None
+
+        def objective(params: Any) -> Any:
+            student = dataclasses.replace(given, params=params)
+            return _objective(problem, distill, student, arch, total.logits, by_labels)
+
+        (loss, (logits, carry, sums)), grads = jax.value_and_grad(objective, has_aux=True)(given.params)
+        added = jax.tree.map(jnp.add, (total.grads, total.sums), (grads, sums))
+        return _Total(
+            grads=_where(first, total.grads, added[0]) if apart else added[0],
+            first=_where(first, grads, total.first) if apart else (),
+            logits=_where(first, logits, total.logits) if lead else total.logits,
+            carry=_where(first, carry, total.carry),
+            sums=added[1],
+        ), loss
+
+    def in_turn(given: Given, total: _Total, archs: Arch, first: jax.Array) -> tuple[_Total, jax.Array]:
+        return lax.scan(functools.partial(add, given), total, (archs, first))
+
+    logits, sums = _shapes(problem, distill, given, jax.tree.map(lambda x: x[0], archs))
+    nothing = _Total(
+        grads=_zeros(given.params),
+        first=_zeros(given.params) if apart else (),
+        logits=_zeros(logits) if given.taught is None else given.taught,
+        carry=_zeros(given.carry),
+        sums=_zeros(sums),
+    )
+    first, leading, mesh = jnp.arange(count) == 0, int(lead), problem.mesh
+    if _divides(mesh, count - leading):
+        head, losses = nothing, jnp.zeros(0)
+        if leading:
+            head, losses = in_turn(given, nothing, *jax.tree.map(lambda x: x[:1], (archs, first)))
+        rest = jax.tree.map(lambda x: x[leading:], (archs, first))
+        tail, others = _spread(in_turn, mesh)(given, dataclasses.replace(nothing, logits=head.logits), *rest)
+        total = jax.tree.map(jnp.add, *(dataclasses.replace(x, logits=()) for x in (head, tail)))
+        losses = jnp.concatenate([losses, others])
+    else:
+        total, losses = in_turn(given, nothing, archs, first)
+    grads = join(total.first, total.grads, count, project)
+    return Gradients(grads, archs, {"train": total.carry}, jnp.mean(losses), total.sums), losses
+
+
+def _objective(
+    problem: Problem,
+    distill: Distillation | None,
+    given: Given,
+    arch: Arch | None,
+    teacher: Any,
+    by_labels: jax.Array | None,
+) -> tuple[jax.Array, tuple[Any, Any, Any]]:
+    """The loss of a network, and its logits (if there is a distillation), carry and sums.
+
+    Args:
+      teacher: logits that it learns from.
+      by_labels: whether it learns from the labels nevertheless, bool []; None if it does not.
+    """
+    own = given.params, arch, given.batch, given.carry, given.key
+    if distill is None:
+        loss, (carry, sums) = problem.loss(*own)
+        return loss, ((), carry, sums)
+    assert problem.predict is not None
+    predictions, carry = problem.predict(*own)
+    loss = distill.loss(predictions, teacher)
+    if by_labels is not None:
+        loss = jnp.where(by_labels, predictions.loss, loss)
+    return loss, (predictions.logits, carry, predictions.sums)
+
+
+def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:
+    """The mean gradient of `count` networks.
+
+    Args:
+      first: gradients of the first network, () if they are in `others`.
+      others: sum of the gradients of the others.
+      count: of the networks.
+      project: None for the plain mean. Else the others' sum is limited to a norm of 1, and where this is
+        True, the part of each tensor of `first` that points against it is dropped (Gong et al., NASViT,
+        ICLR 2022, section 3.2, and its code).
+    """
+    if project is None:
+        return jax.tree.map(lambda x: x / count, others)
+    clipped, _ = optax.clip_by_global_norm(_LARGEST_NORM).update(others, optax.EmptyState())
+
+    def without_conflict(a: jax.Array, b: jax.Array) -> jax.Array:
+        share = jnp.clip(-jnp.sum(a * b) / (jnp.sum(b * b) + 1e-6), 0, 2)
+        return (a + b + jnp.where(project, share, 0) * b) / count
+
+    return jax.tree.map(without_conflict, first, clipped)
+
+
+def _shapes(problem: Problem, distill: Distillation | None, given: Given, arch: Arch) -> tuple[Any, Any]:
+    """Shapes of the logits of a network, if there is a distillation, and of its sums."""
+    own = given.params, arch, given.batch, given.carry, given.key
+    if distill is None:
+        return (), jax.eval_shape(problem.loss, *own)[1][1]
+    assert problem.predict is not None
+    predictions, _ = jax.eval_shape(problem.predict, *own)
+    return predictions.logits, predictions.sums
+
+
+def _zeros(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+
+def _where(condition: jax.Array, a: Any, b: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), a, b)
+
+
+def _divides(mesh: Mesh | None, count: int) -> TypeGuard[Mesh]:
+    """Whether the devices of a mesh can take as many networks each, and have all parameters."""
+    if mesh is None or mesh.size == 1 or mesh.shape.get("model", 1) > 1:
+        return False
+    return count > 0 and count % mesh.size == 0
+
+
+def _spread(in_turn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """A function of networks in turn with other networks on each device, and the sum of what they give."""
+
+    def own(*given: Any) -> tuple[_Total, jax.Array]:
+        total, losses = in_turn(*given)
+        summed = jax.tree.map(lambda x: lax.psum(x, mesh.axis_names), dataclasses.replace(total, logits=()))
+        return summed, losses
+
+    by_device = P(mesh.axis_names)
+    return jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(P(), P(), by_device, by_device),
+        out_specs=(P(), by_device),
+        check_vma=False,
+    )

@@ -1,0 +1,397 @@
+"""Recipes of several architectures in a step: what they draw, learn from, and how gradients are joined."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small_nets import difference, jit, random_params, take
+from small_tasks import net_of, perceptron, task_of
+
+import jaxnas
+from jaxnas import Choice, Space, tasks
+from jaxnas.training import (
+    Attentive,
+    Distillation,
+    Fair,
+    Fixed,
+    Progressive,
+    Random,
+    Sandwich,
+    Stratified,
+    Teacher,
+    Training,
+    Uniform,
+    distillation,
+    make_mesh,
+    samplers,
+)
+from jaxnas.training.prepare import prepare
+from jaxnas.training.recipe import Problem
+from jaxnas.training.recipes import fair
+from jaxnas.training.region import region_of
+from jaxnas.training.step import active_masks
+from jaxnas.training.together import join
+
+TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
+SPACE, COST = NET.space, jaxnas.cost(NET, TASK.inputs)
+RATE = 0.3
+SGD = optax.sgd(RATE), optax.constant_schedule(RATE)
+DEEP = Space(depth=Choice(1, 2, 3), hidden=Choice(4, 8).repeat(3, active="depth"), kernel=Choice(3, 5, 7))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plain(tasks.Images):
+    """Images without anything random in their loss."""
+
+    def augmented(self, batch, key):
+        return self.preprocess(batch), self.targets(batch)
+
+
+PLAIN = Plain(data=TASK.data, label_smoothing=0.0)
+
+
+def stepped(recipe, *, devices=1, task=PLAIN, net=NET, steps=1, weights=True):
+    """The states before and after some steps of plain gradient descent, the last metrics, the last batch."""
+    training = Training(steps=40, batch_size=8)
+    variables = {"params": random_params(NET, TASK.inputs.shape)} if weights else None
+    mesh = make_mesh(devices)
+    state, step, batch = prepare(task, net, training, recipe, mesh, optimizer=SGD, variables=variables)
+    before, metrics = jax.device_get(state), {}
+    for number in range(steps):
+        state, metrics = step(state, batch(number))
+    return before, jax.device_get(state), metrics, jax.device_get(batch(steps - 1))
+
+
+def problem_of(space, part=None, cost=None):
+    part = None if part is None else region_of(space, part)
+    return Problem(lambda *given: (jnp.float32(0), ((), ())), space, 10, SGD[1], cost, part=part)
+
+
+def gradient_of(before, after):
+    return jax.tree.map(lambda a, b: (a - b) / RATE, before.params, after.params)
+
+
+# ---- Distillation.
+
+
+def test_divergences_are_those_of_pytorch_and_of_their_formulas():
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    teacher, student = (np.float32(random.normal(size=(5, 4))) for _ in range(2))
+    p, log_q = torch.softmax(torch.tensor(teacher), 1), torch.log_softmax(torch.tensor(student), 1)
+    entropy = torch.nn.functional.cross_entropy(torch.tensor(student), p, reduction="none")
+    np.testing.assert_allclose(distillation.soft_cross_entropy(teacher, student), entropy, rtol=1e-5)
+    kl = torch.nn.functional.kl_div(log_q, p, reduction="none").sum(1).numpy()
+    np.testing.assert_allclose(distillation.kl(teacher, student), kl, rtol=1e-5, atol=1e-6)
+    p, q = p.numpy(), np.exp(log_q.numpy())
+    backward = np.sum(q * (np.minimum(q / p, 5.0) - 1), 1) / 2  # alpha = -1, where no ratio is clipped
+    expected = np.maximum(backward, kl)
+    np.testing.assert_allclose(distillation.adaptive_alpha(teacher, student), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_the_alpha_divergence_is_exact_where_nothing_is_clipped():
+    random = np.random.default_rng(1)
+    for _ in range(2):
+        teacher, student = (jnp.float32(0.3 * random.normal(size=(6, 4))) for _ in range(2))
+
+        def alone(x, teacher=teacher):
+            p, q = jax.nn.softmax(teacher), jax.nn.softmax(x)
+            forward = jnp.sum(p * jnp.log(p / q), axis=1)
+            return jnp.sum(jnp.maximum((jnp.sum(q**2 / p, axis=1) - 1) / 2, forward))
+
+        own = jax.grad(lambda x, t=teacher: jnp.sum(distillation.adaptive_alpha(t, x)))(student)
+        np.testing.assert_allclose(own, jax.grad(alone)(student), rtol=1e-3, atol=1e-6)
+    # A teacher that finds a class next to impossible does not decide everything.
+    sure, other = jnp.array([[20.0, 0.0, 0.0]]), jnp.array([[0.0, 0.0, 0.0]])
+    slope = jax.grad(lambda x: jnp.sum(distillation.adaptive_alpha(sure, x)))(other)
+    assert np.abs(slope).max() <= 5
+
+
+def test_a_temperature_keeps_the_size_of_gradients_and_labels_are_added():
+    logits, teacher = jnp.array([[0.1, 0.2], [0.0, -0.1]]), jnp.array([[0.3, 0.0], [0.1, 0.1]])
+    weight = jnp.array([1.0, 0.0])  # the second example does not count
+    predictions = tasks.Predictions(logits, weight, jnp.float32(7.0), {})
+    plain, warm = Distillation(divergence="kl"), Distillation(divergence="kl", temperature=10.0)
+    expected = distillation.kl(teacher, logits)[0]
+    assert plain.loss(predictions, teacher) == pytest.approx(float(expected), rel=1e-5)
+    assert warm.loss(predictions, teacher) == pytest.approx(float(expected), rel=0.2)
+    labels = dataclasses.replace(plain, label_weight=0.5)
+    assert labels.loss(predictions, teacher) == pytest.approx(float(expected) + 3.5, rel=1e-5)
+
+
+# ---- Gradients.
+
+
+@jit
+def by_hand(params, rows, archs):
+    """The sandwich's gradients one by one: the first on the labels, the others on its probabilities."""
+    pixels = PLAIN.preprocess(rows)
+
+    def log_probabilities(params, arch):
+        return jax.nn.log_softmax(NET.apply({"params": params}, pixels, arch))
+
+    def loss(params, arch, targets):
+        return -jnp.mean(jnp.sum(targets * log_probabilities(params, arch), axis=1))
+
+    labels = jax.nn.one_hot(rows["label"], 2)
+    one = jax.grad(loss)
+    first, *others = [take(archs, i) for i in range(4)]
+    soft = jnp.exp(log_probabilities(params, first))
+    return one(params, first, labels), [one(params, arch, soft) for arch in others]
+
+
+def test_the_sandwich_trains_the_largest_on_labels_and_the_others_on_its_predictions():
+    before, after, metrics, rows = stepped(Sandwich())
+    archs = metrics["archs"]
+    first, last = (SPACE.to_dict(take(archs, i)) for i in (0, 3))
+    assert first == {"hidden": [4, 4]} and last == {"hidden": [1, 1]}
+    largest, others = by_hand(before.params, rows["train"], archs)
+    mean = jax.tree.map(lambda *x: sum(x) / 4, largest, *others)
+    assert difference(gradient_of(before, after), mean) < 1e-4
+    # The loss that is shown is the mean of what was trained, the accuracy that of all four networks.
+    assert np.isfinite(metrics["largest_loss"]) and np.isfinite(metrics["smallest_loss"])
+    # Projected, the largest one's gradient has no part against the others' left, tensor by tensor.
+    before, after, _, rows = stepped(Sandwich(project_after=0.0))
+    total = jax.tree.map(lambda *x: sum(x), *others)
+    expected = join(largest, total, 4, jnp.bool_(True))
+    assert difference(gradient_of(before, after), expected) < 1e-4
+    before, after, _, rows = stepped(Sandwich(project_after=0.5))  # not yet
+    expected = join(largest, total, 4, jnp.bool_(False))
+    assert difference(gradient_of(before, after), expected) < 1e-4
+
+
+def test_conflicts_are_projected_away_and_agreement_is_left():
+    others = {"a": jnp.array([0.6, 0.0]), "b": jnp.array([0.0, 0.8])}  # of norm 1
+    first = {"a": jnp.array([-0.3, 1.0]), "b": jnp.array([2.0, 0.4])}
+    joined = join(first, others, 2, jnp.bool_(True))
+    np.testing.assert_allclose(joined["a"], [0.3, 0.5], atol=1e-5)  # (0, 1) is left of the first, and others
+    np.testing.assert_allclose(joined["b"], [1.0, 0.6], atol=1e-5)  # agrees
+    large = jax.tree.map(lambda x: 5 * x, others)  # is limited to a norm of 1
+    assert difference(join(first, large, 2, jnp.bool_(True)), joined) < 1e-5
+
+
+def test_weights_that_no_architecture_of_a_step_uses_stay_bit_for_bit():
+    masks, kept = jit(active_masks(NET, TASK.inputs)), 0
+    for recipe in (Uniform(architectures=2), Uniform(), Fixed(SPACE.smallest())):
+        before, after, metrics, _ = stepped(recipe, weights=True)
+        archs = metrics["archs"]
+        each = [masks(take(archs, i)) for i in range(len(archs["hidden"]))]
+        used = jax.tree.map(lambda *x: np.any(np.stack(x), axis=0), *each)
+        for mask, a, b in zip(*map(jax.tree.leaves, (used, before.params, after.params)), strict=True):
+            mask = np.broadcast_to(mask, a.shape)
+            np.testing.assert_array_equal(a[~mask].view(np.uint32), b[~mask].view(np.uint32))
+            kept += int((~mask).sum())
+        assert moved(before, after)
+    assert kept > 20
+
+
+def moved(before, after):
+    return difference(before.params, after.params) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["language", "text", "graphs"])
+@pytest.mark.slow
+def test_the_sandwich_distils_on_every_task(kind):
+    net = net_of(kind)
+    distill = Distillation(divergence="adaptive_alpha")
+    before, after, metrics, _ = stepped(
+        Sandwich(random=1, distill=distill), task=task_of(kind), net=net, weights=False, steps=2
+    )
+    assert moved(before, after) and np.isfinite(metrics["loss"])
+    if kind == "language":  # The memory of the largest network goes on.
+        assert difference(before.carry["train"].inputs, after.carry["train"].inputs) > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [Sandwich(random=7), Uniform(architectures=8), Sandwich(random=1)])
+def test_devices_take_different_networks_and_give_what_one_gives(recipe):
+    states = [stepped(recipe, devices=devices)[1] for devices in (1, 8)]
+    assert difference(*(state.params for state in states)) < 1e-5
+
+
+def test_a_step_of_several_architectures_is_traced_once():
+    training = Training(steps=100, batch_size=8)
+    recipe = Sandwich(random=2, sampler=Attentive(candidates=2))
+    state, step, batch = prepare(TASK, NET, training, recipe, make_mesh(1), optimizer=SGD)
+    seen = set()
+    for number in range(20):
+        state, metrics = step(state, batch(number))
+        seen.add(np.asarray(metrics["archs"]["hidden"]).tobytes())
+    assert step._cache_size() == 1 and len(seen) > 10
+
+
+# ---- A trained teacher.
+
+
+def test_a_trained_teacher_teaches_without_its_own_dropout():
+    arch = SPACE.largest()
+    variables = {"params": random_params(NET, TASK.inputs.shape)}
+    small = jaxnas.extract(NET, variables, arch, inputs=TASK.inputs)
+    teacher = Teacher(small.net, small.variables)
+    before, after, _, rows = stepped(Fixed(SPACE.smallest(), distill=Distillation(teacher=teacher)))
+    archs = jax.tree.map(lambda *x: jnp.stack(x), *[arch, *[SPACE.smallest()] * 3])
+    _, (expected, *_) = by_hand(before.params, rows["train"], archs)
+    assert difference(gradient_of(before, after), expected) < 1e-3
+    # The largest of a sandwich learns from it too: here from itself, where its gradient is nothing.
+    recipe = Sandwich(random=0, distill=Distillation(teacher=teacher))
+    before, after, _, _ = stepped(recipe)
+    half = jax.tree.map(lambda x: x / 2, expected)
+    assert difference(gradient_of(before, after), half) < 1e-3
+
+
+def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
+    other = perceptron().clone(classes=3, space=SPACE.fix(SPACE.largest()))
+    teacher = Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
+    with pytest.raises(ValueError, match="A teacher must know the same classes"):
+        stepped(Uniform(distill=Distillation(teacher=teacher)))
+    text, net = task_of("language"), net_of("language")
+    recipe = Uniform(distill=Distillation(teacher=Teacher(net, {"params": {}})))
+    with pytest.raises(ValueError, match="hands a memory from batch to batch"):
+        stepped(recipe, task=text, net=net, weights=False)
+
+    class OwnLoss(tasks.Images):
+        def loss(self, *given):
+            return super().loss(*given)
+
+    with pytest.raises(ValueError, match="OwnLoss defines `loss` and inherits `predict`"):
+        stepped(Sandwich(), task=OwnLoss(data=TASK.data))
+
+
+# ---- What is drawn.
+
+
+def test_fairness_trains_every_option_equally_often():
+    problem = problem_of(DEEP)
+    for count, key in ((6, 0), (3, 1), (12, 2), (4, 3)):
+        archs = fair(problem, jax.random.key(key), count)
+        free = {"depth": archs["depth"], "kernel": archs["kernel"], "hidden": archs["hidden"][:, 0]}
+        for name, indices in free.items():
+            times = np.bincount(indices, minlength=len(DEEP[name].options))
+            assert times.max() - times.min() <= (0 if count % len(times) == 0 else 1)
+    # Each element has an order of its own.
+    orders = [fair(problem, jax.random.key(i), 3) for i in range(20)]
+    assert len({(*map(int, x["depth"]), *map(int, x["kernel"])) for x in orders}) > 10
+    _, _, metrics, _ = stepped(Fair())
+    assert all(sorted(column) == [0, 1, 2] for column in np.asarray(metrics["archs"]["hidden"]).T)
+
+
+def test_stratified_sizes_are_even_where_uniform_options_are_not():
+    net = perceptron(8, (1, 2, 4, 8))
+    cost = jaxnas.cost(net, TASK.inputs)
+    problem = problem_of(net.space, cost=cost)
+    ends = [float(cost(arch)["macs"]) for arch in (net.space.smallest(), net.space.largest())]
+    shares = {}
+    for sampler in (Random(), Stratified()):
+
+        def one(key, sampler=sampler):
+            return cost(take(sampler.alike(problem, None, key, 1), 0))["macs"]
+
+        macs = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 2000)))
+        shares[type(sampler)] = np.histogram(macs, 5, range=ends)[0] / len(macs)
+    assert shares[Random][0] < 0.1 and shares[Random][4] < 0.1
+    assert np.all(shares[Stratified] > 0.12) and np.all(shares[Stratified] < 0.28)
+    # Those alike are of one size.
+    alike = jit(lambda key: Stratified(candidates=200).alike(problem, None, key, 3))
+    for seed in range(5):
+        macs = np.asarray(jax.vmap(cost)(alike(jax.random.key(seed)))["macs"], np.float64)
+        assert np.ptp(macs) < 0.15 * (ends[1] - ends[0])
+
+
+@pytest.mark.parametrize("pick", ["best", "worst"])
+def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss(pick):
+    problem = problem_of(SPACE)
+
+    def loss(arch):
+        return jnp.sum(arch["hidden"]).astype(jnp.float32)
+
+    sampler = Attentive(pick=pick, candidates=6, sampler=Random())
+    key = jax.random.key(0)
+    found = samplers.draw(sampler, problem, loss, key, 1)
+    candidates = Random().alike(problem, loss, key, 6)
+    among = [int(loss(take(candidates, i))) for i in range(6)]
+    assert int(np.sum(found["hidden"])) == (min if pick == "best" else max)(among)
+    assert len(set(among)) > 1
+
+
+def test_a_schedule_of_spaces_grows_without_another_program():
+    first = SPACE.restrict(hidden=4)
+    second = SPACE.restrict(hidden=(2, 4))
+    recipe = Progressive(phases=((0, first), (3, second), (6, SPACE)), recipe=Sandwich(random=2))
+    training = Training(steps=40, batch_size=8)
+    state, step, batch = prepare(TASK, NET, training, recipe, make_mesh(1), optimizer=SGD)
+    seen = []
+    for number in range(9):
+        state, metrics = step(state, batch(number))
+        archs = np.asarray(SPACE["hidden"].options)[np.asarray(metrics["archs"]["hidden"])]
+        seen.append((int(metrics["phase"]), archs.min(), archs.max(), archs[-1].max()))
+    phases = [[row[1:] for row in seen if row[0] == phase] for phase in range(3)]
+    assert phases == [[(4, 4, 4)] * 3, [(2, 4, 2)] * 3, [(1, 4, 1)] * 3]
+    assert step._cache_size() == 1
+
+
+def test_a_part_of_a_space_with_fewer_layers_is_a_region_of_it():
+    part = DEEP.restrict(depth=(1, 2), kernel=(5, 7))
+    region = region_of(DEEP, part)
+    sample = jit(lambda key: region.sample(DEEP, key))
+    found = [DEEP.to_dict(sample(jax.random.key(i))) for i in range(30)]
+    assert {row["depth"] for row in found} == {1, 2} and {row["kernel"] for row in found} == {5, 7}
+    assert DEEP.to_dict(DEEP.decode(region.largest))["depth"] == 2
+    # Of the whole space it draws what the space draws, bit for bit.
+    key = jax.random.key(0)
+    whole = region_of(DEEP).sample(DEEP, key)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), whole, DEEP.sample(key)))
+
+
+# ---- Refusals.
+
+SINGLE = perceptron(1, (2,))
+PHASES = ((0, SPACE.restrict(hidden=(2, 4))), (5, SPACE.restrict(hidden=4)))
+
+
+def check(recipe, net=NET, cost=COST):
+    return recipe.check(net.space, cost)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: check(Uniform(distill=Distillation())), "without the largest network in each step"),
+        (lambda: check(Fair(distill=Distillation())), "Fair: the distillation has no teacher"),
+        (lambda: check(Sandwich(), SINGLE), "only one architecture, which would be the largest and the"),
+        (lambda: check(Fair(architectures=2)), "architectures is 2, and 'hidden' has 3 options"),
+        (
+            lambda: check(Progressive(phases=PHASES)),
+            "has no option 2 of 'hidden', which the",
+        ),
+        (lambda: check(Progressive(phases=((0, DEEP),))), "has the same choices; got ['depth'"),
+        (lambda: check(Progressive(phases=((0, perceptron(2, (3, 4)).space),))), "has 3 as an option of"),
+        (lambda: Progressive(phases=((2, SPACE),)), "start at the steps [2]; expected 0 first"),
+        (lambda: check(Uniform(sampler=Stratified(cost="mac"))), "did you mean 'macs'? It has params, macs"),
+        (lambda: check(Sandwich(sampler=Stratified()), cost=None), "has no cost 'macs'. It has none"),
+        (lambda: check(Uniform(sampler=Stratified()), SINGLE, jaxnas.cost(SINGLE, TASK.inputs)), "no sizes"),
+        (lambda: Uniform(architectures=0), "architectures is 0"),
+        (lambda: Sandwich(random=-1), "random is -1"),
+        (lambda: Sandwich(project_after=2.0), "project_after is 2.0"),
+        (lambda: Attentive(pick="bets"), "pick is 'bets'"),
+        (lambda: Attentive(candidates=1), "candidates is 1"),
+        (lambda: Stratified(candidates=1), "candidates is 1"),
+        (lambda: Distillation(divergence="k"), "divergence is 'k', expected one of soft_cross_entropy, kl"),
+        (lambda: Distillation(temperature=0.0), "temperature is 0.0"),
+        (lambda: Distillation(label_weight=-1.0), "label_weight is -1.0"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(make, message):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_a_task_without_predictions_cannot_distil():
+    class Bare(tasks.Task):
+        pass
+
+    with pytest.raises(ValueError, match="Bare has no method `predict`, which a distillation needs"):
+        Bare().predict(None, None, None, None, None, None, True)
