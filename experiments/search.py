@@ -36,6 +36,18 @@ def main() -> None:
                 training=config.training,
                 **common,
             )
+        ranking, settings = None, config.search
+        if settings.ranked:
+            ranking = runs.rank(
+                session.task,
+                session.net,
+                state.evaluated(),
+                config.alone,
+                settings.ranked,
+                steps=settings.ranked_steps,
+                seed=config.seed,
+                mesh=session.mesh,
+            )
         named = {name: session.net.space.from_dict(x) for name, x in config.architectures.items()}
         result = runs.finish(
             session.task,
@@ -47,6 +59,7 @@ def main() -> None:
             config=to_dict(config),
             mesh=session.mesh,
             named=named,
+            ranking=ranking,
         )
     print("\n".join(report.summary_lines(result, path)), flush=True)
     times = path / "search" / "times.json"

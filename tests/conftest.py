@@ -16,6 +16,7 @@ STANDARD_PROMOTION = {
     "test_strategies",
     "test_recipes",
     "test_seeds",
+    "test_ranking",
     "test_attention_searches",
     "test_road",
     "test_fit",

@@ -159,6 +159,29 @@ class SelectionOf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RankingOf:
+    """How well a supernet ranks architectures; see `jaxnas.training.rank_correlation`.
+
+    Attributes:
+      architectures: option values by choice.
+      inherited: the task's first metric with the supernet's weights.
+      alone: the same after training alone.
+      kendall_tau: rank correlation of the two.
+      interval: 95 % of its bootstrap distribution.
+      role: of the data.
+      steps: of each training alone.
+    """
+
+    architectures: tuple[Mapping[str, Any], ...]
+    inherited: tuple[float, ...]
+    alone: tuple[float, ...]
+    kendall_tau: float | None
+    interval: tuple[float | None, float | None]
+    role: str
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run found.
 
@@ -168,6 +191,7 @@ class Result:
       networks: others, to compare it with.
       searches: over architectures.
       selection: by architecture parameters, or None.
+      ranking: of architectures by inherited weights, or None where it was not measured.
       subnet: folder of the found network, within the workdir.
       module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
       config: of the run, as nested plain values.
@@ -182,6 +206,7 @@ class Result:
     networks: tuple[Network, ...] = ()
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
+    ranking: RankingOf | None = None
     subnet: str = "subnet"
     module: str = ""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -18,9 +18,10 @@ from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
-from jaxnas.report.result import Network, Result
+from jaxnas.report.result import Network, RankingOf, Result
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.plain import to_dict
+from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
@@ -44,6 +45,7 @@ def finish(
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
+    ranking: RankingOf | None = None,
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
 
@@ -58,6 +60,7 @@ def finish(
       config: of the run, for the result.
       mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
+      ranking: how well the supernet ranks architectures; see `rank`. None where it was not measured.
 
     Returns:
       What result.json holds.
@@ -101,6 +104,7 @@ def finish(
         networks=networks,
         searches=found.searches,
         selection=found.selection,
+        ranking=ranking,
         module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():
@@ -119,14 +123,33 @@ def search_and_finish(
     settings: Search | None = None,
     *,
     workdir: str | os.PathLike,
+    training: Training | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> Result:
-    """`search_space` and then `finish`: from a trained supernet to a small network and a page."""
+    """`search_space`, `rank` and then `finish`: from a trained supernet to a small network and a page.
+
+    Args:
+      task, net, variables: the trained supernet.
+      settings: of the search; None for the defaults.
+      workdir: where all goes.
+      training: of an architecture alone; asked for by `settings.ranked`.
+      seed: of the run.
+      mesh: of the devices; None for all.
+
+    Raises:
+      ValueError: architectures are to be ranked, and `training` does not say how they are trained.
+    """
     settings = Search() if settings is None else settings
+    if settings.ranked and training is None:
+        raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
     found = search_space(task, net, variables, settings, seed=seed, workdir=workdir, mesh=mesh)
     config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
-    return finish(task, net, variables, found, workdir, config=config, mesh=mesh)
+    ranking = None
+    if settings.ranked and training is not None:
+        steps = settings.ranked_steps
+        ranking = rank(task, net, variables, training, settings.ranked, steps=steps, seed=seed, mesh=mesh)
+    return finish(task, net, variables, found, workdir, config=config, mesh=mesh, ranking=ranking)
 
 
 def retrain(

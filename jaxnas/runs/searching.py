@@ -66,6 +66,9 @@ class Search:
       limit: batches of the search role that each candidate of a selection is evaluated on; None for all.
       tune_steps: of training after each decision of "perturbation" and each round of "pruning"; 0 for none.
       renormalise: whether the weights that are left sum to one again where an option is taken out.
+      ranked: random architectures that are also trained alone, to see how well the supernet ranks; 0 for
+        none.
+      ranked_steps: of each of these trainings; None for as many as a retraining has.
     """
 
     method: str | None = None
@@ -84,8 +87,15 @@ class Search:
     limit: int | None = None
     tune_steps: int = 0
     renormalise: bool = False
+    ranked: int = 0
+    ranked_steps: int | None = None
 
     def __post_init__(self) -> None:
+        if self.ranked < 0 or self.ranked == 1 or (self.ranked_steps is not None and self.ranked_steps < 1):
+            raise ValueError(
+                f"search.ranked is {self.ranked} and search.ranked_steps {self.ranked_steps}; expected 0, or "
+                "at least 2 architectures to compare, and at least 1 step."
+            )
         if self.tune_steps < 0:
             raise ValueError(f"search.tune_steps is {self.tune_steps}, expected at least 0.")
         if self.tune_steps and self.method not in ("perturbation", "pruning"):

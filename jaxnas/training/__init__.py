@@ -5,6 +5,7 @@ from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
+from jaxnas.training.ranking import Ranking, rank_correlation
 from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.recipes import Fair, Fixed, Progressive, Sandwich, Uniform
 from jaxnas.training.relaxed import Relaxed
@@ -30,6 +31,7 @@ __all__ = [
     "Problem",
     "Progressive",
     "Random",
+    "Ranking",
     "Recipe",
     "Relaxed",
     "Replay",
@@ -47,6 +49,7 @@ __all__ = [
     "make_mesh",
     "make_step",
     "open_workdir",
+    "rank_correlation",
     "replay",
     "restore",
     "train_seeds",

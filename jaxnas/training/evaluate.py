@@ -70,7 +70,7 @@ class Evaluator:
           ValueError: an architecture that is not one of the network's space, or parameters alone.
         """
         variables, archs = self._checked(variables, archs)
-        if archs is None or not _is_batch(self.space, archs):
+        if archs is None or not is_batch(self.space, archs):
             return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())[0]
         order = self.deal(archs)
         dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
@@ -288,7 +288,8 @@ def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     return jax.tree.map(lambda *x: np.stack(x), *inputs)
 
 
-def _is_batch(space: Space, archs: Arch) -> bool:
+def is_batch(space: Space, archs: Arch) -> bool:
+    """Whether architectures, hard or soft, have a leading axis."""
     name, choice = space.decisions[0]
     soft = jnp.issubdtype(archs[name].dtype, jnp.floating)
     return archs[name].ndim > len(choice.shape) + soft

@@ -22,6 +22,8 @@ _NUMBERS = {
     "seeds": 12,
     "tuning_init": 13,
     "tuning": 14,
+    "ranking": 15,
+    "ranking_interval": 16,
 }
 
 

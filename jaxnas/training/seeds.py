@@ -24,7 +24,7 @@ from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
 from jaxnas.tasks.task import check_role
-from jaxnas.training.evaluate import metrics_of, sums_by_batch
+from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
 from jaxnas.training.fit import DivergedError
 from jaxnas.training.keys import stream
 from jaxnas.training.settings import Training
@@ -55,6 +55,7 @@ class _Run:
     opt_state: Any
     carry: Any
     key: jax.Array
+    arch: Any  # of this run; None where all have one
     best: Any  # variables
     score: jax.Array  # of the best, float32 []
     best_step: jax.Array  # int32 []
@@ -73,6 +74,7 @@ def train_seeds(
     role: str = "validation",
     patience: int | None = None,
     together: int | None = None,
+    test: bool = True,
 ) -> Seeds:
     """Trains one network with many seeds, keeps each where it is best, and measures it on the test data once.
 
@@ -84,7 +86,8 @@ def train_seeds(
       net: a network with a `space`, without batch statistics.
       training: steps, batch size, optimizer, and how often networks are measured (`evaluate_every`).
       seeds: of the trainings.
-      arch: the architecture; None for a network that has only one.
+      arch: the architecture, or a batch of them, one for each seed, which may then be the same ones; None for
+        a network that has only one.
       variables: to start from, the same for all seeds; None for new ones by seed.
       optimizer: any transformation of optax; None for that of the settings.
       metric: name of the one that says where a network is best; None for the task's first.
@@ -92,6 +95,7 @@ def train_seeds(
       patience: steps without a better value after which a seed is done; None for all steps.
       together: how many seeds are computed at once; None for all. Fewer take less memory, and 1 is the
         fastest on a CPU.
+      test: whether they are measured on the test data.
 
     Raises:
       ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
@@ -101,7 +105,8 @@ def train_seeds(
     """
     metric_ = _metric(task, metric)
     check_role(task.name, role, ("validation", "search"), "choosing where a training is best")
-    if not len(seeds) or len(set(seeds)) < len(seeds):
+    several = arch is not None and is_batch(net.space, arch)
+    if not len(seeds) or (len(set(seeds)) < len(seeds) and not several):
         raise ValueError(f"train_seeds: seeds are {list(seeds)}; expected at least one, and none twice.")
     for name, value in (("patience", patience), ("together", together)):
         if value is not None and value < 1:
@@ -117,13 +122,16 @@ def train_seeds(
         )
     if arch is not None:
         net.space.check(arch)
+    if several and (count := len(next(iter(arch.values())))) != len(seeds):  # pyrefly: ignore[missing-attribute]
+        raise ValueError(f"train_seeds: {count} architectures and {len(seeds)} seeds; expected as many.")
     check_fits(task, net)
     rows = min(128, task.rows("train")) if training.batch_size is None else training.batch_size
     transformation = training.optimizer()[0] if optimizer is None else optimizer
     drawn, evaluated = task.batches("train", rows, 0), task.evaluated(net)
     watched = jax.tree.map(jnp.asarray, task.evaluation(role, None, None))
 
-    def start(key: jax.Array) -> _Run:
+    def start(given: tuple[jax.Array, Any]) -> _Run:
+        key, one = given
         own = init(net, jax.random.fold_in(key, 0), task.inputs) if variables is None else variables
         if others := [name for name in own if name != "params"]:
             raise ValueError(
@@ -131,13 +139,16 @@ def train_seeds(
             )
         opt_state, carry = transformation.init(own["params"]), task.carry(net, rows)
         score, never = jnp.float32(-jnp.inf), jnp.int32(0)
-        return _Run(own, opt_state, carry, jax.random.fold_in(key, 1), own, score, never)
+        return _Run(own, opt_state, carry, jax.random.fold_in(key, 1), one, own, score, never)
+
+    def arch_of(run: _Run) -> Any:
+        return run.arch if several else arch
 
     def train(run: _Run, step: jax.Array, batch: Any) -> _Run:
         key = jax.random.fold_in(run.key, step)
 
         def loss(params: Any) -> Any:
-            return task.loss(net, {"params": params}, arch, batch, run.carry, key, True)
+            return task.loss(net, {"params": params}, arch_of(run), batch, run.carry, key, True)
 
         params = run.variables["params"]
         grads, (carry, _) = jax.grad(loss, has_aux=True)(params)
@@ -146,7 +157,7 @@ def train_seeds(
         return dataclasses.replace(run, variables=variables, opt_state=opt_state, carry=carry)
 
     def watch(run: _Run, step: jax.Array, batches: Any) -> _Run:
-        value = measure(task, evaluated, run.variables, arch, batches)[metric_.name]
+        value = measure(task, evaluated, run.variables, arch_of(run), batches)[metric_.name]
         score, running = metric_.score(value), _running(run, step, patience)
         better = (score > run.score) & running  # A value that is no number is not better.
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), run.variables, run.best)
@@ -158,7 +169,8 @@ def train_seeds(
         )
 
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
-    runs = jax.jit(functools.partial(_each, start, together))(keys)
+    archs = jax.tree.map(jnp.asarray, arch) if several else None
+    runs = jax.jit(functools.partial(_each, start, together))((keys, archs))
     train_all, watch_all = _in_program(train, together), _in_program(watch, together)
     batch, moved, done = None, None, 0
     while done < training.steps:
@@ -177,13 +189,15 @@ def train_seeds(
             f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
             "smaller learning rate, or clip gradients."
         )
-    metrics = {role: watched, "test": jax.tree.map(jnp.asarray, task.evaluation("test", None, None))}
+    metrics = {role: watched}
+    if test:
+        metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
 
-    def finish(best: Any, batches: Any) -> Any:
-        return measure(task, evaluated, best, arch, batches)
+    def finish(run: _Run, batches: Any) -> Any:
+        return measure(task, evaluated, run.best, arch_of(run), batches)
 
     found = {
-        name: jax.tree.map(np.asarray, _in_program(finish, together, donate=False)(runs.best, batches))
+        name: jax.tree.map(np.asarray, _in_program(finish, together, donate=False)(runs, batches))
         for name, batches in metrics.items()
     }
     return Seeds(runs.best, np.asarray(runs.best_step), done, found)

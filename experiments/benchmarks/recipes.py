@@ -1,0 +1,137 @@
+"""Recipes beside each other: what the networks of a supernet are worth after as many passes, and its ranking.
+
+  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --seeds=3
+  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --time
+
+Every recipe trains its supernet for as many forward and backward passes on a batch, so that one with four
+networks in a step makes a quarter of the steps. The same random architectures are measured with the weights
+of each, and some of them are trained alone, once. All figures are of the search role, on which nothing is
+chosen here. `--time` measures a step of each instead, in turns, as a multiple of the single path's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from absl import app, flags
+
+from experiments import config as config_lib
+from experiments.configs import CONFIGS
+from jaxnas import stats, training
+from jaxnas.space import Space
+from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
+from jaxnas.training.keys import stream
+from jaxnas.training.prepare import prepare
+
+_CONFIG = flags.DEFINE_string("config", "autoformer_digits", "Whose task, network and settings are used.")
+_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
+_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
+_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
+_RECIPES = flags.DEFINE_list("recipes", [], "Some of them by name; all by default.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each recipe.", lower_bound=1)
+_PASSES = flags.DEFINE_integer("passes", None, "Of each training; by default four times the config's steps.")
+_RANDOM = flags.DEFINE_integer("random", 50, "Random architectures whose mean is shown.", lower_bound=2)
+_ALONE = flags.DEFINE_integer("alone", 20, "Of these, how many are trained alone.", lower_bound=2)
+_TIME = flags.DEFINE_boolean("time", False, "Measure steps instead.")
+
+_ALPHA = Distillation(divergence="adaptive_alpha")
+
+
+def recipes(space: Space, steps: int) -> dict[str, tuple[Any, int]]:
+    """The recipes by name, each with its networks in a step; `steps` are of a schedule of spaces."""
+    fair = int(space.sizes.max())
+    last = {name: choice.options[-1:] for name, choice in space.decisions}
+    some = {name: choice.options[-2:] for name, choice in space.decisions}
+    phases = ((0, space.restrict(**last)), (steps // 4, space.restrict(**some)), (steps // 2, space))
+    return {
+        "single path": (Uniform(), 1),
+        "four random": (Uniform(architectures=4), 4),
+        "stratified": (Uniform(sampler=Stratified()), 1),
+        "fair": (Fair(), fair),
+        "sandwich on labels": (Sandwich(distill=None), 4),
+        "sandwich": (Sandwich(), 4),
+        "sandwich, alpha-divergence": (Sandwich(distill=_ALPHA), 4),
+        "sandwich, projected": (Sandwich(distill=_ALPHA, project_after=0.25), 4),
+        "best-up": (Sandwich(sampler=Attentive(pick="best")), 4),
+        "worst-up": (Sandwich(sampler=Attentive(pick="worst")), 4),
+        "progressive": (Progressive(phases=phases), 1),
+    }
+
+
+def main(_: list[str]) -> None:
+    """Prints a line for each recipe."""
+    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
+    task, net, mesh = config.task.load(_DATA.value, _SOURCE.value), config.network, config.training.mesh()
+    passes = 4 * config.training.steps if _PASSES.value is None else _PASSES.value
+    known = recipes(net.space, passes)
+    names = _RECIPES.value or list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise app.UsageError(f"--recipes: there is no {unknown[0]!r}; choose among {', '.join(known)}")
+    chosen = {name: known[name] for name in names}
+    if _TIME.value:
+        return _measure_steps(task, net, config.training, chosen, mesh)
+    archs = net.space.sample(stream(config.seed, "ranking"), _RANDOM.value)
+    some = jax.tree.map(lambda x: x[: _ALONE.value], archs)
+    ends = jax.tree.map(lambda *x: np.stack(x), net.space.smallest(), net.space.largest())
+    evaluate = training.make_evaluator(task, net, "search", mesh=mesh)
+    alone = training.train_seeds(
+        task,
+        net,
+        dataclasses.replace(config.alone, evaluate_every=config.alone.steps),
+        [config.seed] * _ALONE.value,
+        arch=some,
+        role="search",
+        together=1 if jax.default_backend() == "cpu" else None,
+        test=False,
+    ).metrics["search"][task.metrics[0].name]
+    print(json.dumps({"alone": _spread(alone), "steps": config.alone.steps}), flush=True)
+    for name, (recipe, networks) in chosen.items():
+        settings = dataclasses.replace(config.training, steps=passes // networks)
+        rows = []
+        for seed in range(_SEEDS.value):
+            trained = training.fit(task, net, settings, recipe=recipe, seed=seed, mesh=mesh)
+            smallest, largest = evaluate.scores(trained.variables, ends)
+            scores = evaluate.scores(trained.variables, archs)
+            tau = float(stats.kendall_tau(scores[: _ALONE.value], alone))
+            rows.append((smallest, largest, scores.mean(), tau))
+        columns = zip(("smallest", "largest", "mean of random", "kendall_tau"), zip(*rows, strict=True), strict=True)
+        found = {what: _spread(values) for what, values in columns}
+        print(
+            json.dumps({"recipe": name, "steps": settings.steps, "networks": networks, **found}), flush=True
+        )
+
+
+def _spread(values: Any) -> dict[str, float]:
+    """The mean and the standard deviation."""
+    values = np.asarray(values, np.float64)
+    return {"mean": float(values.mean()), "deviation": float(values.std(ddof=1)) if len(values) > 1 else 0.0}
+
+
+def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -> None:
+    """Prints the median time of a step of each recipe, measured in turns."""
+    begun = {name: list(prepare(task, net, settings, recipe, mesh)) for name, (recipe, _) in chosen.items()}
+    times: dict[str, list[float]] = {name: [] for name in begun}
+    for turn in range(8):
+        for name, parts in begun.items():
+            state, step, batch = parts
+            rows = [batch(5 * turn + i) for i in range(5)]
+            start = time.perf_counter()
+            for own in rows:
+                state, metrics = step(state, own)
+            jax.block_until_ready(metrics)
+            if turn:  # The first one compiles.
+                times[name].append((time.perf_counter() - start) / len(rows))
+            parts[0] = state
+    unit = statistics.median(times[next(iter(times))])
+    for name, found in times.items():
+        print(json.dumps({"recipe": name, "step": statistics.median(found) / unit}), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

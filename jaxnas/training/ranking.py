@@ -1,0 +1,104 @@
+"""How well inherited weights rank architectures: beside the same architectures trained alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnas import stats
+from jaxnas.space import Arch
+from jaxnas.subnet import init
+from jaxnas.tasks import Task
+from jaxnas.training.evaluate import make_evaluator
+from jaxnas.training.keys import stream
+from jaxnas.training.seeds import train_seeds
+from jaxnas.training.settings import Training
+from jaxnas.training.trials import make_trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """Architectures with the weights of a supernet and with their own.
+
+    Attributes:
+      archs: a batch of n.
+      inherited: the first metric with the supernet's weights, as a score: higher is better; float32 [n].
+      alone: the same after training alone.
+      kendall_tau: rank correlation (tau-b) of the two, from -1 to 1; NaN where all of one are equal.
+      interval: 95 % of its bootstrap distribution over architectures, from low to high.
+      role: of the data on which both were measured.
+      steps: of each training alone.
+    """
+
+    archs: Arch
+    inherited: np.ndarray
+    alone: np.ndarray
+    kendall_tau: float
+    interval: tuple[float, float]
+    role: str
+    steps: int
+
+
+def rank_correlation(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    training: Training | int,
+    archs: Arch | int = 20,
+    *,
+    role: str = "search",
+    seed: int = 0,
+    together: int | None = None,
+    mesh: Mesh | None = None,
+) -> Ranking:
+    """Kendall's tau between inherited and stand-alone quality of architectures.
+
+    All networks that are trained alone start from weights and see batches of one seed, side by side in one
+    program. A network with batch statistics is trained one architecture after another.
+
+    Args:
+      task, net, variables: the trained supernet.
+      training: how an architecture is trained alone, or only the number of steps.
+      archs: a batch of architectures, or how many are drawn.
+      role: that they are measured on, "search" or "validation".
+      seed: of what is drawn and of the trainings alone.
+      together: how many are trained at once; None for all, and 1 on a CPU, where each then pays for its own
+        size. At once, each runs at the largest size.
+      mesh: of the devices that evaluate the supernet; None for all.
+
+    Raises:
+      ValueError: fewer than 2 architectures.
+    """
+    if isinstance(archs, int):
+        if archs < 2:
+            raise ValueError(f"rank_correlation: archs is {archs}, expected at least 2 to compare.")
+        archs = net.space.sample(stream(seed, "ranking"), archs)
+    training = training if isinstance(training, Training) else Training(steps=training)
+    count = len(next(iter(archs.values())))
+    evaluate = make_evaluator(task, net, role, mesh=mesh)
+    inherited = evaluate.scores(variables, archs)
+    shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
+    if "batch_stats" in shapes:
+        own = training.mesh() if mesh is None else mesh
+        alone = make_trials(task, net, training, (training.steps,), evaluate, own, seed=seed)(archs, 0)
+    else:
+        # Measured once, at the end: which step is best is not known of inherited weights either.
+        once = dataclasses.replace(training, evaluate_every=training.steps)
+        found = train_seeds(
+            task, net, once, [seed] * count, arch=archs, role=role, together=together, test=False
+        )
+        alone = np.asarray(task.metrics[0].score(found.metrics[role][task.metrics[0].name]), np.float32)
+    tau = stats.kendall_tau(inherited, alone)
+    pairs = np.stack([inherited, alone], axis=1)
+    low, high = stats.bootstrap_interval(stream(seed, "ranking_interval"), pairs, _tau_of_pairs)
+    interval = float(low), float(high)
+    return Ranking(archs, inherited, alone, float(tau), interval, role, training.steps)
+
+
+def _tau_of_pairs(pairs: jax.Array) -> jax.Array:
+    return stats.kendall_tau(pairs[:, 0], pairs[:, 1])

@@ -1,0 +1,68 @@
+"""Rank correlations: inherited against stand-alone quality of architectures."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from small_nets import random_params, take
+from small_tasks import perceptron, task_of
+
+import jaxnas
+from jaxnas import runs
+from jaxnas.training import Training, make_evaluator, rank_correlation, train_seeds
+
+TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
+VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
+TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
+
+
+@pytest.mark.parametrize("together", [None, 1])
+def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
+    archs = NET.space.sample(jax.random.key(0), 5)
+    found = rank_correlation(TASK, NET, VARIABLES, TRAINING, archs, together=together)
+    expected = make_evaluator(TASK, NET, "search").scores(VARIABLES, archs)
+    np.testing.assert_array_equal(found.inherited, expected)
+    for i in (0, 3):
+        own = train_seeds(TASK, NET, TRAINING, [0], arch=take(archs, i), role="search", test=False)
+        assert own.metrics["search"]["accuracy"][0] >= found.alone[i] - 1e-6  # it keeps the best of its steps
+        assert set(own.metrics) == {"search"}  # nothing is measured on the test data
+    tau = scipy.stats.kendalltau(found.inherited, found.alone).statistic
+    assert found.kendall_tau == pytest.approx(tau, nan_ok=True, abs=1e-6)
+    assert (found.role, found.steps) == ("search", 6)
+
+
+def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
+    archs = NET.space.sample(jax.random.key(1), 3)
+    both = train_seeds(TASK, NET, TRAINING, [4, 4, 5], arch=archs, role="search", test=False, together=1)
+    one = train_seeds(TASK, NET, TRAINING, [4], arch=take(archs, 1), role="search", test=False, together=1)
+    for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
+        np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_shows_what_was_ranked(tmp_path):
+    ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 4, steps=3)
+    assert len(ranking.architectures) == len(ranking.alone) == 4 and ranking.steps == 3
+    settings = runs.Search(ranked=3, ranked_steps=2, most_share=0.9)
+    result = runs.search_and_finish(TASK, NET, VARIABLES, settings, workdir=tmp_path, training=TRAINING)
+    assert result.ranking is not None and len(result.ranking.inherited) == 3
+    html = (tmp_path / "report.html").read_text()
+    assert "How well the supernet ranks architectures" in html and "one of 3 random architectures" in html
+    assert jaxnas.report.result.read(tmp_path) == result
+
+
+def test_what_cannot_be_ranked_is_refused(tmp_path):
+    cases = [
+        (lambda: rank_correlation(TASK, NET, VARIABLES, TRAINING, 1), "archs is 1, expected at least 2"),
+        (lambda: runs.Search(ranked=1), "search.ranked is 1"),
+        (
+            lambda: runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path),
+            "say by `training` how they are trained alone",
+        ),
+        (
+            lambda: train_seeds(TASK, NET, TRAINING, [1], arch=NET.space.sample(jax.random.key(0), 2)),
+            "2 architectures and 1 seeds",
+        ),
+    ]
+    for make, message in cases:
+        with pytest.raises(ValueError, match=message):
+            make()
