@@ -83,6 +83,16 @@ def test_search_batches_are_read_without_gaps(kind):
                 np.testing.assert_array_equal(batch(step)[role][name], expected)
 
 
+@pytest.mark.parametrize("relaxation, decided", [("softmax", True), ("average", False)])
+def test_even_weights_have_no_temperature_to_log(relaxation, decided):
+    state, step, batch = made(relaxation=relaxation)
+    _, metrics = jax.eval_shape(step, state, batch(0))
+    assert {"loss", "search_loss"} <= set(metrics)
+    assert {"temperature", "entropy", "confidence"} & set(metrics) == (
+        {"temperature", "entropy", "confidence"} if decided else set()
+    )
+
+
 class Plain(tasks.Images):
     """Images without anything random in their loss, as written out by hand below."""
 
