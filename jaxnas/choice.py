@@ -222,7 +222,7 @@ class Choice:
 
         Raises:
           TypeError: not a dict.
-          ValueError: unknown keys, or no options.
+          ValueError: unknown keys, no options, or options at a position as `at_positions` refuses them.
         """
         if not isinstance(values, Mapping):
             raise TypeError(f"Choice.from_json: expected a dict that to_json wrote, got {values!r}.")
@@ -230,12 +230,12 @@ class Choice:
         if unknown or "options" not in values:
             raise ValueError(f"Choice.from_json: unknown keys {sorted(unknown)}, or no 'options'.")
         when, rows = values.get("when"), values.get("per_position")
-        return Choice(*values["options"]).replace(
+        choice = Choice(*values["options"]).replace(
             length=values.get("length"),
             active=values.get("active"),
             condition=None if when is None else (when[0], tuple(when[1])),
-            per_position=None if rows is None else tuple(plain_options(row) for row in rows),
         )
+        return choice if rows is None else choice.at_positions(*rows)
 
     def __repr__(self) -> str:
         text = f"Choice({', '.join(map(repr, self.options))})"

@@ -25,7 +25,7 @@ TINY = spaces.autoformer("tiny")
 # One option less at one position: positions with different numbers of options.
 RAGGED = Space(
     depth=Choice(1, 2),
-    width=Choice(3, 4, 5).repeat(2, active="depth").replace(per_position=((3, 5), (3, 4, 5))),
+    width=Choice(3, 4, 5).repeat(2, active="depth").at_positions((3, 5), (3, 4, 5)),
 )
 SPACES = {
     "tiny": TINY,
@@ -370,6 +370,10 @@ def test_from_dict(change, message):
         TINY.from_dict({**TINY.to_dict(spaces.published("tiny")), **change})
 
 
+def by_position(rows):
+    return {"options": [1, 4], "length": 2, "per_position": rows}
+
+
 @pytest.mark.parametrize(
     "build, message",
     [
@@ -386,6 +390,13 @@ def test_from_dict(change, message):
         (lambda: Space(a=Choice(1).when("zzzzz", 1)), "not a choice of the space[.]$"),
         (lambda: Choice(1).repeat(0), "at least 1"),
         (lambda: Choice(1).repeat(2).repeat(2), "already repeated"),
+        (lambda: Choice(1).at_positions((1,)), "given for 1 positions, and this choice is not repeated"),
+        (lambda: Choice(1).repeat(2).at_positions((1,)), "given for 1 positions, .* repeated 2 times"),
+        (lambda: Choice(1, 4).repeat(2).at_positions((1,), (3,)), "3, at position 1, .*did you mean 4"),
+        (lambda: Choice(1, 4).repeat(2).at_positions((1,), ()), "no options given"),
+        (lambda: Choice(1, 4).repeat(2).at_positions((1,), (4, 4)), "option 4 is given twice"),
+        (lambda: Choice.from_json(by_position([[1], [3]])), "3, at position 1, .*did you mean 4"),
+        (lambda: Choice.from_json(by_position([[1]])), "given for 1 positions, .* repeated 2 times"),
         (lambda: Space(), "no choices"),
         (lambda: Space(a=3), "must be a Choice"),
         (lambda: Space(depth=Choice(2), a=Choice(1).repeat(2, active="dept")), "did you mean 'depth'"),

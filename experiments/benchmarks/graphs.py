@@ -117,8 +117,7 @@ def main(_: list[str]) -> None:
             lines.append(line)
             print(json.dumps(line), flush=True)
     if _OUT.value:
-        with open(_OUT.value, "w", encoding="utf-8") as file:
-            json.dump(lines, file, indent=1)
+        files.write_json(files.as_path(_OUT.value), lines)
 
 
 if __name__ == "__main__":

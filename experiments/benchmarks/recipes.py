@@ -100,7 +100,9 @@ def main(_: list[str]) -> None:
             scores = evaluate.scores(trained.variables, archs)
             tau = float(stats.kendall_tau(scores[: _ALONE.value], alone))
             rows.append((smallest, largest, scores.mean(), tau))
-        columns = zip(("smallest", "largest", "mean of random", "kendall_tau"), zip(*rows, strict=True), strict=True)
+        columns = zip(
+            ("smallest", "largest", "mean of random", "kendall_tau"), zip(*rows, strict=True), strict=True
+        )
         found = {what: _spread(values) for what, values in columns}
         print(
             json.dumps({"recipe": name, "steps": settings.steps, "networks": networks, **found}), flush=True

@@ -3,7 +3,7 @@
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, LengthBatches, evaluation_batches
+from jaxnas.data.batches import Batches, LengthBatches, evaluation_batches, evaluation_rows
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.encoding import Encoding
@@ -38,6 +38,7 @@ __all__ = [
     "Vocabulary",
     "augment",
     "evaluation_batches",
+    "evaluation_rows",
     "evaluation_streams",
     "find_vectors",
     "from_arrays",

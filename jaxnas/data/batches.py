@@ -157,32 +157,46 @@ class LengthBatches(Batches):
 def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) -> dict[str, np.ndarray]:
     """Returns a whole split in batches of one shape, for `lax.scan` or `lax.map`.
 
-    The last batch is filled up with copies of the first example, of weight 0; so the mean of a
-    quantity q over the split is exactly `sum(q * weight) / sum(weight)`.
+    The mean of a quantity q over the split is exactly `sum(q * weight) / sum(weight)`.
 
     Args:
         split: n examples, read into memory.
-        batch_size: B, also larger than n.
-        limit: batches at most; None for all. A part of the split is drawn at random, always the same one: the
-            first examples of a file are often all of one class.
+        batch_size, limit: see `evaluation_rows`.
 
     Returns:
         The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
-        "weight": float32 [m, B], with m = ceil(n / B) or the limit, in the order of the split; weights are 1
-        or 0.
+        "weight": float32 [m, B], 1, or 0 for what fills the last batch up.
+
+    Raises:
+        ValueError: batch_size is not positive.
+    """
+    rows, counts = evaluation_rows(len(split), batch_size, limit)  # [m, B]
+    batch = {**split.take(rows.reshape(-1)), "weight": counts.reshape(-1).astype(np.float32)}
+    return {name: x.reshape(*rows.shape, *x.shape[1:]) for name, x in batch.items()}
+
+
+def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which of n examples an evaluation takes, in batches of one shape.
+
+    Args:
+        n: how many examples there are.
+        batch_size: B, also larger than n.
+        limit: batches at most; None for all. A part of the examples is drawn at random, always the same one:
+            the first examples of a file are often all of one class.
+
+    Returns:
+        (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: numbers of examples in
+        increasing order, and whether each counts. The last batch is filled up with copies of the first one
+        taken, which do not count.
 
     Raises:
         ValueError: batch_size is not positive.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
-    n = len(split)
-    m = -(-n // batch_size)
-    order = np.arange(n)
+    taken, m = np.arange(n), -(-n // batch_size)
     if limit is not None and limit < m:
-        order, m = np.sort(permutation(n, seed=0)[: limit * batch_size]), limit
-        n = len(order)
-    rows = np.arange(m * batch_size)
-    batch = split.take(order[np.where(rows < n, rows, 0)])
-    batch["weight"] = (rows < n).astype(np.float32)
-    return {name: x.reshape(m, batch_size, *x.shape[1:]) for name, x in batch.items()}
+        taken, m = np.sort(permutation(n, seed=0)[: limit * batch_size]), limit
+    places = np.arange(m * batch_size).reshape(m, batch_size)
+    counts = places < len(taken)
+    return taken[np.where(counts, places, 0)], counts

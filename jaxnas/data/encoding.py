@@ -39,7 +39,8 @@ class Encoding:
         with marks and endings such as 's apart, for prose as it is written; "bytes" of UTF-8; or "symbols"
         between white space, none of which may be unknown.
       length: tokens of a row; None for the longest text to train on.
-      max_words: size of the vocabulary of words, of the most frequent ones; None for all.
+      max_words: how many words the vocabulary has, the most frequent ones; None for all. `<unk>` and `<eos>`
+        are always in it, so it may have up to two more.
       keep: which part of a text is kept that is too long, its "start" or its "end".
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas.data.encoding import Encoding
@@ -61,11 +61,9 @@ def from_texts(
             raise ValueError(f"from_texts: the {role} texts are not all strings; expected a list of strings.")
         if len(own) != len(its_labels):
             raise ValueError(f"from_texts: {len(own)} {role} texts and {len(its_labels)} labels of them.")
-        numbers, classes = number_labels(its_labels, classes, f"{name}: {role} labels")
-        given[role] = list(own), numbers
-    assert classes is not None
+        given[role] = list(own), its_labels, f"{name}: {role} labels"
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
-    return make_sentences(name, given, classes, fractions, seed, encoding)
+    return _sentences(name, given, classes, fractions, seed, encoding)
 
 
 def from_tsv(
@@ -119,12 +117,29 @@ def from_tsv(
     given = {}
     for role, file in (("train", path), ("test", test)):
         if file is not None:
-            texts, labels = _rows(file, text, label, encoding, recipe)
-            numbers, classes = number_labels(labels, classes, f"{file}: labels")
-            given[role] = texts, numbers
-    assert classes is not None
+            given[role] = *_rows(file, text, label, encoding, recipe), f"{file}: labels"
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
-    return make_sentences(name, given, classes, fractions, seed, recipe)
+    return _sentences(name, given, classes, fractions, seed, recipe)
+
+
+def _sentences(
+    name: str,
+    given: Mapping[str, tuple[list[str], Any, str]],
+    classes: Sequence[str] | None,
+    fractions: Mapping[str, float],
+    seed: int,
+    encoding: Encoding,
+) -> Sentences:
+    """Makes sentences of the texts and labels of each role, and of what messages call these labels.
+
+    Where no classes are given, those of the first role are the classes of all.
+    """
+    numbered = {}
+    for role, (texts, labels, what) in given.items():
+        numbers, classes = number_labels(labels, classes, what)
+        numbered[role] = texts, numbers
+    assert classes is not None
+    return make_sentences(name, numbered, classes, fractions, seed, encoding)
 
 
 def _rows(

@@ -27,14 +27,14 @@ class Uses(Protocol):
 
     Attributes:
       copies: how many there are.
-      fresh: tables whose sum is the number of different copies in use.
+      distinct: tables whose sum is the number of different copies in use.
     """
 
     @property
     def copies(self) -> int: ...
 
     @property
-    def fresh(self) -> tuple[Table, ...]: ...
+    def distinct(self) -> tuple[Table, ...]: ...
 
     def __call__(self, arch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         """The copy that each place takes, int32 [U], and whether it is in use there, bool [U]."""
@@ -48,24 +48,26 @@ class BankSpec:
 
     Attributes:
       uses: which copies are in use.
-      copy: the shape of one copy.
+      copy_shape: the shape of one copy.
       gate: 1 where the bank is used at all, else 0.
     """
 
     uses: Uses
-    copy: tuple[int, ...]
+    copy_shape: tuple[int, ...]
     gate: Table = constant(1)
 
     @property
     def sizes(self) -> tuple[Table, ...]:
         """Tables whose sum is the number of active elements."""
-        size = math.prod(self.copy)
-        return tuple(combine(lambda new, gate: new * gate * size, new, self.gate) for new in self.uses.fresh)
+        size = math.prod(self.copy_shape)
+        return tuple(
+            combine(lambda new, gate: new * gate * size, new, self.gate) for new in self.uses.distinct
+        )
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """All that depends on decisions."""
-        return (*self.uses.fresh, self.gate)
+        return (*self.uses.distinct, self.gate)
 
     def gated(self, gate: Table) -> BankSpec:
         """The annotation of a bank that is in use only where `gate` is 1, too."""
@@ -74,14 +76,14 @@ class BankSpec:
     def shape(self, arch: dict[str, Any]) -> tuple[int, ...] | None:
         """The active shape for a concrete hard architecture; None where no copy is in use."""
         kept = used_copies(self.uses, arch) if self.gate.at_host(arch) else ()
-        return (len(kept), *self.copy) if len(kept) else None
+        return (len(kept), *self.copy_shape) if len(kept) else None
 
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which copies are active for a hard architecture: bool, broadcastable to the shape."""
         index, used = self.uses(arch)
         used = used & (self.gate.at(arch) > 0)
         mask = jnp.zeros(self.uses.copies, bool).at[index].max(used)
-        return mask.reshape(-1, *[1] * len(self.copy))
+        return mask.reshape(-1, *[1] * len(self.copy_shape))
 
     def active(self, value: Any, arch: dict[str, Any]) -> Any:
         """The copies that a concrete hard architecture uses, in their order."""

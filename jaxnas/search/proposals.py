@@ -37,7 +37,8 @@ def _want(strategy: Strategy, state: State) -> jax.Array:
 def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -> Batch:
     """Adds the candidates that are feasible and new: the first of each group, up to its quota.
 
-    A candidate is new if it is neither in the history, nor in the batch, nor earlier in the groups.
+    A candidate is new if it is neither in the history, nor in the batch, nor earlier in the groups that
+    something is taken of.
     """
     space = strategy.space
     codes = canonical(strategy, jnp.concatenate([codes for codes, _ in groups]))
@@ -47,7 +48,8 @@ def admit(strategy: Strategy, state: State, batch: Batch, groups: list[Group]) -
     used = jnp.arange(strategy.batch) < batch.count
     old |= _any_equal(packed, _pack(space, batch.codes), used[None, :])
     place = jnp.arange(len(codes))
-    old |= _any_equal(packed, packed, place[None, :] < place[:, None])
+    taken = jnp.concatenate([jnp.full(len(codes), quota > 0) for codes, quota in groups])
+    old |= _any_equal(packed, packed, (place[None, :] < place[:, None]) & taken[None, :])
     new = ~old & bounds_lib.feasible(space, strategy.cost, strategy.bounds, codes)
     parts = jnp.split(new, np.cumsum([len(codes) for codes, _ in groups])[:-1])
     new = jnp.concatenate(

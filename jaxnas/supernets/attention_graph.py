@@ -37,13 +37,16 @@ Attend = Callable[..., jax.Array]
 ZERO = "zero"  # the operation that only the second input of an addition may have
 
 
-def check_space(space: Any, operations: Sequence[str], network: str) -> None:
-    """Checks that a space is one of AutoAttend's.
+def check_space(space: Any, operations: Sequence[str], network: str, context: str) -> None:
+    """Checks that a space is one of AutoAttend's, and that there is such a context of weights.
 
     Raises:
       TypeError: no space.
-      ValueError: other decisions, operations that the network does not have, or a source that is not below.
+      ValueError: other decisions, operations that the network does not have, a source that is not below, or
+        a context that there is not.
     """
+    if context not in get_args(Context):
+        raise ValueError(f"{network}: context is {context!r}, expected one of {get_args(Context)}.")
     if not isinstance(space, Space):
         raise TypeError(f"{network}: space is {space!r}, expected one such as jaxnas.spaces.autoattend(24).")
     attends = "layer" in space and "attention" in space["layer"].options
@@ -151,7 +154,7 @@ class OperationUses:
         return sum(roles * (1 + layer * kinds) for layer in range(self.layers))
 
     @functools.cached_property
-    def fresh(self) -> tuple[Table, ...]:
+    def distinct(self) -> tuple[Table, ...]:
         """See `elastic.bank.Uses`: an edge counts if no earlier edge into its layer has the same copy."""
         decisions, tables = Decisions(self.space, None, initializing=True), []
         for i, role in itertools.product(range(self.layers), ROLES):
@@ -209,7 +212,7 @@ class NormUses:
         return self.space["layer"].length or 0
 
     @property
-    def fresh(self) -> tuple[Table, ...]:
+    def distinct(self) -> tuple[Table, ...]:
         """1 where the layer is an attention."""
         decisions = Decisions(self.space, None, initializing=True)
         return tuple(
@@ -263,10 +266,8 @@ def run_graph(
       Of the shape of x.
 
     Raises:
-      ValueError: a soft architecture, or a `context` that there is not.
+      ValueError: a soft architecture.
     """
-    if context not in get_args(Context):
-        raise ValueError(f"context is {context!r}, expected one of {get_args(Context)}.")
     space, arch = network.space, decisions.arch
     options = {option for role in ROLES if role in space for option in space[role].options}
     operations = {name: module for name, module in operations.items() if name in options}

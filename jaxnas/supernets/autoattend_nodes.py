@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import Context, check_space, run_graph
@@ -73,7 +74,7 @@ class AutoAttendNodes(nn.Module):
       dropout: of features, of the input of operations and of the head, and of attention weights.
 
     Raises:
-      TypeError, ValueError: another space or pool; sizes that are not at least 1, or do not divide.
+      TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide.
     """
 
     space: Space
@@ -88,10 +89,8 @@ class AutoAttendNodes(nn.Module):
         super().__post_init__()
         if self.pool not in POOLS:
             raise ValueError(f"AutoAttendNodes: pool is {self.pool!r}, expected one of {', '.join(POOLS)}.")
-        check_space(self.space, tuple(self.operations()), "AutoAttendNodes")
-        for name in ("num_classes", "width", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"AutoAttendNodes: {name} is {getattr(self, name)}, expected at least 1.")
+        check_space(self.space, tuple(self.operations()), "AutoAttendNodes", self.context)
+        check_at_least_one(self, "num_classes", "width", "num_heads")
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import Context, check_space, run_graph
@@ -136,7 +137,7 @@ class AutoAttendText(nn.Module):
         head sees the maximum over all of them; None reads it whole (section 5.1, on long documents).
 
     Raises:
-      TypeError, ValueError: another space; sizes that are not at least 1, or do not divide.
+      TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide.
     """
 
     space: Space
@@ -153,10 +154,8 @@ class AutoAttendText(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_space(self.space, tuple(self.operations()), "AutoAttendText")
-        for name in ("num_classes", "width", "num_heads", "embedding", "stride"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"AutoAttendText: {name} is {getattr(self, name)}, expected at least 1.")
+        check_space(self.space, tuple(self.operations()), "AutoAttendText", self.context)
+        check_at_least_one(self, "num_classes", "width", "num_heads", "embedding", "stride")
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import sinusoids
@@ -97,9 +98,9 @@ class DARTFormer(nn.Module):
                 f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
                 "heads; it is made once for all heads, or once for each of them."
             )
-        for name in ("num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"DARTFormer: {name} is {getattr(self, name)}, expected at least 1.")
+        check_at_least_one(
+            self, "num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"
+        )
         if self.width % (2 * self.num_heads):
             raise ValueError(
                 f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."

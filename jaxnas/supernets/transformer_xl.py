@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
+from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.loop import run_layers
@@ -116,9 +117,7 @@ class TransformerXL(nn.Module):
                 "A TransformerXL space has one decision, 'block', repeated, always active, with options of "
                 f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
             )
-        for name in ("vocabulary", "width", "num_heads", "head_dim", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected at least 1.")
+        check_at_least_one(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")

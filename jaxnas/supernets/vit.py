@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.attention import MultiHeadAttention
+from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
@@ -127,9 +128,7 @@ class ViT(nn.Module):
         super().__post_init__()
         if not isinstance(self.space, Space):
             raise TypeError(f"ViT: space is {self.space!r}, expected a space such as jaxnas.spaces.digits().")
-        for name in ("image_size", "patch_size", "num_classes", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"ViT: {name} is {getattr(self, name)}, expected at least 1.")
+        check_at_least_one(self, "image_size", "patch_size", "num_classes", "head_dim")
         if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
             raise ValueError(
                 f"ViT: max_relative_position {self.max_relative_position} and drop_path_rate "

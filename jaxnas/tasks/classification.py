@@ -23,6 +23,26 @@ METRICS = (
 )
 
 
+def loss_and_sums(nats: jax.Array, correct: jax.Array, weight: jax.Array) -> tuple[jax.Array, Sums]:
+    """The mean loss of a batch of classified examples, and the sums that `METRICS` are made of.
+
+    Args:
+      nats: cross-entropy of each example, float32 of any shape.
+      correct: whether the likeliest class is the right one, bool of that shape.
+      weight: of each example, float32 of that shape; 0 for one that does not count.
+
+    Returns:
+      The mean of the nats, float32 [], which is 0 where nothing counts, and "nats", "correct" and "examples",
+      float32 [] each.
+    """
+    sums = {
+        "nats": jnp.sum(nats * weight),
+        "correct": jnp.sum(correct.astype(jnp.float32) * weight),
+        "examples": jnp.sum(weight),
+    }
+    return sums["nats"] / jnp.maximum(sums["examples"], 1), sums
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Named):
     """Classification of examples one by one, by logits [B, classes].
@@ -141,11 +161,6 @@ class Classification(Named):
             )
         nats = optax.softmax_cross_entropy(logits, targets)  # [B]
         # Mixed examples have no label of their own: their likeliest one counts.
-        correct = (jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)).astype(jnp.float32)
-        sums = {
-            "nats": jnp.sum(nats * weight),
-            "correct": jnp.sum(correct * weight),
-            "examples": jnp.sum(weight),
-        }
-        loss = sums["nats"] / jnp.maximum(sums["examples"], 1)
+        correct = jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)
+        loss, sums = loss_and_sums(nats, correct, weight)
         return Predictions(logits, weight, loss, sums), carry

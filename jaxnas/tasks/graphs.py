@@ -15,7 +15,7 @@ import optax
 
 from jaxnas import data as data_lib
 from jaxnas.space import Arch
-from jaxnas.tasks.classification import METRICS
+from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Predictions, Sums, apply
 
@@ -147,17 +147,15 @@ class Graphs(Named):
         return Batches(self, role, data_lib.Batches(split, batch_size, seed, shard), None)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
-        """All graphs of the role in order; what fills the last batch has nodes of weight 0."""
+        """All graphs of the role in order, or a part drawn at random; what fills a batch up weighs 0."""
         rows = self._rows(role, ("search", "validation", "test"), "an evaluation")
         size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
-        count = -(-len(rows) // size)
-        if len(rows) == count * size == len(self.graphs.features):
-            batch = self._batch(role, None)
-        else:
-            number = np.arange(count * size)
-            batch = self._batch(role, rows[np.where(number < len(rows), number, 0)])
-            batch["weight"] = batch["weight"] * (number < len(rows))[:, None]
-        return {name: x.reshape(count, size, *x.shape[1:])[:limit] for name, x in batch.items()}
+        taken, counts = data_lib.evaluation_rows(len(rows), size, limit)  # [batches, size]
+        # All graphs in their order need not be copied.
+        every = taken.size == counts.sum() == len(self.graphs.features)
+        batch = self._batch(role, None if every else rows[taken.reshape(-1)])
+        batch["weight"] = batch["weight"] * counts.reshape(-1, 1)
+        return {name: x.reshape(*taken.shape, *x.shape[1:]) for name, x in batch.items()}
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
         """The network's inputs by name."""
@@ -197,13 +195,7 @@ class Graphs(Named):
             )
         weight, label = batch["weight"], jnp.maximum(batch["label"], 0)  # nodes without a label weigh nothing
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, label)  # [G, N]
-        correct = (jnp.argmax(logits, axis=2) == label).astype(jnp.float32)
-        sums = {
-            "nats": jnp.sum(nats * weight),
-            "correct": jnp.sum(correct * weight),
-            "examples": jnp.sum(weight),
-        }
-        loss = sums["nats"] / jnp.maximum(sums["examples"], 1)
+        loss, sums = loss_and_sums(nats, jnp.argmax(logits, axis=2) == label, weight)
         return Predictions(logits, weight, loss, sums), carry
 
     def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:

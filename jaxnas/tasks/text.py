@@ -13,17 +13,9 @@ from jaxnas import data as data_lib
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
-# Options of loading a data set, with their defaults: on a task that is loaded they are not set.
-_UNSET: dict[str, Any] = {
-    "tokens": None,
-    "length": None,
-    "keep": "start",
-    "max_words": None,
-    "phrases": False,
-    "embeddings": None,
-    "embedding_dim": None,
-    "search_fraction": None,
-}
+# Options of loading a data set: on a task that is loaded they have their defaults.
+_OF_TEXTS = ("tokens", "length", "keep", "max_words", "phrases", "search_fraction")
+_OF_VECTORS = ("embeddings", "embedding_dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +36,7 @@ class Text(Classification):
         first of these that holds them all. The last one is `length`. None for the full length always, which
         evaluations have in any case. A training step is compiled once for each.
       keep: which part of a text is kept that is too long, its "start" or its "end".
-      max_words: size of the vocabulary, of the most frequent words; None for all.
+      max_words: how many words the vocabulary has, beside `<unk>` and `<eos>`; None for all.
       phrases: train on all labelled phrases of the trees of "sst5" and "sst2".
       embeddings: a file of GloVe's, by its path or by its name among the original files, as "glove6b_50d".
         Its vectors stay as they are. A token that it does not have gets one that is drawn.
@@ -75,8 +67,8 @@ class Text(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name, unset in _UNSET.items() if getattr(self, name) != unset]
-        given = [name for name in given if not name.startswith("embedding")]
+        defaults = self._defaults()
+        given = [name for name in _OF_TEXTS if getattr(self, name) != defaults[name]]
         if given and not isinstance(self.data, str):
             raise ValueError(
                 f"Text: {given[0]} is {getattr(self, given[0])!r}, and {self.name} has its tokens already; "
@@ -90,6 +82,10 @@ class Text(Classification):
         if self.lengths is not None:
             self._check_lengths()
         self._encoding("words")
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        return {field.name: field.default for field in dataclasses.fields(cls)}
 
     def _check_lengths(self) -> None:
         lengths = self.lengths or ()
@@ -123,7 +119,8 @@ class Text(Classification):
         if self.embeddings is not None:
             path = data_lib.find_vectors(self.embeddings, data_dir, source_dir)
             dataset = data_lib.with_vectors(dataset, path, self.embedding_dim, self.seed)
-        return dataclasses.replace(self, data=dataset, **_UNSET)
+        unset = {name: self._defaults()[name] for name in (*_OF_TEXTS, *_OF_VECTORS)}
+        return dataclasses.replace(self, data=dataset, **unset)
 
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Sentences:
         """The texts of the name or the rule."""
@@ -203,5 +200,7 @@ class Text(Classification):
         tokens, mask = batch["tokens"], batch["mask"]
         if (vectors := self.dataset.vectors) is None:
             return {"tokens": tokens, "mask": mask}
+        # The table is a constant of the program. It has no rows that devices could share, as all parts of a
+        # batch have, and vectors looked up on the host would take G times the memory of the tokens.
         looked_up = jnp.asarray(vectors.table)[tokens]  # [B, T, G]
         return {"tokens": tokens, "mask": mask, "vectors": jnp.where(mask[..., None], looked_up, 0.0)}

@@ -272,8 +272,7 @@ def _rows(batches: Any) -> int:
 
 def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     """Inputs of some training batches [batches, rows, ...], or () for a network without batch statistics."""
-    # A network of one architecture gets none: what it stores may depend on values that a shape lacks.
-    arch = None if net.space.cardinality == 1 else jax.eval_shape(net.space.smallest)
+    arch = jax.eval_shape(net.space.smallest)
     variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, arch)
     if "batch_stats" not in variables:
         return ()

@@ -81,6 +81,11 @@ class Relaxed:
             raise ValueError(
                 f"Relaxed: confidence is {self.confidence}, expected above 0, at most 1, or None."
             )
+        if self.confidence is not None and self.relaxation == "average":
+            raise ValueError(
+                f"Relaxed: confidence is {self.confidence}, and even weights (relaxation='average') never "
+                "become surer: leave it out."
+            )
         if not self.cost_weight >= 0:
             raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, expected at least 0.")
         if self.cost_weight and (self.cost is None or not self.target > 0):
@@ -209,13 +214,13 @@ class Relaxed:
             new, opt_state = updated(logits_grads)
             pair = (new, {**own, "opt_state": opt_state})
             logits, own = jax.tree.map(lambda a, b: jnp.where(due, a, b), pair, (logits, own))
-        probabilities = relaxations.softmax(logits)
-        metrics = {
-            "search_loss": own["search_loss"],
-            "temperature": temperature,
-            "entropy": relaxations.entropy(probabilities),
-            "confidence": relaxations.confidence(probabilities),
-        }
+        probabilities, metrics = relaxations.softmax(logits), {"search_loss": own["search_loss"]}
+        if self.relaxation != "average":  # whose even weights have no temperature and are never decided
+            metrics |= {
+                "temperature": temperature,
+                "entropy": relaxations.entropy(probabilities),
+                "confidence": relaxations.confidence(probabilities),
+            }
         if cost is not None:
             metrics["expected_cost"] = jnp.asarray(cost(probabilities), jnp.float32)
         return Gradients(grads, None, carries, value, sums, logits, own, metrics)

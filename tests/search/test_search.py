@@ -119,6 +119,21 @@ def test_children_come_from_the_best_of_all_generations(many_seeds):
         assert pure >= 0.5  # the rest fills up when the parents have no other new child
 
 
+@pytest.mark.parametrize("random_first, expected", [(0, 20), (41, 60)])
+def test_the_first_architectures_do_not_depend_on_scores(random_first, expected):
+    """A generation is random if fewer than `random_first` evaluations are done when it begins."""
+    strategy = dataclasses.replace(EVOLUTION, random_first=random_first)
+
+    @jax.jit
+    def searched(sign):
+        return search.scan(strategy, lambda archs: sign * jax.vmap(fitness)(archs), jax.random.key(0)).codes
+
+    up, down = np.asarray(searched(jnp.float32(1))), np.asarray(searched(jnp.float32(-1)))
+    np.testing.assert_array_equal(up[:expected], down[:expected])
+    rest = slice(expected, expected + 20)  # the first generation of children
+    assert not np.array_equal(up[rest], down[rest])
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(search.Evolution, marks=pytest.mark.slow), search.RandomSearch]
 )
@@ -471,6 +486,8 @@ def test_clear_errors(tmp_path):
         {"parents": 0},
         {"mutations": 26},
         {"layer_probability": 1.5},
+        {"random_first": -1},
+        {"random_first": 1001},
     ):
         with pytest.raises(ValueError, match=next(iter(change))):
             search.Evolution(SPACE, **change)

@@ -142,7 +142,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
                     and row_of.setdefault((operation, name), indices[i, edge]) == indices[i, edge]
                 )
             assert used[i].sum() == len(names)
-            assert sum(table.at_host(arch) for table in uses.fresh) == len(set(names.values()))
+            assert sum(table.at_host(arch) for table in uses.distinct) == len(set(names.values()))
         rows = [row for (name, _), row in row_of.items() if name == operation]
         assert len(set(rows)) == len(rows) and max(rows) < uses.copies  # No two names have the same copy.
 
@@ -331,6 +331,7 @@ def space_with(**changes):
         (dict(num_heads=3), "which 3 heads do not divide"),
         (dict(window=4, stride=5), "would leave words out"),
         (dict(width=0), "width is 0"),
+        (dict(context="all"), "AutoAttendText: context is 'all', expected one of"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused(change, message):
@@ -338,11 +339,9 @@ def test_a_network_that_cannot_be_is_refused(change, message):
         net_of("text").clone(**change)
 
 
-def test_soft_architectures_and_unknown_contexts_are_refused():
+def test_soft_architectures_and_texts_without_vectors_are_refused():
     net, variables = net_of("text"), variables_of("text")
     with pytest.raises(ValueError, match="takes hard architectures"):
         net.apply(variables, TEXTS, net.space.soften(net.space.smallest()))
-    with pytest.raises(ValueError, match="context is 'all', expected one of"):
-        net.clone(context="all").apply(variables, TEXTS, net.space.smallest())
     with pytest.raises(ValueError, match="the task gives no vectors"):
         net.clone(vocabulary=None).apply(variables, TEXTS, net.space.smallest())

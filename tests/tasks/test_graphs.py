@@ -1,10 +1,13 @@
 """Classification of nodes: exact metrics in both settings, and a graph that is moved once."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, log_loss
+from small_nets import difference
 from small_tasks import net_of, random_graph, task_of
 
 import jaxnas
@@ -103,6 +106,38 @@ def test_batches_of_several_graphs_take_each_once_in_an_epoch():
     assert task.batches("train", 16, 0).at(0) is not None
     filled = task.evaluation("test", 4)  # 9 graphs in 12 rows
     assert filled["weight"].shape[:2] == (3, 4) and filled["weight"].sum() == task.sizes["test"]
+
+
+def test_a_limited_evaluation_is_a_fixed_draw_of_the_graphs_of_the_role():
+    task = task_of("graphs")  # 16 graphs to train on, then 8 for the search and 9 for the test
+    limited, whole = task.evaluation("test", 2, limit=3), task.evaluation("test", 2)
+    assert limited["weight"].shape[:2] == (3, 2) and whole["weight"].shape[:2] == (5, 2)
+    place = {graph.tobytes(): i for i, graph in enumerate(task.graphs.features)}
+    drawn = [
+        place[graph.tobytes()] for graph in limited["features"].reshape(6, *task.graphs.features.shape[1:])
+    ]
+    assert drawn == sorted(set(drawn)) and set(drawn) < set(range(24, 33)) and drawn != [*range(24, 30)]
+    np.testing.assert_array_equal(limited["weight"].reshape(6, -1), task.graphs.roles["test"][drawn])
+    for name, again in task.evaluation("test", 2, limit=3).items():
+        np.testing.assert_array_equal(again, limited[name])
+    for name, every in task.evaluation("test", 2, limit=5).items():
+        np.testing.assert_array_equal(every, whole[name])
+    assert task.evaluation("test", 8, limit=1)["weight"].any(axis=2).all()  # a whole batch of 8 of the 9
+
+
+@pytest.mark.parametrize(
+    "recipe", [Uniform(), pytest.param(Relaxed(every=2, relaxation="softmax"), marks=pytest.mark.slow)]
+)
+def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
+    """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
+    settings = Training(steps=4, learning_rate=1e-2, warmup_steps=1, log_every=4, devices=1)
+    calls = [dataclasses.replace(settings, steps_per_call=count) for count in (1, 2)]
+    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
+        one, two = (fit(ONE, NET, training, recipe=recipe, mesh=make_mesh(1)) for training in calls)
+        start = prepare(ONE, NET, settings, recipe, make_mesh(1))[0].params
+    assert difference(one.variables["params"], start) > 1e-2
+    ends = [(trained.variables, trained.state.logits) for trained in (one, two)]
+    assert difference(*ends) < 1e-5
 
 
 @pytest.mark.parametrize(

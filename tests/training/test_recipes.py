@@ -83,6 +83,16 @@ def test_search_batches_are_read_without_gaps(kind):
                 np.testing.assert_array_equal(batch(step)[role][name], expected)
 
 
+@pytest.mark.parametrize("relaxation, decided", [("softmax", True), ("average", False)])
+def test_even_weights_have_no_temperature_to_log(relaxation, decided):
+    state, step, batch = made(relaxation=relaxation)
+    _, metrics = jax.eval_shape(step, state, batch(0))
+    assert {"loss", "search_loss"} <= set(metrics)
+    assert {"temperature", "entropy", "confidence"} & set(metrics) == (
+        {"temperature", "entropy", "confidence"} if decided else set()
+    )
+
+
 class Plain(tasks.Images):
     """Images without anything random in their loss, as written out by hand below."""
 
@@ -231,6 +241,7 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
         (lambda: Relaxed(cost_weight=1.0, cost="macs", target=0.0), "a target above 0"),
         (lambda: Relaxed(cost_weight=-1.0, cost="macs"), "cost_weight is -1.0"),
         (lambda: Relaxed(confidence=1.5), "confidence is 1.5"),
+        (lambda: Relaxed(confidence=0.5, relaxation="average"), "even weights (relaxation='average') never"),
         (lambda: Relaxed(cost="mac").relative_cost(SPACE, COST), "did you mean 'macs'? It has params, macs"),
         (lambda: Relaxed(cost="macs").relative_cost(SPACE, None), "has no cost 'macs'. It has none"),
         (
