@@ -100,10 +100,8 @@ def main(_: list[str]) -> None:
             scores = evaluate.scores(trained.variables, archs)
             tau = float(stats.kendall_tau(scores[: _ALONE.value], alone))
             rows.append((smallest, largest, scores.mean(), tau))
-        columns = zip(
-            ("smallest", "largest", "mean of random", "kendall_tau"), zip(*rows, strict=True), strict=True
-        )
-        found = {what: _spread(values) for what, values in columns}
+        names = "smallest", "largest", "mean of random", "kendall_tau"
+        found = {what: _spread([row[i] for row in rows]) for i, what in enumerate(names)}
         print(
             json.dumps({"recipe": name, "steps": settings.steps, "networks": networks, **found}), flush=True
         )
@@ -117,11 +115,10 @@ def _spread(values: Any) -> dict[str, float]:
 
 def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -> None:
     """Prints the median time of a step of each recipe, measured in turns."""
-    begun = {name: list(prepare(task, net, settings, recipe, mesh)) for name, (recipe, _) in chosen.items()}
+    begun = {name: prepare(task, net, settings, recipe, mesh) for name, (recipe, _) in chosen.items()}
     times: dict[str, list[float]] = {name: [] for name in begun}
     for turn in range(8):
-        for name, parts in begun.items():
-            state, step, batch = parts
+        for name, (state, step, batch) in begun.items():
             rows = [batch(5 * turn + i) for i in range(5)]
             start = time.perf_counter()
             for own in rows:
@@ -129,7 +126,7 @@ def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -
             jax.block_until_ready(metrics)
             if turn:  # The first one compiles.
                 times[name].append((time.perf_counter() - start) / len(rows))
-            parts[0] = state
+            begun[name] = state, step, batch
     unit = statistics.median(times[next(iter(times))])
     for name, found in times.items():
         print(json.dumps({"recipe": name, "step": statistics.median(found) / unit}), flush=True)
