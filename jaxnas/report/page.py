@@ -23,6 +23,7 @@ from jaxnas.report import (
     scatter,
     searching,
     selection,
+    space_evolution,
     training,
     words,
 )
@@ -37,6 +38,7 @@ _PANELS = (
     made.loading_panel,
     scatter.panel,
     architecture.panel,
+    space_evolution.panel,
     probabilities.panel,
     selection.panel,
     searching.panel,

@@ -392,13 +392,13 @@ class EvolvedSpace:
     Attributes:
       space: the next space, with the same names in the same order.
       et_error: of the sample of the old space.
-      count: how many architectures it had, within the limit of the cost.
+      errors: of its architectures within the limit of the cost, as they were given.
       shifts: by choice, of those that could move.
     """
 
     space: Space
     et_error: float
-    count: int
+    errors: tuple[float, ...]
     shifts: Mapping[str, Shift]
 
 
@@ -464,7 +464,7 @@ def evolve_space(
         new = shift_options(name, options, steps, rule)
         shifts[name] = Shift(options, new, tuple(found.errors.tolist()), line, step, steps)
     moved = _replace(space, {name: shift.new for name, shift in shifts.items()})
-    return EvolvedSpace(moved, et_error(errors, top=top), len(errors), shifts)
+    return EvolvedSpace(moved, et_error(errors, top=top), tuple(errors.tolist()), shifts)
 
 
 def _movable(space: Space, fixed: Collection[str]) -> list[str]:
