@@ -3,6 +3,7 @@
 from jaxnas import elastic, latency, search, spaces, supernets
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.calibration import calibrate
+from jaxnas.carry import carry_weights
 from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
@@ -15,6 +16,7 @@ __all__ = [
     "Space",
     "Subnet",
     "calibrate",
+    "carry_weights",
     "cost",
     "elastic",
     "export_subnet",

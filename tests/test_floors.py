@@ -13,6 +13,7 @@ FLOORS = (
     ("annotations", "supernets"),
     ("network",),
     ("cost", "subnet", "calibration"),
+    ("carry",),
     ("latency", "artifacts"),
     ("tasks",),
     ("training",),
