@@ -60,7 +60,8 @@ def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
     the E-T error: to first order it makes no difference that q is itself one of the sampled errors.
     """
     order = np.argsort(errors, kind="stable")
-    taken = np.clip(top - (np.cumsum(weights[order]) - weights[order]), 0, weights[order])  # of each weight
+    before = np.cumsum(weights[order]) - weights[order]
+    taken = np.clip(top - before, 0, weights[order])  # the part of each weight that is at the top
     share = taken.sum() / weights.sum()
     worst = errors[order][taken > 0][-1]
     return (errors + worst - np.maximum(worst - errors, 0) / share) / 2
@@ -207,7 +208,7 @@ class Line:
       intercept: b.
       standard_error: of the slope, by the chance of which architectures were sampled.
       r_squared: the part of the differences between the options that the line explains, from 0 to 1; 0 where
-        there is no difference.
+        there is no difference, and always 1 of two options that differ.
     """
 
     slope: float
@@ -336,8 +337,18 @@ def shift_options(
 
 
 def step_of(options: tuple[float, ...], rule: ShiftRule = ShiftRule()) -> float:
-    """The distance of one step: that of the rule, or the least one between two of the options."""
-    return float(np.diff(np.sort(options)).min()) if rule.step is None else rule.step
+    """The distance of one step: that of the rule, or the least one between two of the options.
+
+    Raises:
+      ValueError: one option alone, and no step in the rule.
+    """
+    if rule.step is not None:
+        return rule.step
+    if len(options) < 2:
+        raise ValueError(
+            f"One option alone, {options}, says no distance of a step; give ShiftRule(step=...)."
+        )
+    return float(np.diff(np.sort(options)).min())
 
 
 def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool:
@@ -374,7 +385,8 @@ class Shift:
       errors: the E-T error of each old option.
       line: through these.
       step: the distance of one step.
-      steps: how many were made along the negative slope; below 0 towards smaller values.
+      steps: how many were made along the negative slope; below 0 towards smaller values, and 0 where rounding
+        brought all options back.
     """
 
     old: tuple[float, ...]
@@ -462,6 +474,7 @@ def evolve_space(
         step = step_of(options, rule)
         steps = steps_of(line, step, rule.threshold)
         new = shift_options(name, options, steps, rule)
+        steps = steps if new != options else 0
         shifts[name] = Shift(options, new, tuple(found.errors.tolist()), line, step, steps)
     moved = _replace(space, {name: shift.new for name, shift in shifts.items()})
     return EvolvedSpace(moved, et_error(errors, top=top), tuple(errors.tolist()), shifts)

@@ -219,6 +219,13 @@ def test_shifted_options(options, steps, rule, expected):
     assert moved == expected and [type(x) for x in moved] == [type(options[0])] * len(moved)
 
 
+def test_a_step_that_rounding_undoes_is_none():
+    archs = sample(FLAT)
+    rules = {"width": ShiftRule(step=2, multiple=8)}
+    shift = search.evolve_space(FLAT, archs, linear(FLAT, archs, width=-0.01), rules=rules).shifts["width"]
+    assert shift.line.slope < 0 and shift.steps == 0 and shift.new == shift.old
+
+
 def test_a_bound_stops_a_choice_for_good():
     space, rules = FLAT, {"width": ShiftRule(most=40)}
     reached = []
@@ -427,6 +434,7 @@ def changed(index, value):
             ValueError,
             "limits are: positive options stay positive",
         ),
+        (lambda: search.shift_options("n", (8,), 1), ValueError, "says no distance of a step"),
         (lambda: search.decompose(FLAT, ARCHS, ERRORS, names=["w"]), ValueError, "names has 'w'"),
         (lambda: ShiftRule(step=0), ValueError, "step is 0, expected a number above 0"),
         (lambda: ShiftRule(threshold=np.nan), ValueError, "threshold is nan"),
