@@ -3,11 +3,11 @@
 from jaxnas import elastic, latency, search, spaces, supernets
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.calibration import calibrate
-from jaxnas.carry import carry_weights
 from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
+from jaxnas.weights import carry_weights
 
 __version__ = "0.1.0"
 

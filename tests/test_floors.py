@@ -13,7 +13,7 @@ FLOORS = (
     ("annotations", "supernets"),
     ("network",),
     ("cost", "subnet", "calibration"),
-    ("carry",),
+    ("weights",),
     ("latency", "artifacts"),
     ("tasks",),
     ("training",),
