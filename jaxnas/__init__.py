@@ -7,6 +7,7 @@ from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
+from jaxnas.weights import carry_weights
 
 __version__ = "0.1.0"
 
@@ -15,6 +16,7 @@ __all__ = [
     "Space",
     "Subnet",
     "calibrate",
+    "carry_weights",
     "cost",
     "elastic",
     "export_subnet",

@@ -13,6 +13,7 @@ FLOORS = (
     ("annotations", "supernets"),
     ("network",),
     ("cost", "subnet", "calibration"),
+    ("weights",),
     ("latency", "artifacts"),
     ("tasks",),
     ("training",),

@@ -24,6 +24,7 @@ from jaxnas.report import (
     scatter,
     searching,
     selection,
+    space_evolution,
     training,
     words,
 )
@@ -38,6 +39,7 @@ _PANELS = (
     made.loading_panel,
     scatter.panel,
     architecture.panel,
+    space_evolution.panel,
     probabilities.panel,
     selection.panel,
     searching.panel,

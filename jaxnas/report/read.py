@@ -173,6 +173,9 @@ def _read_result(folder: pathlib.Path) -> Result:
         for number, decision in enumerate(selection.decisions):
             place = f"{where}: selection: decisions: number {number + 1}"
             check_removals(decision, result.space.choices, place)
+    for number, one in enumerate(result.spaces, 1):
+        if not (one.errors and all(shift.old and shift.new for shift in one.shifts)):
+            raise ValueError(f"{where}: spaces: number {number} has no errors, or a shift without options.")
     return result
 
 

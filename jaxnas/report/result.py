@@ -182,6 +182,48 @@ class RankingOf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ShiftOf:
+    """How the options of a choice moved from one space to the next; see `jaxnas.search.evolve_space`.
+
+    Attributes:
+      name: of the choice.
+      old: its options.
+      new: its options in the next space.
+      step: the distance of one step.
+      steps: how many were made; below 0 towards smaller values.
+      slope: of the line through the errors of the options, for each unit of the option.
+      standard_error: of the slope.
+      r_squared: the part of the differences of these errors that the line explains.
+    """
+
+    name: str
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+    step: float
+    steps: int
+    slope: float
+    standard_error: float
+    r_squared: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledSpaceOf:
+    """One of the spaces that an evolution of the space went through.
+
+    Attributes:
+      name: as "A".
+      et_error: half the mean error of its sample and half that of the best.
+      errors: of the sampled architectures; 1 - metric of a metric of which more is better, else the metric.
+      shifts: to the next space; none of the last one.
+    """
+
+    name: str
+    et_error: float
+    errors: tuple[float, ...]
+    shifts: tuple[ShiftOf, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
     """What a run found.
 
@@ -192,6 +234,7 @@ class Result:
       searches: over architectures.
       selection: by architecture parameters, or None.
       ranking: of architectures by inherited weights, or None where it was not measured.
+      spaces: those that the space of this run evolved from, in order, and itself; none where it was given.
       subnet: folder of the found network, within the workdir.
       module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
       config: of the run, as nested plain values.
@@ -207,6 +250,7 @@ class Result:
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
     ranking: RankingOf | None = None
+    spaces: tuple[SampledSpaceOf, ...] = ()
     subnet: str = "subnet"
     module: str = ""
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)

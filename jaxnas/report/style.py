@@ -53,6 +53,7 @@ stroke-linejoin:round}
 .evolution{color:var(--evolution)}.random{color:var(--random)}.largest,.smallest,.extreme{
 color:var(--extreme)}.sampled{color:var(--sampled)}.train{color:var(--train)}
 .mark.evolution,.mark.extreme,.mark.largest,.mark.smallest,.mark.sampled,.mark.train{fill:currentColor}
+.mark.lane0,.mark.lane1,.mark.lane2,.mark.lane3{fill:currentColor}
 .mark.random{fill:var(--card);stroke:var(--random);stroke-width:1.5}
 .mark.late1{fill-opacity:.35;stroke-opacity:.6}.mark.late2{fill-opacity:.62;stroke-opacity:.75}
 .mark.late3{fill-opacity:.92}

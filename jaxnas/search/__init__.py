@@ -16,6 +16,15 @@ from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, Standing, check_strategy, run, scan
 from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
+from jaxnas.search.space_evolution import (
+    EvolvedSpace,
+    ShiftRule,
+    decompose,
+    et_error,
+    evolve_space,
+    fit_line,
+    shift_options,
+)
 from jaxnas.search.state import State, ranking
 from jaxnas.search.strategy import Pool, Strategy
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
@@ -25,6 +34,7 @@ __all__ = [
     "PPO",
     "Candidates",
     "Evolution",
+    "EvolvedSpace",
     "Hyperband",
     "LocalSearch",
     "Perturbed",
@@ -34,6 +44,7 @@ __all__ = [
     "RegularizedEvolution",
     "Reinforce",
     "Result",
+    "ShiftRule",
     "SoftmaxPolicy",
     "Standing",
     "State",
@@ -45,7 +56,11 @@ __all__ = [
     "candidates",
     "check_bounds",
     "check_strategy",
+    "decompose",
     "end_evaluation",
+    "et_error",
+    "evolve_space",
+    "fit_line",
     "perturbation",
     "pruning",
     "propose",
@@ -55,5 +70,6 @@ __all__ = [
     "run_parallel",
     "sampling",
     "scan",
+    "shift_options",
     "similar_cost",
 ]

@@ -1,0 +1,462 @@
+"""A space moves to where its architectures err less, by no more than it should, and stays a legal space."""
+
+import dataclasses
+import itertools
+import re
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jaxnas import search, spaces
+from jaxnas.search import ShiftRule, space_evolution
+from jaxnas.space import Choice, Space
+
+VIT = spaces.autoformer("tiny")
+FLAT = Space(width=Choice(16, 24, 32), kernel=Choice(3, 5, 7), op=Choice("a", "b"))
+
+
+def sample(space, count=600, seed=0):
+    return space.sample(jax.random.key(seed), count)
+
+
+def mean_values(space, archs, name):
+    """The option of each architecture, or the mean of its active positions."""
+    choice, index = space[name], np.asarray(archs[name])
+    values, mask = np.asarray(choice.options, float)[index], np.asarray(space.active(archs)[name])
+    return values if not choice.shape else (values * mask).sum(1) / mask.sum(1)
+
+
+def linear(space, archs, noise=0.01, seed=0, **slopes):
+    """Errors that depend on the named choices by so much a unit, and on chance."""
+    errors = 0.3 + noise * np.random.default_rng(seed).normal(size=len(next(iter(archs.values()))))
+    for name, slope in slopes.items():
+        values = mean_values(space, archs, name)
+        errors += slope * (values - values.mean())
+    return errors
+
+
+# ---- The E-T error and its decomposition.
+
+
+@pytest.mark.parametrize("top", [1, 7, 50, 600, 1000])
+def test_the_error_is_half_way_between_the_mean_and_that_of_the_best(top):
+    errors = np.random.default_rng(0).uniform(size=600)
+    expected = (errors.mean() + np.sort(errors)[:top].mean()) / 2
+    assert search.et_error(errors, top=top) == pytest.approx(expected, rel=1e-12)
+    costs = np.random.default_rng(1).uniform(size=600)
+    assert search.et_error(errors, top=top, costs=costs, limit=0.4) == pytest.approx(
+        search.et_error(errors[costs <= 0.4], top=top), rel=1e-12
+    )
+
+
+def test_an_option_has_the_error_of_the_architectures_that_have_it():
+    archs = sample(FLAT)
+    errors = linear(FLAT, archs, kernel=0.01)
+    found = search.decompose(FLAT, archs, errors, top=20)
+    assert list(found) == list(FLAT)
+    for name, one in found.items():
+        assert one.options == FLAT[name].options
+        for index, error in enumerate(one.errors):
+            members = errors[np.asarray(archs[name]) == index]
+            expected = (members.mean() + np.sort(members)[:20].mean()) / 2
+            assert error == pytest.approx(expected, rel=1e-12)
+
+
+def test_positions_are_pooled_by_their_share_of_the_active_ones():
+    space = Space(
+        depth=Choice(1, 3),
+        width=Choice(8, 16).repeat(3, active="depth"),
+        kind=Choice("x", "y"),
+        place=Choice(0, 1, 2).repeat(3).at_positions([0], [0, 1], [2, 1]).when("kind", "y"),
+    )
+    archs = sample(space, 200)
+    errors = linear(space, archs, noise=0.1)
+    found = search.decompose(space, archs, errors, top=200, names=["width", "place"])
+    assert list(found) == ["width", "place"]
+    # With all of them at the top, the E-T error is the weighted mean.
+    rows = [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(200)]
+    for name, one in found.items():
+        for option, error in zip(one.options, one.errors, strict=True):
+            shares = [np.mean([value == option for value in row.get(name, [None])]) for row in rows]
+            assert error == pytest.approx(np.average(errors, weights=shares), rel=1e-12)
+    # Of one position at a time and with weights 0 and 1, the top ones are the least errors.
+    few = search.decompose(space, archs, errors, top=5, names=["depth"])["depth"]
+    for index, error in enumerate(few.errors):
+        members = errors[np.asarray(archs["depth"]) == index]
+        assert error == pytest.approx((members.mean() + np.sort(members)[:5].mean()) / 2, rel=1e-12)
+
+
+def test_a_top_of_shares_ends_within_an_architecture():
+    errors, weights = np.array([0.1, 0.2, 0.4, 0.3]), np.array([0.5, 1.0, 0.25, 0.75])
+    top = (0.5 * 0.1 + 1.0 * 0.2 + 0.5 * 0.3) / 2  # of weights that are 2 together
+    expected = (np.average(errors, weights=weights) + top) / 2
+    terms = space_evolution._terms(errors, weights, 2)
+    assert np.average(terms, weights=weights) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_line_is_that_of_least_squares():
+    archs = sample(FLAT)
+    one = search.decompose(FLAT, archs, linear(FLAT, archs, kernel=0.01))["kernel"]
+    line = search.fit_line(one)
+    slope, intercept = np.polyfit(one.options, one.errors, 1)
+    correlation = np.corrcoef(one.options, one.errors)[0, 1]
+    np.testing.assert_allclose(dataclasses.astuple(line)[:2], (slope, intercept), rtol=1e-9)
+    assert line.r_squared == pytest.approx(correlation**2, rel=1e-9) and 0.9 < line.r_squared <= 1
+    assert line.slope == pytest.approx(0.01, abs=3 * line.standard_error)
+    with pytest.raises(ValueError, match="two options that are numbers; got .'a', 'b'."):
+        search.fit_line(search.decompose(FLAT, archs, linear(FLAT, archs))["op"])
+
+
+def test_the_standard_error_of_a_slope_is_how_far_it_differs_between_samples():
+    slopes, said = [], []
+    for seed in range(80):
+        archs = sample(VIT, 300, seed)
+        errors = linear(VIT, archs, embed_dim=-0.0002, mlp_ratio=0.02, seed=seed)
+        shifts = search.evolve_space(VIT, archs, errors, top=20).shifts.values()
+        slopes.append([shift.line.slope for shift in shifts])
+        said.append([shift.line.standard_error for shift in shifts])
+    ratio = np.std(slopes, axis=0) / np.mean(said, axis=0)
+    assert ((ratio > 0.75) & (ratio < 1.3)).all(), ratio
+
+
+# ---- Where a space moves.
+
+
+def test_choices_move_down_the_slope_and_the_others_stay():
+    archs = sample(VIT, 1000)
+    errors = linear(VIT, archs, embed_dim=-0.0005, depth=-0.01, mlp_ratio=0.05)
+    found = search.evolve_space(VIT, archs, errors)
+    assert {name: shift.steps for name, shift in found.shifts.items()} == {
+        "embed_dim": 1,
+        "depth": 1,
+        "num_heads": 0,
+        "mlp_ratio": -1,
+    }
+    assert found.space == spaces.vit((216, 240, 264), (13, 14, 15), (3, 4), (2.5, 3.0, 3.5))
+    assert found.errors == tuple(errors) and found.et_error == search.et_error(errors)
+    for name, shift in found.shifts.items():
+        assert shift.old == VIT[name].options and shift.new == found.space[name].options
+        assert shift.errors == tuple(search.decompose(VIT, archs, errors)[name].errors)
+    assert Space.from_json(found.space.to_json()) == found.space
+    # The next one goes on from there, under the same rules.
+    archs = sample(found.space, 1000, 1)
+    again = search.evolve_space(found.space, archs, linear(found.space, archs, depth=0.01)).space
+    assert again == spaces.vit((216, 240, 264), (12, 13, 14), (3, 4), (2.5, 3.0, 3.5))
+
+
+def test_chance_alone_moves_few_choices_and_none_of_them_far():
+    moved = []
+    for seed in range(40):
+        archs = sample(FLAT, 400, seed)
+        found = search.evolve_space(FLAT, archs, linear(FLAT, archs, noise=0.1, seed=seed))
+        moved += [abs(shift.steps) for shift in found.shifts.values()]
+        assert found.space["op"] == FLAT["op"]
+    assert max(moved) <= 1 and np.mean(moved) < 0.15
+    archs = sample(FLAT, 400)
+    assert search.evolve_space(FLAT, archs, np.full(400, 0.1)).space == FLAT
+
+
+def test_the_error_is_that_of_architectures_within_the_limit():
+    """Wide ones are better, but not those that are paid for."""
+    archs = sample(FLAT, 800)
+    width, kernel = (mean_values(FLAT, archs, name) for name in ("width", "kernel"))
+    errors = linear(FLAT, archs, width=-0.01)
+    rules = {"width": ShiftRule(threshold=0.011)}  # of about 0.08 over a step
+    free = search.evolve_space(FLAT, archs, errors, rules=rules)
+    assert free.space["width"].options == (72, 80, 88) and free.shifts["width"].steps == 7
+
+    costs = width * kernel
+    bound = search.evolve_space(FLAT, archs, errors, costs=costs, limit=24 * 5)
+    kept = jax.tree.map(lambda x: x[costs <= 120], archs)
+    alone = search.evolve_space(FLAT, kept, errors[costs <= 120])
+    assert bound == alone and len(bound.errors) == (costs <= 120).sum() < 800
+
+
+@pytest.mark.parametrize(
+    "slope, step, threshold, steps",
+    [
+        (0.5, 2, 1.0, -1),
+        (-0.5, 2, 1.0, 1),
+        (0.49, 2, 1.0, 0),
+        (-0.49, 2, 1.0, 0),
+        (1.8, 2, 1.0, -3),
+        (-0.21, 2, None, 1),
+        (0.19, 2, None, 0),
+        (0.0, 2, None, 0),
+    ],
+)
+def test_steps_are_as_many_as_the_slope_has_thresholds(slope, step, threshold, steps):
+    line = space_evolution.Line(slope, 0.0, 0.1, 1.0)
+    assert space_evolution.steps_of(line, step, threshold) == steps
+
+
+@pytest.mark.parametrize(
+    "options, steps, rule, expected",
+    [
+        ((192, 216, 240), 1, ShiftRule(), (216, 240, 264)),
+        ((192, 216, 240), 1, ShiftRule(most=250), (216, 240)),  # what is beyond a bound is dropped
+        ((216, 240), 1, ShiftRule(most=250), (240,)),
+        ((192, 216, 240), -1, ShiftRule(least=192), (192, 216)),
+        ((192, 216, 240), 1, ShiftRule(step=10, multiple=8), (200, 224, 248)),
+        ((1, 2, 3), -2, ShiftRule(), (1,)),  # no size falls to 0
+        ((1, 2, 3), -1, ShiftRule(least=0), (0, 1, 2)),
+        ((0, 1, 2), -1, ShiftRule(), (0, 1)),
+        ((-1, 0, 1), -1, ShiftRule(), (-2, -1, 0)),
+        ((3.0, 3.5, 4.0), -1, ShiftRule(), (2.5, 3.0, 3.5)),
+        ((0.1, 0.2), 1, ShiftRule(), (0.2, 0.3)),
+        ((8, 32, 16), 1, ShiftRule(), (16, 40, 24)),  # the order stays; a step is the least distance
+        ((2, 3), 1, ShiftRule(step=0.4), (2, 3)),  # whole numbers stay whole
+        ((8, 16), 1, ShiftRule(step=4, multiple=8), (16, 24)),  # halves are rounded up
+        ((3, 4), 0, ShiftRule(multiple=1), (3, 4)),
+    ],
+)
+def test_shifted_options(options, steps, rule, expected):
+    moved = search.shift_options("width", options, steps, rule)
+    assert moved == expected and [type(x) for x in moved] == [type(options[0])] * len(moved)
+
+
+def test_a_step_that_rounding_undoes_is_none():
+    archs = sample(FLAT)
+    rules = {"width": ShiftRule(step=2, multiple=8)}
+    shift = search.evolve_space(FLAT, archs, linear(FLAT, archs, width=-0.01), rules=rules).shifts["width"]
+    assert shift.line.slope < 0 and shift.steps == 0 and shift.new == shift.old
+
+
+def test_a_bound_stops_a_choice_for_good():
+    space, rules = FLAT, {"width": ShiftRule(most=40)}
+    reached = []
+    for turn in range(4):
+        archs = sample(space, 400, turn)
+        space = search.evolve_space(space, archs, linear(space, archs, width=-0.01), rules=rules).space
+        reached.append(space["width"].options)
+    assert reached == [(24, 32, 40), (32, 40), (40,), (40,)]
+
+
+# ---- What hangs together stays together.
+
+
+def test_what_is_repeated_up_to_a_depth_follows_it():
+    space = Space(
+        depth=Choice(2, 3),
+        kind=Choice("x", "y").repeat(3, active="depth"),
+        width=Choice(8, 16).repeat(3).when("kind", "y"),
+        place=Choice(0, 1, 2).repeat(3, active="depth").at_positions([0], [0, 1], [1, 2]),
+        other=Choice(1, 2).repeat(5),
+    )
+    archs = sample(space, 400)
+    deeper = search.evolve_space(space, archs, linear(space, archs, depth=-0.1), fixed=("width", "other"))
+    assert deeper.space == Space(
+        depth=Choice(3, 4),
+        kind=Choice("x", "y").repeat(4, active="depth"),
+        width=Choice(8, 16).repeat(4).when("kind", "y"),
+        place=Choice(0, 1, 2).repeat(4, active="depth").at_positions([0], [0, 1], [1, 2], [1, 2]),
+        other=Choice(1, 2).repeat(5),
+    )
+    assert set(deeper.shifts) == {"depth"}
+    flatter = search.evolve_space(space, archs, linear(space, archs, depth=0.1), fixed=("width", "other"))
+    assert flatter.space == Space(
+        depth=Choice(1, 2),
+        kind=Choice("x", "y").repeat(2, active="depth"),
+        width=Choice(8, 16).repeat(2).when("kind", "y"),
+        place=Choice(0, 1).repeat(2, active="depth").at_positions([0], [0, 1]),
+        other=Choice(1, 2).repeat(5),
+    )
+
+
+def test_numbers_that_are_no_sizes_stay():
+    space = Space(
+        kind=Choice(1, 2),
+        width=Choice(8, 16).when("kind", 2),
+        source=Choice(0, 1).repeat(2).at_positions([0], [0, 1]),
+        op=Choice("a", "b"),
+        mixed=Choice(1, "all"),
+        one=Choice(5),
+    )
+    archs = sample(space, 400)
+    errors = linear(space, archs, width=-0.1, kind=-1.0) - 0.5 * np.asarray(archs["op"])
+    found = search.evolve_space(space, archs, errors, rules={"one": ShiftRule(most=6)})
+    assert set(found.shifts) == {"width"} and found.space["width"].options == (16, 24)
+    assert {name: found.space[name] for name in space if name != "width"} == {
+        name: space[name] for name in space if name != "width"
+    }
+
+
+NAMES = "abcdef"
+
+
+@st.composite
+def cases(draw):
+    """A space with sizes of all sorts, a sample with errors of any slopes, and rules."""
+    sizes = st.lists(st.integers(1, 12), min_size=2, max_size=4, unique=True)
+    fractions = st.lists(st.integers(1, 20).map(lambda x: x / 4), min_size=2, max_size=3, unique=True)
+    depth = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True))
+    choices = {"depth": Choice(*depth)}
+    for name in NAMES[: draw(st.integers(1, 4))]:
+        choice = Choice(*draw(st.one_of(sizes, fractions)))
+        form = draw(st.sampled_from(["once", "repeated", "active"]))
+        if form != "once" and max(depth) > 0:
+            choice = choice.repeat(max(depth), active="depth" if form == "active" else None)
+        choices[name] = choice
+    space = Space(**choices, op=Choice("x", "y"))
+    rules = {}
+    for name in choices:
+        options = space[name].options
+        if draw(st.booleans()):
+            rules[name] = ShiftRule(
+                step=draw(st.none() | st.sampled_from([1, 0.5, 3])),
+                threshold=draw(st.none() | st.sampled_from([0.01, 0.1])),
+                least=draw(st.none() | st.just(min(options))),
+                most=draw(st.none() | st.integers(0, 6).map(max(options).__add__)),
+                multiple=draw(st.none() | st.just(0.25 if isinstance(options[0], float) else 1)),
+            )
+    return space, rules, draw(st.integers(0, 2**31 - 1))
+
+
+@hypothesis.given(cases())
+@hypothesis.settings(max_examples=25)
+def test_the_next_space_is_a_space_whose_values_are_legal(case):
+    space, rules, seed = case
+    rng = np.random.default_rng(seed)
+    # All codes by NumPy, with every option there: a program for each space would take longer than the test.
+    codes = rng.integers(0, space.sizes, (300, space.length))
+    archs = {name: np.asarray(x) for name, x in space.decode(codes).items()}
+    errors = 0.3 + rng.normal(0, 0.1, 300)
+    for name, choice in space.decisions:
+        if name != "op":
+            values = np.asarray(choice.options, float)[archs[name]].reshape(300, -1).mean(1)
+            errors = errors + rng.choice([0, 0.05, -0.05]) * values
+    try:
+        found = search.evolve_space(space, archs, errors, rules=rules)
+    except ValueError as error:  # the only reasons that there are here
+        assert re.search("no legal value left|has the option", str(error)), error
+        return
+    new = found.space
+    assert list(new) == list(space) and Space.from_json(new.to_json()) == new
+    for name, shift in found.shifts.items():
+        rule, choice = rules.get(name, ShiftRule()), new[name]
+        assert choice.options == shift.new and len(set(shift.new)) == len(shift.new) <= len(shift.old)
+        assert (choice.active, choice.condition) == (space[name].active, space[name].condition)
+        low = rule.least if rule.least is not None else min(0, *shift.old)
+        for value in shift.new:
+            assert low <= value <= (rule.most if rule.most is not None else np.inf)
+            assert value > 0 or min(shift.old) <= 0 or rule.least is not None
+            assert rule.multiple is None or (value / rule.multiple) % 1 == 0
+            assert isinstance(value, int) == all(isinstance(option, int) for option in shift.old)
+        assert np.sign(shift.steps) in (0, -np.sign(shift.line.slope))
+        if shift.steps:  # down the slope, where nothing was dropped
+            change = np.subtract(shift.new, shift.old) if len(shift.new) == len(shift.old) else 0
+            assert (np.sign(change) * np.sign(shift.steps) >= 0).all()
+        else:
+            assert shift.new == shift.old
+    for _, choice in new.decisions:
+        if choice.active is not None and new["depth"] != space["depth"]:
+            assert choice.length == max(new["depth"].options)
+    drawn = new.sample(jax.random.key(0))
+    assert new.contains(drawn) and new.contains(new.largest())
+
+
+# ---- Refusals.
+
+ARCHS = sample(FLAT, 40)
+ERRORS = np.linspace(0.1, 0.2, 40)
+
+
+def evolve(errors=ERRORS, archs=ARCHS, space=FLAT, **more):
+    return search.evolve_space(space, archs, errors, **more)
+
+
+def changed(index, value):
+    return np.where(np.arange(40) == index, value, ERRORS)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: evolve(changed(3, np.nan)),
+            ValueError,
+            "1 of 40 errors are no numbers, the first of archi.* 3",
+        ),
+        (lambda: evolve(changed(7, np.inf)), ValueError, "architecture 7: inf. Evaluate these again"),
+        (lambda: evolve(ERRORS[:, None]), ValueError, r"shape \[40, 1\]; expected \[n\]"),
+        (
+            lambda: evolve(ERRORS[:30]),
+            ValueError,
+            r"are 30 errors, but .* leading axes \[40\], expected \[30\]",
+        ),
+        (lambda: evolve(ERRORS[:9]), ValueError, "Got 9 architectures; expected at least 10"),
+        (
+            lambda: evolve(costs=np.arange(40), limit=4),
+            ValueError,
+            "Got 5 architectures of 40 that cost at most 4; expected at least 10",
+        ),
+        (lambda: evolve(limit=4), ValueError, "A limit of 4 needs a cost"),
+        (lambda: evolve(costs=[1, 2], limit=4), ValueError, r"costs of the shape \[2\]"),
+        (lambda: evolve(top=0), ValueError, "top is 0, expected a whole number of architectures"),
+        (
+            lambda: evolve(archs={**ARCHS, "kernel": jnp.minimum(ARCHS["kernel"], 1)}),
+            ValueError,
+            "None of the 40 architectures has the option 7 of 'kernel', .*Sample more",
+        ),
+        (lambda: evolve(archs=sample(VIT, 40)), ValueError, "'depth' is not a choice of the space"),
+        (lambda: evolve(archs=FLAT.soften(ARCHS)), TypeError, "only hard"),
+        (
+            lambda: evolve(archs={**ARCHS, "width": ARCHS["width"] + 2}),
+            ValueError,
+            "expected an index from 0",
+        ),
+        (lambda: evolve(fixed=("widht",)), ValueError, "fixed has 'widht', .* did you mean 'width'"),
+        (lambda: evolve(rules={"depth": ShiftRule()}), ValueError, "rules has 'depth', which is no choice"),
+        (lambda: evolve(rules={"op": ShiftRule()}), ValueError, "a rule for 'op', which does not move"),
+        (lambda: evolve(rules={"width": ShiftRule()}, fixed=["width"]), ValueError, "which does not move"),
+        (lambda: evolve(rules={"width": 3}), TypeError, "the rule of 'width' must be a ShiftRule, got 3"),
+        (
+            lambda: evolve(rules={"width": ShiftRule(most=24)}),
+            ValueError,
+            r"'width' has the options \(16, 24, 32\), of which \[32\] are not legal.*most=24",
+        ),
+        (
+            lambda: evolve(rules={"width": ShiftRule(multiple=16)}),
+            ValueError,
+            r"\[24\] are not .*multiple=16",
+        ),
+        (
+            lambda: search.shift_options("width", (8, 16), -1, ShiftRule(step=16, least=8)),
+            ValueError,
+            r"'width' would have no legal value left: .*by -1 x 16 to \(-8, 0\), and its .* least=8",
+        ),
+        (
+            lambda: search.shift_options("n", (1, 2), -2),
+            ValueError,
+            "limits are: positive options stay positive",
+        ),
+        (lambda: search.shift_options("n", (8,), 1), ValueError, "says no distance of a step"),
+        (lambda: search.decompose(FLAT, ARCHS, ERRORS, names=["w"]), ValueError, "names has 'w'"),
+        (lambda: ShiftRule(step=0), ValueError, "step is 0, expected a number above 0"),
+        (lambda: ShiftRule(threshold=np.nan), ValueError, "threshold is nan"),
+        (lambda: ShiftRule(least=3, most=2), ValueError, "least is 3 and most is 2; expected least <= most"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_choice_that_is_left_out_may_lack_members():
+    archs = {**ARCHS, "kernel": jnp.minimum(ARCHS["kernel"], 1)}
+    assert "kernel" not in evolve(archs=archs, fixed=("kernel",)).shifts
+
+
+def test_nothing_depends_on_the_order_of_the_sample():
+    archs = sample(VIT, 200)
+    errors = linear(VIT, archs, depth=-0.01)
+    order = np.random.default_rng(0).permutation(200)
+    one = search.evolve_space(VIT, archs, errors)
+    other = search.evolve_space(VIT, jax.tree.map(lambda x: x[order], archs), errors[order])
+    assert one.space == other.space
+    for a, b in itertools.zip_longest(one.shifts.values(), other.shifts.values()):
+        np.testing.assert_allclose(dataclasses.astuple(a.line), dataclasses.astuple(b.line), rtol=1e-9)

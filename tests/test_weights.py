@@ -1,0 +1,191 @@
+"""Weights of one supernet in another: what both store is the same, and nothing else is touched."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxnas
+from jaxnas import Choice, Space, elastic, spaces, supernets
+from jaxnas.annotations import annotations
+from jaxnas.tensors import flatten
+
+SHAPE = (2, 8, 8, 1)
+OLD = spaces.vit((8, 12), (1, 2), (1, 2), (1.0, 2.0))
+NEW = spaces.vit((12, 16), (2, 3), (2, 3), (0.5, 1.0))  # wider, deeper, with narrower MLPs
+
+
+def vit(space, **settings):
+    settings = dict(image_size=8, patch_size=4, num_classes=5, head_dim=4, max_relative_position=1) | settings
+    return supernets.ViT(space, **settings)
+
+
+def random(net, seed, inputs=SHAPE):
+    """Variables that are nowhere 0 or 1, so that each number tells where it comes from."""
+    shapes = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.uniform(2, 3, x.shape), x.dtype), shapes)
+
+
+def test_an_architecture_of_both_spaces_has_the_same_weights():
+    """All that it uses is stored at the same place: the promise of weight entanglement."""
+    old, new = vit(OLD), vit(NEW)
+    given, fresh = random(old, 0), random(new, 1)
+    kept = jax.tree.map(np.array, fresh)
+    found = jaxnas.carry_weights(old, given, new, fresh, SHAPE)
+    jax.tree.map(np.testing.assert_array_equal, fresh, kept)
+    values = {"embed_dim": 12, "depth": 2, "num_heads": [2, 2], "mlp_ratio": [1.0, 1.0]}
+    used = []
+    for net, variables in ((old, given), (new, found.variables)):
+        arch = jax.tree.map(np.asarray, net.space.from_dict(values))
+        specs, stored = annotations(net, SHAPE).specs, flatten(variables["params"])
+        in_use = [path for path, spec in specs.items() if spec.shape(arch) is not None]
+        used.append({path: specs[path].active(stored[path], arch) for path in in_use})
+    assert used[0].keys() == used[1].keys() and len(used[0]) > 30
+    jax.tree.map(np.testing.assert_array_equal, *used)
+
+
+def test_the_common_part_of_each_array_is_carried_and_the_rest_is_new():
+    old, new = vit(OLD), vit(NEW, num_classes=7, max_relative_position=2)
+    given, fresh = random(old, 0), random(new, 1)
+    found = jaxnas.carry_weights(old, given, new, fresh, SHAPE)
+    before, start, after = map(flatten, (given, fresh, found.variables))
+    carried, untouched = 0, set()
+    assert after.keys() == start.keys()
+    for path, value in after.items():
+        if "block_2" in path or "head" in path or path[-1].endswith(("_rows", "_columns")):
+            untouched.add("/".join(path))  # not there before, or with entries that mean something else
+            np.testing.assert_array_equal(value, start[path])
+            continue
+        part = tuple(slice(min(pair)) for pair in zip(before[path].shape, value.shape, strict=True))
+        expected = np.array(start[path])
+        expected[part] = before[path][part]
+        np.testing.assert_array_equal(value, expected)
+        carried += expected[part].size
+    assert set(found.new) == untouched and any("head" in path for path in untouched)
+    assert found.carried == carried > 0 and found.total == sum(x.size for x in after.values())
+
+
+def test_the_same_space_carries_everything_in_either_form():
+    net = vit(OLD)
+    given, fresh = random(net, 0), random(net, 1)
+    stacked = {"params": elastic.stack_layers(given["params"])}
+    found = jaxnas.carry_weights(net, stacked, net, fresh, SHAPE)
+    assert found.new == () and found.carried == found.total
+    jax.tree.map(np.testing.assert_array_equal, found.variables, given)
+
+
+class Classic(nn.Module):
+    """A layer with weights of its own for each width, and one with those of a bank."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        widths = [elastic.width(int, decisions[name]) for name in ("first", "second")]
+        x = elastic.Dense(name="one", sharing="classic")(x, elastic.fixed(4), widths[0])
+        return (
+            elastic.Dense(name="two", sharing="classic")(x, widths[0], elastic.fixed(3)) + widths[1].mask()[0]
+        )
+
+
+def test_weights_of_their_own_are_carried_where_the_options_are_the_same():
+    first, second, moved = Choice(2, 4), Choice(2, 4), Choice(4, 6)
+    nets = {
+        "same": Classic(Space(first=first, second=second)),
+        "another": Classic(Space(first=first, second=moved)),
+        "moved": Classic(Space(first=moved, second=second)),
+    }
+    given = random(nets["same"], 0, (2, 4))
+    for name, net in nets.items():
+        fresh = random(net, 1, (2, 4))
+        arguments = (nets["same"], given, net, fresh, (2, 4))
+        if name == "moved":  # even the bias of the second layer, whose shape is the same
+            with pytest.raises(ValueError, match="nothing can be carried over"):
+                jaxnas.carry_weights(*arguments)
+        else:
+            jax.tree.map(np.testing.assert_array_equal, jaxnas.carry_weights(*arguments).variables, given)
+
+
+class Convolution(nn.Module):
+    space: Space
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        size, width = (elastic.width(int, decisions[name]) for name in ("size", "width"))
+        x = elastic.Conv(name="conv")(images, elastic.fixed(1), width, size)
+        return elastic.Dense(name="out")(x.mean((1, 2)), width, elastic.fixed(3))
+
+
+SMALL = Convolution(Space(size=Choice(1, 3), width=Choice(2, 4)))
+LARGE = Convolution(Space(size=Choice(3, 5), width=Choice(4, 6)))
+
+
+def test_a_kernel_is_carried_at_its_centre():
+    old, new = SMALL, LARGE
+    given, fresh = random(old, 0), random(new, 1)
+    for nets, variables in (((old, new), (given, fresh)), ((new, old), (fresh, given))):
+        found = jaxnas.carry_weights(nets[0], variables[0], nets[1], variables[1], SHAPE)
+        before, after = (x["params"]["conv"]["kernel"] for x in (variables[0], found.variables))
+        large, small = (after, before) if nets[1] is new else (before, after)
+        np.testing.assert_array_equal(large[1:4, 1:4, :, :4], small)
+    even = Convolution(Space(size=Choice(2, 4), width=Choice(2, 4)))
+    found = jaxnas.carry_weights(old, given, even, random(even, 1), SHAPE)
+    assert found.new == ("params/conv/kernel",)
+
+
+class Other(nn.Module):
+    space: Space
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        return elastic.Dense(name="dense")(
+            images.mean((1, 2)), elastic.fixed(1), elastic.width(int, decisions["width"])
+        )
+
+
+OTHER = Other(SMALL.space)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            lambda: (SMALL, random(SMALL, 0), LARGE, random(SMALL, 0)),
+            r"don't fit the variables of Convolution. misshapen: .*conv/bias \(4,\) instead of \(6,\)",
+        ),
+        (
+            lambda: (SMALL, random(SMALL, 0)["params"], LARGE, random(LARGE, 0)),
+            "Variables are Flax's collections",
+        ),
+        (
+            lambda: (SMALL, random(SMALL, 0), OTHER, random(OTHER, 0)),
+            "Convolution and Other have no array of the same name, .* the first has params/conv/bias",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        jaxnas.carry_weights(*arguments(), SHAPE)
+
+
+class Head(nn.Module):
+    space: Space
+    classes: int
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        width = elastic.width(int, decisions["width"])
+        kernel = elastic.parameter(self, "kernel", nn.initializers.ones, (width, elastic.fixed(self.classes)))
+        return elastic.run(jnp.matmul, "rows in, in out -> rows out", {"in": width}, x, kernel)
+
+
+def test_arrays_that_all_differ_in_what_they_mean_are_refused():
+    nets = [Head(Space(width=Choice(2, 4)), classes) for classes in (3, 5)]
+    with pytest.raises(ValueError, match="differ from those of Head along axes that no decision sets"):
+        jaxnas.carry_weights(*(x for net in nets for x in (net, random(net, 0, (2, 4)))), (2, 4))
