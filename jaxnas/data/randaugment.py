@@ -61,15 +61,16 @@ def randaugment(
             " uint8 [B, H, W, C] from 0 to 255, with 1 or 3 channels"
         )
 
+    def once(image: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+        which, strength, side, on = jax.random.split(key, 4)
+        operation = jax.random.randint(which, (), 0, len(OPERATIONS))
+        level = jnp.clip(magnitude + deviation * jax.random.normal(strength), 0.0, 10.0)
+        sign = jnp.where(jax.random.bernoulli(side), 1.0, -1.0)
+        changed = operate(image, operation, level, sign, fill)
+        return jnp.where(jax.random.bernoulli(on, probability), changed, image), None
+
     def one(key: jax.Array, image: jax.Array) -> jax.Array:
-        for layer in jax.random.split(key, count):
-            which, strength, side, on = jax.random.split(layer, 4)
-            operation = jax.random.randint(which, (), 0, len(OPERATIONS))
-            level = jnp.clip(magnitude + deviation * jax.random.normal(strength), 0.0, 10.0)
-            sign = jnp.where(jax.random.bernoulli(side), 1.0, -1.0)
-            changed = operate(image, operation, level, sign, fill)
-            image = jnp.where(jax.random.bernoulli(on, probability), changed, image)
-        return image
+        return lax.scan(once, image, jax.random.split(key, count))[0]
 
     return jax.vmap(one)(jax.random.split(key, len(images)), images)
 
