@@ -3,9 +3,10 @@
 from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
-from jaxnas.data.batches import Batches, LengthBatches, evaluation_batches, evaluation_rows
+from jaxnas.data.batches import Batches, CroppedBatches, LengthBatches, evaluation_batches, evaluation_rows
 from jaxnas.data.corpus import Corpus, Stream, join_streams
 from jaxnas.data.datasets import Dataset, load
+from jaxnas.data.encoded import Decoder
 from jaxnas.data.encoding import Encoding
 from jaxnas.data.expressions import ListOps, listops
 from jaxnas.data.graphs import Graphs, from_graph, from_graphs, load_graph
@@ -25,7 +26,9 @@ __all__ = [
     "Batches",
     "ContiguousBatches",
     "Corpus",
+    "CroppedBatches",
     "Dataset",
+    "Decoder",
     "Graphs",
     "Encoding",
     "LengthBatches",

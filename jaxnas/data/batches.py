@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxnas.data.splits import Split, permutation
+from jaxnas.data.encoded import ATTEMPTS, on_demand
+from jaxnas.data.splits import Split, permutation, uniform
 
+_CROPS = 2**62  # The stream of random boxes of images.
 _SHUFFLES = 2**63  # The streams of the order of batches; those of the order of examples are the epochs.
 
 
@@ -18,7 +20,7 @@ class Batches:
 
     So there is no state to save: a run that resumes at a step sees what it would have seen. Every
     epoch has its own order and takes each example at most once (exactly once if the batch size
-    divides the split, or with drop_remainder=False).
+    divides the split, or with drop_remainder=False), but for `repeats`.
 
     Args:
         split: the examples.
@@ -27,6 +29,9 @@ class Batches:
         shard: (index, count): this process takes the index-th of count equal parts of each batch.
         shuffle: False keeps the order of the split.
         drop_remainder: False ends each epoch with a smaller batch.
+        repeats: how often an example comes in an epoch, one time after the other (repeated augmentation,
+            Hoffer et al. 2020, section 2): a batch then shows some examples several times, which are
+            augmented differently. Epochs stay as long, and each shows a part of the examples.
 
     Raises:
         ValueError: a batch larger than the split, not divisible by the shards, or the like.
@@ -38,6 +43,7 @@ class Batches:
     shard: tuple[int, int] = (0, 1)
     shuffle: bool = True
     drop_remainder: bool = True
+    repeats: int = 1
 
     def __post_init__(self):
         n, (index, count) = len(self.split), self.shard
@@ -55,6 +61,8 @@ class Batches:
                 raise ValueError(f"a batch of {size}{last} cannot be shared by {count} processes")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,13 +98,53 @@ class Batches:
     def order(self, epoch: int) -> np.ndarray:
         """Returns the examples in the order in which the batches of an epoch take them, int64 [n]."""
         n = len(self.split)
-        return permutation(n, self.seed, epoch) if self.shuffle else np.arange(n)
+        order = permutation(n, self.seed, epoch) if self.shuffle else np.arange(n)
+        return order if self.repeats == 1 else np.repeat(order, self.repeats)[:n]
 
     def own(self, rows: np.ndarray) -> np.ndarray:
         """Returns this process's part of the rows of a batch."""
         index, count = self.shard
         part = len(rows) // count
         return rows[index * part : (index + 1) * part]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CroppedBatches(Batches):
+    """Batches of images that are decoded on demand, each at a random box; see `Decoder.cropped`.
+
+    Which box an image shows is a function of the seed, the step and its place in the batch.
+
+    Args:
+        scale: the smallest share of an image's area that a box has; the published recipes have 0.08.
+
+    Raises:
+        ValueError: images that are not decoded on demand, or as `Batches`.
+    """
+
+    scale: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not on_demand(self.split.images):
+            raise ValueError(
+                f"{self.split} has images that are not decoded on demand; crop them on the device, by"
+                " augment.random_resized_crop"
+            )
+
+    def at(self, step: int) -> dict[str, np.ndarray]:
+        """Returns this process's part of the batch of a step; see `Batches.at`."""
+        rows, images = self.rows(step), self.split.images
+        assert on_demand(images)
+        draws = np.stack([self.draws(step, place) for place in self.own(np.arange(len(rows)))])
+        own = self.own(rows)
+        cropped = images.source.cropped(images.rows[own].tolist(), draws, self.scale)
+        return {"image": cropped, "label": self.split.labels[own]}
+
+    def draws(self, step: int, place: int) -> np.ndarray:
+        """The random numbers of a place in a batch, float64 [ATTEMPTS, 4]."""
+        key, counter = np.array([self.seed, _CROPS], np.uint64), np.array([0, step, place, 0], np.uint64)
+        bits = np.random.Philox(key=key, counter=counter)
+        return uniform(bits, 4 * ATTEMPTS).reshape(ATTEMPTS, 4)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

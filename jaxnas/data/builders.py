@@ -17,10 +17,11 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.data.image_builders import Cifar10, Cifar100, Digits, FashionMnist, Mnist
+from jaxnas.data.imagenet import Imagenet2012
 from jaxnas.data.sentence_builders import Cr, ImdbReviews, ListOps, Mpqa, Mr, Sst2, Sst5, Subj, Trec
 from jaxnas.data.text_builders import Enwik8, TinyShakespeare, WikiText2
 
-_IMAGES = (Digits, Mnist, FashionMnist, Cifar10, Cifar100)
+_IMAGES = (Digits, Mnist, FashionMnist, Cifar10, Cifar100, Imagenet2012)
 _TEXTS = (WikiText2, Enwik8, TinyShakespeare)
 _SENTENCES = (Sst5, Sst2, Trec, Mr, Subj, Cr, Mpqa, ImdbReviews, ListOps)
 BUILDERS = {builder.name: builder for builder in (*_IMAGES, *_TEXTS, *_SENTENCES)}
@@ -86,8 +87,12 @@ def prepare(
         source_dir = pathlib.Path(source_dir).expanduser()
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
-        contents = BUILDERS[name](data_dir=data_dir).read(source_dir)
-        final = final.parent / _digest(contents) / final.name
+        builder = BUILDERS[name](data_dir=data_dir)
+        # What is too large to be read at once has a digest of its own.
+        digest = (
+            builder.digest(source_dir) if hasattr(builder, "digest") else _digest(builder.read(source_dir))
+        )
+        final = final.parent / digest / final.name
     if final.exists():
         return final
     # TFDS's own temporary name comes from Python's global random state, which two processes can

@@ -3,17 +3,21 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
+import math
 import os
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from jaxnas import files
+from jaxnas.data.encoded import Decoder, Prepared, decoding_pool, on_demand
 from jaxnas.data.labelled import Labelled
-from jaxnas.data.splits import SourceImages, Split, hold_out
+from jaxnas.data.splits import SourceImages, Split, hold_out, permutation, select
 
-_CHUNK = 4096  # Images read at a time where all of a split are gone through.
-_FLOATS = 256  # The same where they become float64.
+_CHUNK = 256  # Images read at a time where all of a split are gone through.
+_SAMPLE = 2048  # Images that the moments are estimated from, where each has to be decoded.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,25 +64,34 @@ def load(
     search_fraction: float = 0.2,
     search_size: int | None = None,
     seed: int = 0,
-    test_split: str = "test",
+    test_split: str | None = None,
     in_memory: bool = True,
+    image_size: int | None = None,
+    workers: int | None = None,
 ) -> Dataset:
     """Loads a dataset and holds the search split out of its official training part.
 
     "digits" is prepared by itself on first use, and "fashion_mnist" from the IDX files in
-    `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before, with
-    features "image" (uint8, of one shape) and "label".
+    `source_dir`, as are "mnist", "cifar10", "cifar100" and "imagenet2012" from theirs. Any other name is a
+    TFDS dataset that was prepared as array_record before, with features "image" (uint8) and "label".
+
+    Images of many sizes, as those of "imagenet2012", are never in memory as a whole: they are decoded on
+    demand to `image_size` by worker processes, see `Decoder`. Labels are in memory; the first time they are
+    gathered from all records, and then kept beside these.
 
     Args:
         name: TFDS name, also with config and version as in "name/config:1.0.0".
         data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: folder with original files, needed once for "fashion_mnist".
+        source_dir: folder with original files, needed once.
         search_fraction: share of the official training part that becomes `search`, stratified.
         search_size: the same as a number of images; goes before `search_fraction`.
         seed: of the search split, which is a pure function of the labels, size and seed.
-        test_split: name of the official part to test on, for datasets that call it otherwise.
+        test_split: name of the official part to test on; None for "test", and for "imagenet2012", whose test
+            images have no published labels, for "validation".
         in_memory: False reads images on demand through the random-access source, for datasets
             that don't fit; labels are always in memory.
+        image_size: height and width in pixels to which images of many sizes are decoded.
+        workers: processes that decode them; 0 for none, None for as many as there are processors.
 
     Returns:
         The dataset. Nothing in it depends on the machine or the process.
@@ -89,7 +102,9 @@ def load(
         FileNotFoundError: the dataset is not prepared; the message says how to.
     """
     builder = open_prepared(name, data_dir, source_dir)
-    image_shape = _image_shape(name, builder.info.features)
+    image_shape = _image_shape(name, builder.info.features, image_size)
+    if test_split is None:
+        test_split = "validation" if name.startswith("imagenet2012") else "test"
     for official in ("train", test_split):
         if official not in builder.info.splits:
             raise ValueError(
@@ -99,11 +114,15 @@ def load(
     if test_split == "train":
         raise ValueError("test_split must be another one than 'train'")
 
-    images, labels = _read(builder.as_data_source(split="train"), image_shape, in_memory)
+    if image_size is None:
+        read = functools.partial(_read, builder, image_shape=image_shape, in_memory=in_memory)
+    else:
+        read = functools.partial(_encoded, builder, image_shape=image_shape, pool=decoding_pool(workers))
+    images, labels = read("train")
     if search_size is not None:
         search_fraction = search_size / len(labels)
     rows = hold_out(labels, {"search": search_fraction}, seed, name)
-    splits = {role: Split(role, {"image": _rows(images, part)}, labels[part]) for role, part in rows.items()}
+    splits = {role: Split(role, {"image": select(images, part)}, labels[part]) for role, part in rows.items()}
     gone = sorted(set(labels.tolist()) - set(splits["train"].labels.tolist()))
     if gone:
         raise ValueError(
@@ -111,7 +130,7 @@ def load(
             f" {len(rows['train']):,} are left to train on, and none of them has the label {gone[0]}; choose"
             " a smaller search_fraction"
         )
-    images, labels = _read(builder.as_data_source(split=test_split), image_shape, in_memory)
+    images, labels = read(test_split)
     splits["test"] = Split("test", {"image": images}, labels)
 
     feature = builder.info.features["label"]
@@ -119,7 +138,12 @@ def load(
     if classes is None:
         labels = [split.labels.max() for split in splits.values()]
         classes = map(str, range(getattr(feature, "num_classes", None) or int(max(labels)) + 1))
-    mean, std, _ = moments(splits["train"].images)
+    if name.startswith("imagenet2012"):
+        from jaxnas.data import imagenet
+
+        mean, std = imagenet.MEAN, imagenet.STD
+    else:
+        mean, std, _ = moments(splits["train"].images)
     return Dataset(name=name, classes=tuple(classes), mean=mean, std=std, **splits)
 
 
@@ -175,7 +199,7 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     )
 
 
-def _image_shape(name: str, features: Any) -> tuple[int, int, int]:
+def _image_shape(name: str, features: Any, size: int | None) -> tuple[int, int, int]:
     missing = {"image", "label"} - set(features)
     if missing:
         raise ValueError(
@@ -183,13 +207,31 @@ def _image_shape(name: str, features: Any) -> tuple[int, int, int]:
             f" {', '.join(sorted(features))}"
         )
     shape, dtype = features["image"].shape, np.dtype(features["image"].np_dtype)
-    if len(shape) != 3 or None in shape or dtype != np.uint8:
-        raise ValueError(f"{name}: images must be uint8 [H, W, C] of one shape, got {dtype} {list(shape)}")
-    return tuple(shape)
+    if (
+        len(shape) != 3
+        or dtype != np.uint8
+        or shape[2] not in ((1, 3) if None in shape[:2] else (*range(1, 5),))
+    ):
+        raise ValueError(f"{name}: images must be uint8 [H, W, C], got {dtype} {list(shape)}")
+    if None not in shape:
+        if size is not None:
+            raise ValueError(
+                f"{name}: image_size is {size}, and all images are of {shape[0]} x {shape[1]}; it is for"
+                " images of many sizes. Leave it out"
+            )
+        return tuple(shape)
+    if size is None:
+        raise ValueError(
+            f"{name} has images of many sizes; say to which one they are to be decoded, as image_size=224"
+        )
+    return size, size, shape[2]
 
 
-def _read(source: Any, image_shape, in_memory: bool) -> tuple[np.ndarray | SourceImages, np.ndarray]:
-    """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a whole source."""
+def _read(
+    builder: Any, split: str, *, image_shape: tuple[int, int, int], in_memory: bool
+) -> tuple[np.ndarray | SourceImages, np.ndarray]:
+    """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a part of a data set."""
+    source = builder.as_data_source(split=split)
     n = len(source)
     labels = np.empty(n, np.int32)
     images = np.empty((n, *image_shape), np.uint8) if in_memory else None
@@ -204,22 +246,43 @@ def _read(source: Any, image_shape, in_memory: bool) -> tuple[np.ndarray | Sourc
     return images, labels
 
 
-def _rows(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
-    if isinstance(images, SourceImages):
-        return dataclasses.replace(images, rows=images.rows[rows])
-    return images[rows]
+def _encoded(
+    builder: Any, split: str, *, image_shape: tuple[int, int, int], pool: Any
+) -> tuple[SourceImages, np.ndarray]:
+    """Returns the images of a part of a data set, to be decoded on demand, and the labels int32 [n]."""
+    import tensorflow_datasets as tfds
+
+    source = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+    n, kept = len(source), files.as_path(builder.data_path) / f"labels-{split}.npz"
+    labels = files.read_arrays(kept)["labels"] if kept.is_file() else np.empty(0, np.int32)
+    if len(labels) != n:
+        logging.info("Gathering the labels of %d images in %s", n, builder.data_path)
+        chunks = (range(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK))
+        labels = np.array(
+            [example["label"] for rows in chunks for example in source.__getitems__(list(rows))], np.int32
+        )
+        try:
+            files.write_arrays(kept, {"labels": labels})
+        except OSError as error:
+            logging.warning("%s cannot be kept, and labels are gathered again next time: %s", kept, error)
+    decoder = Decoder(Prepared(source, f"the {split} part of {builder.name}"), *image_shape, pool)
+    return SourceImages(decoder, np.arange(n), image_shape), labels
 
 
 def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean and standard deviation of each channel, float32 [C], and bool [C]: is it constant.
 
-    The standard deviation of a channel that is constant is given as 1.
+    The standard deviation of a channel that is constant is given as 1. Images that have to be decoded are
+    represented by 2,048 of them, always the same ones.
     """
+    if on_demand(images):
+        images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
+    at_once = max(1, min(_CHUNK, 2**24 // math.prod(images.shape[1:])))  # they become float64
     count = 0
     first = np.asarray(images[:1], np.float64)[0, 0, 0]  # near the mean: nothing is lost in the squares
     total, squares = np.zeros_like(first), np.zeros_like(first)
-    for start in range(0, len(images), _FLOATS):
-        chunk = np.asarray(images[start : start + _FLOATS], np.float64) - first
+    for start in range(0, len(images), at_once):
+        chunk = np.asarray(images[start : start + at_once], np.float64) - first
         count += chunk[..., 0].size
         total += chunk.sum((0, 1, 2))
         squares += (chunk**2).sum((0, 1, 2))

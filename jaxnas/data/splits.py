@@ -116,7 +116,7 @@ class SourceImages:
     Indexing with an int array [b] reads these images: uint8 [b, H, W, C].
 
     Args:
-        source: has `__getitems__(list of int)`, a list of examples with an "image".
+        source: has `__getitems__(list of int)`, which gives examples with an "image", such as a `Decoder`.
         rows: int64 [n], which examples of the source are ours.
         image_shape: (H, W, C).
     """
@@ -146,6 +146,19 @@ class SourceImages:
         for i, example in enumerate(self.source.__getitems__(wanted.tolist())):
             out[i] = example["image"]
         return out
+
+
+def select(images: np.ndarray | SourceImages, rows: np.ndarray) -> np.ndarray | SourceImages:
+    """The examples of some rows, int64 [k]; those that are read on demand are not read."""
+    if isinstance(images, SourceImages):
+        return dataclasses.replace(images, rows=images.rows[rows])
+    return images[rows]
+
+
+def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages) -> np.ndarray | SourceImages:
+    if isinstance(first, SourceImages) and isinstance(second, SourceImages) and first.source is second.source:
+        return dataclasses.replace(first, rows=np.concatenate([first.rows, second.rows]))
+    return np.concatenate([first[:], second[:]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -215,6 +228,9 @@ class Split:
         return {**{name: x[rows] for name, x in self.inputs.items()}, "label": self.labels[rows]}
 
     def join(self, other: "Split") -> "Split":
-        """The examples of both splits, those of `other` last, in the role of this one; in memory."""
-        inputs = {k: np.concatenate([x[:], other.inputs[k][:]]) for k, x in self.inputs.items()}
+        """The examples of both splits, those of `other` last, in the role of this one.
+
+        What is read on demand stays so if both have it from one source, and is else read into memory.
+        """
+        inputs = {k: _joined(x, other.inputs[k]) for k, x in self.inputs.items()}
         return Split(self.role, inputs, np.concatenate([self.labels, other.labels]))

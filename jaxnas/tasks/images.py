@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas import data as data_lib
 from jaxnas.data import augment
+from jaxnas.data.encoded import on_demand
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -26,9 +28,18 @@ class Images(Classification):
         `data.from_folder` return them.
       search_fraction: part of the training images of a named data set that is held out for the search.
       seed: of what is held out.
+      image_size: height and width to which the images of a named data set are decoded, if they are of many
+        sizes; see `data.load`.
       crop_padding: pixels of random shift; 0 for none.
+      crop_scale: smallest share of an image that a random resized crop shows, 0.08 in most recipes; 0 for no
+        such crop. Images that are decoded on demand are cropped as they are decoded, others on the device.
       flip: whether images are mirrored at random.
+      randaugment: magnitude of RandAugment, 9 in most recipes; 0 for none. For values from 0 to 255.
+      erase: probability of erasing a random rectangle, 0.25 in most recipes.
       mixup: strength (alpha) of blending pairs of images; 0 for none.
+      cutmix: strength (alpha) of pasting a box of another image; 0 for none. With both, half of the batches
+        are mixed by the one and half by the other.
+      repeats: how often an image comes in a batch, each time augmented anew; 3 in DeiT.
       label_smoothing: probability that is spread over all classes.
       evaluation_batch_size: images at a time where networks are evaluated.
     """
@@ -36,9 +47,15 @@ class Images(Classification):
     data: str | data_lib.Dataset
     search_fraction: float = 0.2
     seed: int = 0
+    image_size: int | None = None
     crop_padding: int = 0
+    crop_scale: float = 0.0
     flip: bool = False
+    randaugment: float = 0.0
+    erase: float = 0.0
     mixup: float = 0.0
+    cutmix: float = 0.0
+    repeats: int = 1
 
     examples = "images"
     kind = data_lib.Dataset
@@ -46,7 +63,45 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_ranges(mixup=(0, 100), crop_padding=(0, 1000), search_fraction=(0, 1))
+        self.check_ranges(
+            search_fraction=(0, 1),
+            crop_padding=(0, 1000),
+            crop_scale=(0, 1),
+            randaugment=(0, 10.001),
+            erase=(0, 1.001),
+            mixup=(0, 100),
+            cutmix=(0, 100),
+            repeats=(1, 100),
+        )
+        if type(self.repeats) is not int:
+            raise ValueError(f"Images: repeats is {self.repeats!r}, expected a whole number.")
+        if isinstance(self.data, data_lib.Dataset):
+            self._check_fits(self.data)
+
+    def _check_fits(self, dataset: data_lib.Dataset) -> None:
+        """Refuses what the images are too small for, or their values do not fit."""
+        height, width, channels = dataset.image_shape
+        pixels, smallest = height * width, min(height, width)
+        refused = {
+            "image_size": (
+                self.image_size is not None and (height, width) != (self.image_size, self.image_size),
+                "it is for images of a named data set",
+            ),
+            "crop_padding": (self.crop_padding >= smallest, "so large a shift leaves nothing of an image"),
+            "crop_scale": (0 < self.crop_scale * pixels < 1, "such a part is less than a pixel"),
+            "erase": (self.erase > 0 and pixels < 50, "the smallest rectangle, 2 %, is less than a pixel"),
+            "cutmix": (self.cutmix > 0 and smallest < 2, "there is no box to cut out of them"),
+            "randaugment": (
+                self.randaugment > 0 and (smallest < 3 or channels not in (1, 3) or not _full_range(dataset)),
+                "its operations are for at least 3 x 3 pixels and 1 or 3 channels, uint8 from 0 to 255",
+            ),
+        }
+        for name, (wrong, why) in refused.items():
+            if wrong:
+                raise ValueError(
+                    f"Images: {name} is {getattr(self, name)}, and the images of {dataset.name} are"
+                    f" {dataset.train.images.dtype}, {height} x {width} x {channels}: {why}."
+                )
 
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Dataset:
         """The data set of the name."""
@@ -56,7 +111,18 @@ class Images(Classification):
             source_dir=source_dir,
             search_fraction=self.search_fraction,
             seed=self.seed,
+            image_size=self.image_size,
         )
+
+    def batches(
+        self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
+    ) -> data_lib.Batches:
+        """Shuffled batches of images [B, H, W, C] and "label" int32 [B]; see `Task.batches`."""
+        batches = dataclasses.replace(super().batches(role, batch_size, seed, shard), repeats=self.repeats)
+        if not self.crop_scale or not on_demand(batches.split.images):
+            return batches
+        fields = {field.name: getattr(batches, field.name) for field in dataclasses.fields(batches)}
+        return data_lib.CroppedBatches(**fields, scale=self.crop_scale)
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:
@@ -86,14 +152,28 @@ class Images(Classification):
 
     def augmented(self, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Augmented images, float32 [B, H, W, C], and targets [B, classes], of blended images blended."""
-        crop_key, flip_key, mixup_key = jax.random.split(key, 3)
-        images, targets = batch["image"], self.targets(batch)
+        shift, mirror, mix, box, operate, hole = jax.random.split(key, 6)
+        images, targets, dataset = batch["image"], self.targets(batch), self.dataset
+        if self.crop_scale and not on_demand(dataset.train.images):
+            images = augment.random_resized_crop(box, images, (self.crop_scale, 1.0))
         if self.crop_padding:
-            images = augment.pad_and_crop(crop_key, images, self.crop_padding)
+            images = augment.pad_and_crop(shift, images, self.crop_padding)
         if self.flip:
-            images = augment.flip(flip_key, images)
+            images = augment.flip(mirror, images)
+        if self.randaugment:
+            images = augment.randaugment(operate, images, self.randaugment, fill=dataset.mean)
         images = self.preprocess({"image": images})
-        if self.mixup:
-            classes = self.dataset.num_classes
-            images, targets = augment.mixup(mixup_key, images, batch["label"], classes, self.mixup)
+        if self.erase:
+            images = augment.erase(hole, images, self.erase, value=None)
+        if self.mixup or self.cutmix:
+            alphas = self.mixup, self.cutmix
+            images, targets = augment.mixup_or_cutmix(
+                mix, images, batch["label"], dataset.num_classes, alphas
+            )
         return images, targets
+
+
+def _full_range(dataset: data_lib.Dataset) -> bool:
+    """Whether the values of images go from 0 to about 255; those that are decoded on demand do."""
+    images = dataset.train.images
+    return images.dtype == np.uint8 and (not isinstance(images, np.ndarray) or int(images.max()) > 127)

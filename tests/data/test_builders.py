@@ -1,10 +1,12 @@
 """Original files of MNIST, Fashion-MNIST and CIFAR, and what is prepared of them under a digest."""
 
 import gzip
+import json
 import struct
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxnas import data, tasks
 from jaxnas.data import builders
@@ -45,6 +47,18 @@ def write_cifar(folder, label_bytes, seed=0):
     return images, labels
 
 
+def write_cifar_png(folder, seed=0):
+    """The same as PNG with an image in each row, and JSON labels; returns what the test files hold."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        images = random.integers(0, 256, (20, 32, 32, 3), np.uint8)
+        Image.fromarray(images.reshape(20, 1024, 3)).save(folder / f"{name}.png")
+    for name, count in (("train", 100), ("test", 20)):
+        (folder / f"{name}_lables.json").write_text(json.dumps([i % 10 for i in range(count)]))
+    return images, np.arange(20) % 10
+
+
 def test_mnist_is_a_name(tmp_path):
     arrays = write_mnist(tmp_path / "files", 0)
     task = tasks.Images(data="mnist", search_fraction=0.25).load(tmp_path / "tfds", tmp_path / "files")
@@ -69,6 +83,29 @@ def test_cifar_from_its_binary_version(name, label_bytes, inner, first, train, t
     np.testing.assert_array_equal(given.test.labels, labels)
     assert len(given.train) + len(given.search) == train and given.classes[0] == first
     assert given.num_classes == (10 if label_bytes == 1 else 100)
+
+
+@pytest.mark.parametrize("inner", ["", "package"])
+def test_cifar_from_png_files(inner, tmp_path):
+    images, labels = write_cifar_png(tmp_path / "files" / inner)
+    given = data.load(
+        "cifar10", data_dir=tmp_path / "tfds", source_dir=tmp_path / "files", search_fraction=0.5
+    )
+    np.testing.assert_array_equal(given.test.images, images)
+    np.testing.assert_array_equal(given.test.labels, labels)
+    assert len(given.train) == len(given.search) == 50 and given.classes[9] == "truck"
+
+
+def test_the_same_images_in_both_forms_are_the_same_data(tmp_path):
+    images, labels = write_cifar_png(tmp_path / "png")
+    (tmp_path / "bin").mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        images = np.asarray(Image.open(tmp_path / "png" / f"{name}.png")).reshape(20, 1024, 3)
+        planes = images.transpose(0, 2, 1).reshape(20, -1)
+        records = np.concatenate([labels.astype(np.uint8)[:, None], planes], 1)
+        (tmp_path / "bin" / f"{name}.bin").write_bytes(records.tobytes())
+    folders = {builders.prepare("cifar10", tmp_path / "tfds", tmp_path / form) for form in ("png", "bin")}
+    assert len(folders) == 1
 
 
 def test_other_files_are_not_taken_for_those_that_were_prepared_before(tmp_path):
@@ -127,6 +164,51 @@ def test_what_was_prepared_by_name_alone_is_read_if_no_files_are_given(tmp_path)
             ),
             ValueError,
             "data_batch_2.bin: expected labels 0 to 9, found 10",
+        ),
+        (
+            "cifar10",
+            lambda folder: (
+                write_cifar_png(folder / "package"),
+                (folder / "package/data_batch_3.png").unlink(),
+            ),
+            FileNotFoundError,
+            "package has no file data_batch_3.png. They are .* Or they are the same six as PNG",
+        ),
+        (
+            "cifar10",
+            lambda folder: (
+                write_cifar_png(folder / "package"),
+                Image.new("RGB", (1000, 20)).save(folder / "package/test_batch.png"),
+            ),
+            ValueError,
+            r"test_batch.png: expected RGB images of 1,024 pixels in rows, .* found uint8 \[20, 1000, 3\]",
+        ),
+        (
+            "cifar10",
+            lambda folder: (
+                write_cifar_png(folder / "package"),
+                (folder / "package/data_batch_1.png").write_bytes(b"\x89PNG"),
+            ),
+            ValueError,
+            "data_batch_1.png: cannot be read as an image",
+        ),
+        (
+            "cifar10",
+            lambda folder: (
+                write_cifar_png(folder / "package"),
+                (folder / "package/test_lables.json").write_text("[0, 10]"),
+            ),
+            ValueError,
+            "test_lables.json: expected a list of labels 0 to 9",
+        ),
+        (
+            "cifar10",
+            lambda folder: (
+                write_cifar_png(folder / "package"),
+                (folder / "package/test_lables.json").write_text("[0, 1]"),
+            ),
+            ValueError,
+            "test_lables.json has 2 labels, and test_batch.png 20 images",
         ),
     ],
 )

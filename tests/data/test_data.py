@@ -212,6 +212,18 @@ def test_batches(draw):
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), batch[name])
 
 
+@given(st.integers(1, 60), st.integers(1, 4), st.data())
+def test_repeated_examples_follow_each_other(n, repeats, draw):
+    batch_size = draw.draw(st.integers(1, n))
+    split = numbered_split(n)
+    once, often = (data.Batches(split, batch_size, seed=5, repeats=r) for r in (1, repeats))
+    k = once.steps_per_epoch
+    assert often.steps_per_epoch == k
+    seen = np.concatenate([often.at(k + i)["label"] for i in range(k)])  # of the second epoch
+    order = np.concatenate([once.at(k + i)["label"] for i in range(k)])
+    np.testing.assert_array_equal(seen, np.repeat(order, repeats)[: len(seen)])
+
+
 def test_batches_with_the_rest_and_in_order():
     batches = data.Batches(numbered_split(10), 4, shuffle=False, drop_remainder=False)
     assert [batches.at(i)["label"].tolist() for i in range(4)] == [
@@ -235,6 +247,7 @@ def test_batches_with_the_rest_and_in_order():
         ({"batch_size": 5, "shard": (0, 2)}, "a batch of 5 cannot be shared by 2 processes"),
         ({"batch_size": 4, "shard": (2, 2)}, "0 <= index < count"),
         ({"batch_size": 4, "seed": -1}, "seed must be in"),
+        ({"batch_size": 4, "repeats": 0}, "repeats must be at least 1, got 0"),
         (
             {"batch_size": 9, "shard": (0, 3), "drop_remainder": False},
             "a batch of 1, the last of an epoch, cannot be shared by 3 processes",
@@ -484,6 +497,8 @@ AUGMENTATIONS = {
     "cutout": lambda key, x: augment.cutout(key, x, 3),
     "erase": lambda key, x: augment.erase(key, x, probability=0.5),
     "mixup": lambda key, x: augment.mixup(key, x, jnp.arange(len(x)), len(x))[0],
+    "cutmix": lambda key, x: augment.cutmix(key, x, jnp.arange(len(x)), len(x))[0],
+    "random_resized_crop": augment.random_resized_crop,
 }
 
 

@@ -76,6 +76,42 @@ CASES = {
         lambda: tasks.Images(data="digits", mixup=-1),
         "Images: mixup is -1, expected at least 0",
     ),
+    "half a repetition": (
+        lambda: tasks.Images(data="digits", repeats=1.5),
+        "Images: repeats is 1.5, expected a whole number",
+    ),
+    "a shift as large as an image": (
+        lambda: tasks.Images(data=data.from_arrays(*GIVEN), crop_padding=4),
+        "Images: crop_padding is 4, and the images of arrays are uint8, 4 x 4 x 1: so large a shift leaves",
+    ),
+    "a crop of less than a pixel": (
+        lambda: tasks.Images(data=data.from_arrays(*GIVEN), crop_scale=0.05),
+        "Images: crop_scale is 0.05, and the images of arrays are uint8, 4 x 4 x 1: such a part is less than",
+    ),
+    "an erasing of less than a pixel": (
+        lambda: tasks.Images(data=data.from_arrays(*GIVEN), erase=0.25),
+        "Images: erase is 0.25, and the images of arrays are uint8, 4 x 4 x 1: the smallest rectangle, 2 %",
+    ),
+    "a box cut out of a line": (
+        lambda: tasks.Images(data=data.from_arrays(IMAGES[:, :1], LABELS), cutmix=1.0),
+        "Images: cutmix is 1.0, and the images of arrays are uint8, 1 x 4 x 1: there is no box",
+    ),
+    "RandAugment of numbers": (
+        lambda: tasks.Images(data=data.from_arrays(IMAGES / 255, LABELS), randaugment=9),
+        "Images: randaugment is 9, and the images of arrays are float32, 4 x 4 x 1: its operations are for",
+    ),
+    "RandAugment of values up to 16": (
+        lambda: tasks.Images(data=data.from_arrays(IMAGES // 16, LABELS), randaugment=9),
+        "Images: randaugment is 9, and the images of arrays are uint8, 4 x 4 x 1: its operations are for",
+    ),
+    "a size for images that have one": (
+        lambda: tasks.Images(data=data.from_arrays(*GIVEN), image_size=224),
+        "Images: image_size is 224, and the images of arrays are uint8, 4 x 4 x 1: it is for images of",
+    ),
+    "crops on demand of images in memory": (
+        lambda: data.CroppedBatches(data.from_arrays(*GIVEN).train, 4, scale=0.08),
+        "has images that are not decoded on demand; crop them on the device",
+    ),
     "too much smoothing": (
         lambda: tasks.Text(data=SENTENCES, label_smoothing=2),
         "Text: label_smoothing is 2, expected at least 0 and below 1",

@@ -10,6 +10,8 @@ from sklearn.metrics import accuracy_score, log_loss
 from small_nets import random_params
 from small_tasks import perceptron, random_images, task_of
 
+from jaxnas import data, tasks
+from jaxnas.data import augment
 from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("images"), perceptron()
@@ -73,7 +75,18 @@ def test_the_training_loss_is_cross_entropy_with_smoothed_labels():
     assert float(sums["correct"]) == np.sum(logits.argmax(1) == batch["label"])
 
 
-@pytest.mark.parametrize("setting", [{"mixup": 0.5}, {"crop_padding": 1}, {"flip": True}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"mixup": 0.5},
+        {"crop_padding": 1},
+        {"flip": True},
+        {"crop_scale": 0.3},
+        {"randaugment": 9.0},
+        {"cutmix": 1.0},
+        {"cutmix": 1.0, "mixup": 0.8},
+    ],
+)
 def test_images_are_augmented_in_training_only(setting):
     task, arch = dataclasses.replace(PLAIN, **setting), NET.space.largest()
     batch = TASK.batches("train", 16, 0).at(0)
@@ -89,6 +102,42 @@ def test_images_are_augmented_in_training_only(setting):
     assert first != second and plain not in (first, second)
     expected = (batch["image"] - TASK.dataset.mean) / TASK.dataset.std
     np.testing.assert_allclose(task.preprocess(batch), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_field_changes_nothing_that_the_others_draw():
+    """So that a run with the settings of before is the run of before."""
+    batch, key = TASK.batches("train", 16, 0).at(0), jax.random.key(3)
+    task = dataclasses.replace(PLAIN, crop_padding=1, flip=True, mixup=0.4)
+    images, targets = task.augmented(batch, key)
+    crop_key, flip_key, mixup_key = jax.random.split(key, 3)
+    expected = augment.pad_and_crop(crop_key, batch["image"], 1)
+    expected = task.preprocess({"image": augment.flip(flip_key, expected)})
+    expected, soft = augment.mixup(mixup_key, expected, batch["label"], 2, 0.4)
+    np.testing.assert_array_equal(images, expected)
+    np.testing.assert_array_equal(targets, soft)
+
+
+def test_all_augmentations_together():
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (40, 12, 16, 3)).astype(np.uint8)
+    task = tasks.Images(
+        data=data.from_arrays(images, np.arange(40) % 4),
+        crop_scale=0.3,
+        crop_padding=2,
+        flip=True,
+        randaugment=9,
+        erase=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+        repeats=3,
+    )
+    batches = task.batches("train", 12, 0)
+    rows = batches.rows(0)
+    assert (rows.reshape(4, 3) == rows[::3, None]).all() and len(set(rows.tolist())) == 4
+    augmented, targets = jax.jit(task.augmented)(batches.at(0), jax.random.key(0))
+    assert augmented.shape == (12, 12, 16, 3) and augmented.dtype == jnp.float32
+    assert len({image.tobytes() for image in np.asarray(augmented)}) == 12
+    np.testing.assert_allclose(np.sum(targets, axis=1), 1, rtol=1e-6)
 
 
 def test_nothing_is_held_out_of_the_whole():

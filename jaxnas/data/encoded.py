@@ -1,0 +1,254 @@
+"""Images that stay encoded, each of a size of its own, until a batch needs them.
+
+Workers decode them to one size: processes that get the bytes of files and give back pixels. They know nothing
+else, so an image in a batch depends on nothing but its file and the numbers that were drawn for it.
+"""
+
+import concurrent.futures
+import dataclasses
+import io
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from jaxnas import executors
+from jaxnas.data.splits import SourceImages
+
+ATTEMPTS = 10  # Boxes that are drawn until one lies in the image.
+_CHUNK = 4  # Images that a worker decodes at a time.
+_READERS = 16  # Files that are read at once.
+_BORDER = 1 / 16  # 256 / 224 in the usual evaluation: what is cut off at each side, as part of an image.
+_GAP = 2  # A JPEG is decoded at a part of its size if that is still so many times the size that is needed.
+_ORIENTATION, _TURNED = 0x0112, 5  # EXIF: from this value on, height and width are exchanged.
+# What Pillow raises for damaged files.
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+class Records(Protocol):
+    """The bytes of encoded images, by number."""
+
+    def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
+        """Reads some images."""
+        ...
+
+    def name(self, row: int) -> str:
+        """What an image is called in messages."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Files:
+    """Image files of this machine, as `Records`.
+
+    Args:
+        root: the folder that they are in.
+        paths: of the files, relative to it.
+    """
+
+    root: pathlib.Path
+    paths: Sequence[str]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
+        with concurrent.futures.ThreadPoolExecutor(_READERS) as threads:
+            return list(threads.map(lambda row: (self.root / self.paths[row]).read_bytes(), rows))
+
+    def name(self, row: int) -> str:
+        """The path of a file."""
+        return str(self.root / self.paths[row])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """The encoded images of a part of a data set that TFDS prepared, as `Records`.
+
+    Args:
+        source: of TFDS, which gives examples with "image" as bytes.
+        what: the part, for messages.
+    """
+
+    source: Any
+    what: str
+
+    def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
+        return [example["image"] for example in self.source.__getitems__(list(rows))]
+
+    def name(self, row: int) -> str:
+        """The number of an image in the part."""
+        return f"image {row:,} of {self.what}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoder:
+    """A source of images of one size, decoded from encoded ones of any size by worker processes.
+
+    As the source of `SourceImages` it gives images as they are evaluated: a sixteenth of them is left away at
+    each side, and the largest box in the middle of the rest is scaled to the size. That is the usual resizing
+    to 256 and cropping to 224, in one step.
+
+    Args:
+        records: the encoded images.
+        height: of the decoded images, in pixels.
+        width: likewise.
+        channels: 3 for colours, 1 for grey.
+        pool: of processes that decode, see `decoding_pool`; None to decode in this one.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    records: Records
+    height: int
+    width: int
+    channels: int = 3
+    pool: concurrent.futures.Executor | None = None
+
+    def __post_init__(self):
+        if min(self.height, self.width) < 1:
+            raise ValueError(f"images of {self.height} x {self.width} cannot be; expected at least 1 x 1")
+
+    def __getitems__(self, rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
+        return ({"image": image} for image in self._decoded(rows, [None] * len(rows), 0.0))
+
+    def cropped(self, rows: Sequence[int], draws: np.ndarray, scale: float) -> np.ndarray:
+        """Images of which each shows a random box: the random resized crop of `random_box`.
+
+        Args:
+            rows: of the records, b of them.
+            draws: float64 [b, ATTEMPTS, 4], random numbers in [0, 1).
+            scale: the smallest share of an image's area that a box has.
+
+        Returns:
+            uint8 [b, H, W, C].
+        """
+        out = np.empty((len(rows), self.height, self.width, self.channels), np.uint8)
+        for i, image in enumerate(self._decoded(rows, list(draws), scale)):
+            out[i] = image
+        return out
+
+    def _decoded(self, rows: Sequence[int], draws: list, scale: float) -> Iterator[np.ndarray]:
+        shape = self.height, self.width, self.channels
+        chunks = [slice(start, start + _CHUNK) for start in range(0, len(rows), _CHUNK)]
+        # The next files are read while the first ones are decoded.
+        given = ((self.records.__getitems__(rows[chunk]), draws[chunk], scale, shape) for chunk in chunks)
+        try:
+            if self.pool is None:
+                found: Any = (decode_all(*arguments) for arguments in given)
+            else:
+                waiting = [self.pool.submit(decode_all, *arguments) for arguments in given]
+                found = (future.result() for future in waiting)
+            for chunk, images in zip(chunks, found, strict=True):
+                for row, image in zip(rows[chunk], images, strict=True):
+                    if isinstance(image, str):
+                        raise ValueError(
+                            f"{self.records.name(row)} cannot be decoded: {image}. Copy it again, or take it"
+                            " out of the data."
+                        )
+                    yield image
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "A process that decodes images has ended. It was killed, perhaps for want of memory; or the"
+                " script that started it does its work on import: put that under"
+                " `if __name__ == '__main__':`, or decode in the script's own process with workers=0."
+            ) from error
+
+
+def on_demand(images: Any) -> TypeGuard[SourceImages]:
+    """Whether the images of a split are decoded on demand."""
+    return isinstance(images, SourceImages) and isinstance(images.source, Decoder)
+
+
+def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:
+    """Processes that decode images; they begin with the first image, and end with this process.
+
+    Args:
+        workers: how many; None for as many as there are processors for this process, 0 for none.
+
+    Raises:
+        ValueError: a negative number.
+    """
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers < 0:
+        raise ValueError(f"workers is {workers}, expected at least 0 processes that decode images")
+    return executors.processes(workers) if workers else None
+
+
+def decode_all(
+    encoded: Sequence[bytes], draws: Sequence[np.ndarray | None], scale: float, shape: tuple[int, int, int]
+) -> list[np.ndarray | str]:
+    """What a worker does: decodes some images, or says why one cannot be; see `decode`."""
+    out: list[np.ndarray | str] = []
+    for data, drawn in zip(encoded, draws, strict=True):
+        try:
+            out.append(decode(data, shape, drawn, scale))
+        except UNREADABLE as error:
+            out.append(f"{type(error).__name__}: {error}")
+    return out
+
+
+def decode(
+    encoded: bytes, shape: tuple[int, int, int], draws: np.ndarray | None = None, scale: float = 0.08
+) -> np.ndarray:
+    """Decodes an image to a size, by Pillow's bicubic filter.
+
+    Args:
+        encoded: the content of a file in any format that Pillow reads; turned as its EXIF data say.
+        shape: (H, W, C), C = 1 or 3.
+        draws: float64 [ATTEMPTS, 4] of a random box, see `random_box`; None for the middle of the image.
+        scale: of the random box.
+
+    Returns:
+        uint8 [H, W, C].
+    """
+    height, width, channels = shape
+    with Image.open(io.BytesIO(encoded)) as file:
+        turned = file.getexif().get(_ORIENTATION, 1) >= _TURNED
+        across, down = file.size[::-1] if turned else file.size
+        box = (0.0, 0.0, across, down) if draws is None else random_box(across, down, draws, scale)
+        # Large JPEGs come at 1/2, 1/4 or 1/8, where they are scaled down by more than that anyway.
+        needed = max(width / (box[2] - box[0]), height / (box[3] - box[1])) * _GAP
+        if needed < 1:
+            file.draft(None, (math.ceil(file.width * needed), math.ceil(file.height * needed)))
+        image = ImageOps.exif_transpose(file).convert("L" if channels == 1 else "RGB")
+    bicubic = Image.Resampling.BICUBIC
+    if draws is None:
+        image = ImageOps.fit(image, (width, height), bicubic, bleed=_BORDER)
+    else:
+        x, y = image.width / across, image.height / down
+        box = (box[0] * x, box[1] * y, min(box[2] * x, image.width), min(box[3] * y, image.height))
+        image = image.resize((width, height), bicubic, box=box)
+    return np.asarray(image).reshape(shape)
+
+
+def random_box(width: int, height: int, draws: np.ndarray, scale: float) -> Box:
+    """The box of a random resized crop (Szegedy et al. 2015, section 6), as torchvision draws it.
+
+    Args:
+        width: of the image, in pixels.
+        height: likewise.
+        draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place. The
+            first box that lies in the image is taken.
+        scale: the smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
+
+    Returns:
+        A box of whole pixels. If none of those drawn lies in the image, the largest in its middle.
+    """
+    low, high = 3 / 4, 4 / 3
+    for area, shape, x, y in draws.tolist():
+        pixels = width * height * (scale + (1 - scale) * area)
+        ratio = low * (high / low) ** shape
+        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = max(min(width, round(height * high)), 1), max(min(height, round(width / low)), 1)
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

@@ -1,0 +1,269 @@
+"""Images of many sizes that are decoded on demand: of ImageNet's archives, and of folders."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxnas import data, files, tasks
+from jaxnas.data import imagenet
+from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
+
+SYNSETS = ("n01440764", "n01443537", "n15075141")  # the first two and the last class
+
+
+def encoded(image, form="JPEG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **({"quality": 95, "subsampling": 0} if form == "JPEG" else {}) | options)
+    return buffer.getvalue()
+
+
+def landscape(height, width, seed=0):
+    """A smooth picture, so that filters of different kinds give about the same."""
+    y, x = np.mgrid[:height, :width] / 40
+    waves = [np.sin(x * (1 + i / 3) + seed) + np.cos(y * (1.2 + i / 3)) for i in range(3)]
+    return Image.fromarray((np.stack(waves, -1) * 50 + 128).astype(np.uint8))
+
+
+def plain(value, height, width, mode="RGB"):
+    return Image.fromarray(np.full((height, width, 3), value, np.uint8)).convert(mode)
+
+
+def add(archive, name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def archives(tmp_path, monkeypatch):
+    """A folder with ImageNet's two archives, tiny: of 24 images, whose brightness is their number."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    train, validation = (folder / name for name in imagenet.ARCHIVES)
+    with tarfile.open(train, "w") as outer:
+        for number, label in enumerate(SYNSETS):
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w") as inner:
+                for i in range(8):
+                    value = 10 * (8 * number + i)
+                    form, mode = ("PNG", "RGB") if i == 1 else ("JPEG", ("RGB", "L", "CMYK")[i % 3])
+                    content = encoded(plain(value, 40 + i, 90 - 7 * i, mode), form)
+                    add(inner, f"{label}_{i}.JPEG", content)
+            add(outer, f"{label}.tar", buffer.getvalue())
+    with tarfile.open(validation, "w") as archive:
+        for i in range(12):
+            add(archive, f"ILSVRC2012_val_{i + 1:08}.JPEG", encoded(plain(20 * i, 30, 50 + i)))
+    sums = {path.name: (path.stat().st_size, files.sha256(path)) for path in (train, validation)}
+    monkeypatch.setattr(imagenet, "ARCHIVES", sums)
+    return folder
+
+
+def values_of(images):
+    """The number of each image of `archives`, whose values may be off by 3 in a JPEG."""
+    assert images.std((1, 2)).max() < 3
+    return np.round(images[:, 8, 8].mean(-1) / 10).astype(int).tolist()
+
+
+def test_imagenet_is_read_from_its_archives(archives, tmp_path):
+    given = data.load(
+        "imagenet2012",
+        data_dir=tmp_path / "tfds",
+        source_dir=archives,
+        search_fraction=0.25,
+        image_size=16,
+        workers=0,
+    )
+    task = tasks.Images(data=given)
+    assert task.sizes == {"train": 18, "search": 6, "test": 12}
+    assert given.num_classes == 1000 and given.classes[0] == SYNSETS[0] and given.image_shape == (16, 16, 3)
+    np.testing.assert_allclose(given.mean / 255, [0.485, 0.456, 0.406], rtol=1e-6)
+    seen = {}
+    for split in (given.train, given.search):
+        seen |= dict(zip(values_of(split.images[:]), split.labels.tolist(), strict=True))
+    assert seen == {i: (0, 1, 999)[i // 8] for i in range(24)}
+    # The published classes of the first validation images: n01751748, n09193705, n02105855.
+    assert [given.classes[label] for label in given.test.labels[:3]] == [
+        "n01751748",
+        "n09193705",
+        "n02105855",
+    ]
+    assert values_of(given.test.images[:]) == list(range(0, 24, 2))
+    whole = task.whole()
+    assert isinstance(whole.dataset.train.images, data.SourceImages) and whole.sizes["train"] == 24
+    assert sorted(values_of(whole.dataset.train.images[:])) == list(range(24))
+    # The archives are not needed again, and the labels are not gathered again.
+    again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(tmp_path / "tfds")
+    np.testing.assert_array_equal(again.dataset.train.labels, given.train.labels)
+    assert again.inputs.shape == (1, 8, 8, 3)
+    assert len(list((tmp_path / "tfds").glob("imagenet2012/*/5.1.0/labels-*.npz"))) == 2
+    with pytest.raises(ValueError, match="imagenet2012 has images of many sizes; .* image_size=224"):
+        data.load("imagenet2012", data_dir=tmp_path / "tfds")
+    with pytest.raises(ValueError, match="digits: image_size is 224, and all images are of 8 x 8"):
+        data.load("digits", data_dir=tmp_path / "tfds", image_size=224)
+
+
+def test_archives_that_are_not_the_published_ones(archives, tmp_path, monkeypatch):
+    def load():
+        return data.load(
+            "imagenet2012", data_dir=tmp_path / "tfds", source_dir=archives, image_size=16, workers=0
+        )
+
+    path = archives / "ILSVRC2012_img_val.tar"
+    content = path.read_bytes()
+    path.write_bytes(content[:-10240])
+    with pytest.raises(
+        ValueError, match="img_val.tar has [0-9,]+ bytes, and the published archive [0-9,]+; copy"
+    ):
+        load()
+    path.write_bytes(b"x" + content[1:])
+    with pytest.raises(ValueError, match="img_val.tar has the SHA-256 [0-9a-f]+, and the published archive"):
+        load()
+    path.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"has no file ILSVRC2012_img_val.tar. They are .* image-net.org"
+    ):
+        load()
+    with tarfile.open(path, "w") as archive:
+        add(archive, "folder/cat.JPEG", b"")
+    with pytest.raises(
+        ValueError, match="expected files such as ILSVRC2012_val_00000001.JPEG, found cat.JPEG"
+    ):
+        list(imagenet.validation_images(path))
+    with pytest.raises(
+        ValueError, match="expected archives of classes, as n01440764.tar, found folder/cat.JPEG"
+    ):
+        list(imagenet.train_images(path))
+    assert not list((tmp_path / "tfds").glob("*"))
+
+
+def folder_of(root, per_class=20):
+    """Landscapes of many sizes and forms, in folders of two classes."""
+    for number, name in enumerate(("cat", "dog")):
+        (root / name).mkdir(parents=True)
+        for i in range(per_class):
+            image = landscape(40 + 5 * (i % 5), 70 - 4 * (i % 9), 20 * number + i)
+            (root / name / f"{i:02}.{'png' if i % 4 else 'jpg'}").write_bytes(
+                encoded(image, "PNG" if i % 4 else "JPEG")
+            )
+    return root
+
+
+def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
+    folder_of(tmp_path)
+    (tmp_path / "cat" / "readme.txt").write_text("")
+    given = data.from_folder(tmp_path, 24, in_memory=False, workers=0)
+    assert given.image_shape == (24, 24, 3) and isinstance(given.train.images, data.SourceImages)
+    task = tasks.Images(data=given, crop_scale=0.08, flip=True)
+    assert task.sizes == {"train": 26, "search": 6, "test": 8}
+    # The roles are those of the same folder in memory, and so are the moments, about.
+    stored = data.from_folder(tmp_path, 24)
+    for role, split in stored.splits.items():
+        np.testing.assert_array_equal(given.splits[role].labels, split.labels)
+    np.testing.assert_allclose(given.mean, stored.mean, atol=6)
+    rows = data.evaluation_batches(given.test, 8)["image"]
+    assert rows.shape == (1, 8, 24, 24, 3) and rows.dtype == np.uint8
+    (tmp_path / "dog" / "00.jpg").write_bytes((tmp_path / "dog" / "00.jpg").read_bytes()[:-200])
+    with pytest.raises(ValueError, match="dog/00.jpg cannot be decoded: OSError: .*truncated"):
+        for split in given.splits.values():
+            split.images[:]
+    (tmp_path / "dog" / "00.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="1 of 40 images cannot be read: dog/00.jpg"):
+        data.from_folder(tmp_path, 24, in_memory=False)
+    fewer = data.from_folder(
+        tmp_path, (20, 30), in_memory=False, workers=0, skip_unreadable=True, test_fraction=0.4
+    )
+    assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
+    for change, message in (({}, "say the size"), ({"size": 8, "workers": -1}, "workers is -1")):
+        with pytest.raises(ValueError, match=message):
+            data.from_folder(tmp_path, in_memory=False, skip_unreadable=True, **change)
+
+
+def test_grey_folders_have_one_channel(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            plain(40 * i, 10 + i, 20, "L").save(tmp_path / name / f"{i}.png")
+    assert data.from_folder(tmp_path, 8, in_memory=False, workers=0).image_shape == (8, 8, 1)
+
+
+def test_a_batch_is_a_function_of_its_step(tmp_path):
+    """Whoever decodes it, this process or others, and whoever has had which batch before."""
+    given = data.from_folder(folder_of(tmp_path), 16, in_memory=False, workers=0)
+    split = given.train
+    here = data.CroppedBatches(split, 8, seed=3, scale=0.08, repeats=2)
+    fourth = here.at(4)
+    pool = decoding_pool(2)
+    source = Decoder(split.images.source.records, 16, 16, 3, pool)
+    images = data.SourceImages(source, split.images.rows, split.images.image_shape)
+    elsewhere = data.Split("train", {"image": images}, split.labels)
+    again = data.CroppedBatches(elsewhere, 8, seed=3, scale=0.08, repeats=2)
+    for name, x in again.at(4).items():
+        np.testing.assert_array_equal(x, fourth[name])
+    parts = [data.CroppedBatches(split, 8, 3, (i, 2), scale=0.08, repeats=2).at(4)["image"] for i in range(2)]
+    np.testing.assert_array_equal(np.concatenate(parts), fourth["image"])
+    # The same rows in another step, with another seed, or a second time in the batch are cropped otherwise.
+    rows = here.rows(4)
+    assert (rows[::2] == rows[1::2]).all()
+    assert all((x != y).any() for x, y in zip(fourth["image"][::2], fourth["image"][1::2], strict=True))
+    assert (here.draws(4, 0) != here.draws(5, 0)).all() and (here.draws(4, 0) != here.draws(4, 1)).all()
+    other = data.CroppedBatches(split, 8, seed=4, scale=0.08)
+    assert (other.draws(4, 0) != here.draws(4, 0)).all()
+    np.testing.assert_allclose(here.draws(4, 0)[0], DRAWN, atol=1e-12)  # on every machine
+    # A worker that is killed is told of, and nothing hangs.
+    for process in list(pool._processes.values()):
+        process.kill()
+    with pytest.raises(RuntimeError, match="A process that decodes images has ended. It was killed, perhaps"):
+        again.at(5)
+
+
+DRAWN = [0.36146527082167335, 0.09421848480805717, 0.6721481172196171, 0.37724022285812386]
+
+
+def test_crops_have_the_published_shares_and_shapes():
+    random = np.random.default_rng(0)
+    draws = random.random((2000, ATTEMPTS, 4))
+    boxes = np.array([random_box(500, 375, x, 0.08) for x in draws])
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2] <= 500).all() and (boxes[:, 3] <= 375).all()
+    shares, shapes = width * height / (500 * 375), width / height
+    assert 0.079 < shares.min() < 0.1 and 0.9 < shares.max() <= 1 and 0.4 < shares.mean() < 0.5
+    assert 0.74 < shapes.min() < 0.76 and 1.32 < shapes.max() < 1.35
+    # So narrow an image holds no such box: the middle of it is taken.
+    assert random_box(10, 400, draws[0], 0.9) == (0, 193, 10, 206)
+    assert random_box(400, 10, draws[0], 0.9) == (193, 0, 206, 10)
+
+
+def test_decoded_are_the_boxes_by_a_bicubic_filter():
+    image = landscape(100, 160)
+    draws = np.random.default_rng(0).random((ATTEMPTS, 4))
+    found = decode(encoded(image, "PNG"), (32, 48, 3), draws, 0.2)
+    box = random_box(160, 100, draws, 0.2)
+    expected = image.crop(box).resize((48, 32), Image.Resampling.BICUBIC)
+    # At the border the filter sees what is beyond the box.
+    assert np.abs(found[2:-2, 2:-2].astype(int) - np.asarray(expected)[2:-2, 2:-2]).max() <= 1
+    # Evaluations: the shorter side to 256 / 224 of the size, and the middle of that.
+    found = decode(encoded(image, "PNG"), (56, 56, 3))
+    middle = image.resize((102, 64), Image.Resampling.BICUBIC).crop((23, 4, 79, 60))
+    assert np.abs(found.astype(int) - np.asarray(middle)).mean() < 1
+
+
+def test_large_photographs_are_decoded_at_a_part_of_their_size():
+    image = landscape(1200, 1600)
+    draws = np.random.default_rng(1).random((ATTEMPTS, 4))
+    for drawn in (None, draws):
+        exact, fast = (decode(encoded(image, form), (64, 64, 3), drawn, 0.5) for form in ("PNG", "JPEG"))
+        assert np.abs(exact.astype(int) - fast).max() <= 4
+
+
+@pytest.mark.parametrize("draws", [None, np.random.default_rng(0).random((ATTEMPTS, 4))])
+def test_photographs_are_turned_as_they_say(draws):
+    upright = landscape(90, 60)
+    exif = upright.getexif()
+    exif[0x0112] = 6  # is to be turned by 90 degrees to the right
+    lying = encoded(upright.rotate(90, expand=True), "PNG", exif=exif)
+    np.testing.assert_array_equal(
+        decode(lying, (32, 32, 3), draws), decode(encoded(upright, "PNG"), (32, 32, 3), draws)
+    )
