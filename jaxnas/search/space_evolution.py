@@ -206,7 +206,8 @@ class Line:
     Attributes:
       slope: w, error for each unit of the option.
       intercept: b.
-      standard_error: of the slope, by the chance of which architectures were sampled.
+      standard_error: of the slope, by the chance of which architectures were sampled. That of training and
+        of the data that they were measured on is not in it; a threshold keeps small slopes from counting.
       r_squared: the part of the differences between the options that the line explains, from 0 to 1; 0 where
         there is no difference, and always 1 of two options that differ.
     """
