@@ -28,8 +28,8 @@ help:
 	@echo "usual Linux build is several GB: the tests that compare with it are skipped, and listed)."
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/python -m experiments.train_supernet --config=digits --workdir=runs/demo
-	$(VENV)/bin/python -m experiments.search --config=digits --workdir=runs/demo
+	$(VENV)/bin/python -m experiments.train_supernet --config=autoformer_digits --workdir=runs/demo
+	$(VENV)/bin/python -m experiments.search --config=autoformer_digits --workdir=runs/demo
 
 test: lint
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --max-worker-restart=0 -m "not slow" $(PYTEST_ARGS)

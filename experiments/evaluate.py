@@ -1,7 +1,7 @@
 """Measures a saved network, or any architecture of a trained supernet, on a role of the data.
 
-  python -m experiments.evaluate --config=digits --workdir=runs/digits
-  python -m experiments.evaluate --config=digits --workdir=runs/digits --architecture=largest --role=search
+  python -m experiments.evaluate --config=autoformer_digits --workdir=runs/digits
+  python -m experiments.evaluate --config=autoformer_digits --workdir=runs/digits --architecture=largest
 
 Prints one JSON object: the architecture, its costs, the role, how many examples it has, and the metrics.
 """

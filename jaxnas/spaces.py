@@ -76,7 +76,12 @@ def published(size: str) -> Arch:
     From their released configurations AutoFormer-T, -S and -B: depth 13, 13, 14.
     Raises ValueError for a size other than "tiny", "small" and "base".
     """
-    return autoformer(size).from_dict(_size(size, _PUBLISHED))
+    return autoformer(size).from_dict(published_options(size))
+
+
+def published_options(size: str) -> dict[str, object]:
+    """Returns the options of `published`, by choice."""
+    return dict(_size(size, _PUBLISHED))
 
 
 def digits() -> Space:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from experiments.config import Config
 from jaxnas import runs, search, spaces, supernets, tasks
-from jaxnas.training import Relaxed, Training
+from jaxnas.training import Relaxed, Sandwich, Training, Uniform
 
 _DIGITS = supernets.ViT(
     spaces.digits(),
@@ -28,7 +30,7 @@ _FASHION = supernets.ViT(
 )
 
 DIGITS = Config(
-    name="digits",
+    name="autoformer_digits",
     about="A vision transformer on 8 x 8 digits, by evolution: about two minutes on two cores.",
     task=tasks.Images(data="digits", mixup=0.4),
     network=_DIGITS,
@@ -45,7 +47,7 @@ DIGITS = Config(
 
 DIGITS_GUMBEL = dataclasses.replace(
     DIGITS,
-    name="digits_gumbel",
+    name="autoformer_digits_gumbel",
     about="The same space searched by Gumbel-softmax, with a penalty on parameters.",
     recipe=Relaxed(
         order="first",
@@ -61,7 +63,7 @@ DIGITS_GUMBEL = dataclasses.replace(
 
 # Kept short: the supernet is not converged after it.
 FASHION_MNIST = Config(
-    name="fashion_mnist",
+    name="autoformer_fashion_mnist",
     about="A vision transformer on Fashion-MNIST, by evolution: about 40 minutes on two cores.",
     task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
     network=_FASHION,
@@ -81,4 +83,117 @@ FASHION_MNIST = Config(
     ),
 )
 
-CONFIGS = (DIGITS, DIGITS_GUMBEL, FASHION_MNIST)
+# ---- CIFAR-10.
+
+_CIFAR = supernets.ViT(
+    spaces.vit(embed_dim=(192, 224, 256), depth=(7, 8, 9), num_heads=(3, 4), mlp_ratio=(2.0, 3.0, 4.0)),
+    image_size=32,
+    patch_size=4,
+    num_classes=10,
+    head_dim=64,
+    max_relative_position=7,
+    drop_path_rate=0.1,
+    init_std=0.1,
+)
+
+CIFAR10 = Config(
+    name="autoformer_cifar10",
+    about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
+    task=tasks.Images(
+        data="cifar10",
+        search_fraction=0.1,
+        crop_padding=4,
+        flip=True,
+        randaugment=9,
+        erase=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+    ),
+    network=_CIFAR.clone(dtype=jnp.bfloat16),
+    training=Training(
+        steps=50_000,
+        batch_size=256,
+        learning_rate=1e-3,
+        warmup_steps=2000,
+        evaluate_every=2000,
+        checkpoint_every=2000,
+        steps_per_call=10,
+    ),
+    recipe=Sandwich(),
+    search=runs.Search(strategy=search.Evolution(_CIFAR.space, evaluations=1000), most_share=0.5),
+)
+
+_CIFAR_SMALL = _CIFAR.clone(
+    space=spaces.vit(embed_dim=(48, 64, 80), depth=(3, 4, 5), num_heads=(2, 4), mlp_ratio=(1.0, 2.0, 3.0)),
+    head_dim=16,
+    drop_path_rate=0.0,
+)
+
+CIFAR10_SMALL = dataclasses.replace(
+    CIFAR10,
+    name="autoformer_cifar10_small",
+    about="The same with a small network and few steps: under 20 minutes on two cores.",
+    task=tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True),
+    network=_CIFAR_SMALL,
+    training=dataclasses.replace(
+        FASHION_MNIST.training, steps=1500, batch_size=64, steps_per_call=10, evaluate_every=500
+    ),
+    recipe=Uniform(),
+    search=dataclasses.replace(
+        FASHION_MNIST.search,
+        strategy=dataclasses.replace(FASHION_MNIST.search.strategy, space=_CIFAR_SMALL.space),
+    ),
+)
+
+# ---- ImageNet, as published: 500 epochs of batches of 1,024, of which 20 are a warm-up (the released code).
+
+_EPOCH = 1_281_167 * 99 // 100 // 1024  # steps; a hundredth of the images is held out for the search
+
+
+def _imagenet(size: str, most: float) -> Config:
+    space = spaces.autoformer(size)
+    network = supernets.ViT(
+        space, image_size=224, patch_size=16, num_classes=1000, drop_path_rate=0.1, dtype=jnp.bfloat16
+    )
+    evolution = search.Evolution(
+        space, evaluations=1000, population=50, parents=10, mutations=25, crossovers=25
+    )
+    return Config(
+        name=f"autoformer_imagenet_{size}",
+        about=f"AutoFormer's {size} supernet on ImageNet, as published: for a pod.",
+        task=tasks.Images(
+            data="imagenet2012",
+            search_fraction=0.01,
+            image_size=224,
+            crop_scale=0.08,
+            flip=True,
+            randaugment=9,
+            erase=0.25,
+            mixup=0.8,
+            cutmix=1.0,
+            repeats=3,
+        ),
+        network=network,
+        training=Training(
+            steps=500 * _EPOCH,
+            batch_size=1024,
+            learning_rate=1e-3,
+            warmup_steps=20 * _EPOCH,
+            evaluate_every=10 * _EPOCH,
+            checkpoint_every=_EPOCH,
+            steps_per_call=10,
+        ),
+        search=runs.Search(strategy=evolution, most=most),
+        retraining=Training(steps=40 * _EPOCH, batch_size=1024, learning_rate=5e-4),
+        architectures={"published": spaces.published_options(size)},
+    )
+
+
+CONFIGS = (
+    DIGITS,
+    DIGITS_GUMBEL,
+    FASHION_MNIST,
+    CIFAR10,
+    CIFAR10_SMALL,
+    *(_imagenet(size, most) for size, most in (("tiny", 6e6), ("small", 23e6), ("base", 54e6))),
+)

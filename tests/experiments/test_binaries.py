@@ -13,9 +13,10 @@ import pytest
 from jaxnas import files
 
 ROOT = pathlib.Path(__file__).parents[2]
+DIGITS = "autoformer_digits"
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
 FLOWS = {
-    "digits": (
+    DIGITS: (
         *EVERY,
         "network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))",
         "training.steps=40",
@@ -107,7 +108,7 @@ def data_dir(tmp_path_factory):
     return prepared
 
 
-@pytest.fixture(scope="module", params=["digits", pytest.param("tiny_shakespeare", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[DIGITS, pytest.param("tiny_shakespeare", marks=pytest.mark.slow)])
 def flow(request, tmp_path_factory, data_dir):
     """A flow in one go: its config, its workdir, and what the binaries said."""
     config, workdir = request.param, tmp_path_factory.mktemp("smooth")
@@ -147,7 +148,7 @@ def test_the_result_says_what_was_found(flow):
     assert found["extraction_error"] <= 1e-5
     names = {network["name"] for network in result["networks"]}
     history = files.read_lines(smooth / "search/history.jsonl", ("strategy", "architecture"))
-    if config == "digits":
+    if config == DIGITS:
         largest = next(net for net in result["networks"] if net["name"] == "largest")
         assert found["costs"]["params"] <= 0.6 * largest["costs"]["params"]
         scores = [line["score"] for line in history if line["strategy"] == "evolution"]
@@ -173,7 +174,7 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
 
 
 def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
-    process = start("train_supernet", "digits", tmp_path, data_dir)
+    process = start("train_supernet", DIGITS, tmp_path, data_dir)
     code, output = stop_when(process, lambda: (tmp_path / "checkpoints" / "10").exists(), signal.SIGTERM)
     assert code == 143 and "the same command goes on" in output, output
 
@@ -192,7 +193,7 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
 )
 def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):
     config, smooth, _ = flow
-    if config != "digits":
+    if config != DIGITS:
         return
     before = sorted(p.name for p in (smooth / "checkpoints").iterdir())
     output = finish(start(binary, config, smooth, data_dir, *more), code=2)
@@ -201,7 +202,8 @@ def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more,
 
 
 def test_search_asks_for_training_first(tmp_path, data_dir):
-    assert "First run experiments.train_supernet" in finish(start("search", "digits", tmp_path, data_dir), 2)
+    search = start("search", DIGITS, tmp_path, data_dir)
+    assert "First run experiments.train_supernet" in finish(search, 2)
 
 
 @pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate"])
@@ -213,7 +215,7 @@ def test_help_shows_how_it_is_used(binary):
         text=True,
         timeout=120,
     )
-    assert f"python -m experiments.{binary} --config=digits" in process.stdout
+    assert f"python -m experiments.{binary} --config=autoformer_digits" in process.stdout
     assert "--workdir" in process.stdout and "--data_dir" in process.stdout
 
 

@@ -18,7 +18,8 @@ from jaxnas import Space, runs, search, spaces
 from jaxnas.tasks import Images
 from jaxnas.training import Fixed, Relaxed, Training, Uniform
 
-DIGITS, GUMBEL, WORDS = (CONFIGS[name] for name in ("digits", "digits_gumbel", "wikitext2_small"))
+DIGITS, GUMBEL = CONFIGS["autoformer_digits"], CONFIGS["autoformer_digits_gumbel"]
+WORDS = CONFIGS["wikitext2_small"]
 
 
 def get(config, name):
@@ -140,7 +141,7 @@ def test_later_assignments_win_and_the_original_stays():
         (DIGITS, "search.method=argmin", "search.method is 'argmin', expected one of strategy"),
         (DIGITS, "search.trial_steps=1,a", "takes a list such as 1,1, not '1,a'"),
         (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected numbers"),
-        (DIGITS, "recipe=relaxed", "recipe takes an object, which a text cannot be; write a config file"),
+        (DIGITS, "recipe=relaxed", "recipe is a group; set one of recipe.distill, recipe.architectures"),
         (WORDS, "architectures=x", "architectures takes an object, which a text cannot be"),
         (DIGITS, "network.space=6", "expected a call such as vit(...), of vit, autoformer"),
         (DIGITS, "network.space=par(open('x'))", "expected a call such as"),
@@ -196,7 +197,7 @@ def test_arrays_and_functions_are_told_apart_in_json():
     assert plain[1] != plain[2] and plain[1].startswith("float64[100] sha256:")
     assert config_lib.to_dict({"f": spaces.par, "d": jnp.bfloat16}) == {"f": "par", "d": "bfloat16"}
     fixed = config_lib.to_dict(Fixed({"hidden": jnp.array([1, 0])}))
-    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}}
+    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None}
 
 
 def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():
@@ -211,9 +212,10 @@ def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():
 
 
 def test_an_unknown_config_name_suggests_the_nearest():
-    assert config_lib.find(CONFIGS, "digits") is DIGITS
-    with pytest.raises(ConfigError, match="'digit'. Did you mean digits.*--config=path/to/my_config.py"):
-        config_lib.find(CONFIGS, "digit")
+    assert config_lib.find(CONFIGS, "autoformer_digits") is DIGITS
+    message = "'autoformer_digit'. Did you mean autoformer_digits.*--config=path/to/my_config.py"
+    with pytest.raises(ConfigError, match=message):
+        config_lib.find(CONFIGS, "autoformer_digit")
 
 
 # ---- Files of a user's own.

@@ -82,7 +82,7 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
             yield number, None if number == 1 else ({"test": {"accuracy": 0.5}}, {})
 
     monkeypatch.setattr(executors, "as_completed", as_completed)
-    monkeypatch.setattr(config, "find", lambda registry, name: CONFIGS["digits"])
+    monkeypatch.setattr(config, "find", lambda registry, name: CONFIGS["autoformer_digits"])
     monkeypatch.setattr(retrain.report, "times_line", lambda times: "")
     assert retrain.main() == binary.STOPPED
     output = capsys.readouterr().out
