@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import executors, files, latency, processes, search, training
+from jaxnas import executors, files, latency, processes, runs, search, training
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
 from jaxnas.space import Arch
@@ -226,6 +226,23 @@ class Session:
     mesh: Mesh
     deciding: dict[str, Any]
 
+    def evolved(self, workdir: pathlib.Path) -> Session:
+        """The session with the network of the last space, if the config lets its space evolve.
+
+        Raises:
+          FileNotFoundError: it has not come to its end.
+        """
+        if self.config.evolution is None:
+            return self
+        spaces = runs.read_spaces(workdir)
+        if spaces is None or len(spaces.sampled) < self.config.evolution.turns:
+            raise FileNotFoundError(
+                f"{workdir} has {0 if spaces is None else len(spaces.sampled)} of the "
+                f"{self.config.evolution.turns} turns of the evolution of its space. First run "
+                "experiments.train_supernet to its end, with the same --config, --set and --workdir."
+            )
+        return dataclasses.replace(self, net=self.net.clone(space=spaces.space))
+
     def costs(self, workdir: pathlib.Path) -> Cost:
         """Parameters and products of an architecture and, where the config asks for it, its latency.
 
@@ -328,9 +345,18 @@ def deciding_of(config: Config) -> dict[str, Any]:
     return {name: part for name, part in plain.items() if name not in FREE} | {"network": network}
 
 
-def bring_to_life(config: Config) -> Session:
-    """Loads the data of a config from where the flags say."""
-    return make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Session:
+    """Loads the data of a config from where the flags say.
+
+    Args:
+      config: of the run.
+      workdir: of a trained supernet, whose space may have evolved; None before.
+
+    Raises:
+      FileNotFoundError: the space is to evolve, and has not come to its end.
+    """
+    session = make_session(config, flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+    return session if workdir is None else session.evolved(workdir)
 
 
 def make_session(config: Config, data_dir: str | None, source_dir: str | None) -> Session:

@@ -48,6 +48,7 @@ class Config:
       network: with a `space`; the supernet.
       training: of the supernet.
       recipe: which architectures a step trains.
+      evolution: how the search space moves before its last supernet is trained; None if it stays.
       search: how an architecture is found.
       retraining: of an architecture alone; None for the settings of `training`, from which
         `--set retraining.learning_rate=1e-4` starts.
@@ -64,6 +65,7 @@ class Config:
     network: nn.Module
     training: Training
     recipe: Any = Uniform()
+    evolution: runs.SpaceEvolution | None = None
     search: runs.Search = runs.Search()
     retraining: Training | None = None
     latency: bool = False

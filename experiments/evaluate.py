@@ -23,7 +23,7 @@ def main() -> None:
     config, workdir = binary.read_config(CONFIGS)
     if not workdir.is_dir():
         raise FileNotFoundError(f"There is no directory {workdir}.")
-    session, role = binary.bring_to_life(config), flags.FLAGS.role
+    session, role = binary.bring_to_life(config, workdir), flags.FLAGS.role
     costs = session.costs(workdir)
     if flags.FLAGS.architecture:
         net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)

@@ -51,7 +51,7 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     seed, root = config.seed if job.seed is None else job.seed, files.as_path(job.workdir)
     path = root / "retrained" / label_of(job.architecture, job.weights, seed)
     with training.open_workdir(path) as workdir:
-        session = binary.make_session(config, job.data_dir, job.source_dir)
+        session = binary.make_session(config, job.data_dir, job.source_dir).evolved(root)
         costs = session.costs(root)
         arch = session.architecture(job.architecture, root, costs)
         variables = session.trained(root).evaluated() if job.weights == "inherited" else None

@@ -20,7 +20,7 @@ from jaxnas import files, report, runs, training
 def main() -> None:
     config, path = binary.read_config(CONFIGS)
     with training.open_workdir(path) as workdir:
-        session = binary.bring_to_life(config)
+        session = binary.bring_to_life(config, workdir)
         state, costs = session.trained(workdir), session.costs(workdir)
         common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=session.mesh)
         method = config.search.method or ("strategy" if state.logits == () else "argmax")
@@ -48,6 +48,7 @@ def main() -> None:
                 seed=config.seed,
                 mesh=session.mesh,
             )
+        spaces = runs.read_spaces(workdir)
         named = {name: session.net.space.from_dict(x) for name, x in config.architectures.items()}
         result = runs.finish(
             session.task,
@@ -60,6 +61,7 @@ def main() -> None:
             mesh=session.mesh,
             named=named,
             ranking=ranking,
+            spaces=() if spaces is None else spaces.sampled,
         )
     print("\n".join(report.summary_lines(result, path)), flush=True)
     times = path / "search" / "times.json"

@@ -49,12 +49,30 @@ def main() -> int:
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
             return 0
         binary.store(config, workdir, ran=False)
+        start = None
+        if config.evolution is not None:
+            evolved = runs.evolve(
+                session.task,
+                session.net,
+                config.training,
+                config.recipe,
+                config.evolution,
+                workdir,
+                seed=config.seed,
+                mesh=session.mesh,
+                config=session.deciding,
+            )
+            if evolved is None:
+                print("stopped and saved; the same command goes on from here", flush=True)
+                return binary.STOPPED
+            session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
         page, steps = runs.LivePage(session.task, session.net.space, workdir), config.training.steps
         trained = training.fit(
             session.task,
             session.net,
             config.training,
             recipe=config.recipe,
+            variables=start,
             cost=session.costs(workdir),
             seed=config.seed,
             workdir=workdir,
@@ -62,6 +80,9 @@ def main() -> int:
             mesh=session.mesh,
             progress=lambda done, _: page.update(f"The supernet is in training: step {done:,} of {steps:,}."),
         )
+        if trained.complete and config.evolution is not None:
+            settings, common = config.evolution, dict(seed=config.seed, mesh=session.mesh)
+            runs.measure_last(session.task, session.net, trained.variables, settings, workdir, **common)
         if trained.complete:
             page.end("The supernet is trained, and experiments.search goes on from here.")
         binary.store(config, workdir, ran=True)

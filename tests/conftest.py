@@ -17,6 +17,7 @@ STANDARD_PROMOTION = {
     "test_recipes",
     "test_seeds",
     "test_ranking",
+    "test_evolving_spaces",
     "test_attention_searches",
     "test_road",
     "test_fit",

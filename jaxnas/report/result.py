@@ -288,7 +288,7 @@ def read(workdir: str | os.PathLike) -> Result:
             "search again in its workdir, which writes it anew."
         )
     digest = values.pop("sha256", None)
-    result = _parse(values, Result, str(path))
+    result = parse(values, Result, str(path))
     if digest is not None and digest != _digest(values):
         raise ValueError(
             f"{path} was changed after it was written; run the search or the retraining again, which writes "
@@ -303,20 +303,20 @@ def _digest(values: Any) -> str:
     return files.sha256(json.dumps(values, sort_keys=True).encode())[:16]
 
 
-def _parse(value: Any, hint: Any, where: str) -> Any:
-    """A JSON value as a value of a type; ValueError says where it is not one."""
+def parse(value: Any, hint: Any, where: str) -> Any:
+    """A JSON value as a value of a type, such as a dataclass; ValueError says where it is not one."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _parse(value, next(arg for arg in args if arg is not type(None)), where)
+        return parse(value, next(arg for arg in args if arg is not type(None)), where)
     mapping = origin is not None and issubclass(origin, Mapping)
     if (mapping or dataclasses.is_dataclass(hint)) and not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
     if mapping:
-        return {name: _parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
+        return {name: parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         for field in dataclasses.fields(hint):
@@ -324,14 +324,14 @@ def _parse(value: Any, hint: Any, where: str) -> Any:
             if required and field.name not in value:
                 raise ValueError(f"{where}: {field.name!r} is missing.")
         known = {name: part for name, part in value.items() if name in hints}
-        return hint(**{name: _parse(part, hints[name], f"{where}: {name}") for name, part in known.items()})
+        return hint(**{name: parse(part, hints[name], f"{where}: {name}") for name, part in known.items()})
     if origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{where}: expected a list, found {type(value).__name__}.")
         items = (args[0],) * len(value) if args[-1] is Ellipsis else args
         if len(items) != len(value):
             raise ValueError(f"{where}: expected {len(items)} values, found {len(value)}.")
-        return tuple(_parse(item, kind, where) for item, kind in zip(value, items, strict=True))
+        return tuple(parse(item, kind, where) for item, kind in zip(value, items, strict=True))
     kinds = (int, float) if hint is float else hint
     if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where}: expected {hint.__name__}, found {value!r}.")

@@ -11,18 +11,24 @@ from jaxnas.runs.finishing import finish, measure, retrain, search_and_finish, t
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
+from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
 
 __all__ = [
     "METHODS",
     "Found",
     "LivePage",
     "Search",
+    "SpaceEvolution",
+    "Spaces",
     "describe_run",
     "describe_space",
     "describe_task",
+    "evolve",
     "finish",
     "measure",
+    "measure_last",
     "rank",
+    "read_spaces",
     "retrain",
     "search_and_finish",
     "search_space",

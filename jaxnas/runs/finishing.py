@@ -18,7 +18,7 @@ from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
-from jaxnas.report.result import Network, RankingOf, Result
+from jaxnas.report.result import Network, RankingOf, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.plain import to_dict
 from jaxnas.runs.ranking import rank
@@ -46,6 +46,7 @@ def finish(
     mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
     ranking: RankingOf | None = None,
+    spaces: tuple[SampledSpaceOf, ...] = (),
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
 
@@ -61,6 +62,7 @@ def finish(
       mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
       ranking: how well the supernet ranks architectures; see `rank`. None where it was not measured.
+      spaces: that the space of the network evolved from, and itself; see `evolve`.
 
     Returns:
       What result.json holds.
@@ -105,6 +107,7 @@ def finish(
         searches=found.searches,
         selection=found.selection,
         ranking=ranking,
+        spaces=spaces,
         module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():

@@ -24,6 +24,7 @@ _NUMBERS = {
     "tuning": 14,
     "ranking": 15,
     "ranking_interval": 16,
+    "spaces": 17,
 }
 
 

@@ -1,0 +1,226 @@
+"""The evolution of a search space: supernets of one space after another, each with the shifted options.
+
+S3 (Chen et al., NeurIPS 2021, arXiv 2111.14725). What is done is kept in the workdir, so that an evolution
+that was stopped goes on at its turn: a folder for the training of each space, and spaces.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import jaxnas
+from jaxnas import files, processes, search
+from jaxnas.cost import cost
+from jaxnas.report.result import SampledSpaceOf, parse
+from jaxnas.runs.describe import describe_evolved
+from jaxnas.space import Space
+from jaxnas.tasks import Task
+from jaxnas.training.evaluate import make_evaluator
+from jaxnas.training.fit import fit
+from jaxnas.training.keys import stream
+from jaxnas.training.recipe import Recipe
+from jaxnas.training.settings import Training
+
+NAME = "spaces.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpaceEvolution:
+    """How a search space evolves before its last supernet is trained.
+
+    Attributes:
+      turns: how often its options move.
+      sample: architectures whose errors are measured in each space.
+      top: of these, how many count for the top-tier error.
+      rules: by name of a choice, how it may move.
+      fixed: names of choices that do not move.
+      budget: name of a cost; only architectures count that cost at most `most`.
+      most: see `budget`; None for all.
+      steps: of each supernet but the last one; None for as many as that has.
+      carry: whether a supernet begins with the weights that it shares with the one before.
+      limit: batches of the search role that each architecture is measured on; None for all.
+    """
+
+    turns: int = 2
+    sample: int = 1000
+    top: int = 50
+    rules: Mapping[str, search.ShiftRule] = dataclasses.field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    budget: str = "params"
+    most: float | None = None
+    steps: int | None = None
+    carry: bool = False
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "sample", "steps", "limit"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"evolution.{name} is {value}, expected at least 1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spaces:
+    """What an evolution has come to.
+
+    Attributes:
+      space: the last one.
+      sampled: those that were measured, in order.
+    """
+
+    space: Space
+    sampled: tuple[SampledSpaceOf, ...] = ()
+
+
+def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
+    """What a workdir knows of the evolution of its space; None if nothing."""
+    path = files.as_path(workdir) / NAME
+    if not path.is_file():
+        return None
+    values = files.read_json(path)
+    sampled = tuple(parse(one, SampledSpaceOf, str(path)) for one in values["sampled"])
+    return Spaces(Space.from_json(values["space"]), sampled)
+
+
+def evolve(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    recipe: Recipe,
+    settings: SpaceEvolution,
+    workdir: str | os.PathLike,
+    *,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+    config: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> tuple[nn.Module, Any] | None:
+    """Trains supernets whose space moves to where architectures err less, up to the last space.
+
+    Args:
+      task, net, training, recipe: of the supernets; the network has the first space.
+      settings: of the evolution.
+      workdir: where all goes; what is there is not done again.
+      seed: of the trainings and the samples.
+      mesh: of the devices; None for all.
+      config: compared with that of checkpoints; see `fit`.
+      say: is told what was done.
+
+    Returns:
+      The network with the last space, and variables to train it from, None for new ones; or None if a signal
+      stopped a training, which then goes on from its checkpoint.
+    """
+    root, variables = files.as_path(workdir), None
+    known = read_spaces(root) or Spaces(net.space)
+    steps = training.steps if settings.steps is None else settings.steps
+    warmup = None if training.warmup_steps is None else min(training.warmup_steps, steps // 10)
+    short = dataclasses.replace(training, steps=steps, warmup_steps=warmup)
+    done = len(known.sampled)
+    if done >= settings.turns and not settings.carry:
+        return net.clone(space=known.space), None
+    for turn in range(settings.turns):
+        name = chr(ord("A") + turn)
+        folder = root / f"space_{name}"
+        trained = fit(
+            task,
+            net,
+            short,
+            recipe=recipe,
+            variables=variables,
+            seed=seed,
+            workdir=folder,
+            config=None if config is None else {**config, "training": short.deciding(), "turn": turn},
+            mesh=mesh,
+        )
+        if not trained.complete:
+            return None
+        if turn < done:
+            following = Space.from_json(files.read_json(folder / NAME))
+        else:
+            archs, errors, costs = _sample(task, net, trained.variables, settings, seed, turn, mesh)
+            evolved = search.evolve_space(
+                net.space,
+                archs,
+                errors,
+                rules={name: rule for name, rule in settings.rules.items() if name in net.space},
+                fixed=settings.fixed,
+                top=settings.top,
+                costs=costs,
+                limit=settings.most,
+            )
+            following = evolved.space
+            known = Spaces(following, (*known.sampled, describe_evolved(name, evolved)))
+            moved = [choice for choice, shift in evolved.shifts.items() if shift.steps]
+            say(f"space {name}: E-T error {evolved.et_error:.4f}; moved are {', '.join(moved) or 'none'}")
+            if processes.is_first():
+                files.write_json(folder / NAME, following.to_json())
+                _write(root, known)
+            processes.wait("a space is written")
+        larger = net.clone(space=following)
+        if settings.carry:
+            new = jaxnas.init(larger, stream(seed, "training_init"), task.inputs)
+            carried = jaxnas.carry_weights(net, trained.variables, larger, new, task.inputs)
+            say(f"carried {carried.carried:,} of {carried.total:,} weights")
+            variables = carried.variables
+        net = larger
+    return net, variables
+
+
+def measure_last(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: SpaceEvolution,
+    workdir: str | os.PathLike,
+    *,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> Spaces:
+    """Measures a sample of the last space, as those before it, once its supernet is trained."""
+    known = read_spaces(workdir)
+    assert known is not None  # written by `evolve`
+    if len(known.sampled) > settings.turns:
+        return known
+    _, errors, costs = _sample(task, net, variables, settings, seed, settings.turns, mesh)
+    kept = errors if settings.most is None else errors[np.asarray(costs) <= settings.most]
+    last = SampledSpaceOf(
+        name=chr(ord("A") + settings.turns),
+        et_error=search.et_error(errors, top=settings.top, costs=costs, limit=settings.most),
+        errors=tuple(float(x) for x in kept),
+    )
+    known = dataclasses.replace(known, sampled=(*known.sampled, last))
+    if processes.is_first():
+        _write(files.as_path(workdir), known)
+    processes.wait("the last space is written")
+    return known
+
+
+def _sample(
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    settings: SpaceEvolution,
+    seed: int,
+    turn: int,
+    mesh: Mesh | None,
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Random architectures, their errors with inherited weights, and their costs."""
+    key = jax.random.fold_in(stream(seed, "spaces"), turn)
+    archs = net.space.sample(key, settings.sample)
+    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    metric, costs = task.metrics[0], cost(net, task.inputs)
+    values = np.asarray(metric.score(evaluate(variables, archs)[metric.name]), np.float64)
+    errors = 1 - values if metric.direction == "max" else -values
+    return archs, errors, np.asarray(jax.vmap(lambda arch: costs(arch)[settings.budget])(archs), np.float64)
+
+
+def _write(root: Any, spaces: Spaces) -> None:
+    sampled = [dataclasses.asdict(one) for one in spaces.sampled]
+    files.write_json(root / NAME, files.plain({"space": spaces.space.to_json(), "sampled": sampled}))
