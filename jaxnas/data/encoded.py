@@ -2,8 +2,12 @@
 
 Workers decode them to one size: processes that get the bytes of files and give back pixels. They know nothing
 else, so an image in a batch depends on nothing but its file and the numbers that were drawn for it.
+
+A run records the fields of the classes here that are given to them. Where files lie and who decodes them may
+change from one start of a run to the next, and is not recorded (`InitVar`).
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import io
@@ -22,6 +26,7 @@ from jaxnas.data.splits import SourceImages
 
 ATTEMPTS = 10  # Boxes that are drawn until one lies in the image.
 _CHUNK = 4  # Images that a worker decodes at a time.
+_UNDER_WAY = 256  # Chunks at most that are read or decoded and not yet taken.
 _READERS = 16  # Files that are read at once.
 _BORDER = 1 / 16  # 256 / 224 in the usual evaluation: what is cut off at each side, as part of an image.
 _GAP = 2  # A JPEG is decoded at a part of its size if that is still so many times the size that is needed.
@@ -53,16 +58,20 @@ class Files:
         paths: of the files, relative to it.
     """
 
-    root: pathlib.Path
+    root: dataclasses.InitVar[pathlib.Path]
     paths: Sequence[str]
+    _root: pathlib.Path = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self, root: pathlib.Path):
+        object.__setattr__(self, "_root", root)
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
         with concurrent.futures.ThreadPoolExecutor(_READERS) as threads:
-            return list(threads.map(lambda row: (self.root / self.paths[row]).read_bytes(), rows))
+            return list(threads.map(lambda row: (self._root / self.paths[row]).read_bytes(), rows))
 
     def name(self, row: int) -> str:
         """The path of a file."""
-        return str(self.root / self.paths[row])
+        return str(self._root / self.paths[row])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,11 +83,15 @@ class Prepared:
         what: the part, for messages.
     """
 
-    source: Any
+    source: dataclasses.InitVar[Any]
     what: str
+    _source: Any = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self, source: Any):
+        object.__setattr__(self, "_source", source)
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
-        return [example["image"] for example in self.source.__getitems__(list(rows))]
+        return [example["image"] for example in self._source.__getitems__(list(rows))]
 
     def name(self, row: int) -> str:
         """The number of an image in the part."""
@@ -108,9 +121,11 @@ class Decoder:
     height: int
     width: int
     channels: int = 3
-    pool: concurrent.futures.Executor | None = None
+    pool: dataclasses.InitVar[concurrent.futures.Executor | None] = None
+    _pool: concurrent.futures.Executor | None = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self, pool: concurrent.futures.Executor | None):
+        object.__setattr__(self, "_pool", pool)
         if min(self.height, self.width) < 1:
             raise ValueError(f"images of {self.height} x {self.width} cannot be; expected at least 1 x 1")
 
@@ -139,11 +154,10 @@ class Decoder:
         # The next files are read while the first ones are decoded.
         given = ((self.records.__getitems__(rows[chunk]), draws[chunk], scale, shape) for chunk in chunks)
         try:
-            if self.pool is None:
-                found: Any = (decode_all(*arguments) for arguments in given)
+            if self._pool is None:
+                found: Iterator[list] = (decode_all(*arguments) for arguments in given)
             else:
-                waiting = [self.pool.submit(decode_all, *arguments) for arguments in given]
-                found = (future.result() for future in waiting)
+                found = _in_turn(self._pool, given)
             for chunk, images in zip(chunks, found, strict=True):
                 for row, image in zip(rows[chunk], images, strict=True):
                     if isinstance(image, str):
@@ -158,6 +172,17 @@ class Decoder:
                 " script that started it does its work on import: put that under"
                 " `if __name__ == '__main__':`, or decode in the script's own process with workers=0."
             ) from error
+
+
+def _in_turn(pool: concurrent.futures.Executor, given: Iterator[tuple]) -> Iterator[list]:
+    """What workers make of chunks, in their order; so many are under way that all have something to do."""
+    waiting: collections.deque[concurrent.futures.Future] = collections.deque()
+    for arguments in given:
+        waiting.append(pool.submit(decode_all, *arguments))
+        if len(waiting) == _UNDER_WAY:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def on_demand(images: Any) -> TypeGuard[SourceImages]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from jaxnas.data import augment
 from jaxnas.data.encoded import on_demand
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
+
+_MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; ImageNet's 50,000 are 7 GiB.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,24 @@ class Images(Classification):
             return batches
         fields = {field.name: getattr(batches, field.name) for field in dataclasses.fields(batches)}
         return data_lib.CroppedBatches(**fields, scale=self.crop_scale)
+
+    def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
+        """All images in order, or a part drawn at random; see `Task.evaluation`.
+
+        Raises:
+          ValueError: images that are decoded on demand, and too many to be in memory at once.
+        """
+        split = self.dataset.splits.get(role)
+        if split is not None and on_demand(split.images):
+            size = self.evaluation_batch_size if batch_size is None else batch_size
+            count = len(split) if limit is None else min(len(split), limit * size)
+            if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
+                raise ValueError(
+                    f"{self.name}: an evaluation on {role!r} holds its {count:,} decoded images in memory,"
+                    f" which are {memory / 2**30:.3g} GiB, and {_MEMORY / 2**30:.3g} are allowed. Hold fewer"
+                    " images out (search_fraction=0.01, say), or evaluate fewer batches."
+                )
+        return super().evaluation(role, batch_size, limit)
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:

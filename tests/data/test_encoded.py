@@ -10,6 +10,8 @@ from PIL import Image
 from jaxnas import data, files, tasks
 from jaxnas.data import imagenet
 from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
+from jaxnas.runs.plain import to_dict
+from jaxnas.tasks import images
 
 SYNSETS = ("n01440764", "n01443537", "n15075141")  # the first two and the last class
 
@@ -61,10 +63,10 @@ def archives(tmp_path, monkeypatch):
     return folder
 
 
-def values_of(images):
+def values_of(pixels):
     """The number of each image of `archives`, whose values may be off by 3 in a JPEG."""
-    assert images.std((1, 2)).max() < 3
-    return np.round(images[:, 8, 8].mean(-1) / 10).astype(int).tolist()
+    assert pixels.std((1, 2)).max() < 3
+    return np.round(pixels[:, 8, 8].mean(-1) / 10).astype(int).tolist()
 
 
 def test_imagenet_is_read_from_its_archives(archives, tmp_path):
@@ -181,6 +183,15 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
             data.from_folder(tmp_path, in_memory=False, skip_unreadable=True, **change)
 
 
+def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
+    given = data.from_folder(folder_of(tmp_path, 10), 16, in_memory=False, workers=0, search_fraction=0.5)
+    task = tasks.Images(data=given, evaluation_batch_size=4)
+    monkeypatch.setattr(images, "_MEMORY", 4 * 16 * 16 * 3)
+    with pytest.raises(ValueError, match="evaluation on 'search' holds its 8 decoded images .* Hold fewer"):
+        task.evaluation("search")
+    assert task.evaluation("search", limit=1)["label"].shape == (1, 4)
+
+
 def test_grey_folders_have_one_channel(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -197,13 +208,14 @@ def test_a_batch_is_a_function_of_its_step(tmp_path):
     fourth = here.at(4)
     pool = decoding_pool(2)
     source = Decoder(split.images.source.records, 16, 16, 3, pool)
-    images = data.SourceImages(source, split.images.rows, split.images.image_shape)
-    elsewhere = data.Split("train", {"image": images}, split.labels)
+    others = data.SourceImages(source, split.images.rows, split.images.image_shape)
+    elsewhere = data.Split("train", {"image": others}, split.labels)
     again = data.CroppedBatches(elsewhere, 8, seed=3, scale=0.08, repeats=2)
     for name, x in again.at(4).items():
         np.testing.assert_array_equal(x, fourth[name])
     parts = [data.CroppedBatches(split, 8, 3, (i, 2), scale=0.08, repeats=2).at(4)["image"] for i in range(2)]
     np.testing.assert_array_equal(np.concatenate(parts), fourth["image"])
+    assert to_dict(elsewhere) == to_dict(split)  # A run that is started again may have other workers.
     # The same rows in another step, with another seed, or a second time in the batch are cropped otherwise.
     rows = here.rows(4)
     assert (rows[::2] == rows[1::2]).all()
