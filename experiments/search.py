@@ -3,63 +3,85 @@
   python -m experiments.search --config=autoformer_digits --workdir=runs/digits
   python -m experiments.search --config=autoformer_digits --workdir=runs/small --set search.most=50000
 
+  python -m experiments.search --config=autoformer_imagenet_tiny --workdir=runs/t --supernet=supernet-tiny.pth
+
 Each workdir is of a supernet that experiments.train_supernet has trained, with the same --config.
 Architectures are compared on the search role of the data, which training did not see. The found one is
 extracted as a network of exactly its size, verified against the supernet, measured once on the test role,
-saved, exported, and described in report.html. Started again it goes on from search/history.jsonl.
+saved, exported, and described in report.html. With --supernet the weights are those of an official AutoFormer
+supernet instead. Started again it goes on from search/history.jsonl.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+from absl import flags
+
 from experiments import binary
-from experiments.config import to_dict
+from experiments.config import ConfigError, to_dict
 from experiments.configs import CONFIGS
-from jaxnas import files, report, runs, training
+from jaxnas import files, report, runs, supernets, training
+from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
+
+
+def converted(session: binary.Session, path: str) -> tuple[binary.Session, Any]:
+    """The session and variables of an official AutoFormer supernet in place of a trained one.
+
+    Raises:
+      ConfigError: another network than a vision transformer, or a search that needs more than weights.
+    """
+    net, method = session.net, session.config.search.method
+    if not isinstance(net, supernets.ViT):
+        raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
+    if method not in (None, "strategy"):
+        raise ConfigError(
+            f"--supernet has weights and no architecture parameters, and search.method is {method!r}; "
+            "set search.method=strategy."
+        )
+    # The official code's biases of queries, keys and values depend on the number of heads.
+    net = net.clone(qkv_bias_by_heads=True)
+    net, variables = from_torch_autoformer(read_checkpoint(path), net)
+    return dataclasses.replace(session, net=net), variables
 
 
 def main() -> None:
     config, path = binary.read_config(CONFIGS)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config, workdir)
-        state, costs = session.trained(workdir), session.costs(workdir)
-        common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=session.mesh)
-        method = config.search.method or ("strategy" if state.logits == () else "argmax")
-        if method == "strategy":
-            found = runs.search_space(session.task, session.net, state.evaluated(), config.search, **common)
+        state = None if flags.FLAGS.supernet else session.trained(workdir)
+        if state is None:
+            session, variables = converted(session, flags.FLAGS.supernet)
         else:
-            found = runs.select(
-                session.task,
-                session.net,
-                state,
-                config.search,
-                recipe=config.recipe,
-                training=config.training,
-                **common,
-            )
-        ranking, settings = None, config.search
+            variables = state.evaluated()
+        task, net, settings = session.task, session.net, config.search
+        costs, mesh = session.costs(workdir), session.mesh
+        common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=mesh)
+        if (
+            state is None
+            or (settings.method or ("strategy" if state.logits == () else "argmax")) == "strategy"
+        ):
+            found = runs.search_space(task, net, variables, settings, **common)
+        else:
+            recipe = config.recipe
+            found = runs.select(task, net, state, settings, recipe=recipe, training=config.training, **common)
+        ranking, spaces = None, runs.read_spaces(workdir)
         if settings.ranked:
+            steps, seed = settings.ranked_steps, config.seed
             ranking = runs.rank(
-                session.task,
-                session.net,
-                state.evaluated(),
-                config.alone,
-                settings.ranked,
-                steps=settings.ranked_steps,
-                seed=config.seed,
-                mesh=session.mesh,
+                task, net, variables, config.alone, settings.ranked, steps=steps, seed=seed, mesh=mesh
             )
-        spaces = runs.read_spaces(workdir)
-        named = {name: session.net.space.from_dict(x) for name, x in config.architectures.items()}
         result = runs.finish(
-            session.task,
-            session.net,
-            state.evaluated(),
+            task,
+            net,
+            variables,
             found,
             workdir,
             costs=costs,
             config=to_dict(config),
-            mesh=session.mesh,
-            named=named,
+            mesh=mesh,
+            named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
             ranking=ranking,
             spaces=() if spaces is None else spaces.sampled,
         )
@@ -71,4 +93,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    flags.DEFINE_string("supernet", None, "File with the weights of an official AutoFormer supernet.")
     binary.run(main)

@@ -11,6 +11,9 @@ one architecture needs no such option, since it has one number of heads in each 
 
 from __future__ import annotations
 
+import os
+import pathlib
+import pickle
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from jaxnas.supernets.vit import ViT
 from jaxnas.tensors import check_tensors
@@ -99,6 +104,40 @@ def from_torch_autoformer(
         }
         params[f"block_{layer}"] = _block(block, net, size, heads[layer], hidden[layer])
     return net, {"params": jax.tree.map(jnp.array, params)}
+
+
+def read_checkpoint(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads a file of tensors by name: safetensors, or PyTorch's own, of which nothing is run.
+
+    Args:
+      path: of the file; its ending says what it is, ".safetensors" or else PyTorch's.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ImportError: a file of PyTorch's, and PyTorch is not installed.
+      ValueError: it cannot be read, or holds more than tensors and plain values.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    if path.suffix == ".safetensors":
+        try:
+            return dict(safetensors.numpy.load_file(path))
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is no file of safetensors, or it is damaged: {error}") from error
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            f"{path} is a checkpoint of PyTorch's, which is not installed here. Install it, or write the "
+            "tensors as safetensors where it is."
+        ) from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint of tensors and plain values alone: {error}"
+        ) from error
 
 
 def _stem(stored: dict[str, np.ndarray], net: ViT, size: int) -> Params:

@@ -1,6 +1,9 @@
 """Against PyTorch: the converter of AutoFormer checkpoints, and the network and its gradient."""
 
+import pathlib
 import re
+import subprocess
+import sys
 
 import flax.linen as nn
 import flax.traverse_util
@@ -8,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxnas import network as networks
 from jaxnas import spaces
 from jaxnas.annotations import annotations
 from jaxnas.cost import cost
 from jaxnas.elastic import stack_layers
+from jaxnas.report import result
 from jaxnas.subnet import extract
-from jaxnas.supernets.convert import from_torch_autoformer
+from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.supernets.vit import ViT
 
 torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
@@ -306,3 +311,57 @@ def test_plain_torch_network_of_other_sizes_is_refused():
     params = from_torch_autoformer(checkpoint(net), net, SPACE.from_dict(values))[1]["params"]
     with pytest.raises(ValueError, match="block_1/attention/key_columns"):
         plain_torch(net, params, ARCHS["middle"])
+
+
+def test_files_of_checkpoints_are_read_without_running_anything(tmp_path):
+    net, images = network(qkv_bias_by_heads=True), random_images(network())
+    tensors = {name: torch.as_tensor(x) for name, x in checkpoint(net).items()}
+    torch.save({"model": tensors, "epoch": 3}, tmp_path / "supernet.pth")
+    plain = {name: np.ascontiguousarray(x.numpy()) for name, x in tensors.items()}
+    safetensors.numpy.save_file(plain, tmp_path / "supernet.safetensors")
+    arch, found = SPACE.from_dict(ARCHS["mixed"]), []
+    for name in ("supernet.pth", "supernet.safetensors"):
+        whole, variables = from_torch_autoformer(read_checkpoint(tmp_path / name), net)
+        found.append(whole.apply(variables, images, arch))
+    np.testing.assert_array_equal(*found)
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    torch.save({"model": object()}, tmp_path / "code.pth")
+    for name, message in (("bad.safetensors", "is no file of"), ("code.pth", "and plain values alone")):
+        with pytest.raises(ValueError, match=message):
+            read_checkpoint(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_checkpoint(tmp_path / "none.pth")
+
+
+CONFIG = """
+import numpy as np
+from experiments.config import Config
+from jaxnas import data, runs, search, spaces, supernets, tasks
+from jaxnas.training import Training
+
+SPACE = spaces.vit(embed_dim=(24, 40), depth=(1, 2), num_heads=(1, 2), mlp_ratio=(1.5, 2.0))
+random = np.random.default_rng(0)
+images = random.integers(0, 255, (60, 32, 32, 3), dtype=np.uint8)
+labels = np.arange(60) % 7
+CONFIG = Config(
+    name="official",
+    task=tasks.Images(data=data.from_arrays(images, labels, images[:20], labels[:20])),
+    network=supernets.ViT(SPACE, image_size=32, patch_size=8, num_classes=7, head_dim=16),
+    training=Training(steps=1),
+    search=runs.Search(strategy=search.Evolution(SPACE, evaluations=6, population=3, parents=2,
+        mutations=1, crossovers=1)),
+)
+"""
+
+
+@pytest.mark.slow
+def test_an_official_supernet_is_searched_by_one_command(tmp_path):
+    (tmp_path / "official.py").write_text(CONFIG)
+    tensors = {name: torch.as_tensor(x) for name, x in checkpoint(network()).items()}
+    torch.save({"model": tensors}, tmp_path / "supernet.pth")
+    paths = [f"--config={tmp_path}/official.py", f"--workdir={tmp_path}/run"]
+    call = [sys.executable, "-m", "experiments.search", *paths, f"--supernet={tmp_path}/supernet.pth"]
+    done = subprocess.run(call, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = result.read(tmp_path / "run").found
+    assert found.extraction_error < 1e-5 and (tmp_path / "run" / "report.html").is_file()
