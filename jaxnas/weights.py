@@ -1,9 +1,10 @@
-"""Weights of one supernet as the beginning of another one, whose space has other options.
+"""Weights of a supernet in another place: in a supernet of another space, or in another order.
 
 Weight entanglement stores the weights of a narrow option as the first ones of a wide option. So a supernet of
 a space that has moved can begin with what both have in common, and only the rest begins anew.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,8 +14,9 @@ import numpy as np
 from jaxnas import network
 from jaxnas.annotations import annotations
 from jaxnas.elastic.bank import BankSpec
-from jaxnas.elastic.loop import unstack_layers
+from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
 from jaxnas.elastic.parameter import ParameterSpec
+from jaxnas.elastic.width import Table
 from jaxnas.subnet import Variables, check_variables
 from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
@@ -89,6 +91,57 @@ def carry_weights(
         )
     untouched = tuple("/".join(path) for path in new if result[path] is new[path])
     return Carried(unflatten(result), carried, sum(value.size for value in new.values()), untouched)
+
+
+def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]]:
+    """A function that orders the hidden channels of each layer by what the next layer makes of them.
+
+    A narrow network has the first channels of a wide one. Sorted, these are those that count most, by the
+    sum of the absolute weights that read a channel (Cai et al., Once-for-All, ICLR 2020, section 3.3). The
+    largest network stays the same function, since all arrays of a layer are put into the same order.
+
+    Hidden channels are axes with the name "mlp" whose size a decision sets. Layers with own values for each
+    option (classic sharing, or a bank) stay as they are.
+
+    Args:
+      net: a network with a space.
+      inputs: of it; see `jaxnas.init`.
+
+    Returns:
+      `sort(params, *others)`, traceable: the parameters, stacked by layer or not, and other trees like them,
+      such as moments, in the same order.
+    """
+    specs: dict[Path, Any] = annotations(net, inputs).specs
+    groups: dict[Table, list[tuple[Path, int]]] = {}
+    shared = set()  # layers that are left alone
+    for path, spec in specs.items():
+        if isinstance(spec, BankSpec):
+            continue
+        for axis, (table, name) in enumerate(zip(spec.axes, spec.names, strict=True)):
+            if name == "mlp" and len(set(table.values)) > 1:
+                groups.setdefault(table, []).append((path, axis))
+                shared |= set() if spec.option is None else {table}
+
+    def reading(path: Path, axis: int) -> bool:
+        return axis < len(specs[path].axes) - 1
+
+    def sort(params: Any, *others: Any) -> tuple[Any, ...]:
+        stacked = STACKED in params
+        flat, *rest = (flatten(unstack_layers(tree)) for tree in (params, *others))
+        for table, places in groups.items():
+            readers = [(path, axis) for path, axis in places if reading(path, axis)]
+            if table in shared or not readers:
+                continue
+            weights = [jnp.abs(jnp.moveaxis(flat[path], axis, 0)) for path, axis in readers]
+            importance = sum(jnp.sum(w.reshape(len(w), -1), axis=1) for w in weights)
+            order = jnp.argsort(-importance, stable=True)
+            for tree in (flat, *rest):
+                for path, axis in places:
+                    tree[path] = jnp.take(tree[path], order, axis=axis)
+        made = (unflatten(tree) for tree in (flat, *rest))
+        return tuple(stack_layers(tree) if stacked else tree for tree in made)
+
+    return sort
 
 
 def _described(net: Any, variables: Variables, inputs: Any) -> tuple[dict[Path, Any], dict[Path, Spec]]:

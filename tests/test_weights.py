@@ -189,3 +189,25 @@ def test_arrays_that_all_differ_in_what_they_mean_are_refused():
     nets = [Head(Space(width=Choice(2, 4)), classes) for classes in (3, 5)]
     with pytest.raises(ValueError, match="differ from those of Head along axes that no decision sets"):
         jaxnas.carry_weights(*(x for net in nets for x in (net, random(net, 0, (2, 4)))), (2, 4))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first(stacked):
+    space = spaces.vit((8,), (2,), (2,), (0.5, 1.0, 2.0))
+    net = vit(space, scan_layers=stacked)
+    variables = jaxnas.init(net, jax.random.key(0), SHAPE)
+    params = elastic.stack_layers(variables["params"]) if stacked else variables["params"]
+    moments = jax.tree.map(jnp.square, params)
+    found, moved = jax.jit(jaxnas.weights.channel_sorter(net, SHAPE))(params, moments)
+    images = jnp.asarray(np.random.default_rng(0).normal(size=SHAPE), jnp.float32)
+    apply = jax.jit(net.apply)
+    before, after = (apply({"params": p}, images, space.largest()) for p in (params, found))
+    np.testing.assert_allclose(before, after, rtol=1e-5, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, moved, jax.tree.map(jnp.square, found))
+    flat, old = (flatten(elastic.unstack_layers(p)) for p in (found, params))
+    for i in range(2):
+        reads = np.abs(flat[f"block_{i}", "mlp", "out", "kernel"]).sum(axis=1)
+        assert np.all(np.diff(reads) <= 0) and len(reads) == 16
+    assert any(np.any(flat[path] != old[path]) for path in flat)
+    others = [path for path in flat if "mlp" not in path]
+    assert all(np.array_equal(flat[path], old[path]) for path in others)

@@ -46,6 +46,7 @@ class Problem:
       predict: what the loss is computed from, for distillation; see `Task.predict`.
       teach: what another trained network predicts for the same augmented batch.
       part: of the space, that a step draws architectures from; None for all of it.
+      sort: of a state, that puts the hidden channels of each layer in the order of their importance.
     """
 
     loss: Loss
@@ -57,6 +58,7 @@ class Problem:
     predict: Predict | None = None
     teach: Teach | None = None
     part: Region | None = None
+    sort: Callable[[TrainState], TrainState] | None = None
 
     @property
     def region(self) -> Region:
@@ -126,6 +128,10 @@ class Recipe(Protocol):
     def init(self, space: Space) -> tuple[Any, Any]:
         """Architecture parameters and the recipe's own state at the start; () for none."""
         ...
+
+    def begin(self, problem: Problem, state: TrainState) -> TrainState:
+        """The state that the gradients of a step are computed at: the given one, or with weights moved."""
+        return state
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array

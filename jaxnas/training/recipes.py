@@ -65,6 +65,10 @@ class _Sampling:
             return (), {}
         return (), {"teacher": load_teacher(self.distill.teacher).variables}
 
+    def begin(self, problem: Problem, state: TrainState) -> TrainState:
+        """Weights stay where they are."""
+        return state
+
     def numbers(self, step: int) -> Mapping[str, int]:
         """The batches follow one another."""
         return {"train": step}
@@ -307,10 +311,13 @@ class Progressive:
       phases: pairs of the first step of a phase and its space, as `Space.restrict` makes it of the network's.
         The first one starts at step 0.
       recipe: how the architectures of a phase are trained.
+      sort: whether the hidden channels of each layer are put in the order of their importance when a phase
+        begins, so that narrow networks begin with those that count most.
     """
 
     phases: tuple[tuple[int, Space], ...]
     recipe: Uniform | Sandwich | Fair = Uniform()
+    sort: bool = True
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
@@ -360,6 +367,13 @@ class Progressive:
     def done(self, record: Mapping[str, Any]) -> bool:
         """As of the inner recipe."""
         return self.recipe.done(record)
+
+    def begin(self, problem: Problem, state: TrainState) -> TrainState:
+        """Sorts channels where a phase after the first begins."""
+        if not self.sort or problem.sort is None:
+            return state
+        starts = jnp.array([start for start, _ in self.phases[1:]])
+        return jax.lax.cond(jnp.any(state.step == starts), problem.sort, lambda state: state, state)
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array

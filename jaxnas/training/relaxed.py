@@ -119,6 +119,10 @@ class Relaxed:
         own = {"opt_state": self._optimizer().init(logits), "search_loss": jnp.float32(jnp.nan)}
         return logits, own
 
+    def begin(self, problem: Problem, state: TrainState) -> TrainState:
+        """Weights stay where they are."""
+        return state
+
     def numbers(self, step: int) -> Mapping[str, int]:
         """The search batches go on at each update of the logits and stand still in between."""
         return {"train": step, "search": max(step - self.start, 0) // self.every}

@@ -89,7 +89,8 @@ def replay(
     rows, schedule = batch(last), training.optimizer()[1]
 
     def gradients(state: Any, rows: Any) -> Any:
-        return differentiate(task, net, recipe, schedule, mesh, state, rows, steps=training.steps, cost=cost)
+        common = dict(steps=training.steps, cost=cost)
+        return differentiate(task, net, recipe, schedule, mesh, state, rows, **common)[1]
 
     found, rows = on_host(jax.jit(gradients)(state, rows)), flatten(on_host(rows))
     named = {f"batch/{'/'.join(path)}": x for path, x in rows.items() if x.dtype.kind == "f"}

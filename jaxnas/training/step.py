@@ -5,6 +5,7 @@ Parallelism is where the arrays lie (`mesh.py`): the same program on a mesh of a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from jaxnas.training.distillation import teacher_logits
 from jaxnas.training.mesh import everywhere, program_of, rows_of
 from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.state import TrainState
+from jaxnas.weights import channel_sorter
 
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, Any]]]
 
@@ -52,8 +54,8 @@ def differentiate(
     *,
     steps: int,
     cost: Cost | None,
-) -> Gradients:
-    """The gradients of the step that a state is before; traceable."""
+) -> tuple[TrainState, Gradients]:
+    """The state that a step starts from, as the recipe leaves it, and the step's gradients; traceable."""
 
     def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
         return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
@@ -65,9 +67,28 @@ def differentiate(
     def teach(teacher: nn.Module, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
         return teacher_logits(task, teacher, variables, batch, carry, key)
 
-    problem = Problem(loss, net.space, steps, schedule, cost, mesh, predict, teach)
+    def sort(state: TrainState) -> TrainState:
+        return sort_channels(net, task.inputs, state)
+
+    problem = Problem(loss, net.space, steps, schedule, cost, mesh, predict=predict, teach=teach, sort=sort)
     with program_of(mesh):
-        return recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
+        state = recipe.begin(problem, state)
+        return state, recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
+
+
+def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:
+    """The state with the hidden channels of the network sorted, in moments and averages too; traceable."""
+    structure = jax.tree.structure(state.params)
+
+    def is_like(tree: Any) -> bool:
+        return jax.tree.structure(tree) == structure
+
+    parts, tree = jax.tree.flatten((state.opt_state, state.average), is_leaf=is_like)
+    params, *moved = channel_sorter(net, inputs)(state.params, *filter(is_like, parts))
+    order = iter(moved)
+    opt_state, average = tree.unflatten([next(order) if is_like(part) else part for part in parts])
+    variables = {**state.variables, "params": params}
+    return dataclasses.replace(state, variables=variables, opt_state=opt_state, average=average)
 
 
 def make_step(
@@ -110,7 +131,9 @@ def make_step(
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def step(state: TrainState, batches: Mapping[str, Any]) -> tuple[TrainState, dict[str, Any]]:
-        found = differentiate(task, net, recipe, schedule, mesh, state, batches, steps=steps, cost=cost)
+        state, found = differentiate(
+            task, net, recipe, schedule, mesh, state, batches, steps=steps, cost=cost
+        )
         # So that each device gets the sum of its own part alone.
         gradients = lax.with_sharding_constraint(found.params, where.params)
         active = None

@@ -332,6 +332,24 @@ def test_a_schedule_of_spaces_grows_without_another_program():
     assert step._cache_size() == 1
 
 
+def test_a_new_phase_begins_with_sorted_channels_and_moments():
+    net = net_of("images")
+    small = net.space.restrict(mlp_ratio=2.0)
+    for sort in (True, False):
+        recipe = Progressive(phases=((0, small), (2, net.space)), sort=sort)
+        task, training = task_of("images"), Training(steps=8, batch_size=8)
+        momentum = optax.sgd(1e-3, momentum=0.9), SGD[1]
+        state, step, batch = prepare(task, net, training, recipe, make_mesh(1), optimizer=momentum)
+        sorted_at = []
+        for number in range(3):
+            state, _ = step(state, batch(number))
+            layers = [state.params[f"block_{i}"]["mlp"]["out"]["kernel"] for i in range(2)]
+            reads = [np.abs(kernel).sum(axis=1) for kernel in layers]
+            # A step of descent moves them by little.
+            sorted_at.append(all(np.all(np.diff(x) < 0.05 * np.max(x)) for x in reads))
+        assert sorted_at == [False, False, sort]
+
+
 def test_a_part_of_a_space_with_fewer_layers_is_a_region_of_it():
     part = DEEP.restrict(depth=(1, 2), kernel=(5, 7))
     region = region_of(DEEP, part)
