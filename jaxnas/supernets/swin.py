@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.elastic.attention import products, skew
-from jaxnas.elastic.convolution import centre
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
@@ -41,19 +40,21 @@ OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
 
 
 def relative_bias(table: jax.Array) -> jax.Array:
-    """What is added to the attention logits of the pairs of a window's tokens, [heads, T, T].
+    """What is added to the attention logits of each query and key of a window.
 
     Args:
-      table: [2 * window - 1, 2 * window - 1, heads], by the key's row and column less those of the query; no
-        offset is in the middle.
+      table: [2 * window - 1, 2 * window - 1, heads], by the key's row and column less those of the query; the
+        middle is for a token and itself.
+
+    Returns:
+      [heads, query row, query column, key row, key column]. That of a smaller window is a prefix of it.
     """
     offsets, _, heads = table.shape
     size = (offsets + 1) // 2
     by_row = table.transpose(2, 1, 0)[:, None]  # [heads, 1, column offset, row offset]
     by_row = skew(jnp.broadcast_to(by_row, (heads, size, offsets, offsets)))
     by_column = by_row.transpose(0, 1, 3, 2)[:, :, None]  # [heads, query row, 1, key row, column offset]
-    bias = skew(jnp.broadcast_to(by_column, (heads, size, size, size, offsets)))
-    return bias.reshape(heads, size**2, size**2)  # from [heads, query row and column, key row and column]
+    return skew(jnp.broadcast_to(by_column, (heads, size, size, size, offsets)))
 
 
 def visible_tokens(rows: int, columns: int, window: int, shift: int) -> jax.Array:
@@ -77,8 +78,8 @@ def visible_tokens(rows: int, columns: int, window: int, shift: int) -> jax.Arra
 class _WindowAttention:
     """Attention within the windows of a map, a function for `run`.
 
-    Operands: queries, keys and values [B, H, W, 3, Q], the table of relative positions of the largest window,
-    whose centre is that of a smaller one, and the factor of the queries []. Output: [B, H, W, Q].
+    Operands: queries, keys and values [B, H, W, 3, Q], the `relative_bias`, and the factor of the queries [].
+    Output: [B, H, W, Q].
 
     Channel c belongs to head c % heads. So each head has the zeros behind the active channels at its own end,
     and widths can share a branch. Nothing is kept for the backward pass: attention weights are large, and
@@ -88,9 +89,9 @@ class _WindowAttention:
     shifted: bool
     dtype: Any
 
-    def __call__(self, x: jax.Array, table: jax.Array, scale: jax.Array, *, window: int) -> jax.Array:
+    def __call__(self, x: jax.Array, bias: jax.Array, scale: jax.Array) -> jax.Array:
         batch, rows, columns, _, channels = x.shape
-        heads = table.shape[2]
+        heads, window = bias.shape[:2]
         grid, dim = (rows // window, columns // window), channels // heads
         shift = window // 2 if self.shifted and window < rows else 0
         if shift:
@@ -99,7 +100,7 @@ class _WindowAttention:
         x = x.transpose(5, 0, 1, 3, 7, 2, 4, 6)  # [3, B, grid, heads, window, window, D]
         queries, keys, values = x.reshape(3, batch, math.prod(grid), heads, window**2, dim)
         logits = products(queries * scale.astype(self.dtype), keys)  # [B, windows, heads, T, T]
-        logits += relative_bias(centre(table, 2 * window - 1))[None, None]
+        logits += bias.reshape(heads, window**2, window**2)[None, None]
         if shift:
             visible = visible_tokens(rows, columns, window, shift)[None, :, None]
             logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
@@ -241,10 +242,10 @@ class Block(nn.Module):
         record_macs(self, _gated(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
         return run(
             _WindowAttention(self.shifted, self.dtype),
-            "batch rows columns three qkv, down across heads, ... -> batch rows columns qkv",
+            "batch rows columns three qkv, heads window window window window, ... -> batch rows columns qkv",
             {"window": window, "heads": heads, "qkv": qkv},
             x,
-            table,
+            relative_bias(table),
             jax.lax.rsqrt(jnp.sum(dim.mask())),  # of the active number of channels
             gate=gate,
             maskable=("qkv",),
