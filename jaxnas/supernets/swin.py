@@ -1,7 +1,7 @@
 """S3's supernet (AutoFormerV2): a vision transformer of stages, with attention in shifted windows.
 
-Searching the Search Space of Vision Transformer (Chen et al., NeurIPS 2021, arXiv 2111.14725), section 3, on
-the network of Swin Transformer (Liu et al., ICCV 2021, section 3). Every stage has its own choices, each of
+Searching the Search Space of Vision Transformer (Chen et al., NeurIPS 2021, arXiv 2111.14725), whose networks
+are those of Swin Transformer (Liu et al., ICCV 2021, section 3). Every stage has its own choices, each of
 which is one dimension of the search space, so that a space can be changed choice by choice.
 """
 
@@ -57,20 +57,19 @@ def relative_bias(table: jax.Array) -> jax.Array:
     return skew(jnp.broadcast_to(by_column, (heads, size, size, size, offsets)))
 
 
-def visible_tokens(rows: int, columns: int, window: int, shift: int) -> jax.Array:
-    """Which tokens of its window a token may see: bool [windows, T, T].
+def visible_tokens(side: int, window: int, shift: int) -> jax.Array:
+    """Which tokens of its window a token may see, on a map [side, side] that is shifted up and to the left.
 
-    A map that is shifted by `shift` up and to the left has tokens of opposite edges in its last windows, and
-    these do not see each other.
+    The last windows then have tokens of opposite edges of the map, which do not see each other.
+
+    Returns:
+      bool [windows, T, T].
     """
-
-    def regions(size: int) -> np.ndarray:
-        moved = np.arange(size) >= size - shift
-        return moved.astype(np.int32).reshape(-1, window)  # only the last window has both values
-
-    by_row, by_column = regions(rows), regions(columns)
-    region = 2 * by_row[:, None, :, None] + by_column[None, :, None, :]
-    region = jnp.asarray(region.reshape(-1, window**2))  # [windows, T]
+    moved = (np.arange(side) >= side - shift).astype(np.int32).reshape(-1, window)
+    region = (
+        2 * moved[:, None, :, None] + moved[None, :, None, :]
+    )  # [rows, columns of windows, window, window]
+    region = jnp.asarray(region.reshape(-1, window**2))
     return region[:, :, None] == region[:, None, :]
 
 
@@ -78,8 +77,8 @@ def visible_tokens(rows: int, columns: int, window: int, shift: int) -> jax.Arra
 class _WindowAttention:
     """Attention within the windows of a map, a function for `run`.
 
-    Operands: queries, keys and values [B, H, W, 3, Q], the `relative_bias`, and the factor of the queries [].
-    Output: [B, H, W, Q].
+    Operands: queries, keys and values [B, side, side, 3, Q], the `relative_bias` of the heads and the window,
+    and the factor of the queries []. Output: [B, side, side, Q].
 
     Channel c belongs to head c % heads. So each head has the zeros behind the active channels at its own end,
     and widths can share a branch. Nothing is kept for the backward pass: attention weights are large, and
@@ -90,10 +89,10 @@ class _WindowAttention:
     dtype: Any
 
     def __call__(self, x: jax.Array, bias: jax.Array, scale: jax.Array) -> jax.Array:
-        batch, rows, columns, _, channels = x.shape
+        batch, side, _, _, channels = x.shape
         heads, window = bias.shape[:2]
-        grid, dim = (rows // window, columns // window), channels // heads
-        shift = window // 2 if self.shifted and window < rows else 0
+        grid, dim = (side // window, side // window), channels // heads
+        shift = window // 2 if self.shifted and window < side else 0
         if shift:
             x = jnp.roll(x, (-shift, -shift), axis=(1, 2))
         x = x.reshape(batch, grid[0], window, grid[1], window, 3, dim, heads)
@@ -102,11 +101,11 @@ class _WindowAttention:
         logits = products(queries * scale.astype(self.dtype), keys)  # [B, windows, heads, T, T]
         logits += bias.reshape(heads, window**2, window**2)[None, None]
         if shift:
-            visible = visible_tokens(rows, columns, window, shift)[None, :, None]
+            visible = visible_tokens(side, window, shift)[None, :, None]
             logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
         y = jax.nn.softmax(logits, axis=-1).astype(self.dtype) @ values
         y = y.reshape(batch, *grid, heads, window, window, dim)
-        y = y.transpose(0, 1, 4, 2, 5, 6, 3).reshape(batch, rows, columns, channels)
+        y = y.transpose(0, 1, 4, 2, 5, 6, 3).reshape(batch, side, side, channels)
         return jnp.roll(y, (shift, shift), axis=(1, 2)) if shift else y
 
 
@@ -415,52 +414,39 @@ def check_stage(space: Space, stage: int, side: int) -> None:
     names = [f"{name}_{stage}" for name in ("depth", "embed_dim", *OF_BLOCK)]
     if missing := [name for name in names if name not in space]:
         raise ValueError(f"A Swin space needs {names} for stage {stage}; missing: {missing}.")
+    depth, embed_dim, *of_block = names
+    window, num_heads, mlp_ratio, qkv_dim = of_block
     options: dict[str, Any] = {name: space[name].options for name in names}
     for name in names:
-        ratio = name.startswith("mlp_ratio")
-        kinds = (int, float) if ratio else (int,)
+        kinds, expected = (int,), "whole numbers of at least 1"
+        if name == mlp_ratio:
+            kinds, expected = (int, float), "numbers above 0"
         if wrong := [x for x in options[name] if not isinstance(x, kinds) or x <= 0]:
-            expected = "numbers above 0" if ratio else "whole numbers of at least 1"
             raise ValueError(f"A Swin space: {name!r} has the options {wrong}; expected {expected}.")
-    depth, embed_dim, *of_block = names
-    blocks, narrowest = max(options[depth]), min(options[embed_dim])
+    blocks, narrowest, least = max(options[depth]), min(options[embed_dim]), min(options[mlp_ratio])
     for name in of_block:
         if (length := space[name].length) is None or length < blocks:
             raise ValueError(
                 f"A Swin space needs {name!r} once for each of {blocks} blocks, as Choice(...).repeat("
                 f"{blocks}, active={depth!r}); got {'one for all' if length is None else length}."
             )
-    for block in range(blocks):
-        of_this: list[Any] = [space[name].options_at(block) for name in of_block]
-        _check_block(of_block, *of_this, side=side, narrowest=narrowest)
-
-
-def _check_block(
-    names: list[str],
-    windows: tuple[int, ...],
-    heads: tuple[int, ...],
-    ratios: tuple[float, ...],
-    widths: tuple[int, ...],
-    *,
-    side: int,
-    narrowest: int,
-) -> None:
-    """Checks that the options of one block fit the map, the stage's narrowest width and each other."""
-    window, num_heads, mlp_ratio, qkv_dim = names
-    if wrong := [size for size in windows if side % size]:
+    if wrong := [size for size in options[window] if side % size]:
         fitting = [size for size in range(1, side + 1) if side % size == 0]
         raise ValueError(
-            f"A Swin space: {window!r} has {wrong[0]}, and the maps of its stage are {side} x {side}. A "
+            f"A Swin space: {window!r} has {wrong[0]}, and the maps of stage {stage} are {side} x {side}. A "
             f"window divides its map: take some of {fitting}."
         )
-    if wrong := [(dim, count) for dim in widths for count in heads if dim % count]:
+    for block in range(blocks):  # which may have options of its own
+        heads: Any = space[num_heads].options_at(block)
+        dims: Any = space[qkv_dim].options_at(block)
+        if wrong := [(dim, count) for dim in dims for count in heads if dim % count]:
+            raise ValueError(
+                f"A Swin space: {qkv_dim!r} has {wrong[0][0]}, which the {wrong[0][1]} heads of "
+                f"{num_heads!r} do not divide. Each number of heads divides each width: with heads "
+                f"{list(heads)} take multiples of {math.lcm(*heads)}."
+            )
+    if narrowest * least < 1:
         raise ValueError(
-            f"A Swin space: {qkv_dim!r} has {wrong[0][0]}, which the {wrong[0][1]} heads of {num_heads!r} do "
-            f"not divide. Each number of heads divides each width: with heads {list(heads)} take multiples "
-            f"of {math.lcm(*heads)}."
-        )
-    if narrowest * min(ratios) < 1:
-        raise ValueError(
-            f"A Swin space: an MLP of ratio {min(ratios)} has no hidden channel in a stage of width "
-            f"{narrowest}; raise {mlp_ratio!r} or the width."
+            f"A Swin space: an MLP of ratio {least} has no hidden channel in a stage of width {narrowest}; "
+            f"raise {mlp_ratio!r} or {embed_dim!r}."
         )

@@ -332,7 +332,7 @@ def test_drop_path_rises_linearly_over_all_stored_blocks_and_is_for_training_onl
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"window": ((8,), (2,))}, r"'window_1' has 8, .* stage are 4 x 4. .* some of \[1, 2, 4\]"),
+        ({"window": ((8,), (2,))}, r"'window_1' has 8, .* stage 1 are 4 x 4. .* some of \[1, 2, 4\]"),
         ({"window": ((3,), (2,))}, r"'window_1' has 3, .* divides its map"),
         (
             {"num_heads": ((1,), (2, 3)), "qkv_dim": ((4,), (6, 8))},
