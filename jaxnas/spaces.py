@@ -101,6 +101,112 @@ def fashion_mnist() -> Space:
     return vit(embed_dim=(48, 64, 80, 96), depth=(3, 4, 5, 6), num_heads=(2, 4, 6), mlp_ratio=(1.0, 2.0, 3.0))
 
 
+# ---- S3 (AutoFormerV2), arXiv 2111.14725.
+
+# The networks that S3's authors released, and Swin Transformer's tiny one (arXiv 2103.14030): blocks and
+# windows of each stage. All have the widths 96, 192, 384, 768, heads of 32 channels and MLPs of ratio 4. The
+# windows of 14 that S3-S has in its last stage, whose maps are 7 x 7, are windows of 7 in effect.
+_S3 = {
+    "tiny": ((2, 2, 6, 2), (7, 7, 14, 7)),
+    "small": ((2, 2, 18, 2), (14, 14, 14, 7)),
+    "base": ((2, 2, 30, 2), (7, 7, 14, 7)),
+    "swin_tiny": ((2, 2, 6, 2), (7, 7, 7, 7)),
+}
+_S3_WIDTHS = (96, 192, 384, 768)
+
+
+def swin(depth, embed_dim, window, num_heads, mlp_ratio, qkv_dim) -> Space:
+    """Returns a space for `supernets.Swin`, with six choices for each stage.
+
+    For stage i, from 1 on, they are `depth_i` and `embed_dim_i`, and for each block of it `window_i`,
+    `num_heads_i`, `mlp_ratio_i` and `qkv_dim_i`. Each is one dimension of one stage, so that a space can be
+    changed choice by choice. The widths of the stages are free, and not each twice that of the stage before.
+
+    Args:
+      depth: for each stage options of the number of blocks.
+      embed_dim: for each stage options of the width of the residual stream.
+      window: for each stage options of the height and width of windows, in tokens; they divide the stage's
+        maps.
+      num_heads: for each stage options of the number of attention heads.
+      mlp_ratio: for each stage options of the hidden width of the MLP over `embed_dim`.
+      qkv_dim: for each stage options of the width of queries, keys and values, of all heads together; each
+        is a multiple of each of the stage's `num_heads`.
+
+    Raises:
+      ValueError: another number of stages in one than in the others.
+    """
+    of_block = dict(window=window, num_heads=num_heads, mlp_ratio=mlp_ratio, qkv_dim=qkv_dim)
+    given = dict(depth=depth, embed_dim=embed_dim, **of_block)
+    if len({len(options) for options in given.values()}) > 1:
+        found = {name: len(options) for name, options in given.items()}
+        raise ValueError(f"swin: options are given for another number of stages in each: {found}.")
+    choices = {}
+    for number, blocks in enumerate(map(max, depth)):
+        stage, active = number + 1, f"depth_{number + 1}"
+        choices |= {f"{name}_{stage}": Choice(*given[name][number]) for name in ("depth", "embed_dim")}
+        for name, options in of_block.items():
+            choices[f"{name}_{stage}"] = Choice(*options[number]).repeat(blocks, active=active)
+    return Space(**choices)
+
+
+def s3(size: str) -> Space:
+    """Returns a space around the released network S3-T "tiny", S3-S "small" or S3-B "base".
+
+    For images of 224 x 224 and patches of 4 x 4. The released network is a member, see `s3_options`. The
+    options are not the authors', who show those of each stage in a figure only. They are the released sizes
+    with one below and one above: widths less or more by an eighth, heads by a third, MLP ratios 3, 3.5 and 4,
+    and windows of 7 and 14.
+    Raises ValueError for another size.
+    """
+    blocks = _size(size, {name: depths[2] for name, (depths, _) in _S3.items() if name != "swin_tiny"})
+    widths = [(dim * 7 // 8, dim, dim * 9 // 8) for dim in _S3_WIDTHS]
+    return swin(
+        depth=((1, 2, 3), (1, 2, 3), (blocks - 2, blocks, blocks + 2), (1, 2, 3)),
+        embed_dim=widths,
+        window=((7, 14), (7, 14), (7, 14), (7,)),
+        num_heads=[(dim // 48, dim // 32, dim // 24) for dim in _S3_WIDTHS],
+        mlp_ratio=((3.0, 3.5, 4.0),) * 4,
+        qkv_dim=widths,
+    )
+
+
+def s3_options(name: str) -> dict[str, int | list]:
+    """Returns the options of a released network by name of choice, block by block.
+
+    They are those of an architecture of `s3(name)`, and "swin_tiny" is Swin Transformer's, in `s3("tiny")`:
+
+        arch = spaces.s3("tiny").from_dict(spaces.s3_options("tiny"))
+
+    Raises ValueError for a name other than "tiny", "small", "base" and "swin_tiny".
+    """
+    options = {}
+    for stage, (depth, window, dim) in enumerate(zip(*_size(name, _S3), _S3_WIDTHS, strict=True), 1):
+        of_block = {"window": window, "num_heads": dim // 32, "mlp_ratio": 4.0, "qkv_dim": dim}
+        options |= {f"depth_{stage}": depth, f"embed_dim_{stage}": dim}
+        options |= {f"{key}_{stage}": [option] * depth for key, option in of_block.items()}
+    return options
+
+
+def s3_small_images(image_size: int = 28) -> Space:
+    """Returns a space of three stages for small images, whose supernet trains in minutes on a CPU.
+
+    For images of 28 x 28 with patches of 1, that is maps of 28, 14 and 7, or of 32 x 32 with patches of 2 and
+    maps of 16, 8 and 4. Widths go from 16 to 96.
+    Raises ValueError for another size of images.
+    """
+    windows = {28: ((4, 7), (7, 14), (7,)), 32: ((4, 8), (4, 8), (2, 4))}
+    if image_size not in windows:
+        raise ValueError(f"s3_small_images: image_size is {image_size}, expected one of {list(windows)}.")
+    return swin(
+        depth=((1, 2), (1, 2, 3), (1, 2)),
+        embed_dim=((16, 24), (32, 48), (64, 96)),
+        window=windows[image_size],
+        num_heads=((1, 2), (2, 4), (4, 8)),
+        mlp_ratio=((1.0, 2.0, 3.0),) * 3,
+        qkv_dim=((16, 24), (32, 48), (64, 96)),
+    )
+
+
 # ---- PAR Transformer, arXiv 2009.04534.
 
 

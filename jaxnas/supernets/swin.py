@@ -1,0 +1,452 @@
+"""S3's supernet (AutoFormerV2): a vision transformer of stages, with attention in shifted windows.
+
+Searching the Search Space of Vision Transformer (Chen et al., NeurIPS 2021, arXiv 2111.14725), whose networks
+are those of Swin Transformer (Liu et al., ICCV 2021, section 3). Every stage has its own choices, each of
+which is one dimension of the search space, so that a space can be changed choice by choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.elastic.attention import products, skew
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.layers import (
+    Dense,
+    Initializer,
+    LayerNorm,
+    LayerNormParameters,
+    Mlp,
+    PatchEmbed,
+    drop_path,
+    normalise,
+    trunc_normal,
+)
+from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.switch import run
+from jaxnas.elastic.width import Table, Width, combine, constant, fixed, width
+from jaxnas.space import Space
+
+OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
+
+
+def relative_bias(table: jax.Array) -> jax.Array:
+    """What is added to the attention logits of each query and key of a window.
+
+    Args:
+      table: [2 * window - 1, 2 * window - 1, heads], by the key's row and column less those of the query; the
+        middle is for a token and itself.
+
+    Returns:
+      [heads, query row, query column, key row, key column]. That of a smaller window is a prefix of it.
+    """
+    offsets, _, heads = table.shape
+    size = (offsets + 1) // 2
+    by_row = table.transpose(2, 1, 0)[:, None]  # [heads, 1, column offset, row offset]
+    by_row = skew(jnp.broadcast_to(by_row, (heads, size, offsets, offsets)))
+    by_column = by_row.transpose(0, 1, 3, 2)[:, :, None]  # [heads, query row, 1, key row, column offset]
+    return skew(jnp.broadcast_to(by_column, (heads, size, size, size, offsets)))
+
+
+def visible_tokens(side: int, window: int, shift: int) -> jax.Array:
+    """Which tokens of its window a token may see, on a map [side, side] that is shifted up and to the left.
+
+    The last windows then have tokens of opposite edges of the map, which do not see each other.
+
+    Returns:
+      bool [windows, T, T].
+    """
+    moved = (np.arange(side) >= side - shift).astype(np.int32).reshape(-1, window)
+    region = (
+        2 * moved[:, None, :, None] + moved[None, :, None, :]
+    )  # [rows, columns of windows, window, window]
+    region = jnp.asarray(region.reshape(-1, window**2))
+    return region[:, :, None] == region[:, None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class _WindowAttention:
+    """Attention within the windows of a map, a function for `run`.
+
+    Operands: queries, keys and values [B, side, side, 3, Q], the `relative_bias` of the heads and the window,
+    and the factor of the queries []. Output: [B, side, side, Q].
+
+    Channel c belongs to head c % heads. So each head has the zeros behind the active channels at its own end,
+    and widths can share a branch. Nothing is kept for the backward pass: attention weights are large, and
+    are quickly computed again.
+    """
+
+    shifted: bool
+    dtype: Any
+
+    def __call__(self, x: jax.Array, bias: jax.Array, scale: jax.Array) -> jax.Array:
+        batch, side, _, _, channels = x.shape
+        heads, window = bias.shape[:2]
+        grid, dim = (side // window, side // window), channels // heads
+        shift = window // 2 if self.shifted and window < side else 0
+        if shift:
+            x = jnp.roll(x, (-shift, -shift), axis=(1, 2))
+        x = x.reshape(batch, grid[0], window, grid[1], window, 3, dim, heads)
+        x = x.transpose(5, 0, 1, 3, 7, 2, 4, 6)  # [3, B, grid, heads, window, window, D]
+        queries, keys, values = x.reshape(3, batch, math.prod(grid), heads, window**2, dim)
+        logits = products(queries * scale.astype(self.dtype), keys)  # [B, windows, heads, T, T]
+        logits += bias.reshape(heads, window**2, window**2)[None, None]
+        if shift:
+            visible = visible_tokens(side, window, shift)[None, :, None]
+            logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
+        y = jax.nn.softmax(logits, axis=-1).astype(self.dtype) @ values
+        y = y.reshape(batch, *grid, heads, window, window, dim)
+        y = y.transpose(0, 1, 4, 2, 5, 6, 3).reshape(batch, side, side, channels)
+        return jnp.roll(y, (shift, shift), axis=(1, 2)) if shift else y
+
+
+@dataclasses.dataclass(frozen=True)
+class _NormalisedDense:
+    """Normalises rows [N, parts, in] as a whole and maps them to [N, parts, out], a function for `run`."""
+
+    dtype: Any
+
+    def __call__(self, x: jax.Array, *weights: jax.Array) -> jax.Array:
+        norm_scale, norm_bias, kernel, *bias = weights
+        rows = x.reshape(x.shape[0], -1)
+        rows = normalise(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
+        y = rows @ kernel.reshape(rows.shape[1], -1).astype(self.dtype)
+        y = y.reshape(x.shape[0], *kernel.shape[2:])
+        return y + bias[0].astype(self.dtype)[None] if bias else y
+
+
+class NormalisedDense(nn.Module):
+    """A layer normalisation and a dense layer, of channels in several parts of one elastic width.
+
+    Attributes:
+      parts_in: of the input, normalised together: 4 where patches are merged.
+      parts_out: of the output: 3 for queries, keys and values.
+      use_bias: whether the dense layer adds one.
+      dtype: of the computation; parameters are float32.
+      kernel_init: initializer.
+    """
+
+    parts_in: int
+    parts_out: int
+    use_bias: bool
+    dtype: Any = jnp.float32
+    kernel_init: Initializer = trunc_normal
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, width_in: Width, width_out: Width, *, gate: Width | None = None
+    ) -> jax.Array:
+        """Maps x [B, H, W, parts_in, in maximum] to [B, H, W, parts_out, out maximum].
+
+        Args:
+          x: with zeros beyond `width_in`.
+          width_in, width_out: active widths of each part.
+          gate: 0 where the layer is skipped, which gives zeros.
+        """
+        declare = functools.partial(parameter, self, gate=gate)
+        inner, outer = (fixed(self.parts_in), width_in), (fixed(self.parts_out), width_out)
+        ones, zeros = nn.initializers.ones, nn.initializers.zeros
+        weights = [
+            declare("norm_scale", ones, inner),
+            declare("norm_bias", zeros, inner),
+            declare("kernel", self.kernel_init, (*inner, *outer)),
+            *([declare("bias", zeros, outer)] if self.use_bias else []),
+        ]
+        rows = x.shape[1] * x.shape[2]
+        of_parts = rows * self.parts_in * self.parts_out
+        record_macs(self, _gated(gate, lambda i, o: of_parts * i * o, width_in, width_out))
+        axes = "rows from in, from in, from in, from in to out"
+        axes += ", to out -> rows to out" if self.use_bias else " -> rows to out"
+        y = run(
+            _NormalisedDense(self.dtype),
+            axes,
+            {"in": width_in, "out": width_out},
+            x.reshape(-1, *x.shape[3:]),
+            *weights,
+            gate=gate,
+            maskable=("out",),
+        )
+        return y.reshape(*x.shape[:3], *y.shape[1:])
+
+
+def _gated(gate: Width | None, macs: Callable[..., int], *widths: Width) -> Table:
+    """A table of multiply-accumulates, 0 where a layer is skipped."""
+    tables = constant(1) if gate is None else gate.table, *(one.table for one in widths)
+    return combine(lambda on, *sizes: on * macs(*sizes), *tables)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with attention in windows; nothing of it runs where `gate` is 0.
+
+    Attributes:
+      shifted: whether windows smaller than the map are shifted by half of their size.
+      dtype: of the computation; softmax and parameters are float32.
+      init_std: standard deviation of the kernels at the start.
+    """
+
+    shifted: bool
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        embed: Width,
+        *,
+        window: Width,
+        heads: Width,
+        qkv: Width,
+        hidden: Width,
+        gate: Width,
+        drop_path_rate: float | None = None,
+    ) -> jax.Array:
+        """Maps x [B, H, W, embed maximum] to the same shape, zero beyond the active width.
+
+        Args:
+          x: maps with zeros beyond `embed`.
+          embed, qkv, hidden: active widths: of x, of queries, keys and values of all heads together, and of
+            the MLP.
+          window: height and width of the windows.
+          heads: number of heads, which divides `qkv`.
+          gate: 0 where the block is skipped.
+          drop_path_rate: of each of the two branches; None drops nothing.
+        """
+        kernel_init = nn.initializers.normal(self.init_std)
+        common = dict(dtype=self.dtype, kernel_init=kernel_init)
+        y = NormalisedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
+        y = self._attend(y, window, heads, qkv, gate)
+        y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
+        x = x + self._drop(y, drop_path_rate)
+        norm = LayerNormParameters(dtype=self.dtype, name="mlp_norm")(embed, gate=gate)
+        y = Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
+        return x + self._drop(y, drop_path_rate)
+
+    def _attend(self, x: jax.Array, window: Width, heads: Width, qkv: Width, gate: Width) -> jax.Array:
+        """From queries, keys and values [B, H, W, 3, Q] to [B, H, W, Q]."""
+        offsets = Width(combine(lambda size: 2 * size - 1, window.table), window.values)
+        axes = (offsets, offsets, heads)
+        table = parameter(self, "relative_bias", trunc_normal, axes, gate=gate, centred=(0, 1))
+        dim = Width(combine(lambda q, h: q // h, qkv.table, heads.table), {**qkv.values, **heads.values})
+        tokens = x.shape[1] * x.shape[2]
+        record_macs(self, _gated(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
+        return run(
+            _WindowAttention(self.shifted, self.dtype),
+            "batch rows columns three qkv, heads window window window window, ... -> batch rows columns qkv",
+            {"window": window, "heads": heads, "qkv": qkv},
+            x,
+            relative_bias(table),
+            jax.lax.rsqrt(jnp.sum(dim.mask())),  # of the active number of channels
+            gate=gate,
+            maskable=("qkv",),
+        )
+
+    def _drop(self, y: jax.Array, rate: float | None) -> jax.Array:
+        if rate is None:
+            return y
+        scale = drop_path(self.make_rng("dropout"), rate, y.shape[0])
+        return y * scale.astype(y.dtype)[:, None, None, None]
+
+
+class Swin(nn.Module):
+    """S3's supernet over a space with the choices of each stage, see `jaxnas.spaces.swin`.
+
+    Stage i, from 1 on, has `depth_i` blocks of the width `embed_dim_i`, and each block its own `window_i`,
+    `num_heads_i`, `mlp_ratio_i` and `qkv_dim_i`, the width of queries, keys and values of all heads together.
+    Between two stages four neighbouring patches are merged, and the width of the next stage is free. All
+    sizes are read from the space. Every other block of a stage shifts its windows by half of their size, and
+    a window as large as the map is not shifted.
+
+    With a space of a single architecture it is that plain network: every size is static and nothing is
+    chosen, sliced or masked at run time. That is what `jaxnas.extract` returns.
+
+    A window has to divide its map, as in the authors' code, which pads nothing. A window that is larger than
+    its map is refused. The authors' code makes it as large as the map instead, but then two options of a
+    space would be the same network.
+
+    Attributes:
+      space: the search space.
+      image_size: height and width of the images, in pixels.
+      patch_size: of a square patch, 4 in S3; together with the merging of patches it divides `image_size`.
+      num_classes: logits.
+      drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first.
+      dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
+      init_std: standard deviation of the kernels at the start; the authors' 0.02 suits widths of some
+        hundreds, narrow networks learn faster from more.
+
+    Raises:
+      TypeError: no space.
+      ValueError: image size not a multiple of the patch and of what is merged; a space without the choices of
+        each stage, with options that are no sizes, or with sizes that do not fit each other; an attribute out
+        of range.
+    """
+
+    space: Space
+    image_size: int
+    patch_size: int
+    num_classes: int
+    drop_path_rate: float = 0.0
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.space, Space):
+            raise TypeError(
+                f"Swin: space is {self.space!r}, expected one as jaxnas.spaces.swin(...) makes it."
+            )
+        for name in ("image_size", "patch_size", "num_classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Swin: {name} is {getattr(self, name)}, expected at least 1.")
+        if not 0 <= self.drop_path_rate < 1:
+            raise ValueError(f"Swin: drop_path_rate is {self.drop_path_rate}, expected 0 to less than 1.")
+        step = self.patch_size * 2 ** (self._stages - 1)
+        if self.image_size % step:
+            raise ValueError(
+                f"Swin: image_size {self.image_size} is not a multiple of {step}, as needed for patches of "
+                f"{self.patch_size} and {self._stages} stages, each with maps half as large; nearest sizes: "
+                f"{self.image_size // step * step} and {-(-self.image_size // step) * step}."
+            )
+        for stage in range(1, self._stages + 1):
+            check_stage(self.space, stage, self._side(stage))
+
+    @property
+    def _stages(self) -> int:
+        return max(sum(name.startswith("depth_") for name in self.space), 1)
+
+    def _side(self, stage: int) -> int:
+        """Height and width of the maps of a stage."""
+        return self.image_size // self.patch_size // 2 ** (stage - 1)
+
+    @nn.compact
+    def __call__(
+        self, images: jax.Array, arch: dict[str, jax.Array] | None = None, *, train: bool = False
+    ) -> jax.Array:
+        """Classifies images with the sub-network `arch`.
+
+        Args:
+          images: float [B, image_size, image_size, channels].
+          arch: architecture of the space, hard or soft (weights that sum to 1); not needed if the space has
+            only one.
+          train: whether drop path is on (needs the "dropout" random stream).
+
+        Returns:
+          float32 logits [B, num_classes].
+
+        Raises:
+          ValueError: images of another size; an architecture that doesn't fit the space.
+        """
+        if images.ndim != 4 or images.shape[1:3] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"Expected images [B, {self.image_size}, {self.image_size}, channels], got shape "
+                f"{images.shape}."
+            )
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        embeds = [
+            width(int, decisions[f"embed_dim_{stage}"], axis="embed") for stage in range(1, self._stages + 1)
+        ]
+        depths = [int(self.space[f"depth_{stage}"].table.max()) for stage in range(1, self._stages + 1)]
+        # Rising over all stored blocks, whatever runs.
+        rates = iter(np.linspace(0, self.drop_path_rate, sum(depths)).tolist())
+        drops = train and self.drop_path_rate > 0
+
+        side, dtype = self._side(1), self.dtype
+        x = PatchEmbed(self.patch_size, dtype, name="patch_embed")(images, embeds[0])
+        x = LayerNorm(dtype=dtype, name="patch_norm")(x, embeds[0], max_branches=1)
+        x = x.reshape(-1, side, side, embeds[0].maximum)  # [B, H, W, E]
+        for stage, (embed, depth) in enumerate(zip(embeds, depths, strict=True), 1):
+            if stage > 1:
+                x = self._merge(x, stage, embeds[stage - 2], embed)
+            for number in range(depth):
+                block = Block(number % 2 == 1, dtype, self.init_std, name=f"stage_{stage}_block_{number}")
+                sizes, rate = block_widths(decisions, stage, number), next(rates)
+                x = block(x, embed, **sizes, drop_path_rate=rate if drops else None)
+        x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
+        x = x.mean(axis=(1, 2))  # [B, E]
+        classes = fixed(self.num_classes, "classes")
+        head = Dense(dtype=dtype, name="head")(x, embeds[-1], classes, max_branches=1)
+        return head.astype(jnp.float32)
+
+    def _merge(self, x: jax.Array, stage: int, width_in: Width, width_out: Width) -> jax.Array:
+        """Merges each 2 x 2 patches of x [B, 2 H, 2 W, in] into one: [B, H, W, out]."""
+        side = self._side(stage)
+        x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
+        x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
+        init = nn.initializers.normal(self.init_std)
+        merge = NormalisedDense(
+            4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
+        )
+        return merge(x, width_in, width_out)[..., 0, :]
+
+
+def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Width]:
+    """The active sizes of one block of a stage, as `Block` takes them."""
+    window, heads, ratio, qkv = (decisions[f"{name}_{stage}", number] for name in OF_BLOCK)
+    return {
+        "window": width(int, window),
+        "heads": width(int, heads, axis="heads"),
+        "qkv": width(int, qkv, axis="qkv"),
+        "hidden": width(lambda e, r: int(e * r), decisions[f"embed_dim_{stage}"], ratio, axis="mlp"),
+        "gate": width(lambda depth: int(number < depth), decisions[f"depth_{stage}"]),
+    }
+
+
+def check_stage(space: Space, stage: int, side: int) -> None:
+    """Checks that the choices of a stage are there, and that all of their options fit each other.
+
+    Args:
+      space: of a `Swin`.
+      stage: from 1 on.
+      side: height and width of the stage's maps.
+
+    Raises:
+      ValueError: they are not; the message says which, and what is expected.
+    """
+    names = [f"{name}_{stage}" for name in ("depth", "embed_dim", *OF_BLOCK)]
+    if missing := [name for name in names if name not in space]:
+        raise ValueError(f"A Swin space needs {names} for stage {stage}; missing: {missing}.")
+    depth, embed_dim, *of_block = names
+    window, num_heads, mlp_ratio, qkv_dim = of_block
+    options: dict[str, Any] = {name: space[name].options for name in names}
+    for name in names:
+        kinds, expected = (int,), "whole numbers of at least 1"
+        if name == mlp_ratio:
+            kinds, expected = (int, float), "numbers above 0"
+        if wrong := [x for x in options[name] if not isinstance(x, kinds) or x <= 0]:
+            raise ValueError(f"A Swin space: {name!r} has the options {wrong}; expected {expected}.")
+    blocks, narrowest, least = max(options[depth]), min(options[embed_dim]), min(options[mlp_ratio])
+    for name in of_block:
+        if (length := space[name].length) is None or length < blocks:
+            raise ValueError(
+                f"A Swin space needs {name!r} once for each of {blocks} blocks, as Choice(...).repeat("
+                f"{blocks}, active={depth!r}); got {'one for all' if length is None else length}."
+            )
+    if wrong := [size for size in options[window] if side % size]:
+        fitting = [size for size in range(1, side + 1) if side % size == 0]
+        raise ValueError(
+            f"A Swin space: {window!r} has {wrong[0]}, and the maps of stage {stage} are {side} x {side}. A "
+            f"window divides its map: take some of {fitting}."
+        )
+    for block in range(blocks):  # which may have options of its own
+        heads: Any = space[num_heads].options_at(block)
+        dims: Any = space[qkv_dim].options_at(block)
+        if wrong := [(dim, count) for dim in dims for count in heads if dim % count]:
+            raise ValueError(
+                f"A Swin space: {qkv_dim!r} has {wrong[0][0]}, which the {wrong[0][1]} heads of "
+                f"{num_heads!r} do not divide. Each number of heads divides each width: with heads "
+                f"{list(heads)} take multiples of {math.lcm(*heads)}."
+            )
+    if narrowest * least < 1:
+        raise ValueError(
+            f"A Swin space: an MLP of ratio {least} has no hidden channel in a stage of width {narrowest}; "
+            f"raise {mlp_ratio!r} or {embed_dim!r}."
+        )
