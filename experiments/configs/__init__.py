@@ -1,5 +1,5 @@
 """The configs that the binaries know by name; one file for each system."""
 
-from experiments.configs import attention, autoformer, par
+from experiments.configs import attention, autoformer, par, s3
 
-CONFIGS = {config.name: config for config in (*autoformer.CONFIGS, *par.CONFIGS, *attention.CONFIGS)}
+CONFIGS = {config.name: config for system in (autoformer, s3, par, attention) for config in system.CONFIGS}

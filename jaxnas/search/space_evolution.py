@@ -256,6 +256,8 @@ class ShiftRule:
         there is one below 0.
       most: no option may be above it; None for no bound.
       multiple: options are multiples of it, as of 8 for widths: moved ones are rounded to the nearest.
+      values: all legal values, where they do not lie at even distances, as windows that divide a map. An
+        option then moves by one place in them for each step.
 
     Raises:
       ValueError: a step, threshold or multiple that is no number above 0, or `least` above `most`.
@@ -266,6 +268,7 @@ class ShiftRule:
     least: float | None = None
     most: float | None = None
     multiple: float | None = None
+    values: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("step", "threshold", "multiple"):
@@ -320,7 +323,12 @@ def shift_options(
     if not steps:
         return options
     step, moved = step_of(options, rule), list[float]()
+    places = sorted(rule.values)
     for option in options:
+        if places:
+            place = places.index(option) + steps
+            moved += [places[place]] if 0 <= place < len(places) else []
+            continue
         value = option + steps * step
         # Halves are rounded up, all of them, so that options keep their distances.
         if rule.multiple is not None:
@@ -358,6 +366,8 @@ def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool
         above = value >= rule.least
     else:
         above = value > 0 if lowest > 0 else value >= 0 or lowest < 0
+    if rule.values and value not in rule.values:
+        return False
     ratio = 0.0 if rule.multiple is None else value / rule.multiple
     return (
         above
@@ -368,6 +378,8 @@ def _is_legal(value: float, options: tuple[float, ...], rule: ShiftRule) -> bool
 
 def _limits(rule: ShiftRule) -> str:
     """The limits of a rule in words."""
+    if rule.values:
+        return f"one of {rule.values}"
     given = {"least": rule.least, "most": rule.most, "multiple": rule.multiple}
     texts = [f"{name}={value:g}" for name, value in given.items() if value is not None]
     return ", ".join(texts if rule.least is not None else ["positive options stay positive", *texts])

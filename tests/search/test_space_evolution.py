@@ -218,6 +218,17 @@ def test_shifted_options(options, steps, rule, expected):
     assert moved == expected and [type(x) for x in moved] == [type(options[0])] * len(moved)
 
 
+def test_options_move_from_place_to_place_where_all_legal_values_are_listed():
+    rule = ShiftRule(values=(1, 2, 4, 7, 14, 28))
+    cases = [(1, (7, 14)), (-1, (2, 4)), (2, (14, 28)), (3, (28,)), (-2, (1, 2))]
+    for steps, expected in cases:
+        assert search.shift_options("window", (4, 7), steps, rule) == expected
+    with pytest.raises(ValueError, match=r"no legal value left.*one of \(1, 2, 4, 7, 14, 28\)"):
+        search.shift_options("window", (14, 28), 2, rule)
+    with pytest.raises(ValueError, match=r"of which \[5\] are not legal"):
+        search.shift_options("window", (4, 5), 1, rule)
+
+
 def test_a_step_that_rounding_undoes_is_none():
     archs = sample(FLAT)
     rules = {"width": ShiftRule(step=2, multiple=8)}
