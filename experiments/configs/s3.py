@@ -47,6 +47,8 @@ _SPACE = spaces.swin(
 _DIGITS = supernets.Swin(_SPACE, image_size=8, patch_size=1, num_classes=10, init_std=0.1)
 _RULES = rules((8, 4, 2), (1, 2, 4, 8), 8, 4)
 
+_EVOLUTION = runs.SpaceEvolution(turns=2, sample=300, top=30, rules=_RULES, steps=800)
+
 DIGITS = Config(
     name="s3_digits",
     about="A windowed transformer on 8 x 8 digits, whose space moves twice: about 20 minutes on two cores.",
@@ -61,7 +63,7 @@ DIGITS = Config(
         checkpoint_every=400,
         steps_per_call=10,
     ),
-    evolution=runs.SpaceEvolution(turns=2, sample=300, top=30, rules=_RULES, steps=800),
+    evolution=_EVOLUTION,
     search=runs.Search(strategy=search.Evolution(_SPACE, evaluations=200), most_share=0.6),
 )
 
@@ -72,7 +74,7 @@ _CIFAR = dataclasses.replace(
     task=tasks.Images(data="cifar10", search_fraction=0.1, crop_padding=4, flip=True),
     network=_DIGITS.clone(image_size=32, patch_size=4),
     training=dataclasses.replace(DIGITS.training, steps=6000, warmup_steps=300, evaluate_every=2000),
-    evolution=dataclasses.replace(DIGITS.evolution, sample=1000, top=50, steps=3000, limit=4),
+    evolution=dataclasses.replace(_EVOLUTION, sample=1000, top=50, steps=3000, limit=4),
 )
 
 _WIDE = spaces.swin(
