@@ -62,7 +62,7 @@ class _Sampling:
     def init(self, space: Space) -> tuple[Any, Any]:
         """Nothing but the parameters is trained; a trained teacher's are kept beside them."""
         if self.distill is None or self.distill.teacher is None:
-            return (), {}
+            return (), ()
         return (), {"teacher": load_teacher(self.distill.teacher).variables}
 
     def begin(self, problem: Problem, state: TrainState) -> TrainState:
@@ -289,7 +289,7 @@ class Fixed(_Sampling):
             return super().init(space)
         space.check(self.arch)
         logits, own = super().init(space)
-        return logits, {**own, "arch": self.arch}
+        return logits, {**(own or {}), "arch": self.arch}
 
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
