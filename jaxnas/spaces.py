@@ -240,3 +240,38 @@ def dartformer(mechanisms=DARTFORMER, heads: int | None = None) -> Space:
     """
     mechanism = Choice(*mechanisms)
     return Space(mechanism=mechanism if heads is None else mechanism.repeat(heads))
+
+
+# ---- Hybrids of convolutions and Transformers.
+
+
+def hybrid(stages, stem, head, resolution=(), per_block: bool = True) -> Space:
+    """Returns a space for `supernets.Hybrid` from the options of its stages.
+
+    Args:
+      stages: for each a dict of options by the names of its decisions: "width", "depth" and "block", the
+        kinds of blocks, and some of "kernel", "expansion", "squeeze", "heads" and "mlp_ratio". With "first",
+        the kinds that the first block of a stage may have.
+      stem, head: options of the width of the first convolution, and of what the classifier sees.
+      resolution: options of the height and width of images, in pixels; none if it isn't chosen.
+      per_block: whether each block has decisions of its own, or all blocks of a stage have the same.
+    """
+    convolutions = ("mbconv", "fused_mbconv")
+    kinds = {"kernel": convolutions, "expansion": convolutions, "squeeze": convolutions}
+    kinds |= {"heads": ("transformer",), "mlp_ratio": ("transformer",)}
+    choices = {"resolution": Choice(*resolution)} if resolution else {}
+    choices |= {"width_stem": Choice(*stem), "width_head": Choice(*head)}
+    for i, stage in enumerate(stages, 1):
+        options = {"width": stage["width"], "depth": stage["depth"], "block": stage["block"]}
+        first = stage.get("first", stage["block"])
+        for name, values in (options | {name: stage[name] for name in kinds if name in stage}).items():
+            choice = Choice(*values)
+            if name not in ("width", "depth") and per_block:
+                choice = choice.repeat(max(stage["depth"]), active=f"depth_{i}")
+            if name == "block" and per_block and tuple(first) != tuple(stage["block"]):
+                choice = choice.at_positions(first, *[stage["block"]] * (max(stage["depth"]) - 1))
+            counts = [kind for kind in stage["block"] if kind in kinds.get(name, stage["block"])]
+            if len(values) > 1 and len(counts) < len(stage["block"]):
+                choice = choice.when(f"block_{i}", *counts)
+            choices[f"{name}_{i}"] = choice
+    return Space(**choices)
