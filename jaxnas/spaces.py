@@ -409,3 +409,23 @@ def nasvit(resolution=(192, 256)) -> Space:
     stages = _stages(_ALPHANET | sizes)
     stages = [*stages[:3], *(stage | {"first": ("mbconv",), "mlp_ratio": (2,)} for stage in stages[3:])]
     return hybrid(stages, (16, 24), (1792, 1984), resolution, per_block=False)
+
+
+def hybrid_small(resolution=()) -> Space:
+    """Returns a space for images of 28 x 28 or 32 x 32 in which every stage is of either kind.
+
+    For `supernets.Hybrid` with `stages=supernets.hybrid.SMALL`. `restrict` leaves one kind of block only, in
+    the same supernet, so that the kinds can be compared: with `block_1="fused_mbconv"`, `block_2="mbconv"`
+    and `block_3="mbconv"` all blocks are convolutions, with "transformer" three times none is.
+
+    Args:
+      resolution: options of the resolution, multiples of 4, such as (20, 28); none if it isn't chosen.
+    """
+    convolution = {"kernel": (3, 5), "expansion": (2, 4), "squeeze": (0, 0.25)}
+    attention = {"heads": (2, 4), "mlp_ratio": (1, 2)}
+    stages = [
+        {"width": (16, 24), "depth": (1, 2), "block": ("fused_mbconv", "transformer")},
+        {"width": (32, 48), "depth": (1, 2), "block": _BOTH},
+        {"width": (48, 64), "depth": (1, 2), "block": _BOTH},
+    ]
+    return hybrid([stage | convolution | attention for stage in stages], (16,), (128,), resolution)

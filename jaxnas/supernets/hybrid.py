@@ -76,6 +76,7 @@ class Stage:
         return max(8, int(channels * expansion * share + 4) // 8 * 8)
 
 
+SMALL = tuple(Stage(stride) for stride in (1, 2, 1))
 EFFICIENTNETV2 = tuple(Stage(stride) for stride in (1, 2, 2, 2, 1, 2))
 ALPHANET = tuple(Stage(s, squeeze_of="expanded", shortcut="pooled") for s in (1, 2, 2, 2, 1, 2, 1))
 NASVIT = tuple(Stage(s, squeeze_of="expanded", shortcut="pooled", head_dim=8) for s in (1, 2, 2, 2, 2, 1, 2))
