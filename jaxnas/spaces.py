@@ -424,7 +424,7 @@ def hybrid_small(resolution=()) -> Space:
     convolution = {"kernel": (3, 5), "expansion": (2, 4), "squeeze": (0, 0.25)}
     attention = {"heads": (2, 4), "mlp_ratio": (1, 2)}
     stages = [
-        {"width": (16, 24), "depth": (1, 2), "block": ("fused_mbconv", "transformer")},
+        {"width": (16, 24), "depth": (1,), "block": ("fused_mbconv", "transformer")},
         {"width": (32, 48), "depth": (1, 2), "block": _BOTH},
         {"width": (48, 64), "depth": (1, 2), "block": _BOTH},
     ]

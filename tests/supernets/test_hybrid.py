@@ -13,7 +13,7 @@ from test_cost import lower, xla_macs
 import jaxnas
 from jaxnas import Choice, Space, data, spaces, supernets, tasks, tensors
 from jaxnas.annotations import annotations
-from jaxnas.elastic import Decision, fixed
+from jaxnas.elastic import Decision, Mixture, fixed
 from jaxnas.supernets import Stage, hybrid
 from jaxnas.training import make_evaluator
 
@@ -186,8 +186,14 @@ IMAGES = normal(4, 8, 8, 3)
 
 
 def random_variables(shapes):
-    rng, shapes = np.random.default_rng(0), nn.meta.unbox(shapes)
-    return jax.tree.map(lambda x: jnp.asarray(rng.uniform(-0.4, 0.8, x.shape), x.dtype), shapes)
+    """Random everywhere, also where the initial values are 0 or 1; variances are positive."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        low = 0.2 if path[-1].key == "var" else -0.4
+        return jnp.asarray(rng.uniform(low, 0.8, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(shapes))
 
 
 @functools.cache
@@ -201,13 +207,13 @@ traces = []
 
 
 def run(params, arch):
-    """In training: logits, what every module returned, the gradient, and the new statistics."""
+    """In training: logits, what every block returned, the gradient, and the new statistics."""
     traces.append(arch)
 
     def loss(params):
         variables = variables_of() | {"params": params}
-        kept = ["batch_stats", "intermediates"]
-        y, new = NET.apply(variables, IMAGES, arch, train=True, capture_intermediates=True, mutable=kept)
+        kept, of_blocks = ["batch_stats", "intermediates"], lambda module, _: isinstance(module, Mixture)
+        y, new = NET.apply(variables, IMAGES, arch, train=True, capture_intermediates=of_blocks, mutable=kept)
         return jnp.sum(jnp.sin(y)), (y, new["intermediates"], new["batch_stats"])
 
     gradient, (y, outputs, statistics) = jax.grad(loss, has_aux=True)(params)
@@ -241,11 +247,11 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
             np.testing.assert_array_equal(leaf[~active], old[~active])
             assert not active.any() or not np.array_equal(leaf[active], old[active])
         values = TINY.to_dict({name: np.asarray(x) for name, x in arch.items()})
+        assert list(outputs) == ["stage_1_0", "stage_2_0", "stage_2_1"]
         for name, out in outputs.items():
-            if name.startswith("stage_"):
-                channels = values[f"width_{name[6]}"]
-                assert not np.any(out["__call__"][0][..., channels:]), name
-                assert np.any(out["__call__"][0][..., :channels]), name
+            channels = values[f"width_{name[6]}"]
+            assert not np.any(out["__call__"][0][..., channels:]), name
+            assert np.any(out["__call__"][0][..., :channels]), name
     distinct = {tuple(row) for row in np.asarray(TINY.encode(batch)).tolist()}
     assert len(traces) == 1 and len(logits) == len(distinct) > 50
 
@@ -321,12 +327,13 @@ def test_a_resolution_is_chosen_within_one_program():
     body, apply = net.clone(space=space), jit(net.apply)
     cost = jaxnas.cost(net, images)
     of_body = {name: tree["body"] for name, tree in variables.items()}
+    only = {name: jnp.int32(0) for name in space} | {"width_head": jnp.int32(1)}
     for index, size in enumerate((8, 12)):
-        arch = {"width_head": jnp.int32(1), "resolution": jnp.int32(index)}
+        arch = only | {"resolution": jnp.int32(index)}
         given = hybrid.resize(images, size)
-        expected = body.apply(of_body, given, {"width_head": jnp.int32(1)})
+        expected = body.apply(of_body, given, only)
         assert difference(apply(variables, images, arch), expected) <= 1e-5
-        costs = jaxnas.cost(body, given)({"width_head": jnp.int32(1)})
+        costs = jaxnas.cost(body, given)(only)
         assert cost(arch) == costs
         assert jaxnas.extract(net, variables, arch, verify=images).error <= 1e-5
     assert apply._cache_size() == 1
@@ -346,8 +353,9 @@ def test_evaluation_makes_batch_statistics_and_asks_for_none():
     other = variables | {"batch_stats": jax.tree.map(lambda x: 7 + x, variables["batch_stats"])}
     evaluate = make_evaluator(task, net, "test", limit=1)
     first, second = (evaluate(x, net.space.smallest()) for x in (variables, other))
-    assert difference(first, second) <= 1e-4
-    assert difference(net.apply(variables, IMAGES), net.apply(other, IMAGES)) > 1e-2
+    assert first.keys() == second.keys() and difference(first, second) <= 1e-4
+    logits = [jit(net.apply)(x, IMAGES) for x in (variables, other)]
+    assert difference(*logits) > 1e-2
 
 
 # ---- Published networks.
