@@ -318,7 +318,7 @@ def efficientnetv2() -> Space:
     """Returns a space around EfficientNetV2-B0 and -S, whose last two stages may have Transformer blocks.
 
     EfficientNetV2 (Tan and Le, ICML 2021, table 4; the sizes are those of the released networks, which are
-    members). For `supernets.Hybrid` with `stages=supernets.hybrid.EFFICIENTNETV2`, and resolutions that are
+    members). For `supernets.Hybrid` with `**supernets.hybrid.EFFICIENTNETV2`, and resolutions that are
     multiples of 32.
     """
     late = {"kernel": (3, 5), "expansion": (4, 6), "squeeze": (0, 0.25)}
@@ -373,7 +373,7 @@ def _stages(table) -> list[dict]:
 def alphanet(resolution=(192, 224, 256, 288)) -> Space:
     """Returns the space of AttentiveNAS and AlphaNet: MBConv alone, kernel size and expansion by stage.
 
-    For `supernets.Hybrid` with `stages=supernets.hybrid.ALPHANET` and `head_expansion=6`.
+    For `supernets.Hybrid` with `**supernets.hybrid.ALPHANET`.
     """
     return hybrid(_stages(_ALPHANET), (16, 24), (1792, 1984), resolution, per_block=False)
 
@@ -395,7 +395,7 @@ def alphanet_published(name: str) -> Arch:
 def nasvit(resolution=(192, 256)) -> Space:
     """Returns the sizes of NASViT's space (Gong et al., ICLR 2022): Transformer blocks in the last 4 stages.
 
-    For `supernets.Hybrid` with `stages=supernets.hybrid.NASVIT` and `head_expansion=6`. The first block of
+    For `supernets.Hybrid` with `**supernets.hybrid.NASVIT`. The first block of
     each Transformer stage is an MBConv. The Transformer blocks are those of `supernets.Hybrid`, with heads of
     8 channels, and not NASViT's own, which have two MLPs and mix their heads. Its resolutions 224 and 288 are
     left out: they are no multiples of its strides, 64 in all.
@@ -414,7 +414,7 @@ def nasvit(resolution=(192, 256)) -> Space:
 def hybrid_small(resolution=()) -> Space:
     """Returns a space for images of 28 x 28 or 32 x 32 in which every stage is of either kind.
 
-    For `supernets.Hybrid` with `stages=supernets.hybrid.SMALL`. `restrict` leaves one kind of block only, in
+    For `supernets.Hybrid` with `**supernets.hybrid.SMALL`. `restrict` leaves one kind of block only, in
     the same supernet, so that the kinds can be compared: with `block_1="fused_mbconv"`, `block_2="mbconv"`
     and `block_3="mbconv"` all blocks are convolutions, with "transformer" three times none is.
 

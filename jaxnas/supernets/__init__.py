@@ -6,7 +6,7 @@ from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
-from jaxnas.supernets.hybrid import Hybrid, Stage
+from jaxnas.supernets.hybrid import Hybrid
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
 
@@ -17,7 +17,6 @@ __all__ = [
     "GAT",
     "GCN",
     "Hybrid",
-    "Stage",
     "TransformerXL",
     "ViT",
     "attention",

@@ -40,23 +40,18 @@ from jaxnas.space import Arch, Space
 
 ACTIVATIONS = {"silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": gelu, "hard_swish": jax.nn.hard_swish}
 KINDS = ("mbconv", "fused_mbconv", "transformer")
-# What is taken where a space does not choose it; 0 heads are as many as `Stage.head_dim` makes.
+# What is taken where a space does not choose it; 0 heads are as many as `head_dim` makes.
 DEFAULTS = {"kernel": 3, "expansion": 4, "squeeze": 0, "heads": 0, "mlp_ratio": 4}
 Chosen = dict[str, Decision]  # the decisions of one block by their names, and "before", that of its input
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What no architecture changes in a stage.
+    """What no architecture changes in a stage; see `Hybrid`, whose attributes these are.
 
     Attributes:
       stride: of its first block.
-      activation: of its convolutional blocks, a name in `ACTIVATIONS`; the MLP of a Transformer has a GELU.
-      squeeze_of: whether the hidden width of squeeze-and-excitation is a share of the channels of the block's
-        "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
-      shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
-        "pooled" to the new size by averages and mapped to a new width by a 1 x 1 convolution (AttentiveNAS).
-      head_dim: channels of an attention head, where the space has no choice of the number of heads.
+      activation, squeeze_of, shortcut, head_dim: the same for all stages.
     """
 
     stride: int = 2
@@ -76,10 +71,12 @@ class Stage:
         return max(8, int(channels * expansion * share + 4) // 8 * 8)
 
 
-SMALL = tuple(Stage(stride) for stride in (1, 2, 1))
-EFFICIENTNETV2 = tuple(Stage(stride) for stride in (1, 2, 2, 2, 1, 2))
-ALPHANET = tuple(Stage(s, squeeze_of="expanded", shortcut="pooled") for s in (1, 2, 2, 2, 1, 2, 1))
-NASVIT = tuple(Stage(s, squeeze_of="expanded", shortcut="pooled", head_dim=8) for s in (1, 2, 2, 2, 2, 1, 2))
+# What is fixed of the networks in the spaces of `jaxnas.spaces`: Hybrid(spaces.alphanet(), 1000, **ALPHANET).
+_ATTENTIVE = {"squeeze_of": "expanded", "shortcut": "pooled", "head_expansion": 6}
+SMALL: dict[str, Any] = {"strides": (1, 2, 1)}
+EFFICIENTNETV2: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2)}
+ALPHANET: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2, 1)} | _ATTENTIVE
+NASVIT: dict[str, Any] = {"strides": (1, 2, 2, 2, 2, 1, 2), "head_dim": 8} | _ATTENTIVE
 
 
 def add_where(on: Width, y: jax.Array, x: jax.Array) -> jax.Array:
@@ -261,8 +258,14 @@ class Hybrid(nn.Module):
     Attributes:
       space: the search space, see the beginning of this file; `spaces.hybrid` makes one.
       num_classes: logits.
-      stages: what is fixed of each stage.
+      strides: of the first block of each stage.
       stem_stride: of the convolution in front of the stages.
+      activation: of the convolutional blocks, a name in `ACTIVATIONS`; the MLP of a Transformer has a GELU.
+      squeeze_of: whether the hidden width of squeeze-and-excitation is a share of the channels of the block's
+        "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
+      shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
+        "pooled" to the new size by averages and mapped to a new width by a 1 x 1 convolution (AttentiveNAS).
+      head_dim: channels of an attention head in the stages without a choice of the number of heads.
       head_expansion: 0 for a head that is a 1 x 1 convolution to `width_head`, averaged over the pixels. A
         number for one that expands the channels so many times, averages, and then maps them to `width_head`
         by a dense layer (MobileNetV3, Howard et al., ICCV 2019, section 5.1).
@@ -277,8 +280,12 @@ class Hybrid(nn.Module):
 
     space: Space
     num_classes: int
-    stages: tuple[Stage, ...]
+    strides: tuple[int, ...]
     stem_stride: int = 2
+    activation: str = "silu"
+    squeeze_of: Literal["input", "expanded"] = "input"
+    shortcut: Literal["none", "pooled"] = "none"
+    head_dim: int = 16
     head_expansion: int = 0
     drop_path_rate: float = 0.0
     dropout_rate: float = 0.0
@@ -319,9 +326,9 @@ class Hybrid(nn.Module):
             kind, chosen = self._chosen(decisions, stage, place)
             blocks = {name: make(name) for name in kind.options}
             x = Mixture(blocks, name=f"stage_{stage}_{place}")(kind, x, chosen=chosen)
-        last, head = width(int, decisions[f"width_{len(self.stages)}"]), width(int, decisions["width_head"])
+        last, head = width(int, decisions[f"width_{len(self.strides)}"]), width(int, decisions["width_head"])
         if self.head_expansion:
-            inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.stages)}"])
+            inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.strides)}"])
             x = active(name="head_expand")(x, last, inner, fixed(1)).mean(axis=(1, 2))  # [B, C]
             x = jax.nn.silu(self._dense("head")(x, inner, head))
         else:
@@ -333,12 +340,12 @@ class Hybrid(nn.Module):
     @property
     def divisor(self) -> int:
         """What a resolution has to be a multiple of."""
-        return math.prod((self.stem_stride, *(stage.stride for stage in self.stages)))
+        return math.prod((self.stem_stride, *self.strides))
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """Of every stored block the number of its stage, from 1, and its place in it, from 0."""
-        depths = [int(self.space[f"depth_{i}"].table.max()) for i in range(1, len(self.stages) + 1)]
+        depths = [int(self.space[f"depth_{i}"].table.max()) for i in range(1, len(self.strides) + 1)]
         return [(i, place) for i, depth in enumerate(depths, 1) for place in range(depth)]
 
     def _at_resolution(self, images: jax.Array, decisions: Decisions, train: bool) -> jax.Array:
@@ -364,7 +371,8 @@ class Hybrid(nn.Module):
         return of_block("block"), chosen | {"before": decisions[f"width_{before or 'stem'}"]}
 
     def _block(self, stage: int, place: int, train: bool, rate: float, kind: str) -> nn.Module:
-        given = self.stages[stage - 1], place, train, rate, self.dtype
+        common = self.activation, self.squeeze_of, self.shortcut, self.head_dim
+        given = Stage(self.strides[stage - 1], *common), place, train, rate, self.dtype
         if kind == "transformer":
             return Transformer(*given, parent=None)
         return MBConv(*given, fused=kind == "fused_mbconv", parent=None)
@@ -380,23 +388,22 @@ def check(net: Hybrid) -> None:
     """Checks the attributes of a network; see `Hybrid` for what is raised."""
     if not isinstance(net.space, Space):
         raise TypeError(f"Hybrid: space is {net.space!r}, expected one such as jaxnas.spaces.hybrid_small().")
-    if not net.stages or not all(isinstance(stage, Stage) for stage in net.stages):
-        raise TypeError(f"Hybrid: stages is {net.stages!r}, expected a tuple of supernets.hybrid.Stage.")
-    numbers = range(1, len(net.stages) + 1)
+    if not isinstance(net.strides, tuple) or not net.strides:
+        raise TypeError(f"Hybrid: strides is {net.strides!r}, expected a tuple with that of each stage.")
+    numbers = range(1, len(net.strides) + 1)
     needed = ["width_stem", "width_head", *(f"{n}_{i}" for i in numbers for n in ("width", "depth", "block"))]
     known = {"resolution", *needed, *(f"{name}_{i}" for i in numbers for name in DEFAULTS)}
     if missing := [name for name in needed if name not in net.space]:
         raise ValueError(
-            f"A Hybrid space of {len(net.stages)} stages needs the decisions {needed}; missing: {missing}."
+            f"A Hybrid space of {len(net.strides)} stages needs the decisions {needed}; missing: {missing}."
         )
     if unknown := [name for name in net.space if name not in known]:
         raise ValueError(
-            f"A Hybrid space of {len(net.stages)} stages has no decision {unknown[0]!r}"
+            f"A Hybrid space of {len(net.strides)} stages has no decision {unknown[0]!r}"
             f"{nearest(unknown[0], known)}"
         )
-    positive = {"num_classes": net.num_classes, "stem_stride": net.stem_stride}
-    for i, stage in enumerate(net.stages, 1):
-        positive |= {f"stride of stage {i}": stage.stride, f"head_dim of stage {i}": stage.head_dim}
+    positive = {name: getattr(net, name) for name in ("num_classes", "stem_stride", "head_dim")}
+    positive |= {f"the stride of stage {i}": stride for i, stride in enumerate(net.strides, 1)}
     for name, value in positive.items():
         if value < 1:
             raise ValueError(f"Hybrid: {name} is {value}, expected at least 1.")
@@ -405,20 +412,18 @@ def check(net: Hybrid) -> None:
             f"Hybrid: drop_path_rate {net.drop_path_rate}, dropout_rate {net.dropout_rate} and "
             f"head_expansion {net.head_expansion}; expected 0 to less than 1, the same, and at least 0."
         )
-    for i, stage in enumerate(net.stages, 1):
-        _check_stage(net.space, i, stage)
+    values = {"squeeze_of": ("input", "expanded"), "shortcut": ("none", "pooled"), "activation": ACTIVATIONS}
+    for name, allowed in values.items():
+        if getattr(net, name) not in allowed:
+            raise ValueError(f"Hybrid: {name} is {getattr(net, name)!r}, expected one of {list(allowed)}.")
+    for i in numbers:
+        _check_stage(net.space, i, net.head_dim)
     resolutions: tuple[Any, ...] = net.space["resolution"].options if "resolution" in net.space else ()
     for resolution in resolutions:
         check_images((1, resolution, resolution, 1), net.divisor)
 
 
-def _check_stage(space: Space, i: int, stage: Stage) -> None:
-    values = {"squeeze_of": ("input", "expanded"), "shortcut": ("none", "pooled"), "activation": ACTIVATIONS}
-    for name, allowed in values.items():
-        if getattr(stage, name) not in allowed:
-            raise ValueError(
-                f"Hybrid: {name} of stage {i} is {getattr(stage, name)!r}, expected one of {list(allowed)}."
-            )
+def _check_stage(space: Space, i: int, head_dim: int) -> None:
     least = {"width": 1, "depth": 1, "kernel": 1, "expansion": 1, "squeeze": 0, "heads": 1, "mlp_ratio": 0.01}
     for name in (f"{name}_{i}" for name in least if f"{name}_{i}" in space):
         smallest, options = least[name.removesuffix(f"_{i}")], space[name].options
@@ -451,11 +456,11 @@ def _check_stage(space: Space, i: int, stage: Stage) -> None:
     widths: tuple[Any, ...] = space[f"width_{i}"].options
     for channels in widths:
         for heads in numbers:
-            if channels % (heads or stage.head_dim):
-                by = f"{heads} heads do" if heads else f"heads of {stage.head_dim} channels do"
+            if channels % (heads or head_dim):
+                by = f"{heads} heads do" if heads else f"heads of {head_dim} channels do"
                 raise ValueError(
                     f"A Hybrid space: stage {i} has Transformer blocks of {channels} channels, which {by} "
-                    f"not divide. Change 'width_{i}', or {f'heads_{i}' if heads else 'Stage.head_dim'!r}."
+                    f"not divide. Change 'width_{i}', or {f'heads_{i}' if heads else 'head_dim'!r}."
                 )
 
 

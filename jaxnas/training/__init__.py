@@ -1,7 +1,7 @@
 """Training: one state, one step, recipes, and one loop with exact resume, for every task."""
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
-from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.recipes import Fixed, Recipe, Relaxed, Uniform
@@ -28,6 +28,7 @@ __all__ = [
     "Training",
     "Uniform",
     "WorkdirError",
+    "calibrated",
     "fit",
     "make_evaluator",
     "make_mesh",

@@ -11,11 +11,11 @@ from small_nets import difference, flatten, jit, normal, sample, take
 from test_cost import lower, xla_macs
 
 import jaxnas
-from jaxnas import Choice, Space, data, spaces, supernets, tasks, tensors
+from jaxnas import Choice, Space, data, runs, spaces, supernets, tasks, tensors, training
 from jaxnas.annotations import annotations
 from jaxnas.elastic import Decision, Mixture, fixed
-from jaxnas.supernets import Stage, hybrid
-from jaxnas.training import make_evaluator
+from jaxnas.supernets import hybrid
+from jaxnas.supernets.hybrid import Stage
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
@@ -180,8 +180,8 @@ TINY = spaces.hybrid(
     stem=(4,),
     head=(6, 8),
 )
-STAGES = Stage(1), Stage(2, shortcut="pooled")
-NET = supernets.Hybrid(TINY, 5, STAGES, stem_stride=1)
+STAGES = {"strides": (1, 2), "stem_stride": 1, "shortcut": "pooled"}
+NET = supernets.Hybrid(TINY, 5, **STAGES)
 IMAGES = normal(4, 8, 8, 3)
 
 
@@ -297,9 +297,9 @@ def test_the_small_space_has_networks_of_one_kind_of_block():
         "transformer": dict.fromkeys(("block_1", "block_2", "block_3"), "transformer"),
         "mbconv": {"block_1": "fused_mbconv", "block_2": "mbconv", "block_3": "mbconv"},
     }
-    whole = shapes_of(supernets.Hybrid(space, 10, hybrid.SMALL), (1, 28, 28, 1))
+    whole = shapes_of(supernets.Hybrid(space, 10, **hybrid.SMALL), (1, 28, 28, 1))
     for kind, blocks in kinds.items():
-        net = supernets.Hybrid(space.restrict(**blocks), 10, hybrid.SMALL)
+        net = supernets.Hybrid(space.restrict(**blocks), 10, **hybrid.SMALL)
         part = shapes_of(net, (1, 28, 28, 1))
         assert part.items() < whole.items()
         attends = ["attention" in path for path in part]
@@ -317,7 +317,7 @@ def shapes_of(net, shape):
 def at_resolutions():
     blocks = {"width_1": Choice(4), "depth_1": Choice(1), "block_1": Choice("fused_mbconv")}
     space = Space(resolution=Choice(8, 12), width_stem=Choice(4), width_head=Choice(4, 6), **blocks)
-    return supernets.Hybrid(space, 5, (Stage(2),))
+    return supernets.Hybrid(space, 5, (2,))
 
 
 def test_a_resolution_is_chosen_within_one_program():
@@ -343,19 +343,39 @@ def test_a_resolution_is_chosen_within_one_program():
 # ---- Batch statistics.
 
 
+def noise():
+    """A task of random images."""
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 255, (96, 8, 8, 3)).astype(np.uint8), np.arange(96) % 5
+    return tasks.Images(data=data.from_arrays(images, labels, images, labels), evaluation_batch_size=48)
+
+
 def test_evaluation_makes_batch_statistics_and_asks_for_none():
     """Whatever statistics are stored, a score is that of the architecture's own."""
-    net = NET.clone(space=TINY.fix(sample(TINY, 0)))
-    random = np.random.default_rng(0)
-    images, labels = random.integers(0, 255, (48, 8, 8, 3)).astype(np.uint8), np.arange(48) % 5
-    task = tasks.Images(data=data.from_arrays(images, labels, images, labels), evaluation_batch_size=16)
+    net, task = NET.clone(space=TINY.fix(sample(TINY, 0))), noise()
     variables = variables_of(net)
     other = variables | {"batch_stats": jax.tree.map(lambda x: 7 + x, variables["batch_stats"])}
-    evaluate = make_evaluator(task, net, "test", limit=1)
+    evaluate = training.make_evaluator(task, net, "test", limit=1)
     first, second = (evaluate(x, net.space.smallest()) for x in (variables, other))
     assert first.keys() == second.keys() and difference(first, second) <= 1e-4
     logits = [jit(net.apply)(x, IMAGES) for x in (variables, other)]
     assert difference(*logits) > 1e-2
+
+
+@pytest.mark.slow
+def test_a_finished_network_is_saved_with_batch_statistics_of_its_own(tmp_path):
+    """And loads again, with which it predicts what it was measured with."""
+    net, task = NET.clone(space=TINY.fix(sample(TINY, 0))), noise()
+    variables = variables_of(net)
+    found = runs.Found(net.space.smallest())
+    result = runs.finish(task, net, variables, found, tmp_path)
+    again, loaded = jaxnas.load_subnet(tmp_path / "subnet")
+    assert again == net
+    expected = training.calibrated(task, net, variables)
+    assert difference(loaded, jax.tree.map(np.asarray, expected)) <= 1e-5
+    batch = {name: x[0] for name, x in task.evaluation("test", 48).items()}
+    loss, _ = task.loss(again, loaded, None, batch, (), None, False)
+    np.testing.assert_allclose(loss, result.found.metrics["test"]["cross_entropy"], rtol=1e-4)
 
 
 # ---- Published networks.
@@ -365,8 +385,8 @@ def alone(net, arch):
     return net.clone(space=net.space.fix(arch))
 
 
-EFFICIENTNETV2 = supernets.Hybrid(spaces.efficientnetv2(), 1000, hybrid.EFFICIENTNETV2)
-ALPHANET = supernets.Hybrid(spaces.alphanet(), 1000, hybrid.ALPHANET, head_expansion=6)
+EFFICIENTNETV2 = supernets.Hybrid(spaces.efficientnetv2(), 1000, **hybrid.EFFICIENTNETV2)
+ALPHANET = supernets.Hybrid(spaces.alphanet(), 1000, **hybrid.ALPHANET)
 # Trainable parameters, of torchvision and timm, and multiply-accumulates at 384 and 224 pixels.
 PUBLISHED = {"s": (21_458_488, 384, 8.37), "b0": (7_139_704, 224, 0.72)}
 # Multiply-accumulates in millions; 596 are published for "a5_base".
@@ -415,7 +435,7 @@ def test_the_cost_of_a_member_is_that_of_the_network_alone():
 @pytest.mark.slow
 def test_nasvit_spans_its_published_range():
     """Its smallest to its largest: 200 to 800 million products of A0 and A5 lie within."""
-    net = supernets.Hybrid(spaces.nasvit(), 1000, hybrid.NASVIT, head_expansion=6)
+    net = supernets.Hybrid(spaces.nasvit(), 1000, **hybrid.NASVIT)
     cost = jaxnas.cost(net, (1, 256, 256, 3))
     assert cost(net.space.smallest())["macs"] < 208e6 and cost(net.space.largest())["macs"] > 757e6
 
@@ -423,9 +443,9 @@ def test_nasvit_spans_its_published_range():
 # ---- What is refused.
 
 
-def changed(stages=STAGES, drop=(), **choices):
+def changed(drop=(), given=None, **choices):
     left = {name: TINY[name] for name in TINY if name not in drop}
-    return supernets.Hybrid(Space(**left | choices), 5, stages, stem_stride=1)
+    return supernets.Hybrid(Space(**left | choices), 5, **STAGES | (given or {}))
 
 
 @pytest.mark.parametrize(
@@ -436,7 +456,7 @@ def changed(stages=STAGES, drop=(), **choices):
             "stage 2 has Transformer blocks of 8 channels, which 3 heads do not divide. Change 'width_2', or "
             "'heads_2'",
         ),
-        (lambda: changed((Stage(1), Stage(2, head_dim=5)), ["heads_2"]), "heads of 5 channels do not divide"),
+        (lambda: changed(["heads_2"], {"head_dim": 5}), "heads of 5 channels do not divide"),
         (lambda: changed(depth_1=Choice(0, 1)), "A stage has at least one block"),
         (lambda: changed(resolution=Choice(8, 9)), "resolution of 9 is not divided .* are: 8 and 10"),
         (lambda: NET.apply({}, jnp.zeros((1, 7, 7, 3)), TINY.smallest()), "resolution of 7 is not divided"),
@@ -451,12 +471,12 @@ def changed(stages=STAGES, drop=(), **choices):
         ),
         (lambda: changed(expansion_1=Choice(0, 2)), "'expansion_1' has the options .* at least 1, not"),
         (
-            lambda: changed((Stage(1), Stage(2, shortcut="pool"))),
-            "shortcut of stage 2 is 'pool', expected one",
+            lambda: changed(given={"shortcut": "pool"}),
+            "shortcut is 'pool', expected one",
         ),
-        (lambda: changed((Stage(1), Stage(0))), "stride of stage 2 is 0"),
-        (lambda: supernets.Hybrid(TINY, 0, STAGES), "num_classes is 0"),
-        (lambda: supernets.Hybrid(TINY, 5, STAGES, drop_path_rate=1.0), "drop_path_rate 1.0"),
+        (lambda: changed(given={"strides": (1, 0)}), "the stride of stage 2 is 0"),
+        (lambda: supernets.Hybrid(TINY, 0, **STAGES), "num_classes is 0"),
+        (lambda: changed(given={"drop_path_rate": 1.0}), "drop_path_rate 1.0"),
         (
             lambda: spaces.hybrid(
                 [{"width": (4,), "depth": (1,), "block": ("mbconv",), "heads": (2,)}], (4,), (4,)
@@ -473,6 +493,6 @@ def test_refused(call, message):
 
 def test_what_is_no_space_or_no_stage_is_refused():
     with pytest.raises(TypeError, match="expected one such as jaxnas.spaces.hybrid_small"):
-        supernets.Hybrid({"depth": 3}, 5, STAGES)
-    with pytest.raises(TypeError, match="expected a tuple of supernets.hybrid.Stage"):
-        supernets.Hybrid(TINY, 5, (1, 2))
+        supernets.Hybrid({"depth": 3}, 5, **STAGES)
+    with pytest.raises(TypeError, match="strides is 2, expected a tuple with that of each stage"):
+        supernets.Hybrid(TINY, 5, 2)
