@@ -133,8 +133,11 @@ class Block(nn.Module):
         return width(lambda depth: int(self.place < depth), chosen["depth"])
 
     def drop(self, y: jax.Array) -> jax.Array:
-        """A branch y [B, ...], without that of some examples in training."""
-        if not self.train or not self.drop_path_rate:
+        """A branch y [B, ...], without that of some examples in training.
+
+        None in the first block of a stage, of which nothing would be left where it has no shortcut.
+        """
+        if not self.train or not self.drop_path_rate or self.place == 0:
             return y
         kept = drop_path(self.make_rng("dropout"), self.drop_path_rate, y.shape[0])
         return y * kept.astype(y.dtype).reshape(-1, *(1,) * (y.ndim - 1))
@@ -260,7 +263,7 @@ class Hybrid(nn.Module):
       num_classes: logits.
       strides: of the first block of each stage.
       stem_stride: of the convolution in front of the stages.
-      activation: of the convolutional blocks, a name in `ACTIVATIONS`; the MLP of a Transformer has a GELU.
+      activation: of all but the Transformer blocks, whose MLP has a GELU; a name in `ACTIVATIONS`.
       squeeze_of: whether the hidden width of squeeze-and-excitation is a share of the channels of the block's
         "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
       shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
@@ -269,7 +272,8 @@ class Hybrid(nn.Module):
       head_expansion: 0 for a head that is a 1 x 1 convolution to `width_head`, averaged over the pixels. A
         number for one that expands the channels so many times, averages, and then maps them to `width_head`
         by a dense layer (MobileNetV3, Howard et al., ICCV 2019, section 5.1).
-      drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first.
+      drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first. That of
+        the first block of each stage is 0.
       dropout_rate: of what the classifier sees.
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
 
@@ -316,7 +320,8 @@ class Hybrid(nn.Module):
         if "resolution" in self.space:
             return self._at_resolution(images, decisions, train)
         check_images(images.shape, self.divisor)
-        active = functools.partial(ConvNorm, train, activation=jax.nn.silu, dtype=self.dtype)
+        activation = ACTIVATIONS[self.activation]
+        active = functools.partial(ConvNorm, train, activation=activation, dtype=self.dtype)
         channels = width(int, decisions["width_stem"])
         stem = active(self.stem_stride, name="stem")
         x = stem(images, fixed(images.shape[3]), channels, fixed(3))  # [B, H, W, C]
@@ -330,7 +335,7 @@ class Hybrid(nn.Module):
         if self.head_expansion:
             inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.strides)}"])
             x = active(name="head_expand")(x, last, inner, fixed(1)).mean(axis=(1, 2))  # [B, C]
-            x = jax.nn.silu(self._dense("head")(x, inner, head))
+            x = activation(self._dense("head")(x, inner, head))
         else:
             x = active(name="head")(x, last, head, fixed(1)).mean(axis=(1, 2))  # [B, C]
         x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
@@ -350,6 +355,7 @@ class Hybrid(nn.Module):
 
     def _at_resolution(self, images: jax.Array, decisions: Decisions, train: bool) -> jax.Array:
         """Logits at the resolution that is chosen: one body, with the same parameters, for each of them."""
+        check_images(images.shape, 1)
         rest = Space(**{name: self.space[name] for name in self.space if name != "resolution"})
         body = self.clone(space=rest, parent=self, name="body")
         arch = {name: value for name, value in decisions.arch.items() if name != "resolution"}

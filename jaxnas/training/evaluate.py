@@ -237,7 +237,8 @@ def calibrated(
     """
     if "batch_stats" not in variables:
         return variables
-    rows = _rows(task.evaluation(next(role for role in task.sizes if role != "train"), None, 1))
+    held_out = [role for role in task.sizes if role != "train"]
+    rows = _rows(task.evaluation(held_out[0], None, 1)) if held_out else task.rows("train")
     batches = _calibrating(task, net, rows, calibration)
     return jax.jit(functools.partial(calibrate, net))(variables, arch, batches)
 
