@@ -271,7 +271,7 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
     assert len(traces) == 1 and len(logits) == len(distinct) > 50
 
 
-@pytest.mark.parametrize("seed", [0, 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 5))])
 def test_extracted_is_the_same_function_with_exact_costs(seed):
     """P3 and P7, with the statistics of the architecture."""
     arch = sample(TINY, seed)
@@ -305,6 +305,7 @@ def test_soft_architectures_of_one_option_each_are_the_hard_ones():
 # ---- Kinds of blocks, and resolutions.
 
 
+@pytest.mark.slow
 def test_the_small_space_has_networks_of_one_kind_of_block():
     """Restricted, it is part of the same supernet, without parameters of the other kind."""
     space = spaces.hybrid_small()
