@@ -140,8 +140,17 @@ def _elements(space: Space) -> list[tuple[str, int | None]]:
     elements: list[tuple[str, int | None]] = []
     for name, choice in space.decisions:
         positions = [None] if choice.length is None else range(_reach(space, choice))
-        elements += [(name, p) for p in positions if len(choice.options_at(p or 0)) > 1]
+        left = [p for p in positions if len(choice.options_at(p or 0)) > 1]
+        elements += [(name, p) for p in left if _can_hold(space, choice, p)]
     return elements
+
+
+def _can_hold(space: Space, choice: Choice, position: int | None) -> bool:
+    """Whether the condition of a choice is met at a position in some architecture of the space."""
+    if choice.condition is None:
+        return True
+    parent, options = space.choices[choice.condition[0]], choice.condition[1]
+    return bool(set(options) & set(parent.options_at(position or 0)))
 
 
 def _reach(space: Space, choice: Choice) -> int:

@@ -351,3 +351,192 @@ def dartformer(mechanisms=DARTFORMER, heads: int | None = None) -> Space:
     """
     mechanism = Choice(*mechanisms)
     return Space(mechanism=mechanism if heads is None else mechanism.repeat(heads))
+
+
+# ---- Hybrids of convolutions and Transformers.
+
+
+def hybrid(stages, stem, head, resolution=(), per_block: bool = True) -> Space:
+    """Returns a space for `supernets.Hybrid` from the options of its stages.
+
+    The decisions of a kind of block are active where the block is of that kind.
+
+    Args:
+      stages: for each a dict of options by the names of its decisions: "width", "depth" and "block", the
+        kinds of blocks, and some of "kernel", "expansion", "squeeze", "heads" and "mlp_ratio". With "first",
+        the kinds that the first block of the stage may have, if they are others.
+      stem, head: options of the width of the first convolution, and of what the classifier sees.
+      resolution: options of the height and width of images, in pixels; none if it isn't chosen.
+      per_block: whether each block has decisions of its own, or all blocks of a stage have the same.
+
+    Raises:
+      ValueError: a decision that none of a stage's blocks has.
+    """
+    convolutions = ("mbconv", "fused_mbconv")
+    kinds = {"kernel": convolutions, "expansion": convolutions, "squeeze": convolutions}
+    kinds |= {"heads": ("transformer",), "mlp_ratio": ("transformer",)}
+    choices = {"resolution": Choice(*resolution)} if resolution else {}
+    choices |= {"width_stem": Choice(*stem), "width_head": Choice(*head)}
+    for i, stage in enumerate(stages, 1):
+        depth, first = max(stage["depth"]), stage.get("first", ())
+        all_kinds = tuple(dict.fromkeys((*first, *stage["block"])))
+        block = Choice(*all_kinds)
+        if per_block or first:
+            block = block.repeat(depth, active=f"depth_{i}")
+        if first:
+            block = block.at_positions(first, *[stage["block"]] * (depth - 1))
+        choices |= {f"width_{i}": Choice(*stage["width"]), f"depth_{i}": Choice(*stage["depth"])}
+        choices[f"block_{i}"] = block
+        for name in (name for name in kinds if name in stage):
+            choice, counts = Choice(*stage[name]), [kind for kind in all_kinds if kind in kinds[name]]
+            if not counts:
+                raise ValueError(f"hybrid: stage {i} has {name!r}, which its blocks {all_kinds} do not have.")
+            choice = choice.repeat(depth, active=f"depth_{i}") if per_block else choice
+            if len(counts) < len(all_kinds) and choice.length == block.length:
+                choice = choice.when(f"block_{i}", *counts)
+            choices[f"{name}_{i}"] = choice
+    return Space(**choices)
+
+
+_BOTH = ("mbconv", "transformer")
+_EFFICIENTNETV2 = (
+    {"width": (16, 24), "depth": (1, 2), "block": ("fused_mbconv",), "expansion": (1,)},
+    {
+        "width": (32, 48),
+        "depth": (2, 3, 4),
+        "block": ("fused_mbconv",),
+        "kernel": (3, 5),
+        "expansion": (3, 4),
+    },
+    {
+        "width": (48, 64),
+        "depth": (2, 3, 4),
+        "block": ("fused_mbconv",),
+        "kernel": (3, 5),
+        "expansion": (3, 4),
+    },
+    {"width": (96, 112, 128), "depth": (3, 4, 5, 6), "block": ("mbconv", "fused_mbconv")},
+    {"width": (112, 128, 144, 160), "depth": (5, 6, 7, 8, 9), "block": _BOTH},
+    {"width": (192, 208, 224, 240, 256), "depth": (8, 10, 12, 15), "block": _BOTH},
+)
+_EFFICIENTNETV2_PUBLISHED = {  # widths of the stem and of the stages, and depths
+    "b0": ((32, 16, 32, 48, 96, 112, 192), (1, 2, 2, 3, 5, 8)),
+    "s": ((24, 24, 48, 64, 128, 160, 256), (2, 4, 4, 6, 9, 15)),
+}
+
+
+def efficientnetv2() -> Space:
+    """Returns a space around EfficientNetV2-B0 and -S, whose last two stages may have Transformer blocks.
+
+    EfficientNetV2 (Tan and Le, ICML 2021, table 4; the sizes are those of the released networks, which are
+    members). For `supernets.Hybrid` with `**supernets.hybrid.EFFICIENTNETV2`, and resolutions that are
+    multiples of 32.
+    """
+    late = {"kernel": (3, 5), "expansion": (4, 6), "squeeze": (0, 0.25)}
+    both = late | {"heads": (4, 8), "mlp_ratio": (2, 3, 4)}
+    given = ({}, {}, {}, late, both, both)
+    stages = [stage | more for stage, more in zip(_EFFICIENTNETV2, given, strict=True)]
+    return hybrid(stages, stem=(24, 32), head=(1280,))
+
+
+def efficientnetv2_published(name: str) -> Arch:
+    """Returns EfficientNetV2 "b0" or "s" as an architecture of `efficientnetv2()`.
+
+    Raises ValueError for another name.
+    """
+    widths, depths = _size(name, _EFFICIENTNETV2_PUBLISHED)
+    values = {"width_stem": widths[0], "width_head": 1280}
+    for i, (channels, depth) in enumerate(zip(widths[1:], depths, strict=True), 1):
+        expansion = (1, 4, 4, 4, 6, 6)[i - 1]
+        of_blocks = {"block": "fused_mbconv" if i <= 3 else "mbconv", "kernel": 3, "expansion": expansion}
+        of_blocks |= {"squeeze": 0.25} if i > 3 else {}
+        values |= {f"width_{i}": channels, f"depth_{i}": depth}
+        values |= {f"{key}_{i}": [value] * depth for key, value in of_blocks.items()}
+    return efficientnetv2().from_dict({k: v for k, v in values.items() if k in efficientnetv2()})
+
+
+# AttentiveNAS (Wang et al., CVPR 2021, table 6), whose space and networks AlphaNet (ICML 2021) took over.
+_ALPHANET = {
+    "width": ((16, 24), (24, 32), (32, 40), (64, 72), (112, 120, 128), (192, 200, 208, 216), (216, 224)),
+    "depth": ((1, 2), (3, 4, 5), (3, 4, 5, 6), (3, 4, 5, 6), range(3, 9), range(3, 9), (1, 2)),
+    "expansion": ((1,), *((4, 5, 6),) * 4, (6,), (6,)),
+    "kernel": ((3, 5),) * 7,
+    "squeeze": ((0,), (0,), (0.25,), (0,), (0.25,), (0.25,), (0.25,)),
+    "block": (("mbconv",),) * 7,
+}
+# Resolution, width of the head, and of each stage width, depth, kernel size and expansion.
+_ALPHANET_PUBLISHED = {
+    "a0": (192, 1792, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 3, 3, 3, 1), "3333333", "1444466"),
+    "a1": (224, 1984, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 3, 3, 3, 1), "3335353", "1444466"),
+    "a2": (224, 1984, (16, 24, 32, 64, 112, 200, 224), (1, 3, 3, 3, 3, 4, 1), "3333353", "1454466"),
+    "a3": (224, 1984, (16, 24, 32, 64, 112, 208, 224), (2, 3, 3, 4, 3, 5, 1), "3335333", "1444466"),
+    "a4": (256, 1984, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 4, 3, 5, 1), "3335353", "1445466"),
+    "a5_small": (256, 1984, (16, 24, 32, 64, 112, 208, 216), (1, 3, 3, 4, 4, 5, 1), "3333353", "1445466"),
+    "a5_base": (288, 1984, (16, 24, 32, 64, 112, 200, 216), (2, 3, 4, 3, 3, 5, 1), "3355333", "1444566"),
+    "a6": (288, 1984, (16, 24, 32, 64, 112, 216, 224), (1, 3, 3, 4, 4, 6, 1), "3333353", "1465466"),
+}
+
+
+def _stages(table) -> list[dict]:
+    return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def alphanet(resolution=(192, 224, 256, 288)) -> Space:
+    """Returns the space of AttentiveNAS and AlphaNet: MBConv alone, kernel size and expansion by stage.
+
+    For `supernets.Hybrid` with `**supernets.hybrid.ALPHANET`.
+    """
+    return hybrid(_stages(_ALPHANET), (16, 24), (1792, 1984), resolution, per_block=False)
+
+
+def alphanet_published(name: str) -> Arch:
+    """Returns AlphaNet "a0" to "a6", with "a5_small" and "a5_base", as an architecture of `alphanet()`.
+
+    Raises ValueError for another name.
+    """
+    resolution, head, *stages = _size(name, _ALPHANET_PUBLISHED)
+    values = {"resolution": resolution, "width_stem": 16, "width_head": head}
+    for i, (channels, depth, kernel, expansion) in enumerate(zip(*stages, strict=True), 1):
+        values |= {f"width_{i}": channels, f"depth_{i}": depth, f"block_{i}": "mbconv"}
+        values |= {f"kernel_{i}": int(kernel), f"expansion_{i}": int(expansion)}
+        values |= {f"squeeze_{i}": _ALPHANET["squeeze"][i - 1][0]}
+    return alphanet().from_dict(values)
+
+
+def nasvit(resolution=(192, 256)) -> Space:
+    """Returns the sizes of NASViT's space (Gong et al., ICLR 2022): Transformer blocks in the last 4 stages.
+
+    For `supernets.Hybrid` with `**supernets.hybrid.NASVIT`. The first block of
+    each Transformer stage is an MBConv. The Transformer blocks are those of `supernets.Hybrid`, with heads of
+    8 channels, and not NASViT's own, which have two MLPs and mix their heads. Its resolutions 224 and 288 are
+    left out: they are no multiples of its strides, 64 in all.
+    """
+    sizes = {
+        "width": (*_ALPHANET["width"][:5], (160, 168, 176, 184), (208, 216, 224)),
+        "depth": (*_ALPHANET["depth"][:4], range(3, 10), range(3, 9), (3, 4, 5, 6)),
+        "kernel": ((3, 5), (3, 5), *((3,),) * 5),
+        "block": (("mbconv",),) * 3 + (("transformer",),) * 4,
+    }
+    stages = _stages(_ALPHANET | sizes)
+    stages = [*stages[:3], *(stage | {"first": ("mbconv",), "mlp_ratio": (2,)} for stage in stages[3:])]
+    return hybrid(stages, (16, 24), (1792, 1984), resolution, per_block=False)
+
+
+def hybrid_small(resolution=()) -> Space:
+    """Returns a space for images of 28 x 28 or 32 x 32 in which every stage is of either kind.
+
+    For `supernets.Hybrid` with `**supernets.hybrid.SMALL`. `restrict` leaves one kind of block only, in
+    the same supernet, so that the kinds can be compared: with `block_1="fused_mbconv"`, `block_2="mbconv"`
+    and `block_3="mbconv"` all blocks are convolutions, with "transformer" three times none is.
+
+    Args:
+      resolution: options of the resolution, multiples of 4, such as (20, 28); none if it isn't chosen.
+    """
+    convolution = {"kernel": (3, 5), "expansion": (2, 4), "squeeze": (0, 0.25)}
+    attention = {"heads": (2, 4), "mlp_ratio": (1, 2)}
+    stages = [
+        {"width": (16, 24), "depth": (1,), "block": ("fused_mbconv", "transformer")},
+        {"width": (32, 48), "depth": (1, 2), "block": _BOTH},
+        {"width": (48, 64), "depth": (1, 2), "block": _BOTH},
+    ]
+    return hybrid([stage | convolution | attention for stage in stages], (16,), (128,), resolution)

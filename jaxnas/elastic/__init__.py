@@ -15,9 +15,10 @@ gives these widths to layers:
             return elastic.Dense(name="out")(x, hidden, elastic.fixed(10))
 
 Weights are stored once, at the largest sizes, and a smaller layer uses their first channels. Activations have
-zeros behind their active channels. `Conv` and `BatchNorm` are for images, `Attention` and `Embedding` for
-tokens; each docstring shows how the layer is called. A layer of one's own is a function that `run` calls at
-its active sizes, with weights that `parameter` declares and products that `record_macs` counts.
+zeros behind their active channels. `Conv`, `BatchNorm` and `SqueezeExcite` are for images, `Attention` and
+`Embedding` for tokens; each docstring shows how the layer is called. A layer of one's own is a function that
+`run` calls at its active sizes, with weights that `parameter` declares and products that `record_macs`
+counts.
 """
 
 from jaxnas.elastic.attention import MultiHeadAttention
@@ -41,6 +42,7 @@ from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.parameter import annotate, parameter, record_macs
+from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Decision, Table, Width, combine, constant, fixed, width
 
@@ -60,6 +62,7 @@ __all__ = [
     "MultiHeadAttention",
     "Norm",
     "PatchEmbed",
+    "SqueezeExcite",
     "Table",
     "Tokens",
     "Uses",

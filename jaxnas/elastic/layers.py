@@ -239,12 +239,18 @@ class LayerNorm(LayerNormParameters):
     """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, width: Width, *, max_branches: int = 8) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, width: Width, *, gate: Width | None = None, max_branches: int = 8
+    ) -> jax.Array:
         """Normalises x [..., maximum] over the first `width` channels; zero beyond.
 
-        `max_branches`: see `run`; 1 suits a layer that is small in its network.
+        Args:
+          x: with zeros beyond `width`.
+          width: active channels.
+          gate: 0 where the layer is skipped, which gives zeros.
+          max_branches: see `run`; 1 suits a layer that is small in its network.
         """
-        norm = self._declare(width, None)
+        norm = self._declare(width, gate)
         y = run(
             norm.function,
             "rows embed, embed, embed -> rows embed",
@@ -252,6 +258,7 @@ class LayerNorm(LayerNormParameters):
             as_rows(x),
             norm.scale,
             norm.bias,
+            gate=gate,
             max_branches=max_branches,
             masked=norm.function.masked,
         )

@@ -7,6 +7,7 @@ those of the batch are used, and `jaxnas.calibrate` makes the stored ones for on
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -24,17 +25,19 @@ STATISTICS = "batch_stats"
 
 @dataclasses.dataclass(frozen=True)
 class _Normalise:
-    """Normalises rows x [N, C] by given statistics [C], in float32."""
+    """Normalises rows x [N, C] by given statistics [C], in float32, and applies the activation."""
 
     epsilon: float
     dtype: Any
+    activation: Callable[[jax.Array], jax.Array] | None
 
     def __call__(
         self, x: jax.Array, scale: jax.Array, bias: jax.Array, mean: jax.Array, variance: jax.Array
     ) -> jax.Array:
         factor = lax.rsqrt(variance + self.epsilon) * scale
         y = (x.astype(jnp.float32) - mean[None, :]) * factor[None, :] + bias[None, :]
-        return y.astype(self.dtype)
+        y = y.astype(self.dtype)
+        return y if self.activation is None else self.activation(y)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +64,22 @@ class BatchNorm(nn.Module):
 
     Example, in the `compact` method of a network called with `train`:
 
-        x = jax.nn.relu(elastic.BatchNorm(name="norm")(x, width, train=train))
+        x = elastic.BatchNorm(activation=jax.nn.relu, name="norm")(x, width, train=train)
 
     Attributes:
       momentum: of the running averages, 1 minus that of PyTorch; 0 stores the last batch's statistics.
       epsilon: added to the variance.
       dtype: of the result; statistics are computed in float32.
       scale_init: initializer; zeros make a residual branch that begins as nothing.
+      activation: a function of arrays that is applied to the result, element by element. It is computed at
+        the active sizes here, and outside it would be at the largest ones. Give a function of a module.
     """
 
     momentum: float = 0.9
     epsilon: float = 1e-5
     dtype: Any = jnp.float32
     scale_init: nn.initializers.Initializer = nn.initializers.ones
+    activation: Callable[[jax.Array], jax.Array] | None = None
 
     @nn.compact
     def __call__(
@@ -102,7 +108,7 @@ class BatchNorm(nn.Module):
         ]
         for name in ("mean", "var"):
             annotate(self, name, (width,), gate=gate)
-        normalise = _Normalise(self.epsilon, self.dtype)
+        normalise = _Normalise(self.epsilon, self.dtype, self.activation)
         options = dict(gate=gate, maskable=("channels",), max_branches=max_branches)
         operands, axes = (as_rows(x), scale, bias), "rows channels, channels, channels"
         if not train:

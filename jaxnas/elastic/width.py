@@ -134,7 +134,8 @@ def width(fn: Callable[..., int], *decisions: Decision, axis: str | None = None)
     Example: `width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio, axis="mlp")`.
     """
     # A decision with one option is no decision: leaving it out keeps fixed networks free of indexing.
-    free = [d for d in decisions if len(d.options) > 1]
+    # One that is given twice, as for two axes of equal size, is one.
+    free = list({d.name: d for d in decisions if len(d.options) > 1}.values())
     counts = tuple(len(d.options) for d in free)
     values = []
     for index in np.ndindex(*counts):

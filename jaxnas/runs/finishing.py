@@ -25,7 +25,7 @@ from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
-from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
@@ -50,8 +50,8 @@ def finish(
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
 
-    The network is extracted, verified against the supernet, measured once on the test role, saved and
-    exported to subnet/. result.json and report.html are written.
+    The network is extracted, verified against the supernet, given batch statistics of its own, measured
+    once on the test role, saved and exported to subnet/. result.json and report.html are written.
 
     Args:
       task, net, variables: the trained supernet.
@@ -73,6 +73,7 @@ def finish(
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
     small = jaxnas.extract(net, processes.on_host(variables), found.arch, verify=task.preprocess(batch))
+    small = small._replace(variables=calibrated(task, small.net, small.variables))
 
     def network(name: str, arch: Arch, measured: Measured, difference: float | None = None) -> Network:
         return Network(
@@ -228,7 +229,8 @@ def retrain(
     result = describe_run(whole, space, network, own if config is None else config)
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
-    weights, details = processes.on_host(trained.variables), files.plain(dict(task.details()))
+    weights = calibrated(whole, small, processes.on_host(trained.variables))
+    details = files.plain(dict(task.details()))
     if processes.is_first():
         jaxnas.save_subnet(root / "subnet", small, weights, task.inputs, extra=details)
         results.write(root, result)

@@ -6,6 +6,7 @@ from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
+from jaxnas.supernets.hybrid import Hybrid
 from jaxnas.supernets.swin import Swin
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
@@ -16,6 +17,7 @@ __all__ = [
     "DARTFormer",
     "GAT",
     "GCN",
+    "Hybrid",
     "Swin",
     "TransformerXL",
     "ViT",

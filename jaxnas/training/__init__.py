@@ -2,7 +2,7 @@
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
 from jaxnas.training.distillation import Distillation, Teacher
-from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import DivergedError, Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.ranking import Ranking, rank_correlation
@@ -44,6 +44,7 @@ __all__ = [
     "Training",
     "Uniform",
     "WorkdirError",
+    "calibrated",
     "fit",
     "make_evaluator",
     "make_mesh",

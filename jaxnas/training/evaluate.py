@@ -221,6 +221,28 @@ def make_evaluator(
     )
 
 
+def calibrated(
+    task: Task, net: nn.Module, variables: Any, arch: Arch | None = None, *, calibration: int = 8
+) -> Any:
+    """The variables with the batch statistics of one architecture, made from training batches.
+
+    For a network that leaves its supernet, or its training: an evaluator makes statistics by itself.
+
+    Args:
+      task: the data.
+      net: a network with a `space`.
+      variables: its variables; those of a network without batch statistics come back as they are.
+      arch: the architecture; None for a network of only one.
+      calibration: training batches that batch statistics are made from.
+    """
+    if "batch_stats" not in variables:
+        return variables
+    held_out = [role for role in task.sizes if role != "train"]
+    rows = _rows(task.evaluation(held_out[0], None, 1)) if held_out else task.rows("train")
+    batches = _calibrating(task, net, rows, calibration)
+    return jax.jit(functools.partial(calibrate, net))(variables, arch, batches)
+
+
 def sums_by_batch(
     task: Task, net: nn.Module, variables: Any, arch: Arch | None, batches: Any, carry: Any
 ) -> Sums:

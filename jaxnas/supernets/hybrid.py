@@ -1,0 +1,483 @@
+"""A supernet of convolutional and Transformer blocks, and which of them stands where is a choice.
+
+A network is a stem, stages of blocks, and a head. The first block of a stage sets its width and its size,
+and the others are residual. A block is one of three:
+
+* "mbconv": expand, convolve depthwise, project (MobileNetV2, Sandler et al., CVPR 2018, section 3.3), with
+  squeeze-and-excitation or without.
+* "fused_mbconv": the first two as one dense convolution (EfficientNetV2, Tan and Le, ICML 2021, section 3.2).
+* "transformer": pre-norm attention and MLP (Dosovitskiy et al., ICLR 2021, section 3.1) over the pixels. A
+  depthwise convolution tells their positions (Chu et al., ICLR 2023, section 3.3), at any resolution.
+
+The decisions of stage 3 are `width_3`, `depth_3` and `block_3`, and those of its blocks that a space has:
+`kernel_3`, `expansion_3`, `squeeze_3`, `heads_3` and `mlp_ratio_3`, each one for all blocks or one for each.
+Beside them are `width_stem`, `width_head` and, if a space has it, `resolution`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.choice import nearest
+from jaxnas.elastic.attention_layer import Attention
+from jaxnas.elastic.convolution import Conv
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_path, gelu
+from jaxnas.elastic.mixture import Mixture
+from jaxnas.elastic.normalization import BatchNorm
+from jaxnas.elastic.squeeze import SqueezeExcite
+from jaxnas.elastic.width import Decision, Width, fixed, width
+from jaxnas.space import Arch, Space
+
+ACTIVATIONS = {"silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": gelu, "hard_swish": jax.nn.hard_swish}
+KINDS = ("mbconv", "fused_mbconv", "transformer")
+# What is taken where a space does not choose it; 0 heads are as many as `head_dim` makes.
+DEFAULTS = {"kernel": 3, "expansion": 4, "squeeze": 0, "heads": 0, "mlp_ratio": 4}
+Chosen = dict[str, Decision]  # the decisions of one block by their names, and "before", that of its input
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What no architecture changes in a stage; see `Hybrid`, whose attributes these are.
+
+    Attributes:
+      stride: of its first block.
+      activation, squeeze_of, shortcut, head_dim: the same for all stages.
+    """
+
+    stride: int = 2
+    activation: str = "silu"
+    squeeze_of: Literal["input", "expanded"] = "input"
+    shortcut: Literal["none", "pooled"] = "none"
+    head_dim: int = 16
+
+    def heads(self, channels: int, heads: int) -> tuple[int, int]:
+        """The number of heads and the width of each."""
+        return (heads, channels // heads) if heads else (channels // self.head_dim, self.head_dim)
+
+    def squeezed(self, channels: int, expansion: float, share: float) -> int:
+        """Hidden channels of squeeze-and-excitation; at least 1, also where there is none."""
+        if self.squeeze_of == "input":
+            return max(1, int(channels * share))
+        return max(8, int(channels * expansion * share + 4) // 8 * 8)
+
+
+# What is fixed of the networks in the spaces of `jaxnas.spaces`: Hybrid(spaces.alphanet(), 1000, **ALPHANET).
+_ATTENTIVE = {"squeeze_of": "expanded", "shortcut": "pooled", "head_expansion": 6}
+SMALL: dict[str, Any] = {"strides": (1, 2, 1)}
+EFFICIENTNETV2: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2)}
+ALPHANET: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2, 1)} | _ATTENTIVE
+NASVIT: dict[str, Any] = {"strides": (1, 2, 2, 2, 2, 1, 2), "head_dim": 8} | _ATTENTIVE
+
+
+def add_where(on: Width, y: jax.Array, x: jax.Array) -> jax.Array:
+    """Adds x [..., n], as it is or cut or with zeros behind, to y [..., m] where `on` is 1."""
+    if on.maximum == 0:
+        return y
+    missing = y.shape[-1] - x.shape[-1]
+    x = jnp.pad(x[..., : y.shape[-1]], [(0, 0)] * (x.ndim - 1) + [(0, max(missing, 0))])
+    return y + (x if on.is_fixed else x * on.mask(x.dtype)[0])
+
+
+def pool(x: jax.Array, stride: int) -> jax.Array:
+    """The averages of squares of pixels, [B, H, W, C] to [B, H / stride, W / stride, C]."""
+    batch, rows, columns, channels = x.shape
+    return x.reshape(batch, rows // stride, stride, columns // stride, stride, channels).mean(axis=(2, 4))
+
+
+class ConvNorm(nn.Module):
+    """A convolution, batch normalisation and, if given, an activation."""
+
+    train: bool
+    stride: int = 1
+    depthwise: bool = False
+    activation: Callable[[jax.Array], jax.Array] | None = None
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, width_in: Width, width_out: Width, size: Width, gate: Width | None = None
+    ) -> jax.Array:
+        """Maps images [B, H, W, in maximum] to [B, H / stride, W / stride, out maximum]."""
+        strides, form = (self.stride, self.stride), dict(symmetric=True, use_bias=False, dtype=self.dtype)
+        x = Conv(strides, self.depthwise, **form, name="conv")(x, width_in, width_out, size, gate=gate)
+        norm = BatchNorm(activation=self.activation, dtype=self.dtype, name="norm")
+        return norm(x, width_out, train=self.train, gate=gate)
+
+
+class Block(nn.Module):
+    """What all blocks have: a place in a stage, and a branch that may be dropped."""
+
+    stage: Stage
+    place: int  # in the stage; the first sets the size and the width
+    train: bool
+    drop_path_rate: float = 0.0
+    dtype: Any = jnp.float32
+
+    @property
+    def stride(self) -> int:
+        """Of this block."""
+        return self.stage.stride if self.place == 0 else 1
+
+    def gate(self, chosen: Chosen) -> Width:
+        """0 where the block is beyond the depth of its stage."""
+        return width(lambda depth: int(self.place < depth), chosen["depth"])
+
+    def drop(self, y: jax.Array) -> jax.Array:
+        """A branch y [B, ...], without that of some examples in training.
+
+        None in the first block of a stage, of which nothing would be left where it has no shortcut.
+        """
+        if not self.train or not self.drop_path_rate or self.place == 0:
+            return y
+        kept = drop_path(self.make_rng("dropout"), self.drop_path_rate, y.shape[0])
+        return y * kept.astype(y.dtype).reshape(-1, *(1,) * (y.ndim - 1))
+
+
+class MBConv(Block):
+    """An inverted residual block; `fused` makes one dense convolution of its first two."""
+
+    fused: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, chosen: Chosen) -> jax.Array:
+        """Maps images [B, H, W, in maximum] to [B, H / stride, W / stride, out maximum]."""
+        before, after, expansion = chosen["before"], chosen["width"], chosen["expansion"]
+        width_in, width_out, one = width(int, before), width(int, after), fixed(1)
+        gate, kernel = self.gate(chosen), width(int, chosen["kernel"])
+        # With an expansion of 1 nothing is expanded, and a fused block is its one convolution.
+        expands = width(lambda d, e: int(self.place < d and e != 1), chosen["depth"], expansion)
+        plain = width(lambda e: int(e == 1), expansion)
+        make = functools.partial(ConvNorm, self.train, dtype=self.dtype)
+        active = functools.partial(make, activation=ACTIVATIONS[self.stage.activation])
+        if self.fused:
+            inner = width(lambda i, o, e: o if e == 1 else int(i * e), before, after, expansion, axis="mlp")
+            y = active(self.stride, name="expand")(x, width_in, inner, kernel, gate)
+        else:
+            inner, y = width(lambda i, e: int(i * e), before, expansion, axis="mlp"), x
+            if expands.maximum:
+                y = add_where(plain, active(name="expand")(x, width_in, inner, one, expands), x)
+            y = active(self.stride, depthwise=True, name="depthwise")(y, inner, inner, kernel, gate)
+        y = self._squeeze(y, inner, chosen)
+        if not self.fused:
+            y = make(name="project")(y, inner, width_out, one, gate)
+        elif expands.maximum:
+            y = add_where(plain, make(name="project")(y, inner, width_out, one, expands), y)
+        return self._shortcut(x, self.drop(y), chosen)
+
+    def _squeeze(self, y: jax.Array, inner: Width, chosen: Chosen) -> jax.Array:
+        squeeze, before, expansion = chosen["squeeze"], chosen["before"], chosen["expansion"]
+        on = width(lambda d, s: int(self.place < d and s > 0), chosen["depth"], squeeze)
+        hidden = width(self.stage.squeezed, before, expansion, squeeze)
+        layer = SqueezeExcite(ACTIVATIONS[self.stage.activation], self.dtype, name="squeeze")
+        return layer(y, inner, hidden, gate=on) if on.maximum else y
+
+    def _shortcut(self, x: jax.Array, y: jax.Array, chosen: Chosen) -> jax.Array:
+        before, after = chosen["before"], chosen["width"]
+        pooled = self.stage.shortcut == "pooled"
+        if self.stride > 1 and not pooled:
+            return y
+        x = pool(x, self.stride) if self.stride > 1 else x
+        y = add_where(width(lambda i, o: int(i == o), before, after), y, x)
+        changes = width(lambda i, o: int(i != o), before, after)
+        if not pooled or not changes.maximum:
+            return y
+        layer = Conv(use_bias=False, dtype=self.dtype, name="shortcut")
+        return y + layer(x, width(int, before), width(int, after), fixed(1), gate=changes)
+
+
+class Transformer(Block):
+    """A pre-norm Transformer block over the pixels; the first of a stage has a convolution before it."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, chosen: Chosen) -> jax.Array:
+        """Maps images [B, H, W, in maximum] to [B, H / stride, W / stride, out maximum]."""
+        embed, gate = width(int, chosen["width"], axis="embed"), self.gate(chosen)
+        of_heads = chosen["width"], chosen["heads"]
+        heads = width(lambda c, h: self.stage.heads(c, h)[0], *of_heads, axis="heads")
+        head_dim = width(lambda c, h: self.stage.heads(c, h)[1], *of_heads)
+        hidden = width(lambda c, r: int(c * r), chosen["width"], chosen["mlp_ratio"], axis="mlp")
+        if self.place == 0:
+            size = fixed(3 if self.stride > 1 else 1)
+            layer = ConvNorm(self.train, self.stride, dtype=self.dtype, name="downsample")
+            x = layer(x, width(int, chosen["before"]), embed, size)
+        positions = Conv(depthwise=True, symmetric=True, dtype=self.dtype, name="positions")
+        x = x + positions(x, embed, embed, fixed(3), gate=gate)
+        shape = x.shape
+        x = x.reshape(shape[0], -1, shape[3])  # [B, T, C]
+        kernel_init = nn.initializers.normal(embed.maximum**-0.5)
+        attention = Attention(dtype=self.dtype, kernel_init=kernel_init, name="attention")
+        normed = LayerNorm(dtype=self.dtype, name="attention_norm")(x, embed, gate=gate)
+        x = x + self.drop(attention(normed, embed, heads, heads, head_dim, gate=gate))
+        norm = LayerNormParameters(dtype=self.dtype, name="mlp_norm")(embed, gate=gate)
+        mlp = Mlp(dtype=self.dtype, kernel_init=kernel_init, name="mlp")
+        x = x + self.drop(mlp(x, embed, hidden, gate=gate, norm=norm))
+        return x.reshape(shape)
+
+
+class Resized(nn.Module):
+    """A network on images of one resolution."""
+
+    resolution: int
+    net: nn.Module
+
+    def __call__(self, images: jax.Array, arch: Arch | None, *, train: bool) -> jax.Array:
+        """Logits of images [B, H, W, C], which are brought to the resolution."""
+        return self.net(resize(images, self.resolution), arch, train=train)
+
+
+def resize(images: jax.Array, size: int) -> jax.Array:
+    """Bilinear interpolation of images [B, H, W, C] to [B, size, size, C], pixel centres half a pixel in.
+
+    By look-ups: matrix products, as `jax.image.resize` has them, would count among a network's own.
+    """
+    for axis in (1, 2):
+        count = images.shape[axis]
+        if count == size:
+            continue
+        place = np.clip((np.arange(size) + 0.5) * count / size - 0.5, 0, count - 1)
+        low = np.minimum(place.astype(np.int32), count - 1)
+        share = (place - low).reshape([-1 if i == axis else 1 for i in range(4)])
+        near, far = (jnp.take(images, at, axis=axis) for at in (low, np.minimum(low + 1, count - 1)))
+        images = near + (far - near) * jnp.asarray(share, images.dtype)
+    return images
+
+
+class Hybrid(nn.Module):
+    """A supernet of stages of MBConv, Fused-MBConv and Transformer blocks.
+
+    With a space of a single architecture it is that plain network, which is what `jaxnas.extract` returns.
+    Batch statistics belong to an architecture: `jaxnas.calibrate` makes them.
+
+    Attributes:
+      space: the search space, see the beginning of this file; `spaces.hybrid` makes one.
+      num_classes: logits.
+      strides: of the first block of each stage.
+      stem_stride: of the convolution in front of the stages.
+      activation: of all but the Transformer blocks, whose MLP has a GELU; a name in `ACTIVATIONS`.
+      squeeze_of: whether the hidden width of squeeze-and-excitation is a share of the channels of the block's
+        "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
+      shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
+        "pooled" to the new size by averages and mapped to a new width by a 1 x 1 convolution (AttentiveNAS).
+      head_dim: channels of an attention head in the stages without a choice of the number of heads.
+      head_expansion: 0 for a head that is a 1 x 1 convolution to `width_head`, averaged over the pixels. A
+        number for one that expands the channels so many times, averages, and then maps them to `width_head`
+        by a dense layer (MobileNetV3, Howard et al., ICCV 2019, section 5.1).
+      drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first. That of
+        the first block of each stage is 0.
+      dropout_rate: of what the classifier sees.
+      dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
+
+    Raises:
+      TypeError, ValueError: a space of other decisions or with options that cannot be; resolutions that the
+        strides do not divide; an attribute that is none of its values.
+    """
+
+    space: Space
+    num_classes: int
+    strides: tuple[int, ...]
+    stem_stride: int = 2
+    activation: str = "silu"
+    squeeze_of: Literal["input", "expanded"] = "input"
+    shortcut: Literal["none", "pooled"] = "none"
+    head_dim: int = 16
+    head_expansion: int = 0
+    drop_path_rate: float = 0.0
+    dropout_rate: float = 0.0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self)
+
+    @nn.compact
+    def __call__(self, images: jax.Array, arch: Arch | None = None, *, train: bool = False) -> jax.Array:
+        """Classifies images with the sub-network `arch`.
+
+        Args:
+          images: float [B, R, R, channels], square. With a choice of resolutions they are resized by the
+            network, so give them at the largest. Otherwise the strides divide R.
+          arch: architecture of the space, hard or soft; not needed if the space has only one.
+          train: whether batch statistics are those of the batch, and drop path and dropout are on (they need
+            the "dropout" random stream).
+
+        Returns:
+          float32 logits [B, num_classes].
+
+        Raises:
+          ValueError: images of another size; an architecture that doesn't fit the space.
+        """
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        if "resolution" in self.space:
+            return self._at_resolution(images, decisions, train)
+        check_images(images.shape, self.divisor)
+        activation = ACTIVATIONS[self.activation]
+        active = functools.partial(ConvNorm, train, activation=activation, dtype=self.dtype)
+        channels = width(int, decisions["width_stem"])
+        stem = active(self.stem_stride, name="stem")
+        x = stem(images, fixed(images.shape[3]), channels, fixed(3))  # [B, H, W, C]
+        for i, (stage, place) in enumerate(self.places):
+            rate = self.drop_path_rate * i / max(len(self.places) - 1, 1)
+            make = functools.partial(self._block, stage, place, train, rate)
+            kind, chosen = self._chosen(decisions, stage, place)
+            blocks = {name: make(name) for name in kind.options}
+            x = Mixture(blocks, name=f"stage_{stage}_{place}")(kind, x, chosen=chosen)
+        last, head = width(int, decisions[f"width_{len(self.strides)}"]), width(int, decisions["width_head"])
+        if self.head_expansion:
+            inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.strides)}"])
+            x = active(name="head_expand")(x, last, inner, fixed(1)).mean(axis=(1, 2))  # [B, C]
+            x = activation(self._dense("head")(x, inner, head))
+        else:
+            x = active(name="head")(x, last, head, fixed(1)).mean(axis=(1, 2))  # [B, C]
+        x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+        classes = fixed(self.num_classes, "classes")
+        return self._dense("classifier")(x, head, classes, max_branches=1).astype(jnp.float32)
+
+    @property
+    def divisor(self) -> int:
+        """What a resolution has to be a multiple of."""
+        return math.prod((self.stem_stride, *self.strides))
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of every stored block the number of its stage, from 1, and its place in it, from 0."""
+        depths = [int(self.space[f"depth_{i}"].table.max()) for i in range(1, len(self.strides) + 1)]
+        return [(i, place) for i, depth in enumerate(depths, 1) for place in range(depth)]
+
+    def _at_resolution(self, images: jax.Array, decisions: Decisions, train: bool) -> jax.Array:
+        """Logits at the resolution that is chosen: one body, with the same parameters, for each of them."""
+        check_images(images.shape, 1)
+        rest = Space(**{name: self.space[name] for name in self.space if name != "resolution"})
+        body = self.clone(space=rest, parent=self, name="body")
+        arch = {name: value for name, value in decisions.arch.items() if name != "resolution"}
+        sizes: tuple[Any, ...] = self.space["resolution"].options
+        at = {size: Resized(size, body) for size in sizes}
+        return Mixture(at, name="resolution")(decisions["resolution"], images, arch, train=train)
+
+    def _chosen(self, decisions: Decisions, stage: int, place: int) -> tuple[Decision, Chosen]:
+        """The kind of a block, and its other decisions."""
+
+        def of_block(name: str) -> Decision:
+            key = f"{name}_{stage}"
+            if key not in self.space:
+                return Decision((key, None), (DEFAULTS[name],), np.zeros((), np.int32))
+            return decisions[key] if self.space[key].length is None else decisions[key, place]
+
+        before = stage if place else stage - 1
+        chosen = {name: of_block(name) for name in ("width", "depth", *DEFAULTS)}
+        return of_block("block"), chosen | {"before": decisions[f"width_{before or 'stem'}"]}
+
+    def _block(self, stage: int, place: int, train: bool, rate: float, kind: str) -> nn.Module:
+        common = self.activation, self.squeeze_of, self.shortcut, self.head_dim
+        given = Stage(self.strides[stage - 1], *common), place, train, rate, self.dtype
+        if kind == "transformer":
+            return Transformer(*given, parent=None)
+        return MBConv(*given, fused=kind == "fused_mbconv", parent=None)
+
+    def _dense(self, name: str) -> Dense:
+        return Dense(kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype, name=name)
+
+
+# ---- What is refused.
+
+
+def check(net: Hybrid) -> None:
+    """Checks the attributes of a network; see `Hybrid` for what is raised."""
+    if not isinstance(net.space, Space):
+        raise TypeError(f"Hybrid: space is {net.space!r}, expected one such as jaxnas.spaces.hybrid_small().")
+    if not isinstance(net.strides, tuple) or not net.strides:
+        raise TypeError(f"Hybrid: strides is {net.strides!r}, expected a tuple with that of each stage.")
+    numbers = range(1, len(net.strides) + 1)
+    needed = ["width_stem", "width_head", *(f"{n}_{i}" for i in numbers for n in ("width", "depth", "block"))]
+    known = {"resolution", *needed, *(f"{name}_{i}" for i in numbers for name in DEFAULTS)}
+    if missing := [name for name in needed if name not in net.space]:
+        raise ValueError(
+            f"A Hybrid space of {len(net.strides)} stages needs the decisions {needed}; missing: {missing}."
+        )
+    if unknown := [name for name in net.space if name not in known]:
+        raise ValueError(
+            f"A Hybrid space of {len(net.strides)} stages has no decision {unknown[0]!r}"
+            f"{nearest(unknown[0], known)}"
+        )
+    positive = {name: getattr(net, name) for name in ("num_classes", "stem_stride", "head_dim")}
+    positive |= {f"the stride of stage {i}": stride for i, stride in enumerate(net.strides, 1)}
+    for name, value in positive.items():
+        if value < 1:
+            raise ValueError(f"Hybrid: {name} is {value}, expected at least 1.")
+    if not 0 <= net.drop_path_rate < 1 or not 0 <= net.dropout_rate < 1 or net.head_expansion < 0:
+        raise ValueError(
+            f"Hybrid: drop_path_rate {net.drop_path_rate}, dropout_rate {net.dropout_rate} and "
+            f"head_expansion {net.head_expansion}; expected 0 to less than 1, the same, and at least 0."
+        )
+    values = {"squeeze_of": ("input", "expanded"), "shortcut": ("none", "pooled"), "activation": ACTIVATIONS}
+    for name, allowed in values.items():
+        if getattr(net, name) not in allowed:
+            raise ValueError(f"Hybrid: {name} is {getattr(net, name)!r}, expected one of {list(allowed)}.")
+    for i in numbers:
+        _check_stage(net.space, i, net.head_dim)
+    resolutions: tuple[Any, ...] = net.space["resolution"].options if "resolution" in net.space else ()
+    for resolution in resolutions:
+        check_images((1, resolution, resolution, 1), net.divisor)
+
+
+def _check_stage(space: Space, i: int, head_dim: int) -> None:
+    least = {"width": 1, "depth": 1, "kernel": 1, "expansion": 1, "squeeze": 0, "heads": 1, "mlp_ratio": 0.01}
+    for name in (f"{name}_{i}" for name in least if f"{name}_{i}" in space):
+        smallest, options = least[name.removesuffix(f"_{i}")], space[name].options
+        wrong = [x for x in options if isinstance(x, str) or x < smallest]
+        if wrong and name == f"depth_{i}":
+            raise ValueError(
+                f"A Hybrid space: {name!r} has the options {options}. A stage has at least one block, which "
+                "sets its width and its size. For fewer stages, leave one out."
+            )
+        if wrong:
+            raise ValueError(
+                f"A Hybrid space: {name!r} has the options {options}; expected numbers of at least "
+                f"{smallest}, not {wrong}."
+            )
+    depth, kinds = int(space[f"depth_{i}"].table.max()), space[f"block_{i}"].options
+    for name in ("block", *DEFAULTS):
+        length = space[f"{name}_{i}"].length if f"{name}_{i}" in space else None
+        if length is not None and length < depth:
+            raise ValueError(
+                f"A Hybrid space: '{name}_{i}' is repeated {length} times, and stage {i} has up to {depth} "
+                f"blocks: Choice(...).repeat({depth}, active='depth_{i}')."
+            )
+    if unknown := set(kinds) - set(KINDS):
+        raise ValueError(
+            f"A Hybrid space: 'block_{i}' has the options {kinds}; {unknown} are none of {KINDS}."
+        )
+    if "transformer" not in kinds:
+        return
+    numbers: tuple[Any, ...] = space[f"heads_{i}"].options if f"heads_{i}" in space else (0,)
+    widths: tuple[Any, ...] = space[f"width_{i}"].options
+    for channels in widths:
+        for heads in numbers:
+            if channels % (heads or head_dim):
+                by = f"{heads} heads do" if heads else f"heads of {head_dim} channels do"
+                raise ValueError(
+                    f"A Hybrid space: stage {i} has Transformer blocks of {channels} channels, which {by} "
+                    f"not divide. Change 'width_{i}', or {f'heads_{i}' if heads else 'head_dim'!r}."
+                )
+
+
+def check_images(shape: tuple[int, ...], divisor: int) -> None:
+    """Checks the shape of images [B, R, R, C]: square, of a size that all strides together divide."""
+    if len(shape) != 4 or shape[1] != shape[2]:
+        raise ValueError(f"Hybrid: expected square images [B, R, R, channels], got the shape {shape}.")
+    if shape[1] % divisor or not shape[1]:
+        lower = shape[1] // divisor * divisor
+        near = f"{lower} and {lower + divisor}" if lower else str(divisor)
+        raise ValueError(
+            f"Hybrid: a resolution of {shape[1]} is not divided by the strides, which are {divisor} in all; "
+            f"nearest resolutions that are: {near}."
+        )
