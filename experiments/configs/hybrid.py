@@ -1,0 +1,106 @@
+"""Hybrids of convolutions and Transformers: which kind of block each stage has, and of what size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from experiments.config import Config
+from jaxnas import runs, search, spaces, supernets, tasks
+from jaxnas.supernets import hybrid
+from jaxnas.training import Distillation, Sandwich, Training
+
+# The sandwich rule with AlphaNet's divergence, and NASViT's projection in the last three quarters.
+_RECIPE = Sandwich(distill=Distillation(divergence="adaptive_alpha"), project_after=0.25)
+_SMALL = supernets.Hybrid(spaces.hybrid_small(), num_classes=10, **hybrid.SMALL)
+
+DIGITS = Config(
+    name="hybrid_digits",
+    about="Convolutions and Transformers on 8 x 8 digits: about ten minutes on two cores.",
+    task=tasks.Images(data="digits", mixup=0.4),
+    network=_SMALL,
+    training=Training(
+        steps=600,
+        batch_size=64,
+        learning_rate=2e-3,
+        warmup_steps=50,
+        clip=1.0,
+        evaluate_every=200,
+        checkpoint_every=200,
+        steps_per_call=10,
+    ),
+    recipe=_RECIPE,
+    search=runs.Search(
+        strategy=search.Evolution(_SMALL.space, evaluations=150), budget="macs", most_share=0.5
+    ),
+)
+
+FASHION_MNIST = dataclasses.replace(
+    DIGITS,
+    name="hybrid_fashion_mnist",
+    about="The same on Fashion-MNIST: about an hour on two cores.",
+    task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
+    training=dataclasses.replace(
+        DIGITS.training, steps=2000, warmup_steps=100, evaluate_every=500, checkpoint_every=250
+    ),
+    search=dataclasses.replace(
+        DIGITS.search, strategy=search.Evolution(_SMALL.space, evaluations=100), limit=4
+    ),
+)
+
+CIFAR10 = dataclasses.replace(
+    DIGITS,
+    name="hybrid_cifar10",
+    about="The same on CIFAR-10: for a GPU.",
+    task=tasks.Images(
+        data="cifar10",
+        search_fraction=0.1,
+        crop_padding=4,
+        flip=True,
+        randaugment=9,
+        erase=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+    ),
+    network=_SMALL.clone(dtype=jnp.bfloat16),
+    training=Training(
+        steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, clip=1.0, steps_per_call=10
+    ),
+)
+
+_NASVIT = spaces.nasvit()
+
+IMAGENET = Config(
+    name="hybrid_imagenet_nasvit",
+    about="NASViT's sizes on ImageNet, by its recipe: for a pod.",
+    task=tasks.Images(
+        data="imagenet2012",
+        search_fraction=0.01,
+        image_size=256,
+        crop_scale=0.08,
+        flip=True,
+        randaugment=1,
+        erase=0.01,
+        mixup=0.01,
+        cutmix=0.01,
+    ),
+    network=supernets.Hybrid(_NASVIT, num_classes=1000, dtype=jnp.bfloat16, **hybrid.NASVIT),
+    # 400 epochs of batches of 4,096, of which 5 are a warm-up.
+    training=Training(
+        steps=400 * 310,
+        batch_size=4096,
+        learning_rate=3e-4,
+        warmup_steps=5 * 310,
+        weight_decay=0.0,
+        clip=1.0,
+        average=0.99985,
+        evaluate_every=3100,
+        checkpoint_every=310,
+        steps_per_call=10,
+    ),
+    recipe=_RECIPE,
+    search=runs.Search(strategy=search.Evolution(_NASVIT, evaluations=1000), budget="macs", most=3e8),
+)
+
+CONFIGS = (DIGITS, FASHION_MNIST, CIFAR10, IMAGENET)
