@@ -13,7 +13,7 @@ import pytest
 from jaxnas import files
 
 ROOT = pathlib.Path(__file__).parents[2]
-DIGITS = "autoformer_digits"
+DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
 FLOWS = {
     DIGITS: (
@@ -27,6 +27,23 @@ FLOWS = {
         "search.strategy.parents=3",
         "search.strategy.mutations=4",
         "search.strategy.crossovers=3",
+    ),
+    "s3_digits": (
+        *EVERY,
+        "network.space=swin(((1,2),(1,)),((8,16),(16,)),((2,4),(2,)),((1,2),(2,)),((1.0,2.0),(1.0,)),((8,16),(16,)))",
+        "training.steps=40",
+        "training.warmup_steps=5",
+        "evolution.turns=1",
+        "evolution.sample=40",
+        "evolution.top=5",
+        "evolution.steps=20",
+        "search.strategy.evaluations=24",
+        "search.strategy.population=8",
+        "search.strategy.parents=3",
+        "search.strategy.mutations=4",
+        "search.strategy.crossovers=3",
+        "search.ranked=2",
+        "search.ranked_steps=3",
     ),
     "tiny_shakespeare": (
         *EVERY,
@@ -51,7 +68,14 @@ FLOWS = {
     ),
 }
 # What a flow leaves that must be the same after kills.
-SAME = ("metrics.jsonl", "search/history.jsonl", "result.json", "report.html", "subnet/model.safetensors")
+SAME = (
+    "metrics.jsonl",
+    "spaces.json",
+    "search/history.jsonl",
+    "result.json",
+    "report.html",
+    "subnet/model.safetensors",
+)
 
 
 def command(binary, config, workdir, data_dir, *more):
@@ -108,7 +132,9 @@ def data_dir(tmp_path_factory):
     return prepared
 
 
-@pytest.fixture(scope="module", params=[DIGITS, pytest.param("tiny_shakespeare", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[DIGITS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
 def flow(request, tmp_path_factory, data_dir):
     """A flow in one go: its config, its workdir, and what the binaries said."""
     config, workdir = request.param, tmp_path_factory.mktemp("smooth")
@@ -155,6 +181,9 @@ def test_the_result_says_what_was_found(flow):
         assert len(scores) == 24
         assert found["metrics"]["search"]["accuracy"] == pytest.approx(max(scores), abs=1e-6)
         assert "random search" in names
+    elif config == "s3_digits":
+        assert [space["name"] for space in result["spaces"]] == ["A", "B"]
+        assert "random search" in names and len(result["ranking"]["alone"]) == 2
     else:
         assert {"interleaved", "par_rule"} <= names and result["selection"]["method"] == "trials"
         assert [line["fidelity"] for line in history] == [0] * 4 + [1] * 2
