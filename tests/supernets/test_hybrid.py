@@ -239,6 +239,7 @@ trained = jit(run)
 calibrated = jit(lambda arch: jaxnas.calibrate(NET, variables_of(), arch, IMAGES[None]))
 
 
+@pytest.mark.slow
 def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_gradients():
     """P1, P2 and P6; new statistics too are only of what is used."""
     recorded, variables = annotations(NET, IMAGES), variables_of()
