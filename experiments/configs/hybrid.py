@@ -14,12 +14,14 @@ from jaxnas.training import Distillation, Sandwich, Training
 # The sandwich rule with AlphaNet's divergence, and NASViT's projection in the last three quarters.
 _RECIPE = Sandwich(distill=Distillation(divergence="adaptive_alpha"), project_after=0.25)
 _SMALL = supernets.Hybrid(spaces.hybrid_small(), num_classes=10, **hybrid.SMALL)
+# Kernels of 5 x 5 are larger than its last maps.
+_DIGITS = _SMALL.clone(space=_SMALL.space.restrict(kernel_1=3, kernel_2=3, kernel_3=3), stem_stride=1)
 
 DIGITS = Config(
     name="hybrid_digits",
     about="Convolutions and Transformers on 8 x 8 digits: about ten minutes on two cores.",
     task=tasks.Images(data="digits", mixup=0.4),
-    network=_SMALL,
+    network=_DIGITS,
     training=Training(
         steps=600,
         batch_size=64,
@@ -32,7 +34,7 @@ DIGITS = Config(
     ),
     recipe=_RECIPE,
     search=runs.Search(
-        strategy=search.Evolution(_SMALL.space, evaluations=150), budget="macs", most_share=0.5
+        strategy=search.Evolution(_DIGITS.space, evaluations=150), budget="macs", most_share=0.5
     ),
 )
 
@@ -41,6 +43,7 @@ FASHION_MNIST = dataclasses.replace(
     name="hybrid_fashion_mnist",
     about="The same on Fashion-MNIST: about an hour on two cores.",
     task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
+    network=_SMALL,
     training=dataclasses.replace(
         DIGITS.training, steps=2000, warmup_steps=100, evaluate_every=500, checkpoint_every=250
     ),
