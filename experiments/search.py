@@ -62,7 +62,7 @@ def main() -> None:
             state is None
             or (settings.method or ("strategy" if state.logits == () else "argmax")) == "strategy"
         ):
-            found = runs.search_space(task, net, variables, settings, **common)
+            found = runs.search_space(task, net, variables, settings, training=config.alone, **common)
         else:
             recipe = config.recipe
             found = runs.select(task, net, state, settings, recipe=recipe, training=config.training, **common)

@@ -147,7 +147,8 @@ def search_and_finish(
     settings = Search() if settings is None else settings
     if settings.ranked and training is None:
         raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
-    found = search_space(task, net, variables, settings, seed=seed, workdir=workdir, mesh=mesh)
+    common = dict(training=training, seed=seed, mesh=mesh)
+    found = search_space(task, net, variables, settings, workdir=workdir, **common)
     config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
     ranking = None
     if settings.ranked and training is not None:

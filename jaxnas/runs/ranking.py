@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
 from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.report.result import RankingOf
 from jaxnas.tasks import Task
 from jaxnas.training.fit import option_values
-from jaxnas.training.ranking import rank_correlation
+from jaxnas.training.ranking import rank_correlation, usual_together
 from jaxnas.training.settings import Training
 
 
@@ -38,21 +36,8 @@ def rank(
       seed: of the run.
       mesh: of the devices; None for all.
     """
-    if steps is not None:
-        warmup = None if training.warmup_steps is None else min(training.warmup_steps, steps // 10)
-        training = dataclasses.replace(training, steps=steps, warmup_steps=warmup)
-    # On a CPU each network pays for its own size when they run in turn; at once, all have the largest.
-    together = 1 if jax.default_backend() == "cpu" else None
-    found = rank_correlation(
-        task,
-        net,
-        variables,
-        dataclasses.replace(training, average=0.0),
-        count,
-        seed=seed,
-        together=together,
-        mesh=mesh,
-    )
+    training, together = training.shortened(steps), usual_together()
+    found = rank_correlation(task, net, variables, training, count, seed=seed, together=together, mesh=mesh)
     sign = task.metrics[0].score(1.0)
 
     def number(x: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -31,6 +33,7 @@ from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
+from jaxnas.training.ranking import scores_alone, usual_together
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
@@ -64,6 +67,9 @@ class Search:
       canonical: from an architecture to the one that stands for all that are equal to it when trained
         alone, for trials; or None.
       limit: batches of the search role that each candidate of a selection is evaluated on; None for all.
+      finalists: how many of the best architectures of a strategy are trained alone, of which the best one is
+        then the found one, as in AutoAttend (ICML 2021, section 5.1.2); 0 for none.
+      finalist_steps: of each of these trainings; None for as many as a retraining has.
       tune_steps: of training after each decision of "perturbation" and each round of "pruning"; 0 for none.
       renormalise: whether the weights that are left sum to one again where an option is taken out.
       ranked: random architectures that are also trained alone, to see how well the supernet ranks; 0 for
@@ -87,10 +93,17 @@ class Search:
     limit: int | None = None
     tune_steps: int = 0
     renormalise: bool = False
+    finalists: int = 0
+    finalist_steps: int | None = None
     ranked: int = 0
     ranked_steps: int | None = None
 
     def __post_init__(self) -> None:
+        if self.finalists < 0 or (self.finalist_steps is not None and self.finalist_steps < 1):
+            raise ValueError(
+                f"search.finalists is {self.finalists} and search.finalist_steps {self.finalist_steps}; "
+                "expected 0 or more architectures, and at least 1 step."
+            )
         if self.ranked < 0 or self.ranked == 1 or (self.ranked_steps is not None and self.ranked_steps < 1):
             raise ValueError(
                 f"search.ranked is {self.ranked} and search.ranked_steps {self.ranked_steps}; expected 0, or "
@@ -156,6 +169,7 @@ def search_space(
     variables: Any,
     settings: Search | None = None,
     *,
+    training: Training | None = None,
     costs: Cost | None = None,
     seed: int = 0,
     workdir: str | os.PathLike | None = None,
@@ -166,15 +180,21 @@ def search_space(
     Args:
       task, net, variables: the trained supernet.
       settings: see `Search`; by default evolution without a budget.
+      training: of an architecture alone; asked for by `settings.finalists`.
       costs: of architectures; None for parameters and products.
       seed: of the run.
       workdir: the search goes on from its history in search/history.jsonl; None to keep none.
       mesh: of the devices; None for all.
 
     Raises:
-      ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated.
+      ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
+        finalists without a `training`.
     """
     settings = Search() if settings is None else settings
+    if settings.finalists and training is None:
+        raise ValueError(
+            f"search.finalists is {settings.finalists}; say by `training` how they are trained alone."
+        )
     space = net.space
     costs = cost(net, task.inputs) if costs is None else costs
     reach = search.reachable(space, costs)
@@ -216,13 +236,41 @@ def search_space(
                 history_path=history,
                 progress=progress,
             )
-        archs[label], fresh = result.arch, fresh + len(result.history) - result.resumed
+        archs[label] = result.arch
+        if settings.finalists and training is not None:
+            steps, first = settings.finalist_steps, result.arch
+            archs[label] = best_alone(
+                task, net, training.shortened(steps), result, settings.finalists, seed=seed, mesh=mesh
+            )
+            if label == "found":
+                archs["best inherited"] = first
+        fresh = fresh + len(result.history) - result.resumed
         records.append(dataclasses.replace(record, evaluations=len(result.history)))
     if history is not None and fresh and processes.is_first():
         times = clock.shares(fresh, "evaluations")
         times["strategy"] = 1 - times["evaluation"]
         files.write_json(history.with_name("times.json"), times)
     return Found(archs.pop("found"), archs, tuple(records))
+
+
+def best_alone(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    result: search.Result,
+    count: int,
+    *,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+) -> Arch:
+    """Of the `count` best architectures of a search, the best one on the search role after training alone."""
+    finite = [line for line in result.history if math.isfinite(line["score"])]
+    best = sorted(finite, key=lambda line: -line["score"])
+    distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
+    chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
+    archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
+    scores = scores_alone(task, net, training, archs, seed=seed, together=usual_together(), mesh=mesh)
+    return chosen[int(np.argmax(scores))]
 
 
 def select(

@@ -119,9 +119,7 @@ def evolve(
     """
     root, variables = files.as_path(workdir), None
     known = read_spaces(root) or Spaces(net.space)
-    steps = training.steps if settings.steps is None else settings.steps
-    warmup = None if training.warmup_steps is None else min(training.warmup_steps, steps // 10)
-    short = dataclasses.replace(training, steps=steps, warmup_steps=warmup)
+    short = training.shortened(settings.steps)
     done = len(known.sampled)
     if done >= settings.turns and not settings.carry:
         return net.clone(space=known.space), None

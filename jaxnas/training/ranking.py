@@ -79,25 +79,47 @@ def rank_correlation(
             raise ValueError(f"rank_correlation: archs is {archs}, expected at least 2 to compare.")
         archs = net.space.sample(stream(seed, "ranking"), archs)
     training = training if isinstance(training, Training) else Training(steps=training)
-    count = len(next(iter(archs.values())))
     evaluate = make_evaluator(task, net, role, mesh=mesh)
     inherited = evaluate.scores(variables, archs)
-    shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
-    if "batch_stats" in shapes:
-        own = training.mesh() if mesh is None else mesh
-        alone = make_trials(task, net, training, (training.steps,), evaluate, own, seed=seed)(archs, 0)
-    else:
-        # Measured once, at the end: which step is best is not known of inherited weights either.
-        once = dataclasses.replace(training, evaluate_every=training.steps)
-        found = train_seeds(
-            task, net, once, [seed] * count, arch=archs, role=role, together=together, test=False
-        )
-        alone = np.asarray(task.metrics[0].score(found.metrics[role][task.metrics[0].name]), np.float32)
+    alone = scores_alone(task, net, training, archs, role=role, seed=seed, together=together, mesh=mesh)
     tau = stats.kendall_tau(inherited, alone)
     pairs = np.stack([inherited, alone], axis=1)
     low, high = stats.bootstrap_interval(stream(seed, "ranking_interval"), pairs, _tau_of_pairs)
     interval = float(low), float(high)
     return Ranking(archs, inherited, alone, float(tau), interval, role, training.steps)
+
+
+def scores_alone(
+    task: Task,
+    net: nn.Module,
+    training: Training,
+    archs: Arch,
+    *,
+    role: str = "search",
+    seed: int = 0,
+    together: int | None = None,
+    mesh: Mesh | None = None,
+) -> np.ndarray:
+    """The first metric of architectures after training alone, as scores; see `rank_correlation`.
+
+    Returns:
+      float32 [n] for a batch of n architectures; higher is better.
+    """
+    shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
+    if "batch_stats" in shapes:
+        mesh = training.mesh() if mesh is None else mesh
+        evaluate = make_evaluator(task, net, role, mesh=mesh)
+        return make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed)(archs, 0)
+    # Measured once, at the end: which step is best is not known of inherited weights either.
+    once, metric = dataclasses.replace(training, evaluate_every=training.steps, average=0.0), task.metrics[0]
+    seeds = [seed] * len(next(iter(archs.values())))
+    found = train_seeds(task, net, once, seeds, arch=archs, role=role, together=together, test=False)
+    return np.asarray(metric.score(found.metrics[role][metric.name]), np.float32)
+
+
+def usual_together() -> int | None:
+    """How many networks are trained at once: 1 on a CPU, where each then pays for its own size; else all."""
+    return 1 if jax.default_backend() == "cpu" else None
 
 
 def _tau_of_pairs(pairs: jax.Array) -> jax.Array:

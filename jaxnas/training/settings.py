@@ -98,6 +98,13 @@ class Training:
         if not 0 <= self.average < 1:
             raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
 
+    def shortened(self, steps: int | None) -> Training:
+        """The same settings for another number of steps, with a warm-up of at most a tenth of them."""
+        if steps is None:
+            return self
+        warmup = None if self.warmup_steps is None else min(self.warmup_steps, steps // 10)
+        return dataclasses.replace(self, steps=steps, warmup_steps=warmup)
+
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the weights; a training may go on with other values of the others."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE}

@@ -1,5 +1,7 @@
 """Rank correlations: inherited against stand-alone quality of architectures."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -8,15 +10,16 @@ from small_nets import random_params, take
 from small_tasks import perceptron, task_of
 
 import jaxnas
-from jaxnas import runs
+from jaxnas import runs, search
 from jaxnas.training import Training, make_evaluator, rank_correlation, train_seeds
+from jaxnas.training.ranking import scores_alone
 
 TASK, NET = task_of("images"), perceptron(2, (1, 2, 4))
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
 TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
 
 
-@pytest.mark.parametrize("together", [None, 1])
+@pytest.mark.parametrize("together", [1, pytest.param(None, marks=pytest.mark.slow)])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
     archs = NET.space.sample(jax.random.key(0), 5)
     found = rank_correlation(TASK, NET, VARIABLES, TRAINING, archs, together=together)
@@ -50,10 +53,30 @@ def test_the_page_shows_what_was_ranked(tmp_path):
     assert jaxnas.report.result.read(tmp_path) == result
 
 
+def test_the_best_of_the_finalists_is_found():
+    strategy = search.RandomSearch(NET.space, evaluations=6, batch=6)
+    settings = runs.Search(strategy=strategy, finalists=3, finalist_steps=4, baseline=False)
+    found = runs.search_space(TASK, NET, VARIABLES, settings, training=TRAINING)
+    plain = dataclasses.replace(settings, finalists=0)
+    first = runs.search_space(TASK, NET, VARIABLES, plain)
+    assert NET.space.to_dict(found.others["best inherited"]) == NET.space.to_dict(first.arch)
+    every = NET.space.enumerate()
+    inherited = make_evaluator(TASK, NET, "search").scores(VARIABLES, every)
+    at = [i for i in range(9) if NET.space.to_dict(take(every, i)) == NET.space.to_dict(found.arch)][0]
+    batch = jax.tree.map(lambda *x: np.stack(x), found.arch, first.arch)
+    alone = scores_alone(TASK, NET, TRAINING.shortened(4), batch, together=1)
+    assert alone[0] >= alone[1] and inherited[at] <= max(inherited)
+
+
 def test_what_cannot_be_ranked_is_refused(tmp_path):
     cases = [
         (lambda: rank_correlation(TASK, NET, VARIABLES, TRAINING, 1), "archs is 1, expected at least 2"),
         (lambda: runs.Search(ranked=1), "search.ranked is 1"),
+        (lambda: runs.Search(finalists=-1), "search.finalists is -1"),
+        (
+            lambda: runs.search_space(TASK, NET, VARIABLES, runs.Search(finalists=2)),
+            "search.finalists is 2; say by `training`",
+        ),
         (
             lambda: runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path),
             "say by `training` how they are trained alone",
