@@ -226,19 +226,23 @@ class Session:
     mesh: Mesh
     deciding: dict[str, Any]
 
-    def evolved(self, workdir: pathlib.Path) -> Session:
+    def evolved(self, workdir: pathlib.Path, *, measured: bool = True) -> Session:
         """The session with the network of the last space, if the config lets its space evolve.
+
+        Args:
+          workdir: of the training.
+          measured: whether the last space must have been measured, as it is when its supernet is trained.
 
         Raises:
           FileNotFoundError: it has not come to its end.
         """
         if self.config.evolution is None:
             return self
-        spaces = runs.read_spaces(workdir)
-        if spaces is None or len(spaces.sampled) < self.config.evolution.turns:
+        spaces, turns = runs.read_spaces(workdir), self.config.evolution.turns
+        done = 0 if spaces is None else len(spaces.sampled)
+        if spaces is None or done < turns + measured:
             raise FileNotFoundError(
-                f"{workdir} has {0 if spaces is None else len(spaces.sampled)} of the "
-                f"{self.config.evolution.turns} turns of the evolution of its space. First run "
+                f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
                 "experiments.train_supernet to its end, with the same --config, --set and --workdir."
             )
         return dataclasses.replace(self, net=self.net.clone(space=spaces.space))

@@ -15,6 +15,7 @@ supernet instead. Started again it goes on from search/history.jsonl.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any
 
 from absl import flags
@@ -22,15 +23,16 @@ from absl import flags
 from experiments import binary
 from experiments.config import ConfigError, to_dict
 from experiments.configs import CONFIGS
-from jaxnas import files, report, runs, supernets, training
+from jaxnas import files, processes, report, runs, supernets, training
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 
 
-def converted(session: binary.Session, path: str) -> tuple[binary.Session, Any]:
+def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tuple[binary.Session, Any]:
     """The session and variables of an official AutoFormer supernet in place of a trained one.
 
     Raises:
-      ConfigError: another network than a vision transformer, or a search that needs more than weights.
+      ConfigError: another network than a vision transformer, a search that needs more than weights, or a
+        workdir of another supernet.
     """
     net, method = session.net, session.config.search.method
     if not isinstance(net, supernets.ViT):
@@ -43,6 +45,11 @@ def converted(session: binary.Session, path: str) -> tuple[binary.Session, Any]:
     # The official code's biases of queries, keys and values depend on the number of heads.
     net = net.clone(qkv_bias_by_heads=True)
     net, variables = from_torch_autoformer(read_checkpoint(path), net)
+    digest, stored = files.sha256(pathlib.Path(path).read_bytes()), workdir / "supernet.sha256"
+    if (workdir / "checkpoints").exists() or (stored.exists() and stored.read_text() != digest):
+        raise ConfigError(f"{workdir} is of another supernet than {path}; take another workdir.")
+    if processes.is_first():
+        files.write_text(stored, digest)
     return dataclasses.replace(session, net=net), variables
 
 
@@ -52,7 +59,7 @@ def main() -> None:
         session = binary.bring_to_life(config, workdir)
         state = None if flags.FLAGS.supernet else session.trained(workdir)
         if state is None:
-            session, variables = converted(session, flags.FLAGS.supernet)
+            session, variables = converted(session, flags.FLAGS.supernet, workdir)
         else:
             variables = state.evaluated()
         task, net, settings = session.task, session.net, config.search
@@ -66,12 +73,7 @@ def main() -> None:
         else:
             recipe = config.recipe
             found = runs.select(task, net, state, settings, recipe=recipe, training=config.training, **common)
-        ranking, spaces = None, runs.read_spaces(workdir)
-        if settings.ranked:
-            steps, seed = settings.ranked_steps, config.seed
-            ranking = runs.rank(
-                task, net, variables, config.alone, settings.ranked, steps=steps, seed=seed, mesh=mesh
-            )
+        spaces = runs.read_spaces(workdir)
         result = runs.finish(
             task,
             net,
@@ -82,9 +84,14 @@ def main() -> None:
             config=to_dict(config),
             mesh=mesh,
             named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
-            ranking=ranking,
             spaces=() if spaces is None else spaces.sampled,
         )
+        if settings.ranked:  # last, since it takes longest
+            steps, seed = settings.ranked_steps, config.seed
+            ranking = runs.rank(
+                task, net, variables, config.alone, settings.ranked, steps=steps, seed=seed, mesh=mesh
+            )
+            result = runs.enter_ranking(result, ranking, workdir)
     print("\n".join(report.summary_lines(result, path)), flush=True)
     times = path / "search" / "times.json"
     if times.is_file():

@@ -35,6 +35,7 @@ def main() -> int:
             flush=True,
         )
         if flags.FLAGS.replay:
+            session = session.evolved(workdir, measured=False)
             step = training.replay(
                 session.task,
                 session.net,

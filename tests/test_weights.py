@@ -211,3 +211,23 @@ def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first(sta
     assert any(np.any(flat[path] != old[path]) for path in flat)
     others = [path for path in flat if "mlp" not in path]
     assert all(np.array_equal(flat[path], old[path]) for path in others)
+
+
+@pytest.mark.slow
+def test_blocks_that_expand_nothing_keep_their_channels():
+    """Their inner channels are those of the residual stream, which no layer may sort alone."""
+    block = {"kernel": (3,), "squeeze": (0,), "block": ("mbconv",), "depth": (1,)}
+    stages = [block | {"width": (8, 16), "expansion": (1,)}, block | {"width": (16,), "expansion": (2, 4)}]
+    net = supernets.Hybrid(
+        spaces.hybrid(stages, (8, 16), (16,)), num_classes=3, strides=(1, 1), stem_stride=1
+    )
+    variables = random(net, 0)
+    (params,) = jaxnas.weights.channel_sorter(net, SHAPE)(variables["params"])
+    images = jnp.asarray(np.random.default_rng(0).normal(size=SHAPE), jnp.float32)
+    arch, apply = net.space.largest(), jax.jit(net.apply)
+    fresh = {"batch_stats": jaxnas.init(net, jax.random.key(0), SHAPE)["batch_stats"]}
+    before, after = (apply({"params": p} | fresh, images, arch) for p in (variables["params"], params))
+    np.testing.assert_allclose(before, after, rtol=1e-4)
+    assert any(
+        np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (variables["params"], params)), strict=True)
+    )

@@ -76,7 +76,7 @@ _NASVIT = spaces.nasvit()
 
 IMAGENET = Config(
     name="hybrid_imagenet_nasvit",
-    about="NASViT's sizes on ImageNet, by its recipe: for a pod.",
+    about="NASViT's sizes on ImageNet, without its two trained teachers: for a pod.",
     task=tasks.Images(
         data="imagenet2012",
         search_fraction=0.01,
@@ -88,7 +88,9 @@ IMAGENET = Config(
         mixup=0.01,
         cutmix=0.01,
     ),
-    network=supernets.Hybrid(_NASVIT, num_classes=1000, dtype=jnp.bfloat16, **hybrid.NASVIT),
+    network=supernets.Hybrid(
+        _NASVIT, num_classes=1000, drop_path_rate=0.01, dtype=jnp.bfloat16, **hybrid.NASVIT
+    ),
     # 400 epochs of batches of 4,096, of which 5 are a warm-up.
     training=Training(
         steps=400 * 310,

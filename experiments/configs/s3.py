@@ -104,7 +104,7 @@ CIFAR10 = dataclasses.replace(
         _WIDE, image_size=32, patch_size=2, num_classes=10, drop_path_rate=0.1, dtype=jnp.bfloat16
     ),
     training=Training(steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, steps_per_call=10),
-    evolution=runs.SpaceEvolution(steps=20_000, rules=rules((16, 8, 4), (1, 2, 4, 8, 16), 32, 8)),
+    evolution=runs.SpaceEvolution(steps=20_000, rules=rules((16, 8, 4), (1, 2, 4, 8, 16), 16, 8)),
     search=runs.Search(strategy=search.Evolution(_WIDE, evaluations=1000), most_share=0.5),
 )
 

@@ -92,8 +92,12 @@ class Batches:
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = self.order(epoch)
+        order = self._orders(epoch)
         return order[position * self.batch_size : (position + 1) * self.batch_size]
+
+    @functools.cached_property
+    def _orders(self) -> Callable[[int], np.ndarray]:
+        return functools.lru_cache(maxsize=2)(self.order)  # An epoch is drawn once, not for each batch.
 
     def order(self, epoch: int) -> np.ndarray:
         """Returns the examples in the order in which the batches of an epoch take them, int64 [n]."""
@@ -178,13 +182,6 @@ class LengthBatches(Batches):
 
     def order(self, epoch: int) -> np.ndarray:
         """Returns the examples of an epoch's batches, int64 [steps_per_epoch * batch_size]."""
-        return self._order(epoch)
-
-    @functools.cached_property
-    def _order(self) -> Callable[[int], np.ndarray]:
-        return functools.lru_cache(maxsize=2)(self._sorted)  # An epoch is sorted once, not for each batch.
-
-    def _sorted(self, epoch: int) -> np.ndarray:
         # What no whole batch has room for is left out before the examples are sorted: any of them, then.
         random = Batches.order(self, epoch)[: self.steps_per_epoch * self.batch_size]
         bucket = np.searchsorted(self.lengths, self.sizes[random])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from jaxnas.report import svg, words
 from jaxnas.report.document import both, note, say, section
 from jaxnas.report.read import Run
@@ -11,13 +14,15 @@ from jaxnas.report.result import RankingOf
 def panel(run: Run) -> str:
     """The section of the ranking; "" where it was not measured."""
     ranking = run.result.ranking
-    if ranking is None:
+    if ranking is None or not _pairs(ranking):
         return ""
-    count, name = len(ranking.alone), words.metric_name(run.metric, ranking.role)
+    count, name = len(_pairs(ranking)), words.metric_name(run.metric, ranking.role)
     text = (
         f"Each mark is one of {svg.count(count)} random architectures: its {name} with the supernet’s "
         f"weights, and after {svg.count(ranking.steps)} steps of training alone. {_verdict(ranking)}"
     )
+    if lost := len(ranking.alone) - count:
+        text += f" {svg.count(lost)} more diverged when they were trained alone, and are left out."
     foot = (
         "Kendall’s tau is 1 where both order all pairs alike, 0 where they have nothing to do with each "
         "other, and -1 where one is the reverse of the other."
@@ -44,22 +49,28 @@ def _verdict(ranking: RankingOf) -> str:
 def draw(run: Run, ranking: RankingOf, narrow: bool = False) -> str:
     """The stand-alone metric over the inherited one as SVG."""
     size = (400, 340) if narrow else (760, 400)
-    ranges = [_range(values) for values in (ranking.inherited, ranking.alone)]
+    pairs = _pairs(ranking)
+    ranges = _range([x for _, x, _ in pairs]), _range([y for _, _, y in pairs])
     frame = svg.Frame(*size, *ranges, left=52)
     name = words.metric_name(run.metric, ranking.role, unit=True)
     texts = words.axis_texts(run.metric)
     body = [svg.axes(frame, f"{name}, inherited", f"{name}, alone", x_texts=texts, y_texts=texts)]
-    pairs = zip(ranking.architectures, ranking.inherited, ranking.alone, strict=True)
     for architecture, inherited, alone in pairs:
         figures = [words.value_text(run.metric, x) + words.unit_text(run.metric) for x in (inherited, alone)]
         title = f"inherited {figures[0]}, alone {figures[1]}\n"
         title += words.describe(architecture, run.result.space.choices)
         body.append(svg.mark("circle", frame.x(inherited), frame.y(alone), 5, "evolution late3", title))
-    about = f"Scatter plot of {len(ranking.alone)} architectures. {_verdict(ranking)}"
+    about = f"Scatter plot of {len(pairs)} architectures. {_verdict(ranking)}"
     return svg.figure("ranking", size, "Stand-alone against inherited quality", about, "".join(body), narrow)
 
 
-def _range(values: tuple[float, ...]) -> tuple[float, float]:
+def _pairs(ranking: RankingOf) -> list[tuple[Mapping[str, Any], float, float]]:
+    """Architectures with both values, where both are numbers."""
+    every = zip(ranking.architectures, ranking.inherited, ranking.alone, strict=True)
+    return [(arch, a, b) for arch, a, b in every if svg.is_number(a) and svg.is_number(b)]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
     """An axis with room around its values."""
     low, high = min(values), max(values)
     room = 0.08 * (high - low) or 0.01

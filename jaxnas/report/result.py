@@ -165,7 +165,7 @@ class RankingOf:
     Attributes:
       architectures: option values by choice.
       inherited: the task's first metric with the supernet's weights.
-      alone: the same after training alone.
+      alone: the same after training alone; None of a training that diverged.
       kendall_tau: rank correlation of the two.
       interval: 95 % of its bootstrap distribution.
       role: of the data.
@@ -173,8 +173,8 @@ class RankingOf:
     """
 
     architectures: tuple[Mapping[str, Any], ...]
-    inherited: tuple[float, ...]
-    alone: tuple[float, ...]
+    inherited: tuple[float | None, ...]
+    alone: tuple[float | None, ...]
     kendall_tau: float | None
     interval: tuple[float | None, float | None]
     role: str

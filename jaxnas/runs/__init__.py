@@ -7,7 +7,7 @@ The binaries call these functions, and so may anyone with a task and a network o
 """
 
 from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
-from jaxnas.runs.finishing import finish, measure, retrain, search_and_finish, timed_calls
+from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, search_and_finish, timed_calls
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
@@ -23,6 +23,7 @@ __all__ = [
     "describe_run",
     "describe_space",
     "describe_task",
+    "enter_ranking",
     "evolve",
     "finish",
     "measure",

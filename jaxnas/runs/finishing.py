@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,7 +46,6 @@ def finish(
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
-    ranking: RankingOf | None = None,
     spaces: tuple[SampledSpaceOf, ...] = (),
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
@@ -61,7 +61,6 @@ def finish(
       config: of the run, for the result.
       mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
-      ranking: how well the supernet ranks architectures; see `rank`. None where it was not measured.
       spaces: that the space of the network evolved from, and itself; see `evolve`.
 
     Returns:
@@ -107,7 +106,6 @@ def finish(
         networks=networks,
         searches=found.searches,
         selection=found.selection,
-        ranking=ranking,
         spaces=spaces,
         module=type(net).__name__ if needs_module(net) else "",
     )
@@ -131,7 +129,7 @@ def search_and_finish(
     seed: int = 0,
     mesh: Mesh | None = None,
 ) -> Result:
-    """`search_space`, `rank` and then `finish`: from a trained supernet to a small network and a page.
+    """`search_space`, `finish` and, if asked for, `rank`: a small network and its page.
 
     Args:
       task, net, variables: the trained supernet.
@@ -150,11 +148,22 @@ def search_and_finish(
     common = dict(training=training, seed=seed, mesh=mesh)
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
     config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
-    ranking = None
+    result = finish(task, net, variables, found, workdir, config=config, mesh=mesh)
     if settings.ranked and training is not None:
         steps = settings.ranked_steps
         ranking = rank(task, net, variables, training, settings.ranked, steps=steps, seed=seed, mesh=mesh)
-    return finish(task, net, variables, found, workdir, config=config, mesh=mesh, ranking=ranking)
+        result = enter_ranking(result, ranking, workdir)
+    return result
+
+
+def enter_ranking(result: Result, ranking: RankingOf, workdir: str | os.PathLike) -> Result:
+    """Adds to a result how well the supernet ranks, and writes it and its page anew; see `rank`."""
+    result = dataclasses.replace(result, ranking=ranking)
+    if processes.is_first():
+        results.write(workdir, result)
+        report.write(workdir)
+    processes.wait("the ranking is written")
+    return result
 
 
 def retrain(

@@ -264,13 +264,13 @@ def best_alone(
     mesh: Mesh | None = None,
 ) -> Arch:
     """Of the `count` best architectures of a search, the best one on the search role after training alone."""
-    finite = [line for line in result.history if math.isfinite(line["score"])]
+    finite = [line for line in result.history if line["score"] is not None]  # None: it failed
     best = sorted(finite, key=lambda line: -line["score"])
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
     scores = scores_alone(task, net, training, archs, seed=seed, together=usual_together(), mesh=mesh)
-    return chosen[int(np.argmax(scores))]
+    return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 
 def select(

@@ -18,13 +18,15 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, search
+from jaxnas.choice import nearest
 from jaxnas.cost import cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.describe import describe_evolved
+from jaxnas.runs.plain import to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.fit import fit
+from jaxnas.training.fit import MENDS, fit
 from jaxnas.training.keys import stream
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
@@ -71,12 +73,30 @@ class Spaces:
     """What an evolution has come to.
 
     Attributes:
-      space: the last one.
+      spaces: all of them, in order, the last one last.
       sampled: those that were measured, in order.
+      config: what decided them.
     """
 
-    space: Space
+    spaces: tuple[Space, ...]
     sampled: tuple[SampledSpaceOf, ...] = ()
+    config: Any = None
+
+    @property
+    def space(self) -> Space:
+        """The last one."""
+        return self.spaces[-1]
+
+    def write(self, workdir: Any) -> None:
+        """Writes spaces.json; in the first process alone."""
+        if processes.is_first():
+            values = {
+                "spaces": [space.to_json() for space in self.spaces],
+                "sampled": [dataclasses.asdict(one) for one in self.sampled],
+                "config": self.config,
+            }
+            files.write_json(files.as_path(workdir) / NAME, files.plain(values))
+        processes.wait("the spaces are written")
 
 
 def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
@@ -86,7 +106,7 @@ def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
         return None
     values = files.read_json(path)
     sampled = tuple(parse(one, SampledSpaceOf, str(path)) for one in values["sampled"])
-    return Spaces(Space.from_json(values["space"]), sampled)
+    return Spaces(tuple(map(Space.from_json, values["spaces"])), sampled, values["config"])
 
 
 def evolve(
@@ -116,16 +136,28 @@ def evolve(
     Returns:
       The network with the last space, and variables to train it from, None for new ones; or None if a signal
       stopped a training, which then goes on from its checkpoint.
+
+    Raises:
+      ValueError: settings that the space cannot have, or a workdir of other ones.
     """
     root, variables = files.as_path(workdir), None
-    known = read_spaces(root) or Spaces(net.space)
-    short = training.shortened(settings.steps)
-    done = len(known.sampled)
-    if done >= settings.turns and not settings.carry:
+    decided = files.plain({"evolution": to_dict(settings), "space": net.space.to_json(), "seed": seed})
+    known = read_spaces(root)
+    if known is None:
+        _check(task, net, settings)
+        known = Spaces((net.space,), config=decided)
+    elif known.config != decided:
+        raise ValueError(
+            f"{root / NAME} is of another first space, other settings of the evolution or another seed; take "
+            "another workdir, or delete this one to begin anew."
+        )
+    short, done = training.shortened(settings.steps), len(known.spaces) - 1
+    if done == settings.turns and not settings.carry:
         return net.clone(space=known.space), None
     for turn in range(settings.turns):
-        name = chr(ord("A") + turn)
-        folder = root / f"space_{name}"
+        name, net = chr(ord("A") + turn), net.clone(space=known.spaces[turn])
+        if turn < done and not settings.carry:
+            continue
         trained = fit(
             task,
             net,
@@ -133,42 +165,69 @@ def evolve(
             recipe=recipe,
             variables=variables,
             seed=seed,
-            workdir=folder,
-            config=None if config is None else {**config, "training": short.deciding(), "turn": turn},
+            workdir=root / f"space_{name}",
+            config={**(training.recorded(seed) if config is None else config), "turn": turn}
+            | {"training": short.deciding()},
+            may_differ=MENDS if turn < done else (),  # of a later space that diverged
             mesh=mesh,
         )
         if not trained.complete:
             return None
-        if turn < done:
-            following = Space.from_json(files.read_json(folder / NAME))
-        else:
+        if turn == done:
             archs, errors, costs = _sample(task, net, trained.variables, settings, seed, turn, mesh)
+            rules = {name: rule for name, rule in settings.rules.items() if name in net.space}
             evolved = search.evolve_space(
                 net.space,
                 archs,
                 errors,
-                rules={name: rule for name, rule in settings.rules.items() if name in net.space},
+                rules=rules,
                 fixed=settings.fixed,
                 top=settings.top,
                 costs=costs,
                 limit=settings.most,
             )
-            following = evolved.space
-            known = Spaces(following, (*known.sampled, describe_evolved(name, evolved)))
+            sampled = (*known.sampled, describe_evolved(name, evolved))
+            known = Spaces((*known.spaces, evolved.space), sampled, decided)
+            known.write(root)
+            done += 1
             moved = [choice for choice, shift in evolved.shifts.items() if shift.steps]
             say(f"space {name}: E-T error {evolved.et_error:.4f}; moved are {', '.join(moved) or 'none'}")
-            if processes.is_first():
-                files.write_json(folder / NAME, following.to_json())
-                _write(root, known)
-            processes.wait("a space is written")
-        larger = net.clone(space=following)
         if settings.carry:
-            new = jaxnas.init(larger, stream(seed, "training_init"), task.inputs)
-            carried = jaxnas.carry_weights(net, trained.variables, larger, new, task.inputs)
+            following = net.clone(space=known.spaces[turn + 1])
+            new = jaxnas.init(following, stream(seed, "training_init"), task.inputs)
+            old = processes.on_host(trained.variables)
+            carried = jaxnas.carry_weights(net, old, following, new, task.inputs)
             say(f"carried {carried.carried:,} of {carried.total:,} weights")
             variables = carried.variables
-        net = larger
-    return net, variables
+    return net.clone(space=known.space), variables
+
+
+def _check(task: Task, net: nn.Module, settings: SpaceEvolution) -> None:
+    """Refuses settings that a space cannot have, before anything is trained.
+
+    Raises:
+      ValueError: too small a sample, an unknown cost or choice, or options that their rule does not allow.
+    """
+    if settings.sample < search.LEAST_SAMPLE:
+        raise ValueError(
+            f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
+        )
+    known = cost(net, task.inputs)(net.space.smallest())
+    if settings.budget not in known:
+        near = nearest(settings.budget, known) or "."
+        raise ValueError(
+            f"evolution.budget is {settings.budget!r}{near} The costs of the network are {', '.join(known)}."
+        )
+    for what, names in (("fixed", settings.fixed), ("rules", settings.rules)):
+        for name in names:
+            if name not in net.space:
+                raise ValueError(
+                    f"evolution.{what} has {name!r}, which is no choice{nearest(name, net.space)} The space "
+                    f"has {', '.join(net.space)}."
+                )
+    for name, rule in settings.rules.items():
+        options: Any = net.space[name].options
+        search.shift_options(name, options, 0, rule)
 
 
 def measure_last(
@@ -194,9 +253,7 @@ def measure_last(
         errors=tuple(float(x) for x in kept),
     )
     known = dataclasses.replace(known, sampled=(*known.sampled, last))
-    if processes.is_first():
-        _write(files.as_path(workdir), known)
-    processes.wait("the last space is written")
+    known.write(workdir)
     return known
 
 
@@ -217,8 +274,3 @@ def _sample(
     values = np.asarray(metric.score(evaluate(variables, archs)[metric.name]), np.float64)
     errors = 1 - values if metric.direction == "max" else -values
     return archs, errors, np.asarray(jax.vmap(lambda arch: costs(arch)[settings.budget])(archs), np.float64)
-
-
-def _write(root: Any, spaces: Spaces) -> None:
-    sampled = [dataclasses.asdict(one) for one in spaces.sampled]
-    files.write_json(root / NAME, files.plain({"space": spaces.space.to_json(), "sampled": sampled}))

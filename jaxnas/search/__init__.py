@@ -17,6 +17,7 @@ from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, Standing, check_strategy, run, scan
 from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
 from jaxnas.search.space_evolution import (
+    LEAST_SAMPLE,
     EvolvedSpace,
     ShiftRule,
     decompose,
@@ -30,6 +31,7 @@ from jaxnas.search.strategy import Pool, Strategy
 from jaxnas.search.successive_halving import Hyperband, SuccessiveHalving
 
 __all__ = [
+    "LEAST_SAMPLE",
     "NSGA2",
     "PPO",
     "Candidates",

@@ -157,13 +157,15 @@ class MBConv(Block):
         # With an expansion of 1 nothing is expanded, and a fused block is its one convolution.
         expands = width(lambda d, e: int(self.place < d and e != 1), chosen["depth"], expansion)
         plain = width(lambda e: int(e == 1), expansion)
+        # Where nothing is expanded, the inner channels are those of the input, which no layer may sort alone.
+        axis = "mlp" if not plain.maximum else None
         make = functools.partial(ConvNorm, self.train, dtype=self.dtype)
         active = functools.partial(make, activation=ACTIVATIONS[self.stage.activation])
         if self.fused:
-            inner = width(lambda i, o, e: o if e == 1 else int(i * e), before, after, expansion, axis="mlp")
+            inner = width(lambda i, o, e: o if e == 1 else int(i * e), before, after, expansion, axis=axis)
             y = active(self.stride, name="expand")(x, width_in, inner, kernel, gate)
         else:
-            inner, y = width(lambda i, e: int(i * e), before, expansion, axis="mlp"), x
+            inner, y = width(lambda i, e: int(i * e), before, expansion, axis=axis), x
             if expands.maximum:
                 y = add_where(plain, active(name="expand")(x, width_in, inner, one, expands), x)
             y = active(self.stride, depthwise=True, name="depthwise")(y, inner, inner, kernel, gate)

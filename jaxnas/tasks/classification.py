@@ -119,20 +119,6 @@ class Classification(Named):
         """The classes of a batch, float32 [B, classes], each row with a single 1."""
         return jax.nn.one_hot(batch["label"], self.dataset.num_classes, dtype=jnp.float32)
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
-        """Mean cross-entropy in nats; see `Task.loss`. The sums hold "correct", "nats", "examples"."""
-        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
-        return predictions.loss, (carry, predictions.sums)
-
     def predict(
         self,
         net: nn.Module,
@@ -143,7 +129,7 @@ class Classification(Named):
         key: jax.Array | None,
         train: bool,
     ) -> tuple[Predictions, Any]:
-        """Logits [B, classes], and the loss on the labels; see `Task.predict`."""
+        """Logits [B, classes], mean cross-entropy in nats, and sums "correct", "nats" and "examples"."""
         if train:
             assert key is not None
             augment_key, net_key = jax.random.split(key)

@@ -17,7 +17,7 @@ from jaxnas import data as data_lib
 from jaxnas.space import Arch
 from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Predictions, Sums, apply
+from jaxnas.tasks.task import Batch, Predictions, apply
 
 INPUTS = ("features", "edges", "edge_mask", "node_mask")
 
@@ -161,20 +161,6 @@ class Graphs(Named):
         """The network's inputs by name."""
         return {name: batch[name] for name in INPUTS}
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
-        """Mean cross-entropy in nats over the role's nodes; the sums hold "correct", "nats", "examples"."""
-        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
-        return predictions.loss, (carry, predictions.sums)
-
     def predict(
         self,
         net: nn.Module,
@@ -185,7 +171,7 @@ class Graphs(Named):
         key: jax.Array | None,
         train: bool,
     ) -> tuple[Predictions, Any]:
-        """Logits [G, N, classes], and the loss on the labels; see `Task.predict`."""
+        """Logits [G, N, classes], mean cross-entropy over nodes, and sums "correct", "nats", "examples"."""
         logits = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
         expected = (*batch["label"].shape, self.graphs.num_classes)
         if logits.shape != expected:

@@ -149,9 +149,10 @@ class Task(Protocol):
 
         Returns:
           The loss, float32 [], and what goes to the next batch, with sums over the batch's examples
-          for `Metric.value`, float32 [] each.
+          for `Metric.value`, float32 [] each. By default those of `predict`.
         """
-        ...
+        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
+        return predictions.loss, (carry, predictions.sums)
 
     def predict(
         self,
@@ -172,8 +173,9 @@ class Task(Protocol):
           ValueError: the task has no predictions of classes.
         """
         raise ValueError(
-            f"{type(self).__name__} has no method `predict`, which a distillation needs: it returns "
-            "tasks.Predictions(logits, weight, loss, sums), and what goes to the next batch."
+            f"{type(self).__name__} has no method `predict`, which distillation needs, and so does a task "
+            "without a `loss`: it returns tasks.Predictions(logits, weight, loss, sums), and what goes to "
+            "the next batch."
         )
 
     def load(self, data_dir: Any = None, source_dir: Any = None) -> Task:

@@ -85,7 +85,8 @@ class Teacher:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: str) -> Teacher:
-    return Teacher(*load_subnet(path))
+    with jax.ensure_compile_time_eval():  # also where a state is made by shape
+        return Teacher(*load_subnet(path))
 
 
 def load_teacher(teacher: Teacher | str) -> Teacher:
@@ -102,7 +103,8 @@ class Distillation:
       temperature: by which both logits are divided; the divergence is multiplied by its square, so that
         gradients keep their size (Hinton et al., arXiv 1503.02531, section 2).
       label_weight: of the loss on the labels, which is added.
-      teacher: a trained network, or the folder that `save_subnet` wrote one to. None where the largest
+      teacher: a trained network, or the folder that `save_subnet` wrote one to, which must stay where it is;
+        `Teacher(*load_subnet(folder, module=...))` where its class is one's own. None where the largest
         network of each step is the teacher of the others.
     """
 
@@ -168,12 +170,17 @@ def teacher_logits(
             f"{task.name} hands a memory from batch to batch, and a trained teacher has none here. The "
             "largest network of each step can be the teacher: Sandwich(distill=Distillation())."
         )
+    if net.space.cardinality > 1:
+        raise ValueError(
+            f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
+            "extracted network of one."
+        )
     variables = {name: {"net": tree} for name, tree in variables.items()}
     try:
         predictions, _ = task.predict(_AsEvaluated(net), variables, None, batch, carry, key, True)
     except ValueError as error:
         raise ValueError(
-            f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher must know "
-            "the same classes, in the same order."
+            f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "
+            "same inputs and knows the same classes, in the same order."
         ) from error
     return lax.stop_gradient(predictions.logits)

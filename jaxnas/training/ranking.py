@@ -7,7 +7,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 
 from jaxnas import stats
@@ -28,7 +30,7 @@ class Ranking:
     Attributes:
       archs: a batch of n.
       inherited: the first metric with the supernet's weights, as a score: higher is better; float32 [n].
-      alone: the same after training alone.
+      alone: the same after training alone; NaN where that diverged.
       kendall_tau: rank correlation (tau-b) of the two, from -1 to 1; NaN where all of one are equal.
       interval: 95 % of its bootstrap distribution over architectures, from low to high.
       role: of the data on which both were measured.
@@ -82,10 +84,9 @@ def rank_correlation(
     evaluate = make_evaluator(task, net, role, mesh=mesh)
     inherited = evaluate.scores(variables, archs)
     alone = scores_alone(task, net, training, archs, role=role, seed=seed, together=together, mesh=mesh)
-    tau = stats.kendall_tau(inherited, alone)
-    pairs = np.stack([inherited, alone], axis=1)
-    low, high = stats.bootstrap_interval(stream(seed, "ranking_interval"), pairs, _tau_of_pairs)
-    interval = float(low), float(high)
+    there = np.isfinite(inherited) & np.isfinite(alone)
+    tau = stats.kendall_tau(inherited[there], alone[there]) if there.any() else np.nan
+    interval = _interval(inherited[there], alone[there], stream(seed, "ranking_interval"))
     return Ranking(archs, inherited, alone, float(tau), interval, role, training.steps)
 
 
@@ -103,7 +104,7 @@ def scores_alone(
     """The first metric of architectures after training alone, as scores; see `rank_correlation`.
 
     Returns:
-      float32 [n] for a batch of n architectures; higher is better.
+      float32 [n] for a batch of n architectures; higher is better, and NaN where a training diverged.
     """
     shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
     if "batch_stats" in shapes:
@@ -113,8 +114,11 @@ def scores_alone(
     # Measured once, at the end: which step is best is not known of inherited weights either.
     once, metric = dataclasses.replace(training, evaluate_every=training.steps, average=0.0), task.metrics[0]
     seeds = [seed] * len(next(iter(archs.values())))
-    found = train_seeds(task, net, once, seeds, arch=archs, role=role, together=together, test=False)
-    return np.asarray(metric.score(found.metrics[role][metric.name]), np.float32)
+    found = train_seeds(
+        task, net, once, seeds, arch=archs, role=role, together=together, test=False, may_diverge=True
+    )
+    scores = np.asarray(metric.score(found.metrics[role][metric.name]), np.float32)
+    return np.where(found.best_steps > 0, scores, np.float32(np.nan))
 
 
 def usual_together() -> int | None:
@@ -122,5 +126,19 @@ def usual_together() -> int | None:
     return 1 if jax.default_backend() == "cpu" else None
 
 
-def _tau_of_pairs(pairs: jax.Array) -> jax.Array:
-    return stats.kendall_tau(pairs[:, 0], pairs[:, 1])
+def _interval(x: np.ndarray, y: np.ndarray, key: jax.Array, samples: int = 1000) -> tuple[float, float]:
+    """Where 95 % of Kendall's tau lie over architectures drawn again with replacement.
+
+    Draws in which all values of one kind are equal have no tau, and are left out; NaN if all are so.
+    """
+    if not len(x):
+        return np.nan, np.nan
+    rows = jax.random.randint(key, (samples, len(x)), 0, len(x))
+    a, b = jnp.asarray(x), jnp.asarray(y)
+    tau = jax.jit(lambda rows: lax.map(lambda own: stats.kendall_tau(a[own], b[own]), rows))
+    taus = np.asarray(tau(rows))
+    taus = taus[np.isfinite(taus)]
+    if not len(taus):
+        return np.nan, np.nan
+    low, high = np.percentile(taus, [2.5, 97.5])
+    return float(low), float(high)

@@ -31,9 +31,12 @@ class _Sampling:
 
     Attributes:
       distill: how networks learn from a teacher; None to learn from the labels alone.
+      spread: whether devices take different networks of a step, where their number divides that of the
+        networks (but for the largest of a sandwich). Each then has all rows of the batch in memory.
     """
 
     distill: Distillation | None = None
+    spread: bool = False
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -99,7 +102,7 @@ class _Sampling:
         if len(next(iter(archs.values()))) == 1:
             found = train_alone(problem, given, jax.tree.map(lambda x: x[0], archs), self.distill)
         else:
-            found, _ = train_together(problem, given, archs, distill=self.distill)
+            found, _ = train_together(problem, given, archs, distill=self.distill, spread=self.spread)
         return dataclasses.replace(found, recipe=state.recipe)
 
 
@@ -118,6 +121,7 @@ class Uniform(_Sampling):
       architectures: how many are trained on each batch; their gradients are averaged.
       sampler: how they are drawn: `Random`, every option equally likely; `Stratified`, by size; `Attentive`.
       distill: how they learn from a trained teacher; None to learn from the labels alone.
+      spread: whether devices take different architectures; each then has all rows of the batch in memory.
     """
 
     architectures: int = 1
@@ -161,6 +165,7 @@ class Sandwich(_Sampling):
       distill: how they learn from the largest; None to learn from the labels, as it does.
       project_after: share of the training after which the part of the largest one's gradient that points
         against the others' is dropped, 0 to 1 (NASViT, ICLR 2022); None for the plain mean.
+      spread: see `Uniform`.
     """
 
     random: int = 2
@@ -207,7 +212,7 @@ class Sandwich(_Sampling):
             project = state.step >= round(self.project_after * problem.steps)
         given, lead = self.given(problem, state, batches, loss_key), self.distill is not None
         found, losses = train_together(
-            problem, given, joined, distill=self.distill, lead=lead, project=project
+            problem, given, joined, distill=self.distill, lead=lead, project=project, spread=self.spread
         )
         metrics = {"largest_loss": losses[0], "smallest_loss": losses[-1]}
         return dataclasses.replace(found, recipe=state.recipe, metrics=metrics)
@@ -227,6 +232,7 @@ class Fair(_Sampling):
       architectures: in a step; None for the largest number of options. With the least common multiple of
         the numbers of options, every step is strictly fair.
       distill: how they learn from a trained teacher; None to learn from the labels alone.
+      spread: see `Uniform`.
     """
 
     architectures: int | None = None

@@ -75,6 +75,7 @@ def train_seeds(
     patience: int | None = None,
     together: int | None = None,
     test: bool = True,
+    may_diverge: bool = False,
 ) -> Seeds:
     """Trains one network with many seeds, keeps each where it is best, and measures it on the test data once.
 
@@ -96,6 +97,7 @@ def train_seeds(
       together: how many seeds are computed at once; None for all. Fewer take less memory, and 1 is the
         fastest on a CPU.
       test: whether they are measured on the test data.
+      may_diverge: whether a seed may never have had a metric that is a number; its best step is then 0.
 
     Raises:
       ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
@@ -184,7 +186,7 @@ def train_seeds(
                 break
 
     lost = [seed for seed, score in zip(seeds, np.asarray(runs.score), strict=True) if not np.isfinite(score)]
-    if lost:
+    if lost and not may_diverge:
         raise DivergedError(
             f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
             "smaller learning rate, or clip gradients."

@@ -76,12 +76,11 @@ def train_together(
     distill: Distillation | None = None,
     lead: bool = False,
     project: jax.Array | None = None,
+    spread: bool = False,
 ) -> tuple[Gradients, jax.Array]:
     """The mean of the gradients of some architectures on one batch, with the same augmentation for all.
 
-    They run one after another in one compiled loop, so that the memory is that of one. Where a mesh has
-    several devices that have all parameters, and they divide the number of networks (but for a leading
-    one), each device runs other networks on all rows of the batch instead.
+    They run one after another in one compiled loop, so that the memory is that of one.
 
     Args:
       problem: of the training.
@@ -92,6 +91,9 @@ def train_together(
         the trained network if there is one.
       project: whether the part of the first network's gradient that conflicts with the sum of the others'
         is dropped, bool []; see `join`. None for the plain mean.
+      spread: whether each device of a mesh runs other networks on all rows of the batch instead, where the
+        devices have all parameters and their number divides that of the networks (but for a leading one).
+        The memory is then that of the whole batch.
 
     Returns:
       The gradients, and the losses of the networks, float32 [n], as they were trained.
@@ -128,7 +130,7 @@ def train_together(
         sums=_zeros(sums),
     )
     first, leading, mesh = jnp.arange(count) == 0, int(lead), problem.mesh
-    if _divides(mesh, count - leading):
+    if spread and _divides(mesh, count - leading):
         head, losses = nothing, jnp.zeros(0)
         if leading:
             head, losses = in_turn(given, nothing, *jax.tree.map(lambda x: x[:1], (archs, first)))

@@ -5,12 +5,21 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from small_tasks import perceptron, task_of
+from small_tasks import perceptron
 
-from jaxnas import runs, search
+from experiments.configs import CONFIGS
+from jaxnas import data, runs, search, tasks
 from jaxnas.training import Training, Uniform, fit, make_evaluator
 
-TASK, NET = task_of("images"), perceptron(2, (1, 2, 3))
+
+def noise(count):
+    """Images whose classes cannot be learnt, so that networks differ and the space moves."""
+    random = np.random.default_rng(count)
+    return random.integers(0, 256, (count, 4, 4, 1), dtype=np.uint8), random.integers(0, 2, count)
+
+
+TASK = tasks.Images(data=data.from_arrays(*noise(400), *noise(30), search_fraction=0.5))
+NET = perceptron(2, (1, 2, 3))
 TRAINING = Training(steps=12, batch_size=8, learning_rate=3e-2, warmup_steps=2)
 SETTINGS = runs.SpaceEvolution(
     turns=2, sample=30, top=5, steps=6, rules={"hidden": search.ShiftRule(most=6, threshold=1e-6)}
@@ -31,10 +40,10 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     first, second = spaces.sampled
     assert (first.name, second.name) == ("A", "B") and len(first.errors) == 30
     assert first.shifts[0].old == (1, 2, 3) and second.shifts[0].old == first.shifts[0].new
+    assert first.shifts[0].new != first.shifts[0].old and [len(spaces.spaces), len(said)] == [3, 2]
     assert tuple(net.space["hidden"].options) == second.shifts[0].new
     # The errors are those of the sample with the weights of that space's supernet.
-    training = dataclasses.replace(TRAINING, steps=6, warmup_steps=0)
-    trained = fit(TASK, NET, training)
+    trained = fit(TASK, NET, TRAINING.shortened(6))
     key = jax.random.fold_in(runs.space_evolution.stream(0, "spaces"), 0)
     accuracy = make_evaluator(TASK, NET, "search")(trained.variables, NET.space.sample(key, 30))["accuracy"]
     np.testing.assert_allclose(first.errors, 1 - accuracy, atol=1e-6)
@@ -51,8 +60,47 @@ def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     (net, variables), said = evolved(tmp_path, carry=True, turns=1)
     assert "carried" in said[1]
     fit(TASK, net, dataclasses.replace(TRAINING, steps=1, warmup_steps=0), variables=variables)
-    kernel, steps = variables["params"]["in_0"]["kernel"], tmp_path / "space_A" / "checkpoints"
-    assert kernel.shape[1] == max(net.space["hidden"].options) and any(steps.iterdir())
+    before = fit(TASK, NET, TRAINING.shortened(6)).variables["params"]["in_0"]["kernel"]
+    kernel, widest = variables["params"]["in_0"]["kernel"], max(net.space["hidden"].options)
+    common = min(widest, 3)
+    assert kernel.shape[1] == widest != 3
+    np.testing.assert_allclose(kernel[:, :common], before[:, :common], rtol=1e-5, atol=1e-7)
+    # Once more it gives the same weights, without a space being measured again.
+    (_, again), said = evolved(tmp_path, carry=True, turns=1)
+    assert len(said) == 1
+    jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+def test_a_workdir_of_another_evolution_is_refused(tmp_path):
+    evolved(tmp_path, turns=1)
+    for changes in (dict(turns=2), dict(rules={}), dict(top=4)):
+        with pytest.raises(ValueError, match="is of another first space, other settings"):
+            evolved(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(sample=5), "evolution.sample is 5, expected at least 10"),
+        (dict(budget="parms"), "did you mean 'params'?"),
+        (dict(fixed=("hiden",)), "evolution.fixed has 'hiden'"),
+        (dict(rules={"hiden": search.ShiftRule()}), "evolution.rules has 'hiden'"),
+        (dict(rules={"hidden": search.ShiftRule(multiple=2)}), "are not legal"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_trained(tmp_path, changes, message):
+    with pytest.raises(ValueError) as error:
+        evolved(tmp_path, **changes)
+    assert message in str(error.value) and not any(tmp_path.iterdir())
+
+
+def test_the_rules_of_all_configs_allow_their_options():
+    evolving = [config for config in CONFIGS.values() if config.evolution is not None]
+    for config in evolving:
+        for name, rule in config.evolution.rules.items():
+            options = config.network.space[name].options
+            assert search.shift_options(name, options, 0, rule) == options
+    assert len(evolving) >= 3
 
 
 def test_what_no_evolution_can_be_is_refused():

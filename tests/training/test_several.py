@@ -206,7 +206,10 @@ def test_the_sandwich_distils_on_every_task(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [Sandwich(random=7), Uniform(architectures=8), Sandwich(random=1)])
+@pytest.mark.parametrize(
+    "recipe",
+    [Sandwich(random=7, spread=True), Uniform(architectures=8, spread=True), Sandwich(random=7)],
+)
 def test_devices_take_different_networks_and_give_what_one_gives(recipe):
     states = [stepped(recipe, devices=devices)[1] for devices in (1, 8)]
     assert difference(*(state.params for state in states)) < 1e-5
@@ -242,13 +245,28 @@ def test_a_trained_teacher_teaches_without_its_own_dropout():
     assert difference(gradient_of(before, after), half) < 1e-3
 
 
+def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
+    net = net_of("images")
+    variables = jaxnas.init(net, jax.random.key(1), TASK.inputs)
+    small = jaxnas.extract(net, variables, net.space.largest(), inputs=TASK.inputs)
+    jaxnas.save_subnet(tmp_path / "subnet", small.net, small.variables, TASK.inputs)
+    teachers = Teacher(small.net, small.variables), str(tmp_path / "subnet")
+    states = [
+        stepped(Uniform(distill=Distillation(teacher=teacher)), net=net, weights=False)[1]
+        for teacher in teachers
+    ]
+    assert difference(*(state.params for state in states)) == 0
+
+
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
     other = perceptron().clone(classes=3, space=SPACE.fix(SPACE.largest()))
     teacher = Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
-    with pytest.raises(ValueError, match="A teacher must know the same classes"):
+    with pytest.raises(ValueError, match="knows the same classes"):
         stepped(Uniform(distill=Distillation(teacher=teacher)))
     text, net = task_of("language"), net_of("language")
-    recipe = Uniform(distill=Distillation(teacher=Teacher(net, {"params": {}})))
+    recipe = Uniform(distill=Distillation(teacher=Teacher(NET, {"params": {}})))
+    with pytest.raises(ValueError, match="has 9 architectures; give the extracted network of one"):
+        stepped(recipe)
     with pytest.raises(ValueError, match="hands a memory from batch to batch"):
         stepped(recipe, task=text, net=net, weights=False)
 
