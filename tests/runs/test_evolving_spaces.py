@@ -22,7 +22,7 @@ TASK = tasks.Images(data=data.from_arrays(*noise(400), *noise(30), search_fracti
 NET = perceptron(2, (1, 2, 3))
 TRAINING = Training(steps=12, batch_size=8, learning_rate=3e-2, warmup_steps=2)
 SETTINGS = runs.SpaceEvolution(
-    turns=2, sample=30, top=5, steps=6, rules={"hidden": search.ShiftRule(most=6, threshold=1e-6)}
+    turns=2, sample=30, top=5, steps=6, rules={"hidden": search.ShiftRule(most=20, threshold=1e-3)}
 )
 
 
