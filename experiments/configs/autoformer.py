@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from experiments.config import Config
+from experiments.configs.image_tasks import augmented_cifar10
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.training import Relaxed, Sandwich, Training, Uniform
 
@@ -99,16 +100,7 @@ _CIFAR = supernets.ViT(
 CIFAR10 = Config(
     name="autoformer_cifar10",
     about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
-    task=tasks.Images(
-        data="cifar10",
-        search_fraction=0.1,
-        crop_padding=4,
-        flip=True,
-        randaugment=9,
-        erase=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-    ),
+    task=augmented_cifar10(),
     network=_CIFAR.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000,

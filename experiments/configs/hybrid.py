@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from experiments.config import Config
+from experiments.configs.image_tasks import augmented_cifar10
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.supernets import hybrid
 from jaxnas.training import Distillation, Sandwich, Training
@@ -56,16 +57,7 @@ CIFAR10 = dataclasses.replace(
     DIGITS,
     name="hybrid_cifar10",
     about="The same on CIFAR-10: for a GPU.",
-    task=tasks.Images(
-        data="cifar10",
-        search_fraction=0.1,
-        crop_padding=4,
-        flip=True,
-        randaugment=9,
-        erase=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-    ),
+    task=augmented_cifar10(),
     network=_SMALL.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, clip=1.0, steps_per_call=10

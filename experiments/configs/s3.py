@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from experiments.config import Config
+from experiments.configs.image_tasks import augmented_cifar10
 from jaxnas import runs, search, spaces, supernets, tasks
 from jaxnas.search import ShiftRule
 from jaxnas.training import Training
@@ -90,16 +91,7 @@ CIFAR10 = dataclasses.replace(
     _CIFAR,
     name="s3_cifar10",
     about="The same with patches of 2 and wide layers: for a GPU.",
-    task=tasks.Images(
-        data="cifar10",
-        search_fraction=0.1,
-        crop_padding=4,
-        flip=True,
-        randaugment=9,
-        erase=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-    ),
+    task=augmented_cifar10(),
     network=supernets.Swin(
         _WIDE, image_size=32, patch_size=2, num_classes=10, drop_path_rate=0.1, dtype=jnp.bfloat16
     ),
