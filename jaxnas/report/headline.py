@@ -106,6 +106,8 @@ def _stacked(run: Run) -> list[str]:
         counts = {option: list(values).count(option) for option in words.options_of(choice)}
         parts = [f"{n} {'is' if n == 1 else 'are'} {words.plain(one)}" for one, n in counts.items() if n]
         text = f"Of its {len(values)} positions of {words.plain(name)}, {words.listed(parts)}."
+        if len(parts) == 1:
+            text = f"Its {words.plain(name)} is {words.plain(values[0])} throughout."
         sentences += [esc(text)] if parts else []
     return sentences
 
