@@ -159,9 +159,11 @@ def train_seeds(
         return dataclasses.replace(run, variables=variables, opt_state=opt_state, carry=carry)
 
     def watch(run: _Run, step: jax.Array, batches: Any) -> _Run:
-        value = measure(task, evaluated, run.variables, arch_of(run), batches)[metric_.name]
-        score, running = metric_.score(value), _running(run, step, patience)
-        better = (score > run.score) & running  # A value that is no number is not better.
+        values = measure(task, evaluated, run.variables, arch_of(run), batches)
+        score, running = metric_.score(values[metric_.name]), _running(run, step, patience)
+        # Without a loss that is a number, an accuracy is that of the first class.
+        sound = jnp.all(jnp.isfinite(jnp.stack(list(values.values()))))
+        better = (score > run.score) & running & sound
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), run.variables, run.best)
         return dataclasses.replace(
             run,

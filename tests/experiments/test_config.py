@@ -119,7 +119,7 @@ def test_later_assignments_win_and_the_original_stays():
             "no field 'training.stesp'. Did you mean training.steps? There are: name",
         ),
         (DIGITS, "steps=3", "Did you mean training.steps?"),
-        (DIGITS, "sead=3", "Did you mean seed?"),
+        (DIGITS, "seeds=3", "Did you mean seed?"),
         (DIGITS, "network.embd=3", "There are: "),
         (DIGITS, "network.parent=3", "no field 'network.parent'"),
         (DIGITS, "search.strategy.space=par(6)", "no field 'search.strategy.space'. Did you mean search."),
@@ -141,7 +141,11 @@ def test_later_assignments_win_and_the_original_stays():
         (DIGITS, "search.method=argmin", "search.method is 'argmin', expected one of strategy"),
         (DIGITS, "search.trial_steps=1,a", "takes a list such as 1,1, not '1,a'"),
         (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected numbers"),
-        (DIGITS, "recipe=relaxed", "recipe is a group; set one of recipe.distill, recipe.architectures"),
+        (
+            DIGITS,
+            "recipe=relaxed",
+            "recipe is a group; set one of recipe.distill, recipe.spread",
+        ),
         (WORDS, "architectures=x", "architectures takes an object, which a text cannot be"),
         (DIGITS, "network.space=6", "expected a call such as vit(...), of vit, autoformer"),
         (DIGITS, "network.space=par(open('x'))", "expected a call such as"),
@@ -197,7 +201,7 @@ def test_arrays_and_functions_are_told_apart_in_json():
     assert plain[1] != plain[2] and plain[1].startswith("float64[100] sha256:")
     assert config_lib.to_dict({"f": spaces.par, "d": jnp.bfloat16}) == {"f": "par", "d": "bfloat16"}
     fixed = config_lib.to_dict(Fixed({"hidden": jnp.array([1, 0])}))
-    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None}
+    assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None, "spread": False}
 
 
 def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():

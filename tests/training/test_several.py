@@ -429,5 +429,5 @@ def test_a_task_without_predictions_cannot_distil():
     class Bare(tasks.Task):
         pass
 
-    with pytest.raises(ValueError, match="Bare has no method `predict`, which a distillation needs"):
+    with pytest.raises(ValueError, match="Bare has no method `predict`, which distillation needs"):
         Bare().predict(None, None, None, None, None, None, True)
