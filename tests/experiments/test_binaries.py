@@ -43,6 +43,7 @@ FLOWS = {
         "search.strategy.parents=3",
         "search.strategy.mutations=4",
         "search.strategy.crossovers=3",
+        "search.most_share=0.99",  # what is left of its range is narrow
         "search.ranked=2",
         "search.ranked_steps=3",
     ),
