@@ -6,7 +6,7 @@ killed process leaves behind is named `.<name>.tmp-*`; it is never read, and who
 more than a day later removes it.
 
 Paths may also be of an object store, gs://bucket/folder. An object is written whole or not at all there, so
-that no temporary name is needed; nothing can be appended to or renamed, and there are no locks.
+that no temporary name is needed; nothing can be appended to or renamed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ def as_path(path: Path) -> pathlib.Path:
       that are called here; its `mkdir` does nothing, since there are only names of objects.
 
     Raises:
+      TypeError: neither text nor a path.
       ValueError: another store, or what reads and writes this one is not installed.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"a path is expected, as text or as a pathlib.Path, and {path!r} was given.")
     text = os.fspath(path)
     if not _STORE.match(text):
         return pathlib.Path(path)

@@ -3,6 +3,7 @@
 TensorStore, which writes the arrays of a checkpoint, and gcsfs talk to it by HTTP as to the real one. Where
 gcsfs is not installed, `Objects` stands for it: a file system of fsspec on the same objects. As in the real
 store there are no folders, nothing is appended to or renamed, and an object is written whole or not at all.
+Requests may be made on the condition that an object is still of a generation, or, by 0, that there is none.
 """
 
 import base64
@@ -29,7 +30,8 @@ class Store:
     def __init__(self):
         self.objects, self.generation, self.lock = {}, 0, threading.RLock()
         self.writes = []  # The names that were written, in order.
-        self.uploads = {}  # Those that come in several requests: their names, and what has come.
+        # Those that come in several requests: their names, what has come, and their conditions.
+        self.uploads = {}
 
     def put(self, name, data):
         with self.lock:
@@ -85,12 +87,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def stale(self, name):
         """Whether a condition on the generation does not hold; it was answered then."""
-        wanted = self.query.get("ifGenerationMatch")
-        there = self.store.objects.get(name, (b"", 0))[1]
-        if wanted is not None and int(wanted) != there:
+        there = str(self.store.objects.get(name, (b"", 0))[1])  # 0: there is no such object
+        wanted, other = self.query.get("ifGenerationMatch", there), self.query.get("ifGenerationNotMatch")
+        if wanted == there and other != there:
+            return False
+        if self.command == "GET" and wanted == there:
+            self.answer(304)
+        else:
             self.answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
-            return True
-        return False
+        return True
 
     def missing(self):
         self.answer(404, {"error": {"code": 404, "message": "No such object", "errors": []}})
@@ -109,11 +114,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def get(self, name):
         if name not in self.store.objects:
             return self.missing()
+        if self.stale(name):
+            return None
         if self.query.get("alt") != "media":
             return self.answer(200, self.store.describe(name), Content_Type="application/json")
         data, generation = self.store.objects[name]
-        if self.query.get("ifGenerationNotMatch") == str(generation):
-            return self.answer(304)
         headers = {"x_goog_generation": generation, "Content_Type": "application/octet-stream"}
         if match := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
             first = int(match[1]) if match[1] else len(data) - int(match[2])
@@ -155,8 +160,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "upload_id" in self.query:
             return self.more(self.query["upload_id"], body)
         if self.query["uploadType"] == "resumable":
-            number = str(len(self.store.uploads))
-            self.store.uploads[number] = f"{bucket}/{self.query['name']}", b""
+            number, name = str(len(self.store.uploads)), f"{bucket}/{self.query['name']}"
+            if self.stale(name):
+                return None
+            self.store.uploads[number] = name, b"", self.query
             host = self.headers["Host"]
             return self.answer(200, Location=f"http://{host}{self.url.path}?upload_id={number}")
         if self.query["uploadType"] == "media":
@@ -173,11 +180,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def more(self, upload, body):
         """A part of an object, which is there when the last one has come."""
-        name, before = self.store.uploads[upload]
+        name, before, self.query = self.store.uploads[upload]
         whole = before + body
-        self.store.uploads[upload] = name, whole
+        self.store.uploads[upload] = name, whole, self.query
         if self.headers["Content-Range"].endswith("/*"):
             return self.answer(308, Range=f"bytes=0-{len(whole) - 1}")
+        if self.stale(name):  # It may have been written since the upload began.
+            return None
         self.store.put(name, whole)
         self.answer(200, self.store.describe(name), Content_Type="application/json")
 
@@ -186,6 +195,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if source not in self.store.objects:
             return self.missing()
         name = f"{match[2]}/{urllib.parse.unquote(match[3])}"
+        if self.stale(name):
+            return None
         self.store.put(name, self.store.objects[source][0])
         self.answer(200, {"done": True, "resource": self.store.describe(name)})
 
@@ -249,20 +260,16 @@ def file_system_of(store):
             path = self._strip_protocol(path).rstrip("/")
             found = {}
             with store.lock:
-                for name, (data, _) in store.objects.items():
+                for name, (data, generation) in store.objects.items():
                     if name == path:
-                        found[name] = {"name": name, "size": len(data), "type": "file"}
+                        child, deeper = name, False
                     elif name.startswith(path + "/"):
-                        child, deeper = (
-                            f"{path}/{name[len(path) + 1 :].partition('/')[0]}",
-                            "/" in name[len(path) + 1 :],
-                        )
-                        size = 0 if deeper else len(data)
-                        found[child] = {
-                            "name": child,
-                            "size": size,
-                            "type": "directory" if deeper else "file",
-                        }
+                        first, slash, _ = name[len(path) + 1 :].partition("/")
+                        child, deeper = f"{path}/{first}", bool(slash)
+                    else:
+                        continue
+                    file = {"size": len(data), "type": "file", "generation": str(generation)}
+                    found[child] = {"name": child, **({"size": 0, "type": "directory"} if deeper else file)}
             if not found:
                 raise FileNotFoundError(path)
             return [found[name] if detail else name for name in sorted(found)]

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 
 from jaxnas import files, processes
+from jaxnas.training import lease
 
 LOCK = ".lock"
 
@@ -25,7 +26,8 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
 
     The kernel drops the lock when its process ends, however it ends: a killed run leaves nothing
     to clean up. The file `.lock` stays; it only says who was last. Of several processes that are one run,
-    the first holds it. An object store has no locks: nothing keeps a second run from a workdir there.
+    the first holds it. In an object store the holder renews its lock, and one that was killed is known by
+    two minutes of silence, for which the next run waits; see `lease`.
 
     Args:
       path: the directory, or gs://bucket/folder; parents are created.
@@ -42,21 +44,25 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
         processes.wait("the workdir is there")
         yield workdir
         return
-    lock = None
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if files.is_remote(workdir):
-            files.write_text(workdir / LOCK, _holder())
-        else:
-            lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename})" if error.strerror else str(error)
-        raise WorkdirError(
-            f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
-        ) from error
-    try:
-        if lock is not None:
-            _lock(lock, workdir)
+    with contextlib.ExitStack() as held:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            if files.is_remote(workdir):
+                held.enter_context(lease.hold(workdir / LOCK, _holder()))
+            else:
+                lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+                held.callback(os.close, lock)
+                _lock(lock, workdir / LOCK)
+        except BlockingIOError as error:
+            raise WorkdirError(
+                f"the workdir {workdir} is in use by another run ({error}). "
+                "Wait for that run, stop it, or choose another directory."
+            ) from error
+        except OSError as error:
+            why = f"{error.strerror} ({error.filename})" if error.strerror else str(error)
+            raise WorkdirError(
+                f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
+            ) from error
         present = sorted(entry.name for entry in workdir.iterdir() if entry.name != LOCK)
         if present and not resume_ok:
             raise WorkdirError(
@@ -65,29 +71,27 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
             )
         processes.wait("the workdir is there")
         yield workdir
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
-def _lock(lock: int, workdir: pathlib.Path) -> None:
-    """Locks an open file and writes this process into it, or says who holds it."""
+def _lock(lock: int, path: pathlib.Path) -> None:
+    """Locks an open file and writes this process into it.
+
+    Raises:
+      BlockingIOError: another process holds it; the message says which.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise WorkdirError(
-                f"cannot lock {workdir / LOCK}: {error.strerror}. Without a lock two runs could "
+                f"cannot lock {path}: {error.strerror}. Without a lock two runs could "
                 "write to one workdir; put it on a file system that supports flock."
             ) from error
         holder = os.pread(lock, 1000, 0).decode(errors="replace").strip()
-        raise WorkdirError(
-            f"the workdir {workdir} is in use by another run ({holder or 'just starting'}). "
-            "Wait for that run, stop it, or choose another directory."
-        ) from error
+        raise BlockingIOError(holder or "just starting") from error
     os.ftruncate(lock, 0)
-    os.pwrite(lock, _holder().encode(), 0)
+    os.pwrite(lock, f"{_holder()}\n".encode(), 0)
 
 
 def _holder() -> str:
-    return f"pid {os.getpid()} on {socket.gethostname()}\n"
+    return f"pid {os.getpid()} on {socket.gethostname()}"

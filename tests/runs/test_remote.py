@@ -199,7 +199,3 @@ def test_files_of_a_user_in_a_bucket(bucket, tmp_path):
         data.from_text("gs://bucket/given/no.txt")
     with pytest.raises(FileNotFoundError, match="neither gs://bucket/given/nb201/"):
         tabular.load("nasbench201", "gs://bucket/given")
-    with pytest.raises(ValueError, match="gs://bucket/given is in an object store; a folder of images"):
-        data.from_folder("gs://bucket/given")
-    with pytest.raises(ValueError, match="data_dir is gs://bucket/given, and array_record reads files of"):
-        data.load_text("tiny_shakespeare", data_dir="gs://bucket/given")

@@ -1,0 +1,65 @@
+"""Copies of what lies in an object store, for whatever reads files of this machine only."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+
+from absl import logging
+
+from jaxnas import files
+
+
+def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
+    """A file or a folder on this machine: the given one, or a copy of what lies in an object store.
+
+    A copy is made once, in $XDG_CACHE_HOME/jaxnas/copies (~/.cache/jaxnas/copies), in a folder that is
+    named by a digest of the address and of the names, sizes and generations of the objects. So objects that
+    were changed are copied anew, and a copy is there whole or not at all. Old copies are not removed.
+
+    Args:
+      path: on this machine, or gs://bucket/folder.
+      below: what is needed of a folder, as a path in it; "" for all.
+
+    Returns:
+      The path on this machine, where a copy of a folder has no more than what is needed.
+
+    Raises:
+      FileNotFoundError: there are no such objects.
+      OSError: they changed while they were copied, or cannot be copied.
+    """
+    path = files.as_path(path).expanduser()
+    if not files.is_remote(path):
+        return path
+    root = os.fspath(path).removeprefix("gs://").rstrip("/")
+    store = importlib.import_module("fsspec").filesystem("gcs")
+
+    def objects() -> dict[str, tuple[int, str]]:
+        """Sizes and generations by name; a name that ends with a slash stands for an empty folder."""
+        found = store.find(f"{root}/{below}".rstrip("/"), detail=True)
+        return {
+            name: (about["size"], str(about.get("generation")))
+            for name, about in sorted(found.items())
+            if about["type"] == "file" and not name.endswith("/")
+        }
+
+    there = objects()
+    if not there:
+        raise FileNotFoundError(f"there is nothing in {path / below if below else path}.")
+    digest = files.sha256(repr((root, there)).encode())[:16]
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxnas" / "copies"
+    kept = cache / digest
+    if not kept.exists():
+        size = sum(size for size, _ in there.values())
+        logging.warning("Copying %d objects of %s, %.1f MB, to %s", len(there), path, size / 1e6, kept)
+        with files.temporary_folder(kept) as own:
+            new = own / "copy"
+            to = [str(new / path.name / name.removeprefix(root).lstrip("/")) for name in there]
+            for place in to:
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+            store.get(list(there), to)
+            if objects() != there:
+                raise OSError(f"{path} was changed while it was copied. Start again.")
+            files.commit_folder(new, kept)
+    return kept / path.name

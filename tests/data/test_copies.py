@@ -1,0 +1,136 @@
+"""Data in an object store are copied to this machine once, and read there."""
+
+import io
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxnas import data, files
+from jaxnas.data import builders, copies, vectors
+
+WORDS = b"the play is the thing where it is\n" * 60
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of copies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jaxnas" / "copies"
+
+
+def upload(store, folder, name):
+    """Puts a folder of this machine into the bucket."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.put(f"bucket/{name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def arrays(dataset):
+    return [(x.images, x.labels) for x in (dataset.train, dataset.search, dataset.test)]
+
+
+def test_a_copy_is_made_once_and_anew_when_an_object_changes(bucket, store, cache, caplog):
+    for name, content in (("a/one", b"1"), ("a/deep/two", b"22"), ("ab/three", b"333")):
+        store.put(f"bucket/x/{name}", content)
+    store.put("bucket/x/a/empty/", b"")  # What the console of the store makes for a folder.
+    first = copies.local_copy("gs://bucket/x/a")
+    assert {str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()} == {
+        "one",
+        "deep/two",
+    }
+    assert (first / "deep" / "two").read_bytes() == b"22" and first.name == "a"
+    assert "Copying 2 objects of gs://bucket/x/a, 0.0 MB" in caplog.text
+    caplog.clear()
+    assert copies.local_copy("gs://bucket/x/a/") == first and not caplog.text
+    part = copies.local_copy("gs://bucket/x", "a/deep")
+    assert [str(path.relative_to(part)) for path in part.rglob("*") if path.is_file()] == ["a/deep/two"]
+    assert copies.local_copy("gs://bucket/x/ab/three").read_bytes() == b"333"
+    store.put("bucket/x/a/one", b"9")  # As long as it was.
+    second = copies.local_copy("gs://bucket/x/a")
+    assert (second / "one").read_bytes() == b"9" and (first / "one").read_bytes() == b"1"
+    assert not any(map(files.is_leftover, cache.iterdir())) and len(list(cache.iterdir())) == 4
+    assert copies.local_copy("~/x") == pathlib.Path("~/x").expanduser()
+    with pytest.raises(FileNotFoundError, match="there is nothing in gs://bucket/x/b"):
+        copies.local_copy("gs://bucket/x", "b")
+
+
+def test_what_changes_while_it_is_copied_is_not_kept(bucket, store, cache, monkeypatch):
+    store.put("bucket/x/one", b"1")
+    commit = os.makedirs
+
+    def makedirs(path, **options):
+        store.put("bucket/x/one", b"2")
+        commit(path, **options)
+
+    monkeypatch.setattr(copies.os, "makedirs", makedirs)
+    with pytest.raises(OSError, match="gs://bucket/x was changed while it was copied"):
+        copies.local_copy("gs://bucket/x")
+    assert list(cache.iterdir()) == []
+
+
+def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp_path, monkeypatch):
+    builders.prepare("digits", tmp_path / "tfds")
+    upload(store, tmp_path / "tfds", "tfds")
+    store.put("bucket/tfds/other/1.0.0/large", b"not copied")
+    here, there = (
+        data.load("digits", data_dir=tmp_path / "tfds"),
+        data.load("digits", data_dir="gs://bucket/tfds"),
+    )
+    for one, other in zip(arrays(here), arrays(there), strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+    assert not list(cache.rglob("large"))
+    with pytest.raises(
+        FileNotFoundError, match="digits is not prepared in gs://bucket/no: .* gcloud storage cp"
+    ):
+        data.load("digits", data_dir="gs://bucket/no")
+
+
+def test_original_files_in_a_bucket_are_those_on_a_disk(bucket, store, tmp_path):
+    (tmp_path / "given").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "given" / f"wiki.{name}.tokens").write_bytes(WORDS)
+    upload(store, tmp_path / "given", "given")
+    made = [
+        builders.prepare("wikitext2", tmp_path / name, source)
+        for name, source in (("one", tmp_path / "given"), ("two", "gs://bucket/given"))
+    ]
+    assert made[0].relative_to(tmp_path / "one") == made[1].relative_to(tmp_path / "two")
+    # Both in the bucket: the prepared ones are read.
+    upload(store, tmp_path / "one", "tfds")
+    here = data.load_text("wikitext2", data_dir=tmp_path / "one")
+    there = data.load_text("wikitext2", data_dir="gs://bucket/tfds", source_dir="gs://bucket/given")
+    np.testing.assert_array_equal(here.test.tokens, there.test.tokens)
+
+
+def test_a_folder_of_images_in_a_bucket_is_that_on_a_disk(bucket, store, tmp_path):
+    random = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        (tmp_path / "pets" / kind).mkdir(parents=True)
+        for number in range(6):
+            buffer = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (4, 4, 3), np.uint8)).save(buffer, "png")
+            (tmp_path / "pets" / kind / f"{number}.png").write_bytes(buffer.getvalue())
+    upload(store, tmp_path / "pets", "pets")
+    for options in ({}, dict(size=4, in_memory=False, workers=0)):
+        here, there = (data.from_folder(path, **options) for path in (tmp_path / "pets", "gs://bucket/pets"))
+        assert there.name == here.name == "pets" and there.classes == ("cat", "dog")
+        for one, other in zip(arrays(here), arrays(there), strict=True):
+            np.testing.assert_array_equal(one[0][:], other[0][:])
+            np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_vectors_of_words_in_a_bucket_are_found(bucket, store, tmp_path):
+    store.put("bucket/given/small.txt", b"the 1.0 2.0\nthing 3.0 4.0\n")
+    store.put("bucket/tfds/embeddings/small.txt", b"the 1.0 2.0\nthing 3.0 4.0\n")
+    for name, folders in (
+        ("gs://bucket/given/small.txt", (None, None)),
+        ("small", ("gs://bucket/tfds", None)),
+        ("small", ("gs://bucket/other", "gs://bucket/given")),
+        ("small", (tmp_path, "gs://bucket/given")),
+    ):
+        found = data.find_vectors(name, *folders)
+        np.testing.assert_array_equal(vectors.read_vectors(found, ["thing"]).table, [[3, 4]])
