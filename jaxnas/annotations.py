@@ -24,7 +24,7 @@ from jaxnas.elastic.bank import BankSpec
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
-from jaxnas.inputs import describe, one_example
+from jaxnas.inputs import describe, mistaken, one_example
 from jaxnas.tensors import flatten
 
 Path = tuple[str, ...]
@@ -147,7 +147,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
     except Exception as error:  # whatever the network says
         raise ValueError(
             f"{name} cannot be called with the inputs {describe(inputs)} (a batch of one): "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{mistaken(error, inputs)}"
         ) from error
     if not jax.tree.leaves(outputs):
         raise ValueError(f"{name} returns no array; it returned {outputs!r}.")

@@ -141,7 +141,8 @@ def load_subnet(
     try:
         net = _module(description, module)
         example = _decode_inputs(description["inputs"])
-        size, digest = description["tensors"]["bytes"], description["tensors"]["sha256"]
+        _check_architecture(net, description["architecture"])
+        size, digest = _seal(description["tensors"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / DESCRIPTION} doesn't describe a subnet: {reason}") from error
@@ -328,11 +329,31 @@ def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.M
     return net
 
 
+def _check_architecture(net: nn.Module, given: Any) -> None:
+    """Refuses an architecture, which people read, that is not the one of the fields, which are loaded."""
+    own = net.space.to_dict(net.space.smallest())
+    if given != json.loads(json.dumps(own)):
+        raise ValueError(f"'architecture' is {given!r}, and the space of its fields has {own}.")
+
+
+def _seal(tensors: Any) -> tuple[Any, Any]:
+    """The number of bytes of the tensors' file, and their digest."""
+    if not isinstance(tensors, dict) or not tensors.keys() >= {"bytes", "sha256"}:
+        raise ValueError(f"'tensors' is {tensors!r}, expected their 'bytes' and 'sha256'.")
+    return tensors["bytes"], tensors["sha256"]
+
+
 def _read_description(path: pathlib.Path) -> dict[str, Any]:
     description = files.read_json(path)
-    version = description.get("format") if isinstance(description, dict) else None
-    if type(version) is not int:
+    if not isinstance(description, dict):
+        raise ValueError(
+            f"{path} doesn't describe a subnet: expected an object, found {type(description).__name__}."
+        )
+    if "format" not in description:
         raise ValueError(f"{path} doesn't describe a subnet: 'format' is missing.")
+    version = description["format"]
+    if type(version) is not int:
+        raise ValueError(f"{path} doesn't describe a subnet: 'format' is {version!r}, expected {FORMAT}.")
     if version != FORMAT:
         other = "a newer jaxnas wrote it and can read it" if version > FORMAT else "save the network again"
         raise ValueError(f"{path} has format {version}, and this jaxnas reads format {FORMAT}: {other}.")

@@ -16,12 +16,14 @@ import numpy as np
 
 from jaxnas import products
 from jaxnas.annotations import Annotations, annotations
-from jaxnas.choice import Choice
+from jaxnas.choice import Choice, nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import flatten
 
+# What a network may compute in; a whole number loses what lies between.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 SAMPLES = 2  # random architectures whose extracted networks are counted, beside the extremes
 
 
@@ -31,10 +33,11 @@ def predictions(outputs: Any) -> Any:
 
 
 def check_contract(net: Any) -> None:
-    """Checks that a network has a space, and takes an architecture and `train`.
+    """Checks that a network has a space, takes an architecture and `train`, and computes in floating point.
 
     Raises:
-      TypeError: it is no Flax module, or its call takes other arguments; the message says which.
+      TypeError: it is no Flax module, its call takes other arguments, or its field `dtype` or `param_dtype`
+        is no floating type; the message says which.
     """
     name = type(net).__name__
     if not isinstance(net, nn.Module):
@@ -65,6 +68,19 @@ def check_contract(net: Any) -> None:
             f"({', '.join(p.name for p in parameters)}). Write it as "
             "__call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
         )
+    for field in ("dtype", "param_dtype"):
+        if (dtype := getattr(net, field, None)) is not None:  # Flax takes None for that of the inputs
+            _check_dtype(name, field, dtype)
+
+
+def _check_dtype(name: str, field: str, dtype: Any) -> None:
+    try:
+        given = jnp.dtype(dtype).name
+    except TypeError:
+        given = str(dtype)
+    if given not in DTYPES:
+        expected = " or ".join(f"jnp.{one}" for one in DTYPES)
+        raise TypeError(f"{name}: {field} is {given!r}, expected {expected}{nearest(given, DTYPES)}")
 
 
 def check(net: nn.Module, inputs: Any) -> Annotations:

@@ -533,3 +533,19 @@ class Space:
         if not isinstance(values, Mapping):
             raise TypeError(f"Space.from_json: expected a dict that to_json wrote, got {values!r}.")
         return Space(**{name: Choice.from_json(choice) for name, choice in values.items()})
+
+
+def check_space(space: Any, what: str) -> None:
+    """Checks that something is a search space.
+
+    Args:
+      space: that was given.
+      what: the start of the message: who needs it.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if not isinstance(space, Space):
+        raise TypeError(
+            f"{what}: the space is {space!r}, expected a jaxnas.Space, such as Space(depth=Choice(2, 3))."
+        )

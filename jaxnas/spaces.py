@@ -452,7 +452,8 @@ def efficientnetv2_published(name: str) -> Arch:
         of_blocks |= {"squeeze": 0.25} if i > 3 else {}
         values |= {f"width_{i}": channels, f"depth_{i}": depth}
         values |= {f"{key}_{i}": [value] * depth for key, value in of_blocks.items()}
-    return efficientnetv2().from_dict({k: v for k, v in values.items() if k in efficientnetv2()})
+    space = efficientnetv2()
+    return space.from_dict({name: value for name, value in values.items() if name in space})
 
 
 # AttentiveNAS (Wang et al., CVPR 2021, table 6), whose space and networks AlphaNet (ICML 2021) took over.

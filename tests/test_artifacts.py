@@ -277,12 +277,22 @@ DAMAGE = {
     ),
     "not JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text('{"format": 1'), "not valid JSON"),
     "deep JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text("[" * 100_000), "nested too deeply"),
-    "not a dict": (lambda f: (f / artifacts.DESCRIPTION).write_text("3"), "'format' is missing"),
+    "not a dict": (
+        lambda f: (f / artifacts.DESCRIPTION).write_text("3"),
+        "expected an object, found int",
+    ),
+    "a list": (lambda f: (f / artifacts.DESCRIPTION).write_text("[]"), "expected an object, found list"),
     "module": (entry("module", "VIT"), "did you mean 'ViT'"),
     "module of a wrong type": (entry("module", ["ViT"]), "'module' is no string"),
     "newer": (entry("format", 3), "format 3, .* reads format 2: a newer"),
     "negative": (entry("format", -1), "format -1, .* save the network again"),
-    "no format": (entry("format", True), "'format' is missing"),
+    "no format": (lambda f: describe(f, lambda d: d.pop("format")), "'format' is missing"),
+    "a format that is no number": (entry("format", "x"), "'format' is 'x', expected 2"),
+    "another architecture": (
+        lambda f: describe(f, lambda d: d["architecture"].update(depth=7)),
+        "'architecture' is .*, and the space of its fields has",
+    ),
+    "no architecture": (lambda f: describe(f, lambda d: d.pop("architecture")), "'architecture' is missing"),
     "no space": (lambda f: describe(f, lambda d: d["fields"].pop("space")), "'space' is missing"),
     "a wrong space": (field("space", {"space": {"a": 3}}), "doesn't describe a subnet"),
     "several architectures": (several_architectures, "more than one architecture, 60"),
@@ -299,7 +309,9 @@ DAMAGE = {
     "an enormous size": (enormous, "cannot be"),
     "inputs": (entry("inputs", {"shape": [8, -8, 1], "dtype": "float32"}), "expected a list of ints"),
     "no inputs": (entry("inputs", None), "None does not describe inputs"),
-    "tensors of a wrong type": (entry("tensors", 3), "doesn't describe a subnet"),
+    "tensors of a wrong type": (entry("tensors", 3), "'tensors' is 3, expected their 'bytes' and 'sha256'"),
+    "no digest": (entry("tensors", {"bytes": 3}), "expected their 'bytes' and 'sha256'"),
+    "null for tensors": (entry("tensors", None), "'tensors' is None, expected"),
 }
 
 

@@ -75,6 +75,7 @@ def xla_macs(text):
 # ---- Against extracted networks and XLA.
 
 
+@pytest.mark.hlo
 @every_setting
 @settings(max_examples=5)
 @given(seed=seeds)
@@ -97,7 +98,6 @@ def test_macs_are_half_of_xlas_flops():
     images = jax.ShapeDtypeStruct(IMAGE, jnp.float32)
     lowered = lower(small, jax.eval_shape(small.init, jax.random.key(0), images), IMAGE)
     macs = jaxnas.cost(net, IMAGE)(arch)["macs"]
-    assert xla_macs(lowered.as_text("hlo")) == macs
     assert 2 * macs <= lowered.cost_analysis()["flops"] <= 1.15 * 2 * macs
 
 

@@ -5,7 +5,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    ("files", "choice", "stats", "executors"),
+    ("files", "choice", "checks", "stats", "executors"),
     ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),

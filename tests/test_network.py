@@ -46,6 +46,7 @@ def apply_of(name):
 # ---- What a user's network can do.
 
 
+@pytest.mark.hlo
 @every_network
 def test_costs_are_those_of_xla_and_extraction_is_exact(name):
     """P3 and P7."""

@@ -126,6 +126,7 @@ class AdaptiveVocabulary(nn.Module):
         )
 
     def setup(self) -> None:
+        """Declares the parameters of all clusters."""
         tables, projections, outputs, output_projections, biases = [], [], [], [], []
         for i, cluster in enumerate(self.clusters):
             shape, names = (cluster.size, cluster.width), ("vocabulary", "embed")
@@ -288,14 +289,14 @@ class AdaptiveVocabulary(nn.Module):
         return float(macs)
 
     def _record_scores(self, rows: int) -> None:
-        """Records the likelihood of every word; that of targets alone depends on which they are."""
+        """Records the products of scoring every word: how many targets alone need depends on the targets."""
         head, *tail = self.clusters
         macs = (head.size + len(tail)) * self.width
         macs += sum(cluster.size * cluster.width + self._projection(cluster) for cluster in tail)
         self._record(rows, macs)
 
     def _record(self, rows: int, macs: int) -> None:
-        # Only then: the sizes of a program that is exported are no numbers.
+        # In an exported program the number of rows is a symbol, which could not be recorded.
         if self.is_mutable_collection(MACS):
             record_macs(self, constant(rows * macs))
 
@@ -341,9 +342,10 @@ class AdaptiveVocabulary(nn.Module):
         def skip(rows: jax.Array, words: jax.Array) -> jax.Array:
             return jnp.zeros(rows.shape[:1], jnp.float32)
 
-        # The logits of a chunk are made again in the backward pass: kept, they would be [N, size]. The
-        # condition is within: around the checkpoint it would keep the weights once for each chunk.
-        @functools.partial(jax.checkpoint, prevent_cse=False)  # a loop's body is safe from that
+        # The backward pass computes the logits of a chunk again, since those of all chunks would take
+        # [N, size]. The condition is inside of the checkpoint: a condition around it would keep the weights
+        # once for each chunk.
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # nothing merges with the body of a loop
         def step(rows: jax.Array, words: jax.Array, used: jax.Array) -> jax.Array:
             return lax.cond(used, score, skip, rows, words)
 
@@ -379,8 +381,8 @@ def _scores(
     """The log-softmax of `_logits`, of one word in each row: words int [N], float32 [N]."""
     x = _project(hidden, projection, dtype)
     normaliser = jax.nn.logsumexp(_logits(x, None, table, bias, dtype), axis=1)
-    # The word's own logit once more, from its vector. Picked from the logits it would take another
-    # pass over [N, K], here and in the backward pass.
+    # The logit of the target is computed again from the vector of that word. To pick it from the logits
+    # would take another pass over [N, K], here and in the backward pass.
     vectors = jnp.take(table, words, axis=0, mode="clip").astype(dtype)  # [N, d]
     logit = jnp.sum(x.astype(jnp.float32) * vectors.astype(jnp.float32), axis=1)
     if bias is not None:
@@ -403,9 +405,9 @@ def choose_cutoffs(
     that are in it, `d = width // div_value**i`, and `width * d` the projection, if `div_value` > 1. A
     logit also costs e = `logit_cost` beyond its product, for its exponential, its gradient and memory.
 
-    With `logit_cost` 0 this is what `AdaptiveVocabulary.expected_macs` counts for the scores; it then
-    pays to leave all but a few words narrow vectors, which neither the time nor the model's quality
-    agrees with. A very large one counts logits alone, whatever the widths.
+    With `logit_cost` 0 this is what `AdaptiveVocabulary.expected_macs` counts for the scores. The cheapest
+    cutoffs then give wide vectors to a few words only, and such a model is neither faster nor better. With a
+    very large `logit_cost` the number of logits decides alone, whatever the widths.
 
     Up to 512 words every boundary is tried; of more words, 512 on a geometric grid, which are about
     2% apart at 33,278 words.

@@ -37,7 +37,8 @@ from jaxnas.elastic.width import Width, combine, constant, fixed
 def skew(x: jax.Array) -> jax.Array:
     """From offsets to places: [..., A, I, 2 A - 1] -> [..., A, I, A], y[a, i, s] = x[a, i, A - 1 + s - a].
 
-    Reshapes only: a row that is one shorter starts each next row one further to the left.
+    By reshapes alone: in rows that are one entry shorter, each row starts one place further to the left than
+    the row before it.
     """
     *lead, size, inner, offsets = x.shape
     if size == 1:
@@ -70,7 +71,7 @@ def _low_precision_products(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _low_precision_gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # In the operands' dtype: autodiff would make products of float32 with it.
+    # In the dtype of the operands. Autodiff would multiply in float32, the dtype of the gradient.
     x, y = operands
     gradient = gradient.astype(x.dtype)
     return gradient @ y, gradient.mT @ x
@@ -109,10 +110,12 @@ class Attention:
     dtype: Any
 
     def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep = lambda x: x) -> jax.Array:
+        """Maps rows x [B * T, E] to the same shape, at the sizes of its operands."""
         attended = self._attend(keep(self._qkv(x, *weights[:2])), *weights[4:], keep=keep)
         return self._project(keep(attended), *weights[2:4])
 
     def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
+        """The same at the largest sizes, with a mask float32 [maximum] of each width; see `run`."""
         embed, heads = (masks[name].astype(self.dtype) for name in ("embed", "heads"))
         attended = self._attend(self._qkv(x, *weights[:2]), *weights[4:], keep=lambda x: x)
         attended *= heads[None, :, None, None]
@@ -132,10 +135,10 @@ class Attention:
         """Outputs [B, h, T, D]."""
         shape = qkv.shape[1:]
 
-        def kept(x: jax.Array) -> jax.Array:  # a prefix of what is kept for more heads
+        def kept(x: jax.Array) -> jax.Array:  # flat, so that fewer heads are a prefix of more
             return keep(x.reshape(*shape[:3], -1)).reshape(x.shape)
 
-        # Examples in front of heads: where devices share the examples, each has its own rows of these.
+        # Examples come before heads, so that devices that share the examples each have rows of their own.
         queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
         queries = queries * shape[3] ** -0.5
         logits = products(queries, keys)
@@ -168,7 +171,8 @@ class Attention:
         by_column = skew(grid[..., None, 2 * rows - 1 : -1])[..., 0, :]
         by_place = jnp.concatenate([by_row, by_column, grid[..., -1:]], axis=3)
         by_place = by_place.reshape(-1, rows * columns, by_place.shape[3])
-        # The class token has every key at its own offset, the last: each key at one place of these.
+        # For the class token every key has the same offset, the last one. It enters at the place of the
+        # key's row, or at that of the class token, so that each key gets it once.
         once = np.zeros((1, 1, by_place.shape[2]), np.float32)
         once[..., :rows] = once[..., -1] = 1
         first = by_offset[:, :1, -1:] * jnp.asarray(once, by_offset.dtype)

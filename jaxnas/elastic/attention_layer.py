@@ -35,7 +35,7 @@ class _Attend:
         queries, keys, values = (
             keep(self._heads(x, *one)) for one in zip(mappings[:3], mappings[3:], strict=True)
         )
-        # The active part of `ones` tells the heads' width, where narrower heads share a wider branch too.
+        # The sum of `ones` is the active width of a head, also in a branch that is wider than that.
         queries = queries * jax.lax.rsqrt(jnp.sum(ones)).astype(self.dtype)
         batch, heads, tokens, dim = queries.shape
         groups = keys.shape[1]

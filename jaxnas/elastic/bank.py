@@ -31,10 +31,14 @@ class Uses(Protocol):
     """
 
     @property
-    def copies(self) -> int: ...
+    def copies(self) -> int:
+        """How many copies are stored."""
+        ...
 
     @property
-    def distinct(self) -> tuple[Table, ...]: ...
+    def distinct(self) -> tuple[Table, ...]:
+        """Tables whose sum is the number of different copies in use."""
+        ...
 
     def __call__(self, arch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         """The copy that each place takes, int32 [U], and whether it is in use there, bool [U]."""

@@ -1,20 +1,15 @@
-"""Checks of what a network is made with."""
+"""Checks of what a network is given."""
 
 from __future__ import annotations
 
-import flax.linen as nn
+import jax
 
 
-def check_at_least_one(module: nn.Module, *names: str) -> None:
-    """Checks that attributes of a module, such as its sizes, are at least 1.
-
-    Args:
-      module: a network, in its `__post_init__`.
-      names: of the attributes.
+def check_images(images: jax.Array, size: int) -> None:
+    """Checks that images are [B, size, size, channels].
 
     Raises:
-      ValueError: names the module, the first attribute that is less, and its value.
+      ValueError: says the shape that was given and the one that is expected.
     """
-    for name in names:
-        if (value := getattr(module, name)) < 1:
-            raise ValueError(f"{type(module).__name__}: {name} is {value}, expected at least 1.")
+    if images.ndim != 4 or images.shape[1:3] != (size, size):
+        raise ValueError(f"Expected images [B, {size}, {size}, channels], got shape {images.shape}.")

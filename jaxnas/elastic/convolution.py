@@ -155,7 +155,7 @@ class Conv(nn.Module):
             other; other widths in and out for a depthwise convolution.
         """
         self._check(x, width_in, width_out, size)
-        # Sizes with a matrix between each and the next, down to the smallest that there is here.
+        # The sizes from the largest down to the smallest of this layer: a matrix leads from each to the next.
         chain = sorted((k for k in self.transformed if k >= min(size.table.values)), reverse=True)
         # A transformed kernel depends on all taps of the first size at which a matrix is applied to it.
         stored = combine(lambda k: k if k == max(chain, default=k) else max(k, *chain[1:2]), size.table)

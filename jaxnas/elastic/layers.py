@@ -20,13 +20,14 @@ from jaxnas.elastic.width import Width, combine, constant, fixed
 Arrays = tuple[jax.Array, ...]
 Masks = dict[str, jax.Array]
 Initializer = Callable[..., jax.Array]
-trunc_normal = nn.initializers.normal(0.02)  # the official cut at +-2 is a hundred deviations away
+trunc_normal = nn.initializers.normal(0.02)  # official code cuts at +-2, where nothing is left
 
 
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, in float32 and back; zero stays zero."""
     y = x.astype(jnp.float32)
-    # `jax.nn.gelu` takes erfc, which costs twice as much: exact far below zero, where nothing is left.
+    # `jax.nn.gelu` computes erfc, which costs twice as much. It is more exact only far below zero, where the
+    # result is next to 0.
     return (0.5 * y * (1 + jax.lax.erf(y * 0.5**0.5))).astype(x.dtype)
 
 
@@ -86,6 +87,10 @@ class Dense(DenseParameters):
     Example, in the `compact` method of a network whose width is a choice:
 
         x = elastic.Dense(name="hidden")(x, elastic.fixed(64), width)
+
+    Attributes:
+      sharing, kernel_init, bias_init: see `DenseParameters`.
+      dtype: that it computes in.
     """
 
     dtype: Any = jnp.float32
@@ -180,8 +185,8 @@ class Norm:
 class _Normalised:
     """A function of normalised rows: takes x, scale, bias and the other operands of `function`.
 
-    As one function with the normalisation, so that normalised rows are neither padded and cut again, nor
-    kept: the backward pass makes them anew.
+    Both are one function, so that normalised rows need not be padded and cut again in between. They are not
+    kept either: the backward pass computes them again.
     """
 
     norm: _Normalise
@@ -217,7 +222,18 @@ def run_normalised(
 
 
 class LayerNormParameters(nn.Module):
-    """Declares the parameters of a layer normalisation (epsilon as in PyTorch)."""
+    """Declares the parameters of a layer normalisation, for a layer that normalises its input itself.
+
+    Example, an MLP with its normalisation as one operation:
+
+        norm = elastic.LayerNormParameters(name="norm")(embed)
+        x = x + elastic.Mlp(name="mlp")(x, embed, hidden, norm=norm)
+
+    Attributes:
+      epsilon: added to the variance; by default that of PyTorch.
+      dtype: of the normalised rows.
+      sharing: "entangled" (options are slices of one scale and bias) or "classic" (each has its own).
+    """
 
     epsilon: float = 1e-5
     dtype: Any = jnp.float32
@@ -225,7 +241,12 @@ class LayerNormParameters(nn.Module):
 
     @nn.compact
     def __call__(self, width: Width, *, gate: Width | None = None) -> Norm:
-        """Returns the normalisation, for a layer that takes one."""
+        """Returns the normalisation, for a layer that takes one.
+
+        Args:
+          width: active channels.
+          gate: 0 where the layer is skipped.
+        """
         return self._declare(width, gate)
 
     def _declare(self, width: Width, gate: Width | None) -> Norm:
@@ -236,7 +257,17 @@ class LayerNormParameters(nn.Module):
 
 
 class LayerNorm(LayerNormParameters):
-    """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own."""
+    """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own.
+
+    Example, in the `compact` method of a network whose residual stream has the width `embed`:
+
+        x = elastic.LayerNorm(name="norm")(x, embed)
+
+    Attributes:
+      epsilon: added to the variance.
+      dtype: of the result; the statistics are computed in float32.
+      sharing: "entangled" (options are slices of one scale and bias) or "classic" (each has its own).
+    """
 
     @nn.compact
     def __call__(
@@ -249,6 +280,9 @@ class LayerNorm(LayerNormParameters):
           width: active channels.
           gate: 0 where the layer is skipped, which gives zeros.
           max_branches: see `run`; 1 suits a layer that is small in its network.
+
+        Returns:
+          The same shape, in `dtype`.
         """
         norm = self._declare(width, gate)
         y = run(
@@ -290,6 +324,10 @@ class Mlp(nn.Module):
 
         hidden = elastic.width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio)
         x = x + elastic.Mlp(name="mlp")(x, embed, hidden)
+
+    Attributes:
+      dtype: that it computes in.
+      sharing, kernel_init: see `DenseParameters`.
     """
 
     dtype: Any = jnp.float32
@@ -339,7 +377,17 @@ def _uniform_fan_in(fan_in: int) -> Initializer:
 
 
 class PatchEmbed(nn.Module):
-    """Cuts images into patches and maps each to the residual stream (a strided convolution)."""
+    """Cuts images into patches and maps each to the residual stream (a strided convolution).
+
+    Example, in the `compact` method of a network whose residual stream has the width `embed`:
+
+        x = elastic.PatchEmbed(patch_size=4, name="patches")(images, embed)  # [B * patches, maximum]
+
+    Attributes:
+      patch_size: height and breadth of a patch in pixels; that of an image is a multiple of it.
+      dtype: that it computes in.
+      sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
+    """
 
     patch_size: int
     dtype: Any = jnp.float32
@@ -347,7 +395,18 @@ class PatchEmbed(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, width: Width) -> jax.Array:
-        """Maps images [B, H, W, C] to [B * patches, maximum], row by row, as rows of patches."""
+        """Maps images [B, H, W, C] to [B * patches, maximum], the patches of an image row by row.
+
+        Args:
+          images: of floats.
+          width: active channels of the result.
+
+        Returns:
+          Patches in `dtype`, zero beyond the active channels.
+
+        Raises:
+          ValueError: images with another number of channels than those that the weights were made for.
+        """
         batch, height, breadth, channels = images.shape
         p = self.patch_size
         kernel = nn.meta.unbox(self.variables).get("params", {}).get("projection", {}).get("kernel")
@@ -368,7 +427,17 @@ class PatchEmbed(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Puts a class token before the patch tokens and adds the absolute positions."""
+    """Puts a class token before the patch tokens and adds the absolute positions.
+
+    Example, behind an `elastic.PatchEmbed`, with 16 patches an image:
+
+        x = elastic.Tokens(name="tokens")(x.reshape(-1, 16, embed.maximum), embed)
+
+    Attributes:
+      dtype: of the result.
+      positions: whether there are absolute positions.
+      sharing: "entangled" (options are slices of one parameter) or "classic" (each has its own).
+    """
 
     dtype: Any = jnp.float32
     positions: bool = True
@@ -376,7 +445,15 @@ class Tokens(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, width: Width) -> jax.Array:
-        """Maps x [B, patches, maximum] to [B, patches + 1, maximum]."""
+        """Maps x [B, patches, maximum] to [B, patches + 1, maximum]; the class token is the first one.
+
+        Args:
+          x: patch tokens with zeros beyond `width`.
+          width: active channels.
+
+        Returns:
+          Tokens in `dtype`, zero beyond the active channels.
+        """
         options = (width,) if self.sharing == "classic" else None
         cls = parameter(self, "cls", trunc_normal, (width,), options=options)
         batch, patches, maximum = x.shape
@@ -392,6 +469,20 @@ class Tokens(nn.Module):
 
 
 def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:
-    """Stochastic depth: the factor of each example's branch, float32 [B], 0 with probability `rate`."""
+    """Stochastic depth (Huang et al., ECCV 2016): factors that leave a residual branch out at random.
+
+    Example, for a branch of x [B, T, D]:
+
+        x = x + branch(x) * elastic.drop_path(key, rate, x.shape[0])[:, None, None]
+
+    Args:
+      key: a typed key.
+      rate: the probability that an example leaves the branch out, from 0 to less than 1; a number, or
+        float32 [].
+      batch: how many examples there are, B.
+
+    Returns:
+      float32 [B]: 0 where the branch is left out, else 1 / (1 - rate), so that the mean stays.
+    """
     keep = jax.random.bernoulli(key, 1 - rate, (batch,))
     return keep.astype(jnp.float32) / (1 - rate)

@@ -159,7 +159,8 @@ def _stack_widths(widths: Sequence[Width]) -> tuple[Any, Callable[[Any], Any]] |
         return values, lambda values: Width(table, dict(zip(names, values, strict=True)), axis)
     if len({w.maximum for w in widths}) > 1:
         return None
-    # As a gate is, which tells each layer in its own way from the depth: by its sizes alone.
+    # Each layer has a table of its own, as those of gates that the depth decides. What all layers have in
+    # common is then the list of sizes, and a layer's value is its place in that list.
     sizes = sorted({size for w in widths for size in w.table.values})
     table = Table((("size", None),), (len(sizes),), tuple(sizes))
     choices = [joint(w) for w in widths]
@@ -203,7 +204,14 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def unstack_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `stack_layers`; parameters stored layer by layer come back as they are."""
+    """The inverse of `stack_layers`: parameters layer by layer, as a network reads them that does not scan.
+
+    Args:
+      params: with "blocks", leaves [layers, ...]; those that are stored layer by layer come back as they are.
+
+    Returns:
+      The tree with "block_0", "block_1", ... in place of "blocks".
+    """
     if STACKED not in params:
         return params
     rest, stacked = {k: v for k, v in params.items() if k != STACKED}, params[STACKED]

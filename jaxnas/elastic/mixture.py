@@ -28,6 +28,11 @@ class Mixture(nn.Module):
     Blocks may be plain Flax modules or elastic ones, made anywhere: outside of a module, in `setup`, or in
     a `compact` method. Their parameters are stored where Linen puts them.
 
+    Example, in the `compact` method of a network with `op=Choice("dense", "norm")`:
+
+        blocks = {"dense": nn.Dense(64), "norm": nn.LayerNorm()}  # for x [..., 64]
+        x = elastic.Mixture(blocks, name="op")(decisions["op"], x)
+
     Attributes:
       blocks: modules by the name of their option. Each is called with the same arguments, and all
         return arrays (or pytrees of them) of the same shapes and dtypes. Dropout keys and other
@@ -57,7 +62,7 @@ class Mixture(nn.Module):
                 f"The options {missing} have no block; there are blocks for {list(self.blocks)}."
             )
         if self.is_initializing() or self.is_mutable_collection(SPECS):
-            # Every block is there with its parameters, whatever runs later; one costs nothing here.
+            # Every block declares its parameters here, whichever runs later.
             outputs = [self.option(choice, name, *args, **kwargs) for name in options]
             _check_interfaces(options, outputs)
             return outputs[0] if self.is_initializing() else _pick(choice, outputs)
@@ -78,6 +83,11 @@ class Mixture(nn.Module):
 
         A method of its own, so that what records a network (`jaxnas.annotations`) sees that whatever is
         called within counts for this option alone, wherever its parameters are stored.
+
+        Args:
+          choice: see `__call__`.
+          name: of the option.
+          *args, **kwargs: of the block.
         """
         return self.blocks[name](*args, **kwargs)
 

@@ -72,7 +72,8 @@ class BatchNorm(nn.Module):
       dtype: of the result; statistics are computed in float32.
       scale_init: initializer; zeros make a residual branch that begins as nothing.
       activation: a function of arrays that is applied to the result, element by element. It is computed at
-        the active sizes here, and outside it would be at the largest ones. Give a function of a module.
+        the active sizes here, and outside it would be at the largest ones. Give a function that a module
+        defines, since a new lambda in each call is traced anew.
     """
 
     momentum: float = 0.9

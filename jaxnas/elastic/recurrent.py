@@ -40,7 +40,8 @@ class Context:
 def sinusoids(length: int, width: int, clamp: int | None = None) -> np.ndarray:
     """Encodings of the distances length - 1, ..., 0: sines and then cosines, float32 [length, width].
 
-    `clamp` is the largest distance that is told from others (at evaluation).
+    With `clamp`, all larger distances get the encoding of that one: for evaluations with a longer memory than
+    the training had.
     """
     distances = np.arange(length - 1, -1, -1.0)
     if clamp is not None:
@@ -63,9 +64,9 @@ def causal_mask(queries: int, memory: int, same_length: bool = False) -> np.ndar
 def shift(scores: jax.Array) -> jax.Array:
     """From distances to keys: [..., T, 1 + S] -> [..., T, S], y[..., t, s] = x[..., t, T - t + s].
 
-    Columns of x are one that is not used and the distances S - 1, ..., 0. By reshapes and one cut: the
-    column more makes each next row start one further to the left. Beyond s = M + t the result is not
-    meaningful.
+    The first column of x is not used, and the others are the distances S - 1, ..., 0. The rows are joined
+    and cut again into rows that are one entry shorter, so that each row starts one place further to the left
+    than the row before it. Beyond s = M + t the result is not meaningful.
     """
     *lead, queries, columns = scores.shape
     flat = scores.reshape(*lead, queries * columns)[..., queries:]
@@ -82,10 +83,11 @@ def _lean(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _kept(x: jax.Array, unit: int) -> jax.Array:
-    """Names x [B, n] to be kept, cut into pieces [B, unit]; `unit` is a row's share of a block's input.
+    """Names x [B, n] as what the backward pass keeps, in pieces [B, unit].
 
-    A switch keeps what any of its blocks keeps, zeros for those that didn't run; but arrays of one shape
-    once for all blocks. So what blocks keep is given one shape, by rows, which devices share.
+    A mixture of blocks is a switch. It stores an array for whatever any of its blocks keeps, with zeros where
+    that block did not run, and blocks that keep arrays of the same shape share one. So all blocks keep pieces
+    of one shape: `unit` is the size of one row of a block's input. Rows stay apart: devices share them.
     """
     pieces = [checkpoint_name(x[:, i : i + unit], "kept") for i in range(0, x.shape[1], unit)]
     return jnp.concatenate(pieces, axis=1)
@@ -158,7 +160,8 @@ class RelativeAttention(_Block):
             self.keep(scores, self.attention_dropout, train),
             self.keep(x.shape, self.dropout, train),
         )
-        # Queries and outputs; keys, values and distances; scores twice and the weighted sum; the column.
+        # The products that make queries and outputs; keys, values and encoded distances; scores of contents,
+        # scores of distances and the weighted sum. The last line has those of the column that `shift` needs.
         macs = 2 * queries * width * inner + 3 * keys * width * inner + 3 * queries * keys * inner
         record_macs(self, constant(macs + (width + queries) * inner))
         return _lean(self._compute)(x, context, kernels, biases, self.norm(width), keep)
@@ -180,10 +183,11 @@ class RelativeAttention(_Block):
         query = self._product(past[:, keys - queries :], kernels["query"], unit)
         key = self._product(past, kernels["key"], unit)
         value = self._product(past, kernels["value"], unit)
-        # A row of zeros in front gives the scores the column that the shift needs.
+        # A row of zeros in front becomes the unused first column that `shift` needs.
         encoded = jnp.pad(context.positions, [(1, 0), (0, 0)])
         distances = self._product(encoded[None], kernels["position"], unit)[:, 0]  # [H, 1 + S, d]
-        # Queries are scaled, not scores, and outputs normalised, not weights: there are fewer of them.
+        # Queries are scaled in place of scores, and outputs divided by the sum in place of weights: queries
+        # and outputs are smaller.
         scale = jnp.asarray(self.head_dim**-0.5, self.dtype)
         bias = [b.reshape(self.num_heads, 1, 1, self.head_dim) for b in biases]
         content, position = ((query + b.astype(self.dtype)) * scale for b in bias)  # [H, B, T, d]

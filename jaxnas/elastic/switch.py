@@ -165,7 +165,7 @@ def _round_up(
 ) -> tuple[Sizes | None, ...]:
     """The rows with sizes rounded up, so that there are at most `limit` different ones, if that is possible.
 
-    Sizes are given up one after the other: the one that adds least work for each branch that it saves.
+    Sizes are given up one after another, and each time the one that adds least work for each branch saved.
     """
 
     def rounded(steps: dict[int, tuple[int, ...]]) -> tuple[Sizes | None, ...]:

@@ -59,6 +59,7 @@ class Table:
 
     @property
     def maximum(self) -> int:
+        """The largest entry."""
         return max(self.values)
 
     def at(self, arch: dict[str, jax.Array]) -> jax.Array:
@@ -82,11 +83,32 @@ class Table:
 
 
 def constant(value: int) -> Table:
+    """The table of one number that no decision changes.
+
+    Args:
+      value: the number, such as a size or a count of products.
+
+    Returns:
+      A table over no decisions, to `combine` with others.
+    """
     return Table((), (), (int(value),))
 
 
 def combine(fn: Callable[..., Any], *tables: Table) -> Table:
-    """The table of `fn` of the entries of several tables, over the union of their decisions."""
+    """The table of a function of other tables' entries, over all decisions that any of them depends on.
+
+    Example, the multiply-accumulates of a dense layer on one row:
+
+        elastic.combine(lambda i, o: i * o, width_in.table, width_out.table)
+
+    Args:
+      fn: from one entry of each table, Python ints, to an int. It is called once for each combination of
+        options of the decisions, so their number is the cost.
+      *tables: over the same or over different decisions.
+
+    Returns:
+      The table of what `fn` returns.
+    """
     counts = {n: c for t in tables for n, c in zip(t.names, t.counts, strict=True)}
     names = tuple(counts)
     shape = tuple(counts.values())
@@ -100,7 +122,7 @@ class Width:
 
     Attributes:
       table: the size for each combination of options (static).
-      decisions: those that the table depends on, with their traced values.
+      values: of the decisions that the table depends on: int32 [], or weights float [options].
       axis: the logical name of the axis, for sharding rules (static).
     """
 
@@ -124,14 +146,32 @@ class Width:
 
 
 def fixed(size: int, axis: str | None = None) -> Width:
-    """A width that no decision changes."""
+    """A width that no decision changes.
+
+    Args:
+      size: of the axis, at least 1.
+      axis: the logical name of the axis, for sharding rules; None for none.
+
+    Returns:
+      The width, for the layers that ask for one: `elastic.Dense()(x, elastic.fixed(64), hidden)`.
+    """
     return Width(constant(size), {}, axis)
 
 
 def width(fn: Callable[..., int], *decisions: Decision, axis: str | None = None) -> Width:
-    """The width `fn(*options)`, for every combination of the options of `decisions`.
+    """The width that a function of chosen options gives.
 
-    Example: `width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio, axis="mlp")`.
+    Example, the hidden width of a block:
+
+        elastic.width(lambda dim, ratio: int(dim * ratio), embed_dim, mlp_ratio, axis="mlp")
+
+    Args:
+      fn: from one option of each decision to the active size. It is called for every combination of options.
+      *decisions: of `Decisions`, as `decisions["embed_dim"]` or `decisions["mlp_ratio", 3]`.
+      axis: the logical name of the axis, for sharding rules; None for none.
+
+    Returns:
+      The width, whose largest size is the stored one.
     """
     # A decision with one option is no decision: leaving it out keeps fixed networks free of indexing.
     # One that is given twice, as for two axes of equal size, is one.
@@ -158,6 +198,7 @@ class Joint:
 
     @property
     def is_soft(self) -> bool:
+        """Whether any decision has weights in place of an index."""
         return any(jnp.issubdtype(v.dtype, jnp.floating) for v in self.values.values())
 
     def index(self) -> jax.Array:

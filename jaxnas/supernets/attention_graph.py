@@ -6,6 +6,11 @@ each input passes through an operation of its own. There are no other projection
 
 Every operation has weights for each pair of layers that it may connect, and for each context: the kind of
 the layer that it comes from, and the role that it plays where it goes to (section 4.2.2).
+
+`run_graph` has a loop of its own, where other networks use `elastic.run_layers`. The layers of that one are
+modules that have their own weights and see only the layer before. Here weights belong to pairs of layers and
+are gathered from banks, and a layer reads the output of any earlier one. A network of several architectures
+is never unrolled, since each operation would be compiled for each edge of each layer.
 """
 
 from __future__ import annotations

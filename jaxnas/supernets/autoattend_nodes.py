@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.checks import check_at_least_one
+from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import Context, check_space, run_graph
@@ -90,7 +90,7 @@ class AutoAttendNodes(nn.Module):
         if self.pool not in POOLS:
             raise ValueError(f"AutoAttendNodes: pool is {self.pool!r}, expected one of {', '.join(POOLS)}.")
         check_space(self.space, tuple(self.operations()), "AutoAttendNodes", self.context)
-        check_at_least_one(self, "num_classes", "width", "num_heads")
+        check_counts(self, "num_classes", "width", "num_heads")
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."

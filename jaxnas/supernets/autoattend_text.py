@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.checks import check_at_least_one
+from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import Context, check_space, run_graph
@@ -155,7 +155,7 @@ class AutoAttendText(nn.Module):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_space(self.space, tuple(self.operations()), "AutoAttendText", self.context)
-        check_at_least_one(self, "num_classes", "width", "num_heads", "embedding", "stride")
+        check_counts(self, "num_classes", "width", "num_heads", "embedding", "stride")
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."

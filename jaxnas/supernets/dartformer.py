@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.checks import check_at_least_one
+from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import sinusoids
@@ -98,7 +98,7 @@ class DARTFormer(nn.Module):
                 f"DARTFormer: 'mechanism' is repeated {choice.length} times, and there are {self.num_heads} "
                 "heads; it is made once for all heads, or once for each of them."
             )
-        check_at_least_one(
+        check_counts(
             self, "num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"
         )
         if self.width % (2 * self.num_heads):

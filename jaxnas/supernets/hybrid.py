@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.choice import nearest
 from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.convolution import Conv
@@ -410,11 +411,10 @@ def check(net: Hybrid) -> None:
             f"A Hybrid space of {len(net.strides)} stages has no decision {unknown[0]!r}"
             f"{nearest(unknown[0], known)}"
         )
-    positive = {name: getattr(net, name) for name in ("num_classes", "stem_stride", "head_dim")}
-    positive |= {f"the stride of stage {i}": stride for i, stride in enumerate(net.strides, 1)}
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"Hybrid: {name} is {value}, expected at least 1.")
+    check_counts(net, "num_classes", "stem_stride", "head_dim")
+    for i, stride in enumerate(net.strides, 1):
+        if stride < 1:
+            raise ValueError(f"Hybrid: the stride of stage {i} is {stride}, expected at least 1.")
     if not 0 <= net.drop_path_rate < 1 or not 0 <= net.dropout_rate < 1 or net.head_expansion < 0:
         raise ValueError(
             f"Hybrid: drop_path_rate {net.drop_path_rate}, dropout_rate {net.dropout_rate} and "

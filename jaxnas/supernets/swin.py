@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.elastic.attention import products, skew
+from jaxnas.elastic.checks import check_images
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
@@ -66,9 +68,8 @@ def visible_tokens(side: int, window: int, shift: int) -> jax.Array:
       bool [windows, T, T].
     """
     moved = (np.arange(side) >= side - shift).astype(np.int32).reshape(-1, window)
-    region = (
-        2 * moved[:, None, :, None] + moved[None, :, None, :]
-    )  # [rows, columns of windows, window, window]
+    # [rows of windows, columns of windows, window, window]
+    region = 2 * moved[:, None, :, None] + moved[None, :, None, :]
     region = jnp.asarray(region.reshape(-1, window**2))
     return region[:, :, None] == region[:, None, :]
 
@@ -304,9 +305,7 @@ class Swin(nn.Module):
             raise TypeError(
                 f"Swin: space is {self.space!r}, expected one as jaxnas.spaces.swin(...) makes it."
             )
-        for name in ("image_size", "patch_size", "num_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Swin: {name} is {getattr(self, name)}, expected at least 1.")
+        check_counts(self, "image_size", "patch_size", "num_classes")
         if not 0 <= self.drop_path_rate < 1:
             raise ValueError(f"Swin: drop_path_rate is {self.drop_path_rate}, expected 0 to less than 1.")
         step = self.patch_size * 2 ** (self._stages - 1)
@@ -345,11 +344,7 @@ class Swin(nn.Module):
         Raises:
           ValueError: images of another size; an architecture that doesn't fit the space.
         """
-        if images.ndim != 4 or images.shape[1:3] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"Expected images [B, {self.image_size}, {self.image_size}, channels], got shape "
-                f"{images.shape}."
-            )
+        check_images(images, self.image_size)
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embeds = [
             width(int, decisions[f"embed_dim_{stage}"], axis="embed") for stage in range(1, self._stages + 1)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
-from jaxnas.elastic.checks import check_at_least_one
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import LayerNorm
 from jaxnas.elastic.loop import run_layers
@@ -69,7 +69,8 @@ class TransformerXL(nn.Module):
       dropout: of embeddings, branches and hidden activations; `attention_dropout` of the weights.
       pre_norm: normalise what enters a branch and not, as published, what leaves the sum.
       same_length: every query sees exactly M keys (for evaluation).
-      clamp_length: largest distance that is told from others, or None (for evaluation).
+      clamp_length: all larger distances count as this one, for evaluations with a longer memory than the
+        training had; None for no such limit.
       dtype: of the computation, float32 or bfloat16; parameters, softmax and loss are float32.
       init_std: standard deviation of the kernels at the start.
       scan_blocks: trace and compile one block and run it in a loop: compile time does not grow with
@@ -117,7 +118,7 @@ class TransformerXL(nn.Module):
                 "A TransformerXL space has one decision, 'block', repeated, always active, with options of "
                 f"{OPTIONS}, as spaces.par(16) makes it; got {self.space}."
             )
-        check_at_least_one(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
+        check_counts(self, "vocabulary", "width", "num_heads", "head_dim", "hidden")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"TransformerXL: {name} is {getattr(self, name)}, expected 0 to below 1.")

@@ -13,8 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxnas.checks import check_counts
 from jaxnas.elastic.attention import MultiHeadAttention
-from jaxnas.elastic.checks import check_at_least_one
+from jaxnas.elastic.checks import check_images
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import (
     Dense,
@@ -128,7 +129,7 @@ class ViT(nn.Module):
         super().__post_init__()
         if not isinstance(self.space, Space):
             raise TypeError(f"ViT: space is {self.space!r}, expected a space such as jaxnas.spaces.digits().")
-        check_at_least_one(self, "image_size", "patch_size", "num_classes", "head_dim")
+        check_counts(self, "image_size", "patch_size", "num_classes", "head_dim")
         if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
             raise ValueError(
                 f"ViT: max_relative_position {self.max_relative_position} and drop_path_rate "
@@ -180,11 +181,7 @@ class ViT(nn.Module):
         Raises:
           ValueError: images of another size; an architecture that doesn't fit the space.
         """
-        if images.ndim != 4 or images.shape[1:3] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"Expected images [B, {self.image_size}, {self.image_size}, channels], got shape "
-                f"{images.shape}."
-            )
+        check_images(images, self.image_size)
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
         common = dict(dtype=self.dtype, sharing=self.sharing)

@@ -140,6 +140,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.hlo
 def test_a_network_is_extracted_with_exact_costs():
     net = Texts()
     variables = jax.tree.map(lambda x: 5 * x + 0.1, jaxnas.init(net, jax.random.key(0), INPUTS))

@@ -139,6 +139,7 @@ class Network(nn.Module):
         )[0]
 
 
+@pytest.mark.hlo
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 def test_layers_in_a_scan_are_those_one_after_another(train):

@@ -159,6 +159,7 @@ calibrated = jit(lambda arch: jaxnas.calibrate(NET, variables_of(), arch, PIXELS
 trained = jit(run_network)
 
 
+@pytest.mark.hlo
 def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
     """P3 and P7, with batch statistics of the architecture."""
     cost, space = jaxnas.cost(NET, PIXELS), NET.space
@@ -206,6 +207,7 @@ class Transformed(nn.Module):
         return conv(x, fixed(4), fixed(4), width(int, decisions["size"]))
 
 
+@pytest.mark.hlo
 def test_transformed_kernels_are_extracted_with_what_they_are_computed_from():
     net, (x, params) = Transformed(), operands("transformed")
     for index, (kernel, matrices) in enumerate([(5, 25**2 + 9**2), (5, 25**2), (7, 0)]):

@@ -196,6 +196,7 @@ def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():
     assert branches(100) - branches(1) == 11 and 1 < branches(5) - branches(1) < 5
 
 
+@pytest.mark.hlo
 def test_what_is_kept_is_not_computed_again():
     arch = tuple(map(jnp.int32, (1, 1, 1)))
     program = jit(lambda *values: both("centred", 100, arch, values))
@@ -206,6 +207,7 @@ def test_what_is_kept_is_not_computed_again():
     assert text.count(" tanh(") <= once.count(" tanh(") + backward_needs
 
 
+@pytest.mark.hlo
 def test_operations_have_a_scope_of_their_own():
     arch = tuple(map(jnp.int32, (1, 1, 1)))
     for limit in (1, 100):

@@ -245,6 +245,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.hlo
 def test_macs_of_a_choice_are_those_of_xla():
     """For each mechanism, as an option of a mixture and as the network of this option alone."""
     net = Network(Space(block=Choice(*CASES)))

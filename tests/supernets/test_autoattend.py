@@ -150,6 +150,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 # ---- The promises.
 
 
+@pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
     [("text", "full"), ("nodes", "full"), pytest.param("text", "none", marks=pytest.mark.slow)],

@@ -95,6 +95,7 @@ def torch_transformer(p, x, heads, stride):
     return x.transpose(1, 2).reshape(batch, channels, rows, columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_are_those_of_pytorch(name):
     """In training, output and gradients of one architecture."""
@@ -272,6 +273,8 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
     assert len(traces) == 1 and len(logits) == len(distinct) > 50
 
 
+@pytest.mark.slow
+@pytest.mark.hlo
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 5))])
 def test_extracted_is_the_same_function_with_exact_costs(seed):
     """P3 and P7, with the statistics of the architecture."""
@@ -337,6 +340,7 @@ def at_resolutions():
     return supernets.Hybrid(space, 5, (2,))
 
 
+@pytest.mark.slow
 def test_a_resolution_is_chosen_within_one_program():
     net, images = at_resolutions(), normal(2, 12, 12, 3)
     variables = variables_of(net, images.shape)
@@ -423,6 +427,7 @@ def slow_but(first, names):
     return [name if name == first else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but("b0", PUBLISHED))
 def test_published_efficientnets_have_their_counts(name):
     params, size, macs = PUBLISHED[name]

@@ -92,6 +92,7 @@ def test_zeros_behind_the_active_part(seed):
         assert np.any(leaf) == np.any(mask), path
 
 
+@pytest.mark.hlo
 @settings(max_examples=2)
 @given(seed=seeds)
 def test_extracted_is_the_same_function_at_its_exact_cost(seed):
@@ -346,7 +347,7 @@ def test_drop_path_rises_linearly_over_all_stored_blocks_and_is_for_training_onl
             r"'mlp_ratio_1' has the options \[-1.0\]; expected numbers above 0",
         ),
         ({"image_size": 10}, "image_size 10 is not a multiple of 4, .* nearest sizes: 8 and 12"),
-        ({"patch_size": 0}, "patch_size is 0, expected at least 1"),
+        ({"patch_size": 0}, "patch_size is 0, expected a whole number of at least 1"),
         ({"drop_path_rate": 1.0}, "drop_path_rate is 1.0, expected 0 to less than 1"),
         ({"space": spaces.digits()}, r"missing: \['depth_1', .*'qkv_dim_1'\]"),
     ],

@@ -246,6 +246,7 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
     assert together < max(alone.values()) + weights + 0.2 * alone["feed_forward"]
 
 
+@pytest.mark.hlo
 @pytest.mark.slow
 def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
@@ -341,6 +342,7 @@ def test_extracted_networks_give_the_same(form, seed):
     assert names == chosen
 
 
+@pytest.mark.hlo
 @pytest.mark.parametrize("form", ["unrolled", "pre-norm"])
 def test_products_are_those_that_xla_counts(form):
     arch = SPACE.from_dict({"block": ["attention", "feed_forward", "identity", "attention"]})

@@ -274,6 +274,7 @@ def test_a_population_over_devices_is_the_loop(name):
         assert difference(one, case(take(archs, i))[0]) <= 1e-5
 
 
+@pytest.mark.hlo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 def test_rows_on_several_devices_are_not_gathered(name):

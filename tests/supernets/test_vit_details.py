@@ -196,7 +196,7 @@ def test_image_size_not_a_multiple_of_the_patch():
         ({"drop_path_rate": 1.0}, "drop_path_rate 1.0; expected .* 0 to less than 1"),
         ({"max_relative_position": -1}, "max_relative_position -1"),
         ({"patch_size": 0}, "patch_size is 0"),
-        ({"image_size": 0}, "image_size is 0, expected at least 1"),
+        ({"image_size": 0}, "image_size is 0, expected a whole number of at least 1"),
         ({"num_classes": 0}, "num_classes is 0"),
         ({"head_dim": -1}, "head_dim is -1"),
     ],

@@ -1,0 +1,90 @@
+"""Checks of the numbers among settings: a message names the field, what it is, and what is expected."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+
+def check_counts(
+    owner: Any,
+    *names: str,
+    least: int = 1,
+    most: int | None = None,
+    none: bool = False,
+    group: str | None = None,
+) -> None:
+    """Checks that fields are whole numbers, and makes plain ints of NumPy's.
+
+    Args:
+      owner: a dataclass or a Flax module, in its `__post_init__`.
+      names: of the fields.
+      least, most: between which the numbers are; None for no bound.
+      none: whether a field may be None.
+      group: what a config calls the owner, as "training"; None for the name of its class.
+
+    Raises:
+      ValueError: one of them is something else.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is None and none:
+            continue
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < least or (most is not None and value > most):
+            wanted = _expected("a whole number", {"of at least": least, "of at most": most}, none)
+            raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
+        if type(value) is not int:
+            object.__setattr__(owner, name, operator.index(value))
+
+
+def check_numbers(
+    owner: Any,
+    *names: str,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    none: bool = False,
+    group: str | None = None,
+) -> None:
+    """Checks that fields are finite numbers within bounds; see `check_counts`.
+
+    Args:
+      owner, names, none, group: see `check_counts`.
+      least, above: the lower bound, which is itself allowed or not; None for no bound.
+      most, below: the upper bound, likewise.
+
+    Raises:
+      ValueError: one of them is something else.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is None and none:
+            continue
+        if not (
+            isinstance(value, int | float | np.integer | np.floating)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and (least is None or value >= least)
+            and (above is None or value > above)
+            and (most is None or value <= most)
+            and (below is None or value < below)
+        ):
+            bounds = {"of at least": least, "above": above, "of at most": most, "below": below}
+            infinite = isinstance(value, float | np.floating) and math.isinf(value)
+            wanted = _expected("a finite number" if infinite else "a number", bounds, none)
+            raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
+
+
+def _called(owner: Any, name: str, group: str | None) -> str:
+    return f"{type(owner).__name__}: {name}" if group is None else f"{group}.{name}"
+
+
+def _expected(kind: str, bounds: dict[str, float | None], none: bool) -> str:
+    """As "a number of at least 0 and below 1, or None"."""
+    words = " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)
+    return f"{kind} {words}".replace(" and of ", " and ").strip() + (", or None" if none else "")

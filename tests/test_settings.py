@@ -1,0 +1,140 @@
+"""Every number among the settings is refused where it cannot be right, by a message that says all of it."""
+
+import dataclasses
+import types
+import typing
+
+import jax
+import pytest
+
+from jaxnas import Choice, Space, predictors, runs, search, tasks, training
+from jaxnas.checks import check_counts
+from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.relaxations import softmax
+
+SPACE = {"space": Space(digit=Choice(*range(10)).repeat(4))}
+TOKENS = {"kinds": 3, "places": 3}
+SETTINGS = {
+    training.Attentive: {},
+    training.Distillation: {},
+    training.Fair: {},
+    training.Relaxed: {},
+    training.Sandwich: {},
+    training.Stratified: {},
+    training.Training: {"steps": 10},
+    training.Uniform: {},
+    search.Evolution: SPACE,
+    search.Hyperband: SPACE,
+    search.LocalSearch: SPACE,
+    search.NSGA2: SPACE,
+    search.PPO: SPACE,
+    search.PredictorGuided: SPACE
+    | {"predictor": predictors.GaussianProcess(), "features": lambda arch: arch},
+    search.RandomSearch: SPACE,
+    search.RegularizedEvolution: SPACE,
+    search.Reinforce: SPACE,
+    search.ShiftRule: {},
+    search.SoftmaxPolicy: {},
+    search.Strategy: SPACE,
+    search.TransformerPolicy: {},
+    predictors.ChainCell: {"nodes": 2, "operations": 3},
+    predictors.EdgeCell: {"edges": ((0, 1),), "operations": 3},
+    predictors.GaussianProcess: {},
+    predictors.MlpEnsemble: {},
+    predictors.SupervisedTransformer: TOKENS,
+    predictors.TransformerPredictor: TOKENS,
+    tasks.Graphs: {"data": "cora"},
+    tasks.Images: {"data": "digits"},
+    tasks.Language: {"data": "enwik8", "length": 8},
+    tasks.Text: {"data": "sst5"},
+    runs.Search: {},
+    runs.SpaceEvolution: {},
+}
+# What these packages give back, or hand to the functions of a user.
+NO_SETTINGS = {
+    *(training.Problem, training.Ranking, training.Replay, training.Seeds),
+    *(search.EvolvedSpace, search.Perturbed, search.Result, search.Standing, search.State),
+    runs.LivePage,
+}
+GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
+# Bounds of costs and of options, which may lie below 0.
+ANY_SIGN = {(search.ShiftRule, "least"), (search.ShiftRule, "most")}
+ANY_SIGN |= {(runs.Search, "least"), (runs.Search, "most"), (runs.SpaceEvolution, "most")}
+
+
+def number_fields(cls):
+    """The fields that hold a number: their names, whether it is whole, and whether None will do."""
+    found = {}
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        kinds = set(typing.get_args(hint)) if union else {hint}
+        if field.init and kinds - {type(None)} and kinds <= {int, float, type(None)}:
+            found[field.name] = float not in kinds, type(None) in kinds
+    return found
+
+
+def test_every_public_class_with_numbers_is_looked_at():
+    packages = (training, search, predictors, tasks, runs)
+    public = {getattr(package, name) for package in packages for name in package.__all__}
+    classes = {cls for cls in public if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
+    assert {cls for cls in classes if number_fields(cls)} - NO_SETTINGS == set(SETTINGS)
+
+
+@pytest.mark.parametrize("cls", SETTINGS, ids=lambda cls: cls.__name__)
+def test_a_number_that_cannot_be_right_is_refused(cls):
+    cls(**SETTINGS[cls])
+    for name, (whole, may_be_none) in number_fields(cls).items():
+        wrong = [float("nan"), float("inf"), "x", True]
+        wrong += [] if (cls, name) in ANY_SIGN else [-1]
+        wrong += [2.5] if whole else []
+        wrong += [] if may_be_none else [None]
+        for value in wrong:
+            with pytest.raises(ValueError) as error:
+                cls(**SETTINGS[cls] | {name: value})
+            owner = GROUPS.get(cls, f"{cls.__name__}: ")
+            assert str(error.value).startswith(f"{owner}{name} is {value!r}, expected a "), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: Checkpointer("/tmp/none", max_to_keep=2.5),
+            ValueError,
+            "max_to_keep is 2.5, expected a whole",
+        ),
+        (
+            lambda: Checkpointer("/tmp/none", max_to_keep="x"),
+            ValueError,
+            "max_to_keep is 'x', expected a whole",
+        ),
+        (
+            lambda: softmax({"op": jax.numpy.zeros(2)}, temperature=0.0),
+            ValueError,
+            "temperature is 0.0, expec",
+        ),
+        (lambda: softmax({"op": jax.numpy.zeros(2)}, 0.0), TypeError, "a key of jax.random; got 0.0"),
+    ],
+)
+def test_a_number_among_arguments_that_cannot_be_right_is_refused(call, error, message):
+    with pytest.raises(error) as found:
+        call()
+    assert message in str(found.value)
+
+
+def test_whole_numbers_of_numpy_become_plain_ones():
+    """Settings are written as JSON, and compared."""
+    given = training.Training(steps=jax.numpy.arange(4).__array__()[3])
+    assert type(given.steps) is int and given == training.Training(steps=3)
+
+    @dataclasses.dataclass(frozen=True)
+    class Bounded:
+        places: int
+
+        def __post_init__(self):
+            check_counts(self, "places", least=0, most=3)
+
+    with pytest.raises(ValueError, match="places is 4, expected a whole number of at least 0 and at most 3"):
+        Bounded(4)
