@@ -55,6 +55,22 @@ def describe(tree: Any) -> str:
     return str(jax.tree.map(one, tree))
 
 
+def mistaken(error: Exception, inputs: Any) -> str:
+    """A further sentence, where a network fails as if it took a dict for an array, or an array for a dict.
+
+    Args:
+      error: what the network said.
+      inputs: what it was called with.
+    """
+    text = str(error)
+    if isinstance(inputs, dict) and "'dict' object" in text:
+        names = ", ".join(map(repr, sorted(inputs)))
+        return f". The inputs are a dict of {names}; it seems to expect one array."
+    if hasattr(inputs, "shape") and "string indexing" in text:
+        return ". The inputs are one array; it seems to expect a dict of arrays."
+    return ""
+
+
 class _Text(str):
     __slots__ = ()
 

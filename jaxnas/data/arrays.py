@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.data.datasets import Dataset, moments
-from jaxnas.data.labelled import make_splits, number_labels
+from jaxnas.data.labelled import make_splits, number_labels, some
 
 
 def from_arrays(
@@ -94,7 +94,14 @@ def image_dataset(
 
 
 def _images(name: str, images: Any) -> np.ndarray:
-    images = np.asarray(images)
+    try:
+        images = np.asarray(images)
+    except ValueError as error:  # NumPy says no more than that these images make no array.
+        shapes = sorted({np.asarray(image, object).shape for image in images})
+        raise ValueError(
+            f"from_arrays: {name} are of {len(shapes)} sizes: {some(shapes)}; expected one size. Scale "
+            "them first, as by Pillow's Image.resize, or let data.from_folder scale the files by its size=64."
+        ) from error
     shape = images.shape
     if images.ndim == 3:
         images = images[..., None]

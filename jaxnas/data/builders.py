@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from jaxnas import files
+from jaxnas.data.copies import local_copy
 from jaxnas.data.image_builders import Cifar10, Cifar100, Digits, FashionMnist, Mnist
 from jaxnas.data.imagenet import Imagenet2012
 from jaxnas.data.sentence_builders import Cr, ImdbReviews, ListOps, Mpqa, Mr, Sst2, Sst5, Subj, Trec
@@ -84,7 +85,7 @@ def prepare(
                 f"{name} is not prepared in {final.parents[1]}: name the folder with its files"
                 f" (source_dir). {where}"
             )
-        source_dir = pathlib.Path(source_dir).expanduser()
+        source_dir = local_copy(source_dir)
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
         builder = BUILDERS[name](data_dir=data_dir)

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from jaxnas import files
+from jaxnas.data.copies import local_copy
 from jaxnas.data.encoded import Decoder, Prepared, decoding_pool, on_demand
 from jaxnas.data.labelled import Labelled
 from jaxnas.data.splits import SourceImages, Split, hold_out, permutation, select
@@ -81,7 +82,8 @@ def load(
 
     Args:
         name: TFDS name, also with config and version as in "name/config:1.0.0".
-        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
+        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets. What lies in
+            gs://bucket/folder is copied to this machine once, see `copies`.
         source_dir: folder with original files, needed once.
         search_fraction: share of the official training part that becomes `search`, stratified.
         search_size: the same as a number of images; goes before `search_fraction`.
@@ -161,10 +163,15 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     from jaxnas.data import builders
 
     root = files.as_path(data_dir if data_dir is not None else constants.DATA_DIR).expanduser()
+    base = name.partition(":")[0].partition("/")[0]
     if files.is_remote(root):
-        raise ValueError(
-            f"data_dir is {root}, and array_record reads files of this machine only. Copy the folder here."
-        )
+        try:
+            root, source_dir = local_copy(root, base), None
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{name} is not prepared in {root}: {error} Prepare it in a folder of this machine, and copy"
+                f" that one: gcloud storage cp -r ~/tensorflow_datasets/{base} {root}/"
+            ) from error
     if root.exists() and not root.is_dir():
         raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None
@@ -182,7 +189,6 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     if builder is None and name in builders.BUILDERS:
         builders.prepare(name, root, source_dir)  # Says which files are missing.
     known = {*builders.BUILDERS, *tfds.list_builders(with_community_datasets=False)}
-    base = name.partition(":")[0].partition("/")[0]
     if builder is None and base not in known:
         near = difflib.get_close_matches(base, sorted(known), 1)
         raise ValueError(

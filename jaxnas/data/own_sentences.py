@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxnas.data.encoding import Encoding
 from jaxnas.data.labelled import number_labels, some
 from jaxnas.data.sentences import Sentences, make_sentences
 from jaxnas.data.source_files import read_text
+from jaxnas.files import as_path
 
 
 def from_texts(
@@ -55,13 +55,19 @@ def from_texts(
         )
     given = {}
     for role, own, its_labels in (("train", texts, labels), ("test", test_texts, test_labels)):
-        if own is None:
+        if own is None and role == "test":
             continue
-        if isinstance(own, str) or not all(isinstance(text, str) for text in own):
+        if isinstance(own, str) or not isinstance(own, Iterable):
+            raise ValueError(
+                f"from_texts: the {role} texts are a {type(own).__name__}; expected a list of strings."
+            )
+        own = list(own)
+        if not all(isinstance(text, str) for text in own):
             raise ValueError(f"from_texts: the {role} texts are not all strings; expected a list of strings.")
-        if len(own) != len(its_labels):
-            raise ValueError(f"from_texts: {len(own)} {role} texts and {len(its_labels)} labels of them.")
-        given[role] = list(own), its_labels, f"{name}: {role} labels"
+        count = len(its_labels) if hasattr(its_labels, "__len__") else "no"
+        if len(own) != count:
+            raise ValueError(f"from_texts: {len(own)} {role} texts and {count} labels of them.")
+        given[role] = own, its_labels, f"{name}: {role} labels"
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
     return _sentences(name, given, classes, fractions, seed, encoding)
 
@@ -105,7 +111,7 @@ def from_tsv(
       ValueError: another encoding (which says at which byte), no such column, a row with another number of
         columns, a text without a token, a label that is in no class, or a class with too few rows.
     """
-    name = name or pathlib.Path(path).name
+    name = name or as_path(path).name
     if isinstance(text, str) != isinstance(label, str):
         raise ValueError(f"from_tsv: text={text!r} and label={label!r}; name both columns, or number both.")
     if test is None and not test_fraction > 0:

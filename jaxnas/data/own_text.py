@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pathlib
 
 from jaxnas.data.corpus import Corpus
 from jaxnas.data.source_files import read_text
 from jaxnas.data.text import Text, check_fraction, hold_out_end, make_corpus, number_of_pieces
+from jaxnas.files import as_path
 
 
 def from_text(
@@ -48,7 +48,7 @@ def from_text(
     for role, fraction in {**fractions, "search": search_fraction}.items():
         check_fraction(f"from_text: {role}_fraction", fraction)
     number_of_pieces(tokenizer)
-    name = name or pathlib.Path(path).name
+    name = name or as_path(path).name
     paths = {"train": path, "validation": validation, "test": test}
     texts = {
         role: Text(read_text(file, encoding).encode(), [0])

@@ -12,11 +12,11 @@ from absl import logging
 from PIL import Image, ImageOps
 
 from jaxnas.data.arrays import image_dataset
+from jaxnas.data.copies import local_copy
 from jaxnas.data.datasets import Dataset
 from jaxnas.data.encoded import UNREADABLE, Decoder, Files, decoding_pool
 from jaxnas.data.labelled import some
 from jaxnas.data.splits import SourceImages, select
-from jaxnas.files import as_path, is_remote
 
 # What folders of roles are called.
 _ROLES = {
@@ -57,7 +57,7 @@ def from_folder(
     training. Only the beginnings of the files are read before; damage behind is found when its turn comes.
 
     Args:
-      path: of the folder.
+      path: of the folder; gs://bucket/folder is copied to this machine once, see `copies`.
       size: height and width to which images are scaled, or one number for both; in memory without regard to
         their proportions, and None if they are all of one size.
       name: of the data; by default that of the folder.
@@ -73,15 +73,14 @@ def from_folder(
         than 8 bits; files that cannot be read; classes that differ between the folders of roles, or that have
         too few images for their roles.
     """
-    root = as_path(path).expanduser()
-    if is_remote(root):
-        raise ValueError(
-            f"{root} is in an object store; a folder of images is read on this machine. Copy it."
-        )
+    root = local_copy(path)
     if size is not None:
-        size = (size, size) if isinstance(size, int) else tuple(size)
-        if len(size) != 2 or min(size) < 1:
-            raise ValueError(f"from_folder: size is {size}, expected (height, width), at least 1 each.")
+        given_size, size = size, tuple(size) if isinstance(size, tuple | list) else (size, size)
+        if len(size) != 2 or not all(isinstance(x, int | np.integer) and x >= 1 for x in size):
+            raise ValueError(
+                f"from_folder: size is {given_size!r}, expected an int of at least 1, or two for height and "
+                "width."
+            )
     elif not in_memory:
         raise ValueError(
             "from_folder: say the size to which images are to be decoded on demand, as size=224."
@@ -123,9 +122,10 @@ def _find(root: pathlib.Path) -> tuple[dict[str, tuple[list[pathlib.Path], list[
     found = {role: _images_by_class(folder) for role, folder in folders.items()}
     for role, folder in folders.items():
         if not found[role]:
-            holds = some(sorted(p.name for p in folder.iterdir())) or "nothing"
+            holds = some(sorted(p.name for p in folder.iterdir()))
+            has = f"has no folders of classes, only {holds}" if holds else "is empty"
             raise FileNotFoundError(
-                f"{folder} has no folders of classes, only {holds}; expected class/image.png, or "
+                f"{folder} {has}; expected class/image.png, or "
                 "train/class/image.png and test/class/image.png."
             )
         empty = [name for name, paths in found[role].items() if not paths]

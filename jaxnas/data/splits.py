@@ -101,10 +101,13 @@ def hold_out(
     for role in ("test", "validation", "search"):
         if not (fraction := fractions.get(role, 0)):
             continue
-        try:
-            drawn, left = stratified(labels[rest], round(len(rest) * fraction), seed, role)
-        except ValueError as error:
-            raise ValueError(f"the {role} split of {what} ({role}_fraction={fraction}): {error}") from error
+        size = round(len(rest) * fraction)
+        if not 0 < size < len(rest):
+            raise ValueError(
+                f"{what}: {role}_fraction={fraction} of {len(rest)} examples is {size}, and both {role} and "
+                f"what is left to train on need some. Give more examples, or another {role}_fraction."
+            )
+        drawn, left = stratified(labels[rest], size, seed, role)
         held_out[role], rest = rest[drawn], rest[left]
     return {"train": rest, **held_out}
 

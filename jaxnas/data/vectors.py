@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
+from jaxnas.data.copies import local_copy
 from jaxnas.data.roles import read_only
 from jaxnas.data.source_files import decode, find_source, read_bytes
 from jaxnas.data.splits import uniform
@@ -67,7 +68,7 @@ def find_vectors(
         FileNotFoundError: there is none; the message says where it was looked for.
     """
     if os.sep in name or pathlib.Path(name).suffix in (".npz", ".txt", ".gz", ".xz", ".zip"):
-        path = pathlib.Path(name).expanduser()
+        path = local_copy(name)
         if not path.is_file():
             raise FileNotFoundError(f"embeddings: {path} is no file. {_WHERE}.")
         return path
@@ -75,8 +76,10 @@ def find_vectors(
         from tensorflow_datasets.core import constants
 
         data_dir = constants.DATA_DIR
-    kept = pathlib.Path(data_dir).expanduser() / "embeddings"
     names = tuple(f"{name}{end}" for end in ("_vocab.npz", ".npz", ".txt"))
+    if source_dir is not None and files.is_remote(data_dir):
+        return find_source(local_copy(source_dir), names, _WHERE)
+    kept = local_copy(data_dir, "embeddings") / "embeddings"
     if source_dir is None:
         try:
             return find_source(kept, names, _WHERE)
@@ -85,7 +88,7 @@ def find_vectors(
                 f"embeddings {name!r} are not in {kept}: name the folder with their file (source_dir), or"
                 f" give its path. {_WHERE}."
             ) from error
-    found = find_source(pathlib.Path(source_dir).expanduser(), names, _WHERE)
+    found = find_source(local_copy(source_dir), names, _WHERE)
     content, copy = found.read_bytes(), kept / found.name
     if not copy.is_file() or copy.read_bytes() != content:
         kept.mkdir(parents=True, exist_ok=True)

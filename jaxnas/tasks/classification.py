@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas import data as data_lib
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
@@ -59,21 +59,8 @@ class Classification(Named):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_ranges(label_smoothing=(0, 1))
-        if type(self.evaluation_batch_size) is not int or self.evaluation_batch_size < 1:
-            raise ValueError(
-                f"{type(self).__name__}: evaluation_batch_size is {self.evaluation_batch_size!r}, expected a "
-                "whole number of at least 1."
-            )
-
-    def check_ranges(self, **ranges: tuple[float, float]) -> None:
-        """Raises ValueError for an attribute that is not at least the first number and below the second."""
-        for name, (low, high) in ranges.items():
-            value: Any = getattr(self, name)
-            if not isinstance(value, numbers.Real) or not low <= float(value) < high:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {value!r}, expected at least {low} and below {high}."
-                )
+        check_numbers(self, "label_smoothing", least=0, below=1)
+        check_counts(self, "evaluation_batch_size")
 
     @property
     def dataset(self) -> Any:

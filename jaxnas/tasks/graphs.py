@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from jaxnas import data as data_lib
+from jaxnas.checks import check_counts
 from jaxnas.space import Arch
 from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
@@ -53,11 +54,7 @@ class Graphs(Named):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.evaluation_graphs) is not int or self.evaluation_graphs < 1:
-            raise ValueError(
-                f"Graphs: evaluation_graphs is {self.evaluation_graphs!r}, expected a whole number of at "
-                "least 1."
-            )
+        check_counts(self, "evaluation_graphs")
         if self.normalize and not isinstance(self.data, str) and self.data.features.min() < 0:
             raise ValueError(
                 "Graphs: normalize divides features by their sum, which is for counts, and some are "

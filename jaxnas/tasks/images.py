@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import data as data_lib
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
 from jaxnas.data.encoded import on_demand
 from jaxnas.tasks.classification import Classification
@@ -66,18 +67,13 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_ranges(
-            search_fraction=(0, 1),
-            crop_padding=(0, 1000),
-            crop_scale=(0, 1),
-            randaugment=(0, 10.001),
-            erase=(0, 1.001),
-            mixup=(0, 100),
-            cutmix=(0, 100),
-            repeats=(1, 100),
-        )
-        if type(self.repeats) is not int:
-            raise ValueError(f"Images: repeats is {self.repeats!r}, expected a whole number.")
+        check_counts(self, "seed", "crop_padding", least=0)
+        check_counts(self, "repeats")
+        check_counts(self, "image_size", none=True)
+        check_numbers(self, "search_fraction", "crop_scale", least=0, below=1)
+        check_numbers(self, "randaugment", least=0, most=10)
+        check_numbers(self, "erase", least=0, most=1)
+        check_numbers(self, "mixup", "cutmix", least=0)
         if isinstance(self.data, data_lib.Dataset):
             self._check_fits(self.data)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import data as data_lib
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
@@ -68,12 +68,9 @@ class Language(Named):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("length", "evaluation_rows", "evaluation_length", "memory_length", "clamp_length"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, numbers.Integral) or value < 1):
-                raise ValueError(f"Language: {name} is {value!r}, expected a whole number of at least 1.")
-        if not 0 <= self.search_fraction < 1:
-            raise ValueError(f"Language: search_fraction is {self.search_fraction}, expected 0 to below 1.")
+        check_counts(self, "length", "evaluation_rows")
+        check_counts(self, "evaluation_length", "memory_length", "clamp_length", none=True)
+        check_numbers(self, "search_fraction", least=0, below=1)
 
     @property
     def corpus(self) -> data_lib.Corpus:

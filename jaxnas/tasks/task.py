@@ -7,6 +7,7 @@ are a function of the step, so there is no state of an input pipeline to save.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
@@ -16,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import data
-from jaxnas.inputs import describe
-from jaxnas.network import predictions
-from jaxnas.space import Arch
+from jaxnas.inputs import describe, mistaken, one_example, with_batch
+from jaxnas.network import check_contract, predictions
+from jaxnas.space import Arch, Space
 
 # Weights are trained on "train" and architectures compared on "search". Fixed networks are watched on
 # "validation", and only those that were chosen are measured on "test".
@@ -271,12 +272,31 @@ def apply(
     return outputs
 
 
+def check_task(task: Any) -> None:
+    """Refuses what is no task, as a data set is none.
+
+    Raises:
+      TypeError: says how a task is made.
+    """
+    lacks = [name for name in ("batches", "evaluation", "preprocess", "loss") if not hasattr(task, name)]
+    if lacks:
+        raise TypeError(
+            f"A task is expected; got a {type(task).__name__}, which has no {', '.join(lacks)}. Make a task "
+            "of data by tasks.Images(data=...), tasks.Language(data=..., length=...), tasks.Text(data=...) "
+            "or tasks.Graphs(data=...), or write one of your own as a subclass of tasks.Task."
+        )
+
+
 def check_fits(task: Task, net: nn.Module) -> None:
     """Checks by shape that a network takes a task's batches and gives what its loss needs.
 
     Raises:
-      ValueError: says the shapes and dtypes of what the task gives and of what the network makes of it.
+      TypeError: no task, or no network.
+      ValueError: a network that takes no hard architectures; otherwise the message has the shapes and dtypes
+        of what the task gives and of what the network makes of it.
     """
+    check_task(task)
+    check_contract(net)
     name, key = type(net).__name__, jax.random.key(0)
     arch = jax.eval_shape(net.space.smallest)
 
@@ -293,9 +313,15 @@ def check_fits(task: Task, net: nn.Module) -> None:
     try:
         variables, outputs = jax.eval_shape(run, key, arch)
     except Exception as error:
+        if _takes_soft(functools.partial(jax.eval_shape, run, key), net.space):
+            raise ValueError(
+                f"{name} takes soft architectures alone, weights of the options of each decision. A network "
+                "must take hard ones, an index for each, too: it is initialised and extracted with them. "
+                f"The layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
+            ) from error
         raise ValueError(
             f"{name} does not take the batches of {task.name}, of which one row is {row}. "
-            f"It fails with {type(error).__name__}: {error}"
+            f"It fails with {type(error).__name__}: {error}{mistaken(error, task.inputs)}"
         ) from error
     try:
         jax.eval_shape(loss, variables, arch, key)
@@ -303,4 +329,30 @@ def check_fits(task: Task, net: nn.Module) -> None:
         raise ValueError(
             f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the "
             f"task's loss fails on it with {type(error).__name__}: {error}"
+        ) from error
+    _check_any_batch(task, net)
+
+
+def _takes_soft(run: Callable[[Arch], Any], space: Space) -> bool:
+    """Whether a network that fails with hard architectures runs with soft ones."""
+    try:
+        run(jax.eval_shape(space.logits))
+    except Exception:  # the message of the hard one is told
+        return False
+    return True
+
+
+def _check_any_batch(task: Task, net: nn.Module) -> None:
+    """Refuses a network that needs to know the size of a batch: its export, at the end of a run, cannot."""
+    small = net.clone(space=net.space.fix(net.space.smallest()))
+    (batch,) = jax.export.symbolic_shape("batch")
+    variables = nn.meta.unbox(jax.eval_shape(small.init, jax.random.key(0), one_example(task.inputs)))
+    try:
+        jax.eval_shape(small.apply, variables, with_batch(task.inputs, batch))
+    except Exception as error:
+        name = type(net).__name__
+        raise ValueError(
+            f"{name} takes no batch of unknown size, and the program that a run exports at its end has one. "
+            f"It fails with {type(error).__name__}: {error}. Write x.shape[0] for len(x), and let jax.numpy "
+            "compute what depends on the batch."
         ) from error

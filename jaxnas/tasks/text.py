@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import data as data_lib
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -75,8 +76,9 @@ class Text(Classification):
                 "give it to data.from_tsv, data.from_texts, data.load_sentences or data.ListOps, whichever "
                 "makes them."
             )
-        if self.search_fraction is not None:
-            self.check_ranges(search_fraction=(0, 1))
+        check_counts(self, "length", "max_words", "embedding_dim", none=True)
+        check_counts(self, "seed", least=0)
+        check_numbers(self, "search_fraction", least=0, below=1, none=True)
         if self.embedding_dim is not None and self.embeddings is None:
             raise ValueError(f"Text: embedding_dim is {self.embedding_dim}, and there are no embeddings.")
         if self.lengths is not None:

@@ -176,7 +176,7 @@ LABELS = [("up", "down")[i % 2] for i in range(20)]
 def test_texts_in_lists(tmp_path):
     cases = (
         (dict(texts=TEXTS, labels=LABELS[1:]), "20 train texts and 19 labels of them"),
-        (dict(texts="good film", labels=LABELS), "the train texts are not all strings"),
+        (dict(texts="good film", labels=LABELS), "the train texts are a str; expected a list of strings"),
         (dict(texts=[*TEXTS[1:], 3], labels=LABELS), "the train texts are not all strings"),
         (dict(texts=[*TEXTS[1:], "  "], labels=LABELS), "texts, train: text 20 has no token"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=TEXTS), "give test_texts and test_labels, or none"),

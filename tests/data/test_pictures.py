@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("tree", "change", "error", "message"),
     [
-        ({}, None, FileNotFoundError, "has no folders of classes, only nothing; expected class/image.png"),
+        ({}, None, FileNotFoundError, "is empty; expected class/image.png"),
         (
             {},
             lambda root: picture(1).save(root / "a.png"),
@@ -146,13 +146,21 @@ def test_folders_that_cannot_be_right_are_refused(tree, change, error, message, 
 
 def test_folders_that_are_none(tmp_path):
     (tmp_path / "file").write_text("")
-    for name, message in (("file", "is a file; expected a folder"), ("nowhere", "is not there; expected")):
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("file", "is a file; expected a folder"),
+        ("nowhere", "is not there; expected"),
+        ("empty", "empty is empty; expected class/image.png"),
+    ):
         with pytest.raises(FileNotFoundError, match=message):
             data.from_folder(tmp_path / name)
     write(tmp_path / "pets", {"cat": 5, "dog": 5})
     for option, message in (
-        ({"size": 0}, r"size is \(0, 0\), expected"),
-        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), expected \(height, width\)"),
+        ({"size": 0}, "size is 0, expected an int of at least 1, or two for height and width"),
+        ({"size": 2.5}, "size is 2.5, expected an int"),
+        ({"size": "8"}, "size is '8', expected an int"),
+        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), expected an int"),
+        ({"size": (8, 2.5)}, r"size is \(8, 2.5\), expected an int"),
         ({"test_fraction": 0.0}, "test_fraction is 0.0 and there is no folder test/"),
         ({"search_fraction": float("nan")}, "search_fraction is nan, expected 0 to below 1"),
     ):

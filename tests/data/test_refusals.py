@@ -66,7 +66,7 @@ CASES = {
     ),
     "a fraction of a named set that is no number": (
         lambda: tasks.Images(data="digits", search_fraction=NAN),
-        "Images: search_fraction is nan, expected at least 0 and below 1",
+        "Images: search_fraction is nan, expected a number of at least 0 and below 1",
     ),
     "a fraction of a named text that is no number": (
         lambda: tasks.Language(data="enwik8", length=8, search_fraction=NAN),
@@ -74,7 +74,7 @@ CASES = {
     ),
     "a negative mixup": (
         lambda: tasks.Images(data="digits", mixup=-1),
-        "Images: mixup is -1, expected at least 0",
+        "Images: mixup is -1, expected a number of at least 0",
     ),
     "half a repetition": (
         lambda: tasks.Images(data="digits", repeats=1.5),
@@ -114,7 +114,7 @@ CASES = {
     ),
     "too much smoothing": (
         lambda: tasks.Text(data=SENTENCES, label_smoothing=2),
-        "Text: label_smoothing is 2, expected at least 0 and below 1",
+        "Text: label_smoothing is 2, expected a number of at least 0 and below 1",
     ),
     "data of another task": (
         lambda: tasks.Images(data=task_of("language").corpus),
@@ -160,6 +160,26 @@ CASES = {
         lambda: tasks.Images(data=IMAGES),
         "Images: data is a ndarray; expected",
     ),
+    "images of several sizes": (
+        lambda: data.from_arrays([IMAGES[0], IMAGES[1, :2], IMAGES[2]], [0, 1, 0]),
+        "images are of 2 sizes: (2, 4, 1), (4, 4, 1); expected one size. Scale them first",
+    ),
+    "one image of each class": (
+        lambda: data.from_arrays(IMAGES[:2], [0, 1]),
+        "test_fraction=0.2 of 2 examples is 0, and both test and what is left to train on need some. Give",
+    ),
+    "no texts": (
+        lambda: data.from_texts(None, None),
+        "the train texts are a NoneType; expected a list of strings",
+    ),
+    "one text": (lambda: data.from_texts("good", [1]), "the train texts are a str; expected a list"),
+    "texts without labels": (lambda: data.from_texts(["good"], None), "1 train texts and no labels of them"),
+    "a folder that is none": (lambda: data.from_folder(None), "a path is expected, as text or as a"),
+    "a text that is none": (lambda: data.from_text(None), "a path is expected, as text or as a"),
+    "rows that are none": (
+        lambda: data.from_tsv(5),
+        "a path is expected, as text or as a pathlib.Path, and 5",
+    ),
     "batches of half an image": (
         lambda: tasks.Images(data="digits", evaluation_batch_size=2.5),
         "evaluation_batch_size is 2.5, expected a whole number",
@@ -170,7 +190,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_right_is_refused(case):
     make, message = CASES[case]
-    with pytest.raises(ValueError) as error:
+    with pytest.raises((ValueError, TypeError)) as error:
         make()
     assert message in str(error.value)
 

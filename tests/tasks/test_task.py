@@ -1,10 +1,25 @@
 """What every task keeps: metrics by their names, roles, and data that must be loaded first."""
 
+import flax.linen as nn
 import pytest
 from small_tasks import TASKS, net_of, perceptron, task_of
 
-from jaxnas import tasks
+import jaxnas
+from jaxnas import Choice, Space, runs, tasks, training
+from jaxnas.elastic import Decisions, Dense, fixed, width
 from jaxnas.tasks import check_fits
+
+
+class OfKnownSize(nn.Module):
+    """It asks Python for the number of images."""
+
+    space: Space = Space(hidden=Choice(2, 4))
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        hidden, x = width(int, decisions["hidden"]), images.reshape(len(images), -1)
+        return Dense()(nn.relu(Dense()(x, fixed(x.shape[1]), hidden)), hidden, fixed(2))
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -16,6 +31,38 @@ def test_a_task_keeps_the_protocol(kind):
     for metric in task.metrics:
         assert (metric.score(2.0) > metric.score(1.0)) == (metric.direction == "max")
     check_fits(task, perceptron() if kind == "images" else net_of(kind))
+
+
+def test_a_network_that_must_know_the_size_of_a_batch_is_refused():
+    with pytest.raises(
+        ValueError, match=r"OfKnownSize takes no batch of unknown size.*Write x.shape\[0\] for"
+    ):
+        check_fits(task_of("images"), OfKnownSize())
+
+
+def test_a_dict_in_place_of_an_array_is_named_and_the_reverse():
+    for task, net, message in (
+        ("images", "text", "The inputs are one array; it seems to expect a dict of arrays."),
+        ("text", "images", "The inputs are a dict of 'mask', 'tokens'; it seems to expect one array."),
+    ):
+        for enter in (check_fits, lambda task, net: jaxnas.cost(net, task.inputs)):
+            with pytest.raises(ValueError) as error:
+                enter(task_of(task), net_of(net))
+            assert message in str(error.value)
+
+
+def test_a_data_set_is_no_task():
+    """Wherever a task is given."""
+    net, given = perceptron(), task_of("images").data
+    for enter in (
+        lambda: training.fit(given, net, 3),
+        lambda: training.make_evaluator(given, net, "search"),
+        lambda: training.train_seeds(given, net, training.Training(steps=3), (0,)),
+        lambda: runs.search_space(given, net, {}),
+        lambda: check_fits(given, net),
+    ):
+        with pytest.raises(TypeError, match=r"A task is expected; got a Dataset.* tasks.Images\(data=...\)"):
+            enter()
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -43,8 +90,14 @@ def test_each_role_has_its_use(kind):
             "images of 'digits' are not loaded yet; call task.load()",
         ),
         (lambda: tasks.Language(data="enwik8", length=8).sizes, "tokens of 'enwik8' are not loaded yet"),
-        (lambda: tasks.Images(data="digits", mixup=-1), "Images: mixup is -1, expected at least 0"),
-        (lambda: tasks.Images(data="digits", mixup="a"), "Images: mixup is 'a', expected at least 0"),
+        (
+            lambda: tasks.Images(data="digits", mixup=-1),
+            "Images: mixup is -1, expected a number of at least 0",
+        ),
+        (
+            lambda: tasks.Images(data="digits", mixup="a"),
+            "Images: mixup is 'a', expected a number of at least 0",
+        ),
         (lambda: tasks.Images(data="digits", search_fraction=float("nan")), "search_fraction is nan"),
         (lambda: tasks.Language(data="enwik8", length="8"), "length is '8', expected a whole number"),
         (lambda: tasks.Language(data="enwik8", length=8, search_fraction=float("nan")), "fraction is nan"),
