@@ -74,17 +74,20 @@ class Checkpointer:
             that there is one to fall back to.
 
         Raises:
-          ValueError: `max_to_keep` is below 2.
+          ValueError: `max_to_keep` is no whole number of at least 2.
         """
-        if max_to_keep < 2:
-            raise ValueError(f"max_to_keep is {max_to_keep}: at least 2, to have one to fall back to.")
+        if not isinstance(max_to_keep, int) or max_to_keep < 2:
+            raise ValueError(
+                f"Checkpointer: max_to_keep is {max_to_keep!r}, expected a whole number of at least 2, so "
+                "that there is one to fall back to."
+            )
         self.directory = epath.Path(files.absolute(directory))
         self._scores: dict[int, float | None] = {}
         policy = _LatestAndBest(max_to_keep, self._by_score)
         self._options = ocp.CheckpointManagerOptions(preservation_policy=policy)
         self._being_saved = (0, 0)  # The step, and the bytes of its state.
         self._orbax = ocp.CheckpointManager(self.directory, options=self._options)
-        # An error of Orbax's threads is raised here as a sentence; its traceback need not be shown too.
+        # An error in a thread of Orbax is raised here as a sentence, so its traceback is not logged.
         logging.getLogger("absl").addFilter(_not_an_error_of_orbax)
         self._remove_unfinished()
         ocp.multihost.sync_global_processes("jaxnas: unfinished checkpoints are removed")
@@ -140,7 +143,7 @@ class Checkpointer:
             }
         )
         self._scores[step] = record["score"]
-        self._by_score(steps)  # Their scores are read before Orbax, which asks for them, is on its way.
+        self._by_score(steps)  # Reads the scores now: Orbax asks for them while it saves.
         self._being_saved = step, sum(getattr(leaf, "nbytes", 8) for leaf in jax.tree.leaves(stored))
         with self._errors_as_sentences():
             return self._orbax.save(
@@ -228,7 +231,7 @@ class Checkpointer:
             try:
                 self._scores[step] = self._read_record(step).get("score")
             except _Damaged:
-                self._scores[step] = None  # A restore says so; here it is a step like those without a score.
+                self._scores[step] = None  # `restore` warns of it; here the step counts as not measured.
         return self._scores[step]
 
     def wait(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnas.artifacts import load_subnet
+from jaxnas.checks import check_numbers
 from jaxnas.choice import nearest
 from jaxnas.tasks import Predictions, Task
 
@@ -119,12 +119,8 @@ class Distillation:
                 f"Distillation: divergence is {self.divergence!r}, expected one of {', '.join(DIVERGENCES)}"
                 f"{nearest(self.divergence, DIVERGENCES) or '.'}"
             )
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"Distillation: temperature is {self.temperature}, expected a number above 0.")
-        if not 0 <= self.label_weight < math.inf:
-            raise ValueError(
-                f"Distillation: label_weight is {self.label_weight}, expected a number of at least 0."
-            )
+        check_numbers(self, "temperature", above=0)
+        check_numbers(self, "label_weight", least=0)
 
     def loss(self, predictions: Predictions, teacher: jax.Array) -> jax.Array:
         """The loss of a student, float32 [].

@@ -22,9 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnas.calibration import calibrate
 from jaxnas.cost import Cost, cost
+from jaxnas.network import check_contract
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Metric, Task
-from jaxnas.tasks.task import Sums, check_role
+from jaxnas.tasks.task import Sums, check_role, check_task
 from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, program_of, rows_of
 
 Metrics = dict[str, Any]
@@ -154,10 +155,13 @@ def make_evaluator(
       calibration: training batches that batch statistics are made from.
 
     Raises:
+      TypeError: no task, or no network.
       ValueError: a role that the data do not have, or that is not for evaluations.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"make_evaluator: limit is {limit}, expected at least 1 batch, or None for all.")
+    check_task(task)
+    check_contract(net)
     mesh = make_mesh() if mesh is None else mesh
     net = task.evaluated(net)
     given = task.evaluation(role, batch_size, limit)
@@ -277,13 +281,13 @@ def _in_order(archs: Arch) -> np.ndarray:
 def _deal(costs: Cost, devices: int, archs: Arch) -> np.ndarray:
     """Rows of the architectures, device by device, such that all have about as many products to compute.
 
-    Where some would have one architecture less, they get the cheapest again.
+    Where the devices do not divide the architectures, some get the cheapest one again.
     """
     macs = jax.vmap(lambda arch: jnp.asarray(costs(arch)["macs"], jnp.float32))(archs)
     dearest_first = np.argsort(-np.asarray(macs), stable=True)
     missing = -len(dearest_first) % devices
     turns = np.concatenate([dearest_first, np.repeat(dearest_first[-1], missing)]).reshape(-1, devices)
-    turns[1::2] = turns[1::2, ::-1]  # To and fro: who gets the dearest gets the cheapest too.
+    turns[1::2] = turns[1::2, ::-1]  # so that the device with the dearest gets the cheapest next
     return turns.T.reshape(-1)
 
 

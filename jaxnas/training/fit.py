@@ -25,9 +25,10 @@ from jaxnas.network import check_contract
 from jaxnas.processes import is_first, on_host
 from jaxnas.space import Space
 from jaxnas.tasks import Task
+from jaxnas.tasks.task import check_task
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
-from jaxnas.training.clock import Clock
+from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.preemption import stop_on_signals
@@ -42,8 +43,8 @@ from jaxnas.training.watch import make_watch, score_of
 
 _log = logging.getLogger(__name__)
 PARTS = ("input", "step", "evaluation", "checkpoint")
-TIMES, DIVERGED, RECORDS = "times.json", "diverged.json", "metrics.jsonl"
-# What may be another after a training that diverged: of a supernet, or of a network alone.
+TIMES, DIVERGED, MENDED, RECORDS = "times.json", "diverged.json", "mends.jsonl", "metrics.jsonl"
+# The settings that may be changed after a training has diverged, of a supernet or of a network alone.
 MENDS = tuple(
     f"{group}.{name}"
     for group in ("training", "retraining")
@@ -111,7 +112,9 @@ def fit(
       seed: of everything that is random.
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing. So does times.jsonl, with the
         seconds between two records and the shares of input, step, evaluation and checkpoint in them, which
-        differ from run to run.
+        differ from run to run; diverged.json, with the step, the architectures and the key of a step that
+        is not finite, until the training is complete; and mends.jsonl, with the settings that a training
+        that diverged went on with.
       config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
         {"seed": ..., "training": ...}, the settings that decide the weights.
       mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
@@ -120,14 +123,16 @@ def fit(
 
     Returns:
       The last state, whether the training is complete (False after SIGTERM or Ctrl-C, when the state has
-      been saved), and where the time went.
+      been saved), and where the time went, which is logged at the level INFO, too.
 
     Raises:
+      TypeError: no task, as a data set is none, or a network that does not keep the contract.
       ValueError: a network that does not take the task's batches, variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another config.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
     """
+    check_task(task)
     check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)
     recipe = usual_recipe(net.space) if recipe is None else recipe
@@ -147,7 +152,19 @@ def fit(
     )
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
     return _loop(
-        task, net.space, state, step, batch, watch, recipe, training, workdir, config, may_differ, progress
+        task,
+        net.space,
+        state,
+        step,
+        batch,
+        watch,
+        recipe,
+        training,
+        seed,
+        workdir,
+        config,
+        may_differ,
+        progress,
     )
 
 
@@ -201,6 +218,7 @@ def _loop(
     watch: Callable[[TrainState], dict[str, Any]],
     recipe: Recipe,
     training: Training,
+    seed: int,
     workdir: str | os.PathLike | None,
     config: Mapping[str, Any],
     may_differ: tuple[str, ...],
@@ -222,8 +240,12 @@ def _loop(
                 if metadata.get("complete"):
                     check_unchanged(folder / RECORDS, digest)
                     stored = folder / TIMES
-                    times = files.read_json(stored) if stored.is_file() else clock.shares(0, "steps")
+                    times = files.read_json(stored) if stored.is_file() else clock.shares(steps=0)
                     return Trained(state, True, times)
+                if is_first():
+                    _keep_mends(folder, start, metadata.get("config", {}), config)
+            elif is_first():
+                (folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
             if is_first():
                 resume = start if restored else None
                 writer = JsonlWriter(folder / RECORDS, resume=resume, digest=digest)
@@ -252,7 +274,7 @@ def _loop(
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    _check_finite(space, flags, folder)
+                    _check_finite(space, flags, folder, seed, state.key)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
@@ -274,11 +296,12 @@ def _loop(
                     try:
                         checkpointer.save(done, state, metadata, state.finite(), score)
                     except NotFinite as error:
-                        raise _diverged(done, folder) from error
+                        raise _diverged(done, folder, seed, state.key) from error
                     if last:
                         checkpointer.wait()
             if stopped or last:
-                times = clock.shares(done - start, "steps")
+                times = clock.shares(steps=done - start)
+                _log.info(times_line(times))
                 if folder is not None and last and is_first():
                     files.write_json(folder / TIMES, times)
                     (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
@@ -287,7 +310,7 @@ def _loop(
 
 
 def _times_writer(path: pathlib.Path, resume: int | None) -> JsonlWriter:
-    """The writer of times, which nothing goes by: a file that is damaged is begun anew."""
+    """The writer of times. No result depends on them, so a damaged file is begun anew."""
     try:
         return JsonlWriter(path, resume=resume)
     except ValueError as error:
@@ -302,7 +325,38 @@ def _plain(metrics: Mapping[str, jax.Array]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _check_finite(space: Space, flags: list[tuple[range, Any, Any]], folder: pathlib.Path | None) -> None:
+def _keep_mends(
+    folder: pathlib.Path, start: int, before: Mapping[str, Any], config: Mapping[str, Any]
+) -> None:
+    """Records in mends.jsonl the settings with which a training that diverged goes on from a checkpoint.
+
+    Settings that were tried from the same checkpoint before, and diverged again, have no part in the
+    weights: their records are removed.
+    """
+    pairs = {name: (_field(before, name), _field(config, name)) for name in MENDS}
+    changes = {name: {"before": old, "now": new} for name, (old, new) in pairs.items() if old != new}
+    if changes or (folder / MENDED).exists():
+        writer = JsonlWriter(folder / MENDED, resume=start - 1)
+        if changes:
+            found = folder / DIVERGED
+            diverged = files.read_json(found)["step"] if found.exists() else None
+            writer.write({"step": start, "diverged": diverged, "changes": changes})
+
+
+def _field(config: Any, name: str) -> Any:
+    """A value of nested dictionaries by its dotted name; None if there is none."""
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def _check_finite(
+    space: Space,
+    flags: list[tuple[range, Any, Any]],
+    folder: pathlib.Path | None,
+    seed: int,
+    key: jax.Array,
+) -> None:
     """Raises DivergedError for the first step whose loss or gradient was not finite."""
     for numbers, finite, archs in flags:
         finite = np.atleast_1d(finite)  # [steps of the call]
@@ -310,16 +364,22 @@ def _check_finite(space: Space, flags: list[tuple[range, Any, Any]], folder: pat
             first = int(np.argmin(finite))
             archs = on_host(archs)
             own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], archs)
-            raise _diverged(numbers[first] + 1, folder, space, own)
+            raise _diverged(numbers[first] + 1, folder, seed, key, space, own)
 
 
 def _diverged(
-    step: int, folder: pathlib.Path | None, space: Space | None = None, archs: Any = None
+    step: int,
+    folder: pathlib.Path | None,
+    seed: int,
+    key: jax.Array,
+    space: Space | None = None,
+    archs: Any = None,
 ) -> DivergedError:
-    """The error of a step, counted from 1, which trained `archs`, a batch of them."""
+    """The error of a step, counted from 1, which trained `archs`, a batch of them; the key is the run's."""
     trained = [] if space is None or archs is None else option_values(space, archs)
     if folder is not None and is_first():
-        files.write_json(folder / DIVERGED, {"step": step, "architectures": trained})
+        record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
+        files.write_json(folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
     return DivergedError(
         f"The loss or a gradient of step {step} is not finite.{which} What was saved before is good: start "
@@ -327,6 +387,11 @@ def _diverged(
         "longer training.warmup_steps, and the run goes on from the last checkpoint. `--replay` of "
         "experiments.train_supernet, or training.replay, shows what that step did."
     )
+
+
+def key_of(key: jax.Array, step: int) -> list[int]:
+    """The data of the key that a step, counted from 1, draws from; the key is the run's."""
+    return np.asarray(jax.random.key_data(jax.random.fold_in(key, step - 1))).tolist()
 
 
 def option_values(space: Space, archs: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import numpy as np
 
 from jaxnas.choice import nearest
 
@@ -28,6 +31,17 @@ _NUMBERS = {
 }
 
 
+def check_seed(seed: Any) -> None:
+    """Refuses what is no seed of a run.
+
+    Raises:
+      ValueError: says what one is.
+    """
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed!r}, expected a whole number from 0 to {2**32 - 1}.")
+
+
 def stream(seed: int, name: str) -> jax.Array:
     """The typed key of one use of randomness.
 
@@ -36,8 +50,9 @@ def stream(seed: int, name: str) -> jax.Array:
       name: of the use, as "evolution".
 
     Raises:
-      ValueError: no such use.
+      ValueError: no seed, or no such use.
     """
+    check_seed(seed)
     if name not in _NUMBERS:
         raise ValueError(f"{name!r} is no use of randomness{nearest(name, _NUMBERS) or '.'}")
     return jax.random.fold_in(jax.random.key(seed), _NUMBERS[name])

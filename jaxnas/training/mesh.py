@@ -40,8 +40,9 @@ def make_mesh(devices: int | None = None, model: int = 1) -> Mesh:
     """
     found = jax.devices()
     count = len(found) if devices is None else devices
-    if not 1 <= count <= len(found):
-        raise ValueError(f"devices is {devices}; this machine has {len(found)}, so choose 1 to {len(found)}.")
+    if not isinstance(count, int | np.integer) or not 1 <= count <= len(found):
+        choices = "1" if len(found) == 1 else f"1 to {len(found)}"
+        raise ValueError(f"devices is {devices!r}; this machine has {len(found)}, so choose {choices}.")
     if count < len(found) and jax.process_count() > 1:
         raise ValueError(f"devices is {devices}; a run of several processes uses all {len(found)} devices.")
     if model < 1 or count % model:

@@ -45,7 +45,7 @@ class JsonlWriter:
             self._last = record[counter]
             kept += 1
         if records and not kept:
-            digest = None  # Whoever deleted the file went on without the records before.
+            digest = None  # The file was deleted, and has none of the records that the digest is of.
         data = self.path.read_bytes() if self.path.exists() else b""
         written = b"".join(data.splitlines(keepends=True)[:kept])
         check_unchanged(self.path, digest, written)

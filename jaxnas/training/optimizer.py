@@ -82,7 +82,7 @@ def update(
     def keep(mask: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
         return jnp.where(jnp.broadcast_to(mask, old.shape), new, old)
 
-    # Selecting, not adding zero: -0.0 + 0.0 would already be another bit pattern.
+    # The old value is selected: adding an update of zero would make 0.0 of -0.0.
     params = jax.tree.map(lambda m, p, u: keep(m, p + u, p), active, params, updates)
     # The mask of each leaf of the state: that of its parameter, or True for counters.
     masks = optax.tree_utils.tree_map_params(

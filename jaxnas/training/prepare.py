@@ -19,7 +19,7 @@ from jaxnas.processes import on_host
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits
 from jaxnas.tensors import check_tensors, flatten
-from jaxnas.training.keys import stream
+from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
@@ -41,6 +41,7 @@ def prepare(
     name: str = "training",
 ) -> tuple[TrainState, Step, Callable[[int], Any]]:
     """The state at step 0, the compiled step, and the batches by step on the mesh; see `fit`."""
+    check_seed(seed)
     check_fits(task, net)
     batch_size = batch_size_of(task, training, recipe, mesh)
     optimizer = training.optimizer() if optimizer is None else optimizer
@@ -136,10 +137,12 @@ def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) ->
     if (batch_size := training.batch_size) is None:
         rows = min(128, *(task.rows(role) for role in recipe.roles))
         batch_size = max(rows - rows % mesh.size, 1)
-    if batch_size % mesh.size:
+    if rest := batch_size % mesh.size:
+        below = batch_size - rest
+        nearest = [size for size in (below, below + mesh.size) if size]
         raise ValueError(
-            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose a "
-            "multiple, or fewer devices."
+            f"training.batch_size is {batch_size}, which {mesh.size} devices cannot share: choose "
+            f"{' or '.join(map(str, nearest))}, or fewer devices."
         )
     return batch_size
 

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from jaxnas import stats
+from jaxnas.executors import Calls
 from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Task
@@ -20,7 +21,7 @@ from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.seeds import train_seeds
 from jaxnas.training.settings import Training
-from jaxnas.training.trials import make_trials
+from jaxnas.training.trials import make_trials, on_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ def rank_correlation(
     seed: int = 0,
     together: int | None = None,
     mesh: Mesh | None = None,
+    alone: Calls | None = None,
 ) -> Ranking:
     """Kendall's tau between inherited and stand-alone quality of architectures.
 
@@ -72,6 +74,7 @@ def rank_correlation(
       together: how many are trained at once; None for all, and 1 on a CPU, where each then pays for its own
         size. At once, each runs at the largest size.
       mesh: of the devices that evaluate the supernet; None for all.
+      alone: the trainings alone on workers, see `scores_alone`; None for here.
 
     Raises:
       ValueError: fewer than 2 architectures.
@@ -83,11 +86,13 @@ def rank_correlation(
     training = training if isinstance(training, Training) else Training(steps=training)
     evaluate = make_evaluator(task, net, role, mesh=mesh)
     inherited = evaluate.scores(variables, archs)
-    alone = scores_alone(task, net, training, archs, role=role, seed=seed, together=together, mesh=mesh)
-    there = np.isfinite(inherited) & np.isfinite(alone)
-    tau = stats.kendall_tau(inherited[there], alone[there]) if there.any() else np.nan
-    interval = _interval(inherited[there], alone[there], stream(seed, "ranking_interval"))
-    return Ranking(archs, inherited, alone, float(tau), interval, role, training.steps)
+    own = scores_alone(
+        task, net, training, archs, role=role, seed=seed, together=together, mesh=mesh, calls=alone
+    )
+    there = np.isfinite(inherited) & np.isfinite(own)
+    tau = stats.kendall_tau(inherited[there], own[there]) if there.any() else np.nan
+    interval = _interval(inherited[there], own[there], stream(seed, "ranking_interval"))
+    return Ranking(archs, inherited, own, float(tau), interval, role, training.steps)
 
 
 def scores_alone(
@@ -100,18 +105,26 @@ def scores_alone(
     seed: int = 0,
     together: int | None = None,
     mesh: Mesh | None = None,
+    calls: Calls | None = None,
 ) -> np.ndarray:
     """The first metric of architectures after training alone, as scores; see `rank_correlation`.
+
+    Args:
+      task, net, training, archs, role, seed, together, mesh: see `rank_correlation`.
+      calls: on workers, of a function from an architecture as a JSON text and the number of steps to its
+        score, which knows all else; see `on_workers`. None for here.
 
     Returns:
       float32 [n] for a batch of n architectures; higher is better, and NaN where a training diverged.
     """
+    if calls is not None:
+        return on_workers(calls, net.space)(archs, training.steps)
     shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
     if "batch_stats" in shapes:
         mesh = training.mesh() if mesh is None else mesh
         evaluate = make_evaluator(task, net, role, mesh=mesh)
         return make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed)(archs, 0)
-    # Measured once, at the end: which step is best is not known of inherited weights either.
+    # Measured once, at the end, as the inherited weights are: those of the best step would be favoured.
     once, metric = dataclasses.replace(training, evaluate_every=training.steps, average=0.0), task.metrics[0]
     seeds = [seed] * len(next(iter(archs.values())))
     found = train_seeds(

@@ -16,6 +16,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Predictions
@@ -101,6 +102,19 @@ class Gradients:
     logits: Any = ()
     recipe: Any = ()
     metrics: Mapping[str, jax.Array] = flax.struct.field(default_factory=dict)
+
+
+def check_cost(owner: str, name: str, known: Mapping[str, Any]) -> None:
+    """Refuses the name of a cost that a network does not have; `owner` is the class that asks for it.
+
+    Raises:
+      ValueError: says which costs there are.
+    """
+    if name not in known:
+        raise ValueError(
+            f"{owner}: the network has no cost {name!r}{nearest(name, known) or '.'} It has "
+            f"{', '.join(known) or 'none'}."
+        )
 
 
 class Recipe(Protocol):

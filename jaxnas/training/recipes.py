@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training.distillation import Distillation, load_teacher
@@ -128,8 +129,7 @@ class Uniform(_Sampling):
     sampler: Sampler = Random()
 
     def __post_init__(self) -> None:
-        if self.architectures < 1:
-            raise ValueError(f"Uniform: architectures is {self.architectures}, expected at least 1.")
+        check_counts(self, "architectures")
 
     @property
     def needs_cost(self) -> bool:
@@ -174,13 +174,8 @@ class Sandwich(_Sampling):
     project_after: float | None = None
 
     def __post_init__(self) -> None:
-        if self.random < 0:
-            raise ValueError(f"Sandwich: random is {self.random}, expected at least 0.")
-        if self.project_after is not None and not 0 <= self.project_after <= 1:
-            raise ValueError(
-                f"Sandwich: project_after is {self.project_after}, expected a share of the training, 0 to 1, "
-                "or None."
-            )
+        check_counts(self, "random", least=0)
+        check_numbers(self, "project_after", least=0, most=1, none=True)
 
     @property
     def needs_cost(self) -> bool:
@@ -237,6 +232,9 @@ class Fair(_Sampling):
 
     architectures: int | None = None
 
+    def __post_init__(self) -> None:
+        check_counts(self, "architectures", none=True)
+
     def check(self, space: Space, cost: Cost | None) -> None:
         """Refuses a distillation without a teacher, and fewer architectures than a choice has options."""
         super().check(space, cost)
@@ -258,7 +256,7 @@ class Fair(_Sampling):
 
 
 def fair(problem: Problem, key: jax.Array, count: int) -> Arch:
-    """A batch of architectures with each option of an element as often as another, but for a remainder."""
+    """A batch of architectures; how often the options of an element occur differs by at most one."""
     sizes, widest = jnp.asarray(problem.region.sizes), problem.region.options.shape[1]
     places, elements = jnp.arange(count)[:, None], jnp.arange(len(sizes))[None]
     order = jax.random.uniform(key, (count, len(sizes), widest))  # a round for each network is enough
@@ -327,7 +325,8 @@ class Progressive:
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
-        if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+        whole = all(type(start) is int for start in starts)
+        if not whole or starts[:1] != [0] or starts != sorted(set(starts)):
             raise ValueError(
                 f"Progressive: the phases start at the steps {starts}; expected 0 first, and each later than "
                 "the one before."

@@ -7,6 +7,7 @@ can stand for one another in a training step.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -54,14 +55,15 @@ def straight_through(logits: Arch, key: jax.Array, temperature: Any) -> Arch:
 
 def softmax(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) -> Arch:
     """The probabilities of the options (DARTS, arXiv 1806.09055, section 2.2); the key is not used."""
-    del key
+    _check_key(key)
     check_temperature(temperature)
     return jax.tree.map(lambda x: jax.nn.softmax(x / temperature), logits)
 
 
 def average(logits: Arch, key: jax.Array | None = None, temperature: Any = 1.0) -> Arch:
     """Every option with equal weight, whatever the logits (fixed alpha, arXiv 2108.04392, section 6)."""
-    del key, temperature
+    _check_key(key)
+    del temperature
 
     def equal(x: jax.Array) -> jax.Array:
         there = (jax.lax.stop_gradient(x) > -5e8).astype(x.dtype)  # see space.logits()
@@ -77,6 +79,15 @@ def categorical(logits: Arch, key: jax.Array, temperature: Any = 1.0) -> Arch:
         name: jax.random.categorical(k, logits[name] / temperature).astype(jnp.int32)
         for name, k in _keys(logits, key).items()
     }
+
+
+def _check_key(key: Any) -> None:
+    """Refuses a number in the place of a key: a temperature comes after it."""
+    if isinstance(key, numbers.Number):
+        raise TypeError(
+            f"The second argument of a relaxation is a key of jax.random; got {key!r}. Give a temperature by "
+            f"its name, as temperature={key!r}."
+        )
 
 
 def _keys(logits: Arch, key: jax.Array) -> dict[str, jax.Array]:

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training import relaxations
-from jaxnas.training.recipe import Gradients, Problem
+from jaxnas.training.recipe import Gradients, Problem, check_cost
 from jaxnas.training.state import TrainState
 
 Order = Literal["joint", "first", "second"]
@@ -40,8 +41,8 @@ class Relaxed:
       start_temperature, end_temperature: its ends.
       cost: name of the cost that is penalised, as "macs"; None for none.
       cost_weight: of the term `max(0, expected cost / target - 1)` (Planer, arXiv 2208.14580).
-      target: the cost to reach, as a share of that of `reference`; what every network costs, which is
-        what the smallest one costs, counts in neither.
+      target: the cost to reach, as a share of that of `reference`. Both are counted above the cost of the
+        smallest network, which every network has.
       reference: an architecture as option values by choice; None for the largest.
       confidence: the training ends when every decision has an option of this probability; None to go on.
     """
@@ -74,27 +75,21 @@ class Relaxed:
                     f"Relaxed: {name} is {value!r}, expected one of {', '.join(known)}"
                     f"{nearest(value, known) or '.'}"
                 )
-        for name, least in (("every", 1), ("start", 0), ("learning_rate", 0), ("weight_decay", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"Relaxed: {name} is {getattr(self, name)}, expected at least {least}.")
-        if self.confidence is not None and not 0 < self.confidence <= 1:
-            raise ValueError(
-                f"Relaxed: confidence is {self.confidence}, expected above 0, at most 1, or None."
-            )
+        check_counts(self, "every")
+        check_counts(self, "start", least=0)
+        check_numbers(self, "learning_rate", "weight_decay", "cost_weight", least=0)
+        check_numbers(self, "start_temperature", "end_temperature", "target", above=0)
+        check_numbers(self, "confidence", above=0, most=1, none=True)
         if self.confidence is not None and self.relaxation == "average":
             raise ValueError(
                 f"Relaxed: confidence is {self.confidence}, and even weights (relaxation='average') never "
                 "become surer: leave it out."
             )
-        if not self.cost_weight >= 0:
-            raise ValueError(f"Relaxed: cost_weight is {self.cost_weight}, expected at least 0.")
-        if self.cost_weight and (self.cost is None or not self.target > 0):
+        if self.cost_weight and self.cost is None:
             raise ValueError(
-                f"Relaxed: cost_weight is {self.cost_weight}, cost {self.cost!r} and target {self.target}: a "
-                "penalty needs the name of a cost, as 'macs', and a target above 0."
+                f"Relaxed: cost_weight is {self.cost_weight} and cost None: a penalty needs the name of a "
+                "cost, as 'macs'."
             )
-        relaxations.check_temperature(self.start_temperature)
-        relaxations.check_temperature(self.end_temperature)
 
     @property
     def needs_cost(self) -> bool:
@@ -143,11 +138,8 @@ class Relaxed:
             reference = space.largest() if self.reference is None else space.from_dict(self.reference)
             known = {} if cost is None else cost(reference)
             smallest = {} if cost is None else cost(space.smallest())
-        if cost is None or self.cost not in known:
-            raise ValueError(
-                f"Relaxed: the network has no cost {self.cost!r}{nearest(self.cost, known) or '.'} "
-                f"It has {', '.join(known) or 'none'}."
-            )
+        check_cost("Relaxed", self.cost, known)
+        assert cost is not None
         least = float(smallest[self.cost])
         span = float(known[self.cost]) - least
         if not span > 0:

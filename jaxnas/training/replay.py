@@ -18,7 +18,7 @@ from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
 from jaxnas.training.checkpoint import Checkpointer
-from jaxnas.training.fit import DIVERGED, MENDS, option_values
+from jaxnas.training.fit import DIVERGED, MENDS, key_of, option_values
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.recipes import usual_recipe
@@ -70,11 +70,13 @@ def replay(
     Raises:
       FileNotFoundError: no training diverged there.
       ConfigMismatch: the training had another config.
+      ValueError: the step had another key, as that of another seed.
     """
     folder = files.as_path(workdir)
     if not (folder / DIVERGED).is_file():
         raise FileNotFoundError(f"{folder} has no {DIVERGED}: no training diverged there, or it was mended.")
-    last = files.read_json(folder / DIVERGED)["step"] - 1
+    diverged = files.read_json(folder / DIVERGED)
+    last = diverged["step"] - 1
     recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
     state, step, batch = prepare(task, net, training, recipe, mesh, cost=cost, seed=seed)
@@ -84,6 +86,12 @@ def replay(
         with Checkpointer(folder / "checkpoints") as checkpointer:
             if (restored := checkpointer.restore(state, config, MENDS)) is not None:
                 start, state, _ = restored
+    key = key_of(state.key, last + 1)
+    if key != diverged.get("key", key):  # Records of before have none.
+        raise ValueError(
+            f"the step of {folder / DIVERGED} had the key {diverged['key']}, of the seed {diverged['seed']}; "
+            f"here the key of step {last + 1} is {key}. Give the seed of that training."
+        )
     for number in range(start, last):
         state, _ = step(state, batch(number))
     rows, schedule = batch(last), training.optimizer()[1]

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnas.choice import nearest
+from jaxnas.checks import check_counts
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
-from jaxnas.training.recipe import Problem
+from jaxnas.training.recipe import Problem, check_cost
 
 # Of an architecture, on the batch of the step.
 BatchLoss = Callable[[Arch], jax.Array]
@@ -32,7 +32,7 @@ class Sampler(Protocol):
         ...
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-        """A batch of `count` architectures that may stand for one another, as of one size; traceable."""
+        """A batch of `count` architectures that can be compared, as those of one size are; traceable."""
         ...
 
 
@@ -55,9 +55,10 @@ class Random:
 class Stratified:
     """Every size is trained equally often: a cost is drawn first, then an architecture near to it.
 
-    Of uniform options hardly any network is small or large. Here the cost is uniform between those of the
-    smallest and the largest network, and the nearest of some random architectures is taken, in which more or
-    fewer elements are at one end. SPOS's code draws a bin of products first (Guo et al., ECCV 2020).
+    Where options are drawn uniformly, hardly any network is small or large. Here a cost is drawn uniformly
+    between those of the smallest and the largest network. Then random architectures are made, in each of
+    which another share of the elements has its least or greatest option, and the nearest to it is taken.
+    SPOS's code draws a bin of products first (Guo et al., ECCV 2020).
 
     Attributes:
       cost: its name, as "macs" or "params".
@@ -70,17 +71,13 @@ class Stratified:
     needs_cost = True
 
     def __post_init__(self) -> None:
-        if self.candidates < 2:
-            raise ValueError(f"Stratified: candidates is {self.candidates}, expected at least 2.")
+        check_counts(self, "candidates", least=2)
 
     def check(self, space: Space, cost: Cost | None) -> None:
         """Refuses a cost that there is not, or that all networks have."""
         known = {} if cost is None else cost(space.largest())
-        if cost is None or self.cost not in known:
-            raise ValueError(
-                f"Stratified: the network has no cost {self.cost!r}{nearest(self.cost, known) or '.'} It has "
-                f"{', '.join(known) or 'none'}."
-            )
+        check_cost("Stratified", self.cost, known)
+        assert cost is not None
         if not known[self.cost] > cost(space.smallest())[self.cost]:
             raise ValueError(
                 f"Stratified: the largest network has {self.cost} of {known[self.cost]}, and the smallest "
@@ -130,8 +127,7 @@ class Attentive:
     def __post_init__(self) -> None:
         if self.pick not in ("best", "worst"):
             raise ValueError(f"Attentive: pick is {self.pick!r}, expected 'best' or 'worst'.")
-        if self.candidates < 2:
-            raise ValueError(f"Attentive: candidates is {self.candidates}, expected at least 2.")
+        check_counts(self, "candidates", least=2)
 
     @property
     def needs_cost(self) -> bool:

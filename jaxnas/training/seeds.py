@@ -23,7 +23,7 @@ from jaxnas.choice import nearest
 from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
-from jaxnas.tasks.task import check_role
+from jaxnas.tasks.task import check_role, check_task
 from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
 from jaxnas.training.fit import DivergedError
 from jaxnas.training.keys import stream
@@ -105,6 +105,7 @@ def train_seeds(
         average of parameters, which is not made here.
       DivergedError: a seed whose metric was never a number.
     """
+    check_task(task)
     metric_ = _metric(task, metric)
     check_role(task.name, role, ("validation", "search"), "choosing where a training is best")
     several = arch is not None and is_batch(net.space, arch)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from typing import Any
 
 import optax
 from jax.sharding import Mesh
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.mesh import make_mesh
 
@@ -71,36 +70,24 @@ class Training:
     model_devices: int = 1
 
     def __post_init__(self) -> None:
-        every = ("log_every", "evaluate_every", "checkpoint_every", "steps_per_call")
-        none = ("warmup_steps", "skip_not_finite", "prefetch")
-        for name in ("steps", "batch_size", *every, "devices", "model_devices", *none):
-            value, least = getattr(self, name), 0 if name in none else 1
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(
-                    f"training.{name} is {value!r}, expected a whole number of at least {least}."
-                )
-        for name in ("learning_rate", "weight_decay", "average", "clip"):
-            value = getattr(self, name)
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not number and not (name == "clip" and value is None):
-                raise ValueError(f"training.{name} is {value!r}, expected a number.")
-        for name in ("learning_rate", "weight_decay"):
-            if not 0 <= (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"training.{name} is {value}, expected a number of at least 0.")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(
-                f"training.clip is {self.clip}, expected a number above 0, or none for no limit."
-            )
+        group = "training"
+        check_counts(self, "steps", "log_every", "steps_per_call", "model_devices", group=group)
+        check_counts(
+            self, "batch_size", "evaluate_every", "checkpoint_every", "devices", none=True, group=group
+        )
+        check_counts(self, "skip_not_finite", "prefetch", least=0, group=group)
+        check_counts(self, "warmup_steps", least=0, none=True, group=group)
+        check_numbers(self, "learning_rate", "weight_decay", least=0, group=group)
+        check_numbers(self, "clip", above=0, none=True, group=group)
+        check_numbers(self, "average", least=0, below=1, group=group)
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
             raise ValueError(
                 f"training.warmup_steps is {self.warmup_steps}, expected fewer than the {self.steps} steps."
             )
-        if not 0 <= self.average < 1:
-            raise ValueError(f"training.average is {self.average}, expected 0 to below 1.")
 
     def shortened(self, steps: int | None) -> Training:
         """The same settings for another number of steps, with a warm-up of at most a tenth of them."""
-        if steps is None:
+        if steps is None or steps == self.steps:
             return self
         warmup = None if self.warmup_steps is None else min(self.warmup_steps, steps // 10)
         return dataclasses.replace(self, steps=steps, warmup_steps=warmup)

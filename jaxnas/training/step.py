@@ -57,12 +57,26 @@ def differentiate(
 ) -> tuple[TrainState, Gradients]:
     """The state that a step starts from, as the recipe leaves it, and the step's gradients; traceable."""
 
+    def call(of_task: Callable[..., Any], params: Any, arch: Any, *given: Any) -> Any:
+        try:
+            return of_task(net, {**state.variables, "params": params}, arch, *given, True)
+        except Exception as error:  # whatever a network says that never met weights of options
+            if not _is_soft(arch):
+                raise
+            name = type(net).__name__
+            raise ValueError(
+                f"{name} fails with a soft architecture, which {type(recipe).__name__} gives it: for each "
+                "decision float32 weights of its options, in place of an index. The layers of jaxnas.elastic "
+                "take both; a recipe of hard architectures is Uniform(). It fails with "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def loss(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
-        return task.loss(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
+        return call(task.loss, params, arch, batch, carry, key)
 
     def predict(params: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
         check_predicts(task)
-        return task.predict(net, {**state.variables, "params": params}, arch, batch, carry, key, True)
+        return call(task.predict, params, arch, batch, carry, key)
 
     def teach(teacher: nn.Module, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
         return teacher_logits(task, teacher, variables, batch, carry, key)
@@ -74,6 +88,10 @@ def differentiate(
     with program_of(mesh):
         state = recipe.begin(problem, state)
         return state, recipe.gradients(problem, state, batches, jax.random.fold_in(state.key, state.step))
+
+
+def _is_soft(arch: Arch | None) -> bool:
+    return any(jnp.issubdtype(value.dtype, jnp.floating) for value in (arch or {}).values())
 
 
 def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:

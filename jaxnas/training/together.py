@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.space import Arch
+from jaxnas.tasks import Predictions
 from jaxnas.training.distillation import Distillation
 from jaxnas.training.recipe import Gradients, Problem
 
@@ -45,9 +46,9 @@ class Given:
 class _Total:
     """What the networks of a step have given so far."""
 
-    grads: Any  # their sum; without the first network's where they are joined by projection
-    first: Any  # the first network's then, else ()
-    logits: Any  # of the teacher; () without one
+    grads: Any  # the sum of their gradients; where they are joined by projection, without the first network's
+    first: Any  # the gradient of the first network where they are joined by projection, else ()
+    logits: Any  # of the teacher; empty without one
     carry: Any  # of the first network
     sums: Any
 
@@ -121,13 +122,14 @@ def train_together(
     def in_turn(given: Given, total: _Total, archs: Arch, first: jax.Array) -> tuple[_Total, jax.Array]:
         return lax.scan(functools.partial(add, given), total, (archs, first))
 
-    logits, sums = _shapes(problem, distill, given, jax.tree.map(lambda x: x[0], archs))
+    one = jax.tree.map(lambda x: x[0], archs)
+    shapes, _ = jax.eval_shape(functools.partial(_predict, problem, distill), given, one)
     nothing = _Total(
         grads=_zeros(given.params),
         first=_zeros(given.params) if apart else (),
-        logits=_zeros(logits) if given.taught is None else given.taught,
+        logits=_zeros(shapes.logits) if given.taught is None else given.taught,
         carry=_zeros(given.carry),
-        sums=_zeros(sums),
+        sums=_zeros(shapes.sums),
     )
     first, leading, mesh = jnp.arange(count) == 0, int(lead), problem.mesh
     if spread and _divides(mesh, count - leading):
@@ -152,22 +154,29 @@ def _objective(
     teacher: Any,
     by_labels: jax.Array | None,
 ) -> tuple[jax.Array, tuple[Any, Any, Any]]:
-    """The loss of a network, and its logits (if there is a distillation), carry and sums.
+    """The loss of a network, and its logits, carry and sums.
 
     Args:
       teacher: logits that it learns from.
       by_labels: whether it learns from the labels nevertheless, bool []; None if it does not.
     """
-    own = given.params, arch, given.batch, given.carry, given.key
-    if distill is None:
-        loss, (carry, sums) = problem.loss(*own)
-        return loss, ((), carry, sums)
-    assert problem.predict is not None
-    predictions, carry = problem.predict(*own)
-    loss = distill.loss(predictions, teacher)
+    predictions, carry = _predict(problem, distill, given, arch)
+    loss = predictions.loss if distill is None else distill.loss(predictions, teacher)
     if by_labels is not None:
         loss = jnp.where(by_labels, predictions.loss, loss)
     return loss, (predictions.logits, carry, predictions.sums)
+
+
+def _predict(
+    problem: Problem, distill: Distillation | None, given: Given, arch: Arch | None
+) -> tuple[Predictions, Any]:
+    """What a network predicts, and what goes on; without a distillation only its loss is asked for."""
+    own = given.params, arch, given.batch, given.carry, given.key
+    if distill is not None:
+        assert problem.predict is not None
+        return problem.predict(*own)
+    loss, (carry, sums) = problem.loss(*own)
+    return Predictions(jnp.zeros(0), jnp.zeros(0), loss, sums), carry
 
 
 def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:
@@ -190,16 +199,6 @@ def join(first: Any, others: Any, count: int, project: jax.Array | None) -> Any:
         return (a + b + jnp.where(project, share, 0) * b) / count
 
     return jax.tree.map(without_conflict, first, clipped)
-
-
-def _shapes(problem: Problem, distill: Distillation | None, given: Given, arch: Arch) -> tuple[Any, Any]:
-    """Shapes of the logits of a network, if there is a distillation, and of its sums."""
-    own = given.params, arch, given.batch, given.carry, given.key
-    if distill is None:
-        return (), jax.eval_shape(problem.loss, *own)[1][1]
-    assert problem.predict is not None
-    predictions, _ = jax.eval_shape(problem.predict, *own)
-    return predictions.logits, predictions.sums
 
 
 def _zeros(tree: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnas.space import Arch
+from jaxnas import executors
+from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
+from jaxnas.training.clock import Clock
 from jaxnas.training.evaluate import Evaluator
-from jaxnas.training.fit import DivergedError
+from jaxnas.training.fit import PARTS, DivergedError
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
@@ -31,6 +34,7 @@ def make_trials(
     mesh: Mesh,
     *,
     seed: int = 0,
+    clock: Clock | None = None,
 ) -> Callable[[Arch, Any], np.ndarray]:
     """A function from architectures and a fidelity to the scores that they have after training alone.
 
@@ -44,11 +48,13 @@ def make_trials(
       evaluate: measures the trained networks.
       mesh: with an axis "data".
       seed: of the run.
+      clock: what counts the time of "input", "step" and "evaluation"; None for none.
 
     Returns:
       `scores(archs, fidelity)`, float32 [n] for a batch of n hard architectures; higher is better.
     """
     prepared: dict[int, Any] = {}
+    clock = Clock(PARTS) if clock is None else clock
 
     def prepare_for(fidelity: int) -> Any:
         if fidelity not in prepared:
@@ -68,11 +74,50 @@ def make_trials(
             # A copy, since a step consumes its state.
             state = jax.tree.map(jnp.copy, start.replace(recipe={"arch": arch}))
             for number in range(steps[int(fidelity)]):
-                state, _ = step(state, batch(number))
-            found.append(evaluate.scores(state.evaluated(), one)[0])
+                with clock.part("input"):
+                    rows = batch(number)
+                with clock.part("step"):
+                    state, _ = step(state, rows)
+            with clock.part("step"):
+                jax.block_until_ready(state)  # else the evaluation would wait for it
+            with clock.part("evaluation"):
+                found.append(evaluate.scores(state.evaluated(), one)[0])
         return np.asarray(found, np.float32)
 
     return scores
+
+
+def on_workers(
+    calls: executors.Calls, space: Space, clock: Clock | None = None
+) -> Callable[[Arch, Any], np.ndarray]:
+    """Scores of architectures trained alone, each by a call of its own on a worker; all are begun at once.
+
+    Args:
+      calls: of a function from an architecture as a JSON text, and from what says how it is trained, as the
+        fidelity of `make_trials`, to its score.
+      space: of the architectures.
+      clock: counts the time of waiting as that of "step"; None for none.
+
+    Returns:
+      `scores(archs, how)`, float32 [n] for a batch of n hard architectures; those that were begun before by
+      `begin(calls, space, archs, how)` are waited for.
+    """
+    clock = Clock(PARTS) if clock is None else clock
+
+    def scores(archs: Arch, how: Any) -> np.ndarray:
+        with clock.part("step"):
+            return np.asarray([calls(text, how) for text in begin(calls, space, archs, how)], np.float32)
+
+    return scores
+
+
+def begin(calls: executors.Calls, space: Space, archs: Arch, how: Any) -> list[str]:
+    """Begins the calls of `on_workers`, and returns the architectures as JSON texts."""
+    rows = range(len(next(iter(archs.values()))))
+    texts = [json.dumps(space.to_dict(jax.tree.map(lambda x, row=row: x[row], archs))) for row in rows]
+    for text in texts:
+        calls.begin(text, how)
+    return texts
 
 
 def make_tuner(
@@ -84,6 +129,7 @@ def make_tuner(
     mesh: Mesh,
     *,
     seed: int = 0,
+    clock: Clock | None = None,
 ) -> Callable[[Arch], Any]:
     """A function that trains a supernet on under a soft architecture, as between the decisions of DARTS-PT.
 
@@ -94,6 +140,7 @@ def make_tuner(
       state: the last one of the training, which is left as it is.
       mesh: with an axis "data".
       seed: of the run.
+      clock: what counts the time of "input" and "step"; None for none.
 
     Returns:
       `tune(arch)`, which gives the variables to evaluate with after the steps of all calls so far. It raises
@@ -103,6 +150,7 @@ def make_tuner(
     even = jax.tree.map(lambda x: jax.nn.softmax(x), net.space.logits())
     start, step, batch = prepare(task, net, short, Fixed(even), mesh, seed=seed, name="tuning")
     last, calls = state, 0
+    clock = Clock(PARTS) if clock is None else clock
 
     def tune(arch: Arch) -> Any:
         nonlocal last, calls
@@ -112,8 +160,13 @@ def make_tuner(
         own = jax.tree.map(jnp.copy, own)  # since a step consumes its state
         metrics: dict[str, Any] = {}
         for number in range(steps):
-            own, metrics = step(own, batch(calls * steps + number))
-        if not metrics["finite"]:
+            with clock.part("input"):
+                rows = batch(calls * steps + number)
+            with clock.part("step"):
+                own, metrics = step(own, rows)
+        with clock.part("step"):
+            finite = bool(metrics["finite"])  # waits for the steps
+        if not finite:
             raise DivergedError(
                 f"The training between decisions, {steps} steps each, has no numbers any more after "
                 f"{calls + 1} of them. Choose a smaller learning rate, or clip gradients."

@@ -127,7 +127,7 @@ def test_the_latest_steps_stay(tmp_path):
         _, state, _ = checkpointer.restore({"x": jnp.zeros(2)})
         np.testing.assert_array_equal(state["x"], 1)
     assert sorted(os.listdir(tmp_path)) == ["10", "15"]
-    with pytest.raises(ValueError, match="max_to_keep is 1: at least 2"):
+    with pytest.raises(ValueError, match="max_to_keep is 1, expected a whole number of at least 2"):
         checkpoint.Checkpointer(tmp_path, max_to_keep=1)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -16,6 +17,7 @@ from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
+from jaxnas import files
 from jaxnas.training import (
     Checkpointer,
     ConfigMismatch,
@@ -31,6 +33,7 @@ from jaxnas.training import (
 )
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.fit import PARTS, restore
+from jaxnas.training.keys import stream
 from jaxnas.training.prepare import prepare
 
 TASK, NET, MESH = task_of("images"), perceptron(1), make_mesh(1)
@@ -178,6 +181,7 @@ def test_records_follow_the_settings(tmp_path):
     assert saved(tmp_path) == [4, 6, 7]  # the last three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [pytest.param("error", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path):
     """The defaults of a user: batches made ahead, and several steps in a call."""
@@ -292,12 +296,22 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
         train(poisoned(5), tmp_path)
     assert finite(tmp_path) == 4 == saved(tmp_path)[-1]
     assert max(line["step"] for line in lines(tmp_path)) == 5
+    with pytest.raises(DivergedError):  # what was tried in vain is not in the record
+        train(poisoned(5), tmp_path, dataclasses.replace(TRAINING, clip=9.0))
     mended = dataclasses.replace(TRAINING, **changes)
     other = {**config_of(mended), "seed": 1}
     with pytest.raises(ConfigMismatch, match="seed"):  # only what mends it may be another
         train(TASK, tmp_path, mended, config=other)
     trained = train(TASK, tmp_path, mended)
     assert trained.complete and int(trained.state.step) == 7 and finite(tmp_path) == 7
+    (mend,) = files.read_lines(tmp_path / "mends.jsonl")
+    assert (mend["step"], mend["diverged"]) == (4, 6) and not (tmp_path / "diverged.json").exists()
+    before = {"learning_rate": 1e-2, "clip": None}
+    assert mend["changes"] == {
+        f"training.{name}": {"before": before[name], "now": now}
+        for name, now in changes.items()
+        if name in before  # the config of these tests has no others
+    }
     assert [line["step"] for line in lines(tmp_path) if line["split"] == "train"] == [1, 2, 3, 4, 5, 6, 7]
     # From now on another learning rate is another training again.
     third = dataclasses.replace(mended, learning_rate=0.5)
@@ -314,7 +328,12 @@ def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
         with pytest.raises(DivergedError, match="step 6"):
             train(poisoned(5), tmp_path / str(calls), other)
         assert json.loads((tmp_path / str(calls) / "diverged.json").read_text()) == written
-    assert written["step"] == 6 and len(written["architectures"]) == 1
+    assert written["step"] == 6 and len(written["architectures"]) == 1 and written["seed"] == 0
+    # With this key anybody can draw what the step drew.
+    key = jax.random.fold_in(stream(0, "training"), 5)
+    assert written["key"] == jax.random.key_data(key).tolist()
+    drawn = NET.space.sample(jax.random.split(key)[0])
+    assert [NET.space.to_dict(drawn)] == written["architectures"]
 
 
 def test_a_diverged_step_is_replayed(tmp_path):
@@ -332,6 +351,9 @@ def test_a_diverged_step_is_replayed(tmp_path):
     healthy = replay(TASK, NET, TRAINING, tmp_path, **options)  # with another batch it is a step like others
     assert healthy.not_finite == () and np.isfinite(healthy.loss) and len(healthy.norms) == 6
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    shutil.rmtree(tmp_path / "checkpoints")  # without them nothing else says that the seed is another one
+    with pytest.raises(ValueError, match="of the seed 0; here the key of step 6 is"):
+        replay(TASK, NET, TRAINING, tmp_path, seed=1, **options)
 
 
 def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):

@@ -1,5 +1,6 @@
 """Meshes of data and model axes: the same training on less memory, and what is communicated."""
 
+import dataclasses
 from typing import get_args
 
 import jax
@@ -9,12 +10,27 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from small_nets import difference
-from small_tasks import TASKS, net_of, task_of
+from small_tasks import TASKS, disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from experiments.benchmarks.collectives import communicated
-from jaxnas import spaces, supernets
-from jaxnas.training import Fixed, Relaxed, Sandwich, Training, Uniform, make_evaluator, make_mesh
+from jaxnas import files, spaces, supernets
+from jaxnas.training import (
+    Attentive,
+    Distillation,
+    Fair,
+    Fixed,
+    Progressive,
+    Relaxed,
+    Sandwich,
+    Stratified,
+    Teacher,
+    Training,
+    Uniform,
+    fit,
+    make_evaluator,
+    make_mesh,
+)
 from jaxnas.training.mesh import _spec
 from jaxnas.training.prepare import prepare
 from jaxnas.training.relaxed import Order
@@ -24,17 +40,42 @@ TRAINING = Training(steps=4, batch_size=8, warmup_steps=0)
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1
 
 
+def taught(kind):
+    """Random architectures that learn from a trained network."""
+    task, net = task_of(kind), net_of(kind)
+    variables = jaxnas.init(net, jax.random.key(4), task.inputs)
+    small = jaxnas.extract(net, variables, net.space.largest(), inputs=task.inputs)
+    return Uniform(distill=Distillation(teacher=Teacher(small.net, small.variables)))
+
+
+def progressive(space):
+    """The largest network, and from step 1 on all of them."""
+    return Progressive(phases=((0, space.fix(space.largest())), (1, space)))
+
+
 RECIPES = {
-    "uniform": lambda space: Uniform(),
-    "sandwich": lambda space: Sandwich(random=1),
-    "fixed": lambda space: Fixed(space.sample(jax.random.key(3))),
-    **{order: lambda space, order=order: Relaxed(order=order, every=1) for order in get_args(Order)},
+    "uniform": lambda kind: Uniform(),
+    "uniform, averaged": lambda kind: Uniform(),
+    "uniform, two": lambda kind: Uniform(architectures=2),
+    "uniform, two, spread": lambda kind: Uniform(architectures=2, spread=True),
+    "stratified": lambda kind: Uniform(sampler=Stratified(candidates=4)),
+    "attentive": lambda kind: Uniform(sampler=Attentive(candidates=2)),
+    "taught": taught,
+    "sandwich": lambda kind: Sandwich(random=1),
+    "sandwich, projected": lambda kind: Sandwich(random=1, project_after=0.0),
+    "fair": lambda kind: Fair(),
+    "progressive": lambda kind: progressive(net_of(kind).space),
+    "fixed": lambda kind: Fixed(net_of(kind).space.sample(jax.random.key(3))),
+    **{order: lambda kind, order=order: Relaxed(order=order, every=1) for order in get_args(Order)},
 }
+# A language model hands a memory from batch to batch, which a teacher would need one of its own for.
+PAIRS = [(kind, recipe) for kind in TASKS for recipe in RECIPES if (kind, recipe) != ("language", "taught")]
 
 
 def trained(kind, mesh, steps=3, recipe="uniform"):
     task, net = task_of(kind), net_of(kind, scan=True)
-    state, step, batch = prepare(task, net, TRAINING, RECIPES[recipe](net.space), mesh, optimizer=SGD)
+    training = dataclasses.replace(TRAINING, average=0.5 if "averaged" in recipe else 0.0)
+    state, step, batch = prepare(task, net, training, RECIPES[recipe](kind), mesh, optimizer=SGD)
     for number in range(steps):
         state, metrics = step(state, batch(number))
     return state, metrics
@@ -44,14 +85,15 @@ def trained(kind, mesh, steps=3, recipe="uniform"):
     ("kind", "recipe"),
     [
         pytest.param(kind, recipe, marks=() if (kind, recipe) == ("images", "uniform") else pytest.mark.slow)
-        for kind in TASKS
-        for recipe in RECIPES
+        for kind, recipe in PAIRS
     ],
 )
 def test_eight_devices_train_as_one_does_by_every_recipe_on_every_task(kind, recipe):
     alone, metrics = trained(kind, make_mesh(1), recipe=recipe)
     shared, other = trained(kind, make_mesh(8, 2), recipe=recipe)  # rows over four, parameters over two
     assert difference(shared.params, alone.params) <= 1e-5
+    if "averaged" in recipe:
+        assert difference(shared.average, alone.average) <= 1e-5 < difference(alone.average, alone.params)
     assert float(other["loss"]) == pytest.approx(float(metrics["loss"]), abs=1e-5)
     parts = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(shared.opt_state)]
     assert min(parts) == 0.5  # and of the momentum too
@@ -63,6 +105,33 @@ def test_eight_devices_train_as_one_does_by_every_recipe_on_every_task(kind, rec
         np.testing.assert_allclose(shared.logits[name], logits, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_training_goes_on_with_other_numbers_of_model_devices(tmp_path):
+    """It ends with the weights of one device, wherever its checkpoints were made."""
+    net = perceptron(1, options=(4, 8))
+    settings = Training(steps=6, batch_size=8, log_every=1, evaluate_every=6, checkpoint_every=2, prefetch=0)
+
+    def train(task, workdir, mesh):
+        return fit(task, net, settings, workdir=workdir, mesh=mesh)
+
+    def stop(batch):
+        raise InterruptedError
+
+    alone = train(task_of("images"), tmp_path / "alone", make_mesh(1))
+    for at, model in ((2, 4), (4, 2)):
+        with pytest.raises(InterruptedError):
+            train(disturbed(at, stop), tmp_path / "moved", make_mesh(8, model))
+    moved = train(task_of("images"), tmp_path / "moved", make_mesh(1))
+    assert moved.complete and difference(moved.variables, alone.variables) <= 1e-5
+    losses = [
+        [line["loss"] for line in files.read_lines(tmp_path / name / "metrics.jsonl") if "loss" in line]
+        for name in ("moved", "alone")
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert len(losses[0]) == 6
+
+
+@pytest.mark.hlo
 @pytest.mark.slow
 def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_active_parts_move():
     task = task_of("images")
@@ -125,6 +194,7 @@ def test_axes_are_divided_by_their_names():
     "call, message",
     [
         (lambda: make_mesh(9), "devices is 9; this machine has 8, so choose 1 to 8"),
+        (lambda: make_mesh("2"), "devices is '2'; this machine has 8, so choose 1 to 8"),
         (lambda: make_mesh(6, 4), r"model_devices is 4, with 6 device\(s\) in all; choose one of 1, 2, 3, 6"),
         (lambda: make_mesh(8, 0), "choose one of 1, 2, 4, 8"),
     ],
@@ -132,3 +202,10 @@ def test_axes_are_divided_by_their_names():
 def test_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_machine_of_one_device_leaves_no_choice(monkeypatch):
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    with pytest.raises(ValueError, match=r"devices is 2; this machine has 1, so choose 1\."):
+        make_mesh(2)

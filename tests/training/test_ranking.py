@@ -1,6 +1,8 @@
 """Rank correlations: inherited against stand-alone quality of architectures."""
 
+import concurrent.futures
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ from small_nets import random_params, take
 from small_tasks import perceptron, task_of
 
 import jaxnas
-from jaxnas import runs, search
+from jaxnas import executors, runs, search
 from jaxnas.training import Training, make_evaluator, rank_correlation, train_seeds
 from jaxnas.training.keys import stream
 from jaxnas.training.ranking import scores_alone
@@ -44,6 +46,7 @@ def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
         np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_was_ranked(tmp_path):
     ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 4, steps=3)
     assert len(ranking.architectures) == len(ranking.alone) == 4 and ranking.steps == 3
@@ -66,6 +69,24 @@ def test_the_best_of_the_finalists_is_found():
     batch = jax.tree.map(lambda *x: np.stack(x), *archs)
     alone = scores_alone(TASK, NET, TRAINING.shortened(4), batch, together=1)
     assert NET.space.to_dict(found.arch) == NET.space.to_dict(archs[int(np.argmax(alone))])
+    # On workers, which find the last one the best.
+    told, names = [], [json.dumps(NET.space.to_dict(arch)) for arch in archs]
+
+    def on_a_worker(text, steps):
+        told.append((text, steps))
+        return float(names.index(text))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        calls, lengths = executors.Calls(on_a_worker, executor), executors.Calls(len_of, executor)
+        there = runs.search_space(TASK, NET, VARIABLES, settings, training=TRAINING, alone=calls)
+        ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 2, steps=3, alone=lengths)
+    assert NET.space.to_dict(there.arch) == NET.space.to_dict(archs[2])
+    assert sorted(told) == sorted((name, 4) for name in names)
+    assert list(ranking.alone) == [len_of(json.dumps(values), 3) for values in ranking.architectures]
+
+
+def len_of(text, steps):
+    return float(len(text) + steps + sum(json.loads(text)["hidden"]))
 
 
 def best_of(found, strategy):
@@ -88,6 +109,15 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
         (lambda: rank_correlation(TASK, NET, VARIABLES, TRAINING, 1), "archs is 1, expected at least 2"),
         (lambda: runs.Search(ranked=1), "search.ranked is 1"),
         (lambda: runs.Search(finalists=-1), "search.finalists is -1"),
+        *(
+            (
+                lambda bound=bound: runs.search_space(
+                    TASK, NET, VARIABLES, runs.Search(budget="para", **bound)
+                ),
+                "search.budget: the network has no cost 'para'; did you mean 'params'",
+            )
+            for bound in ({}, {"most": 1e6}, {"most_share": 0.5})
+        ),
         (
             lambda: runs.search_space(TASK, NET, VARIABLES, runs.Search(finalists=2)),
             "search.finalists is 2; say by `training`",

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,8 @@ from small_nets import difference, jit, random_params
 from small_tasks import net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import tasks
+from jaxnas import Choice, Space, tasks, training
+from jaxnas.elastic import Decisions, Mixture
 from jaxnas.training import Fixed, Relaxed, Training, Uniform, make_mesh, relaxations
 from jaxnas.training.prepare import prepare
 
@@ -231,14 +233,17 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
         (lambda: Relaxed(order="frist"), "did you mean 'first'?"),
         (lambda: Relaxed(relaxation="gumbel"), "did you mean 'gumbel_softmax'?"),
         (lambda: Relaxed(temperature="linaer"), "did you mean 'linear'?"),
-        (lambda: Relaxed(every=0), "every is 0, expected at least 1"),
-        (lambda: Relaxed(start=-1), "start is -1, expected at least 0"),
+        (lambda: Relaxed(every=0), "every is 0, expected a whole number of at least 1"),
+        (lambda: Relaxed(start=-1), "start is -1, expected a whole number of at least 0"),
         (lambda: Relaxed(learning_rate=-0.1), "learning_rate is -0.1"),
         (lambda: Relaxed(weight_decay=float("nan")), "weight_decay is nan"),
-        (lambda: Relaxed(start_temperature=0.0), "temperature is 0.0, expected one above 0"),
+        (lambda: Relaxed(start_temperature=0.0), "start_temperature is 0.0, expected a number above 0"),
         (lambda: Relaxed(end_temperature=float("nan")), "temperature is nan"),
         (lambda: Relaxed(cost_weight=1.0), "needs the name of a cost, as 'macs'"),
-        (lambda: Relaxed(cost_weight=1.0, cost="macs", target=0.0), "a target above 0"),
+        (
+            lambda: Relaxed(cost_weight=1.0, cost="macs", target=0.0),
+            "target is 0.0, expected a number above 0",
+        ),
         (lambda: Relaxed(cost_weight=-1.0, cost="macs"), "cost_weight is -1.0"),
         (lambda: Relaxed(confidence=1.5), "confidence is 1.5"),
         (lambda: Relaxed(confidence=0.5, relaxation="average"), "even weights (relaxation='average') never"),
@@ -266,3 +271,32 @@ def test_what_cannot_be_right_is_refused(make, message):
 def test_recipes_say_what_is_watched():
     watched = {type(r).__name__: r.watches for r in (Uniform(), Fixed(), Relaxed())}
     assert watched == {"Uniform": "architectures", "Fixed": "network", "Relaxed": "probabilities"}
+
+
+class OneKind(nn.Module):
+    """It reads its decision in a way that only soft, or only hard architectures can be read."""
+
+    soft: bool
+    space: Space = Space(op=Choice("narrow", "wide"))
+
+    @nn.compact
+    def __call__(self, images, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        value = decisions["op"].value
+        scale = value[0] + value[1] if self.soft else jax.lax.switch(value, [lambda: 1.0, lambda: 2.0])
+        x = scale * images.reshape(images.shape[0], -1)
+        return Mixture({"narrow": nn.Dense(2), "wide": nn.Dense(2)}, name="op")(decisions["op"], x)
+
+
+@pytest.mark.parametrize(
+    ("soft", "recipe", "message"),
+    [
+        (False, Relaxed(), "OneKind fails with a soft architecture, which Relaxed gives it.* TypeError: "),
+        (True, Uniform(), "OneKind takes soft architectures alone.* It fails with .*Error: "),
+        (True, Relaxed(), "OneKind takes soft architectures alone"),
+    ],
+)
+def test_a_network_that_takes_one_kind_of_architectures_alone_is_told(soft, recipe, message):
+    """Before anything is trained."""
+    with pytest.raises(ValueError, match=message):
+        training.fit(TASK, OneKind(soft), 2, recipe=recipe)

@@ -245,6 +245,7 @@ def test_a_trained_teacher_teaches_without_its_own_dropout():
     assert difference(gradient_of(before, after), half) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     net = net_of("images")
     variables = jaxnas.init(net, jax.random.key(1), TASK.inputs)
@@ -350,6 +351,7 @@ def test_a_schedule_of_spaces_grows_without_another_program():
     assert step._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_a_new_phase_begins_with_sorted_channels_and_moments():
     net = net_of("images")
     small = net.space.restrict(mlp_ratio=2.0)
@@ -405,6 +407,10 @@ def check(recipe, net=NET, cost=COST):
         (lambda: check(Progressive(phases=((0, DEEP),))), "has the same choices; got ['depth'"),
         (lambda: check(Progressive(phases=((0, perceptron(2, (3, 4)).space),))), "has 3 as an option of"),
         (lambda: Progressive(phases=((2, SPACE),)), "start at the steps [2]; expected 0 first"),
+        (
+            lambda: Progressive(phases=((0, SPACE), ("x", SPACE))),
+            "start at the steps [0, 'x']; expected 0 first",
+        ),
         (lambda: check(Uniform(sampler=Stratified(cost="mac"))), "did you mean 'macs'? It has params, macs"),
         (lambda: check(Sandwich(sampler=Stratified()), cost=None), "has no cost 'macs'. It has none"),
         (lambda: check(Uniform(sampler=Stratified()), SINGLE, jaxnas.cost(SINGLE, TASK.inputs)), "no sizes"),

@@ -11,6 +11,7 @@ import pytest
 from small_nets import difference
 from small_tasks import net_of, perceptron, task_of
 
+from jaxnas import training
 from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
@@ -235,10 +236,16 @@ def test_settings_out_of_range_are_named(settings, message):
     assert message in str(error.value)
 
 
+def test_a_seed_that_is_none_is_refused():
+    for seed in (2.5, -1, "x", True):
+        with pytest.raises(ValueError, match=f"seed is {seed!r}, expected a whole number from 0 to 42949"):
+            training.fit(TASK, NET, 2, seed=seed)
+
+
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by the mesh's 8"):
         shard_batch({"x": np.zeros((12, 3))}, make_mesh(8))
-    for size, message in ((12, "batch_size is 12, which 8 devices cannot share"), (72, "64 examples")):
+    for size, message in ((12, "12, which 8 devices cannot share: choose 8 or 16"), (72, "64 examples")):
         with pytest.raises(ValueError, match=message):
             prepare(TASK, NET, Training(steps=2, batch_size=size), Uniform(), make_mesh(8))
     for devices in (0, 9):
@@ -313,3 +320,9 @@ def test_update_without_masks_is_the_optimizer():
     new, _ = optimizer_lib.update(OPTIMIZER, grads, OPTIMIZER.init(params), params)
     expected, _ = OPTIMIZER.update(grads, OPTIMIZER.init(params), params)
     np.testing.assert_array_equal(new["kernel"], optax.apply_updates(params, expected)["kernel"])
+
+
+def test_a_shortened_training_has_a_short_warm_up_and_one_of_the_same_length_is_as_it_was():
+    given = Training(steps=100, warmup_steps=50)
+    assert given.shortened(None) == given.shortened(100) == given
+    assert given.shortened(40) == Training(steps=40, warmup_steps=4)
