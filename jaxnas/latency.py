@@ -92,6 +92,8 @@ def load(path: str | os.PathLike) -> LatencyTable:
     """
     record = files.read_json(path)
     try:
+        if not isinstance(record, dict):
+            raise ValueError(f"expected an object, found {type(record).__name__}")
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
         found = LatencyTable(**record)

@@ -23,20 +23,24 @@ def normalise(bounds: Any) -> Bounds:
     """Bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
 
     Raises:
+      TypeError: neither a dict nor what this function returns.
       ValueError: a pair is not one, holds no numbers, or its minimum is above its maximum.
     """
-    items: list[tuple[Any, ...]] = (
-        list(bounds)
-        if isinstance(bounds, tuple)
-        else [
-            (name, *pair) if isinstance(pair, tuple | list) else (name, pair)
-            for name, pair in dict(bounds or {}).items()
-        ]
-    )
+    items: Any = () if bounds is None else bounds
+    if isinstance(bounds, Mapping):
+        items = tuple(
+            (name, *pair) if isinstance(pair, tuple | list) else (name, pair) for name, pair in bounds.items()
+        )
+    whole = isinstance(items, tuple) and all(isinstance(item, tuple) and item for item in items)
+    if not whole or not all(isinstance(item[0], str) for item in items):
+        raise TypeError(
+            f"bounds: got {bounds!r}, expected {{name of a cost: (min, max)}}, such as "
+            "{'params': (None, 1_000_000)}."
+        )
     for item in items:
         name, limits = item[0], item[1:]
         ok = len(limits) == 2 and all(
-            x is None or (not isinstance(x, str) and not math.isnan(x)) for x in limits
+            x is None or (isinstance(x, int | float | np.number) and not math.isnan(x)) for x in limits
         )
         if not ok:
             raise ValueError(
@@ -73,7 +77,25 @@ def _as(value: jax.Array, bound: float, rounding: Callable[[float], int]) -> jax
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def costs_of(space: Space, cost: Cost, codes: jax.Array) -> dict[str, jax.Array]:
     """The costs of encoded architectures [n, space.length] as arrays [n]."""
-    return dict(jax.vmap(lambda code: cost(space.decode(code)))(codes))
+    return dict(jax.vmap(lambda code: check_costs(cost(space.decode(code))))(codes))
+
+
+def check_costs(costs: Any) -> Mapping[str, Any]:
+    """What a cost function returned of one architecture.
+
+    Raises:
+      TypeError: no dict of numbers by name.
+    """
+    numbers = isinstance(costs, Mapping) and all(
+        isinstance(name, str) and isinstance(x, int | float | np.number | np.ndarray | jax.Array)
+        for name, x in costs.items()
+    )
+    if not numbers or any(np.shape(x) for x in costs.values()):
+        raise TypeError(
+            f"cost: the function returned {costs!r} for an architecture, expected numbers by name, "
+            "such as {'params': 1_000_000}."
+        )
+    return costs
 
 
 def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State, ranking
 from jaxnas.search.strategy import Strategy
@@ -44,26 +45,21 @@ class Evolution(Strategy):
     random_first: int = 0
 
     def __post_init__(self):
-        self.check_counts("population")
+        check_counts(self, "population")
         super().__post_init__()
-        if self.parents < 1 or min(self.mutations, self.crossovers) < 0:
-            raise ValueError(
-                "Evolution: parents must be at least 1, mutations and crossovers at "
-                f"least 0; got {self.parents}, {self.mutations}, {self.crossovers}."
-            )
+        check_counts(self, "parents")
+        check_counts(self, "mutations", "crossovers", "random_first", least=0)
+        check_numbers(self, "network_probability", "layer_probability", least=0, most=1)
         if self.mutations + self.crossovers > self.population:
             raise ValueError(
                 f"Evolution: {self.mutations} mutations and {self.crossovers} "
                 f"crossovers are more than the population of {self.population}."
             )
-        if not 0 <= self.random_first <= self.evaluations:
+        if self.random_first > self.evaluations:
             raise ValueError(
                 f"Evolution: random_first is {self.random_first}, expected 0 to the {self.evaluations} "
                 "evaluations."
             )
-        for name in ("network_probability", "layer_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"Evolution: {name} is {getattr(self, name)}, expected 0 to 1.")
 
     @property
     def name(self) -> str:

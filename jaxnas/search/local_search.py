@@ -53,7 +53,8 @@ class LocalSearch(Strategy):
         archs, state = propose(self, dataclasses.replace(state, key=key), ask_key, groups)
         asked = self.space.encode(archs)
         is_neighbour = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
-        # A local optimum: what is asked now is random, and wherever it is, the climb goes on there.
+        # At a local optimum all neighbours are known, and what is asked for is random. With a score of
+        # -infinity for the place that is left, the climb goes on from whatever is told.
         leave = ~jnp.any(is_neighbour & state.valid)
         score = jnp.where(leave, -jnp.inf, state.memory.score)
         return archs, dataclasses.replace(state, memory=Climb(state.memory.code, score))

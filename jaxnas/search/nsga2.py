@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search import pareto
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
@@ -54,8 +55,8 @@ class NSGA2(Strategy):
       population: how many a generation has: the batch.
       objectives: how many scores an architecture has, at least 2.
       crossover_probability: of a child having two parents and not one.
-      mutation_probability: of resampling each element; by default 0.3 / space.length: known children
-        are refused, so that those which are left have changed more.
+      mutation_probability: of resampling each element; by default 0.3 / space.length, less than usual:
+        children that are known are refused, and those that are left have changed more than the average.
     """
 
     population: int = 50
@@ -64,18 +65,16 @@ class NSGA2(Strategy):
     mutation_probability: float | None = None
 
     def __post_init__(self):
-        self.check_counts("population")
+        check_counts(self, "population")
         super().__post_init__()
-        self.check_counts("objectives")
+        check_counts(self, "objectives")
+        check_numbers(self, "crossover_probability", least=0, most=1)
+        check_numbers(self, "mutation_probability", least=0, most=1, none=True)
         if self.objectives < 2:
             raise ValueError(
                 f"NSGA2: objectives is {self.objectives}, expected at least 2; for one "
                 "score there is Evolution."
             )
-        for name in ("crossover_probability", "mutation_probability"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"NSGA2: {name} is {value}, expected 0 to 1.")
 
     @property
     def batch(self) -> int:

@@ -40,8 +40,10 @@ def run_parallel(
 ) -> runner.Result:
     """Runs a search on parallel workers to its end, and returns what it found.
 
-    An evaluation fails if it raises, takes too long, returns no finite number, or its worker dies. Its
-    score is then null in the history, beside "error" with the reason, and the search goes on.
+    An evaluation fails if it raises (SystemExit too), takes too long, returns no finite number, or its
+    worker dies. Its score is then null in the history, beside "error" with the reason, and the search goes
+    on. Where all fail it ends after the first 20, or when a smaller budget is spent; `progress` counts
+    the failures meanwhile, and each is logged as a warning.
 
     Args:
       strategy: one that is asked for one architecture at a time, with batch=1.
@@ -70,8 +72,10 @@ def run_parallel(
       RuntimeError: an executor that broke, or whose workers are all stuck.
       OSError: before the first evaluation, if the history cannot be written.
     """
-    runner.check_search(strategy, evaluate, key)
+    runner.check_strategy(strategy)
     check_one_at_a_time(strategy)
+    runner.check_search(strategy, evaluate, key)
+    runner.check_cost(strategy)
     _check_workers(workers, timeout)
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
@@ -90,7 +94,7 @@ def run_parallel(
     try:
         while True:
             while len(running) < workers and asked < strategy.evaluations and not bool(state.exhausted):
-                archs, state = strategy.ask(state)
+                archs, state = runner.ask(strategy, state)
                 if not bool(state.valid[0]):
                     break
                 state = begin_evaluation(strategy, state, archs)
@@ -167,8 +171,10 @@ def _score(returned: Any, metric: str | None, error: str | None) -> tuple[float,
     value = returned
     if isinstance(returned, dict):
         if metric not in returned:
-            names = ", ".join(map(repr, returned))
-            return float("nan"), {"error": f"the evaluation returned a dict of {names}; metric is {metric!r}"}
+            names = list(map(repr, returned))
+            told = f"the evaluation returned a dict of {', '.join(names) or 'nothing'}; metric is {metric!r}"
+            told += f", expected one of these: give metric={names[0]}" if names else ""
+            return float("nan"), {"error": told}
         value = returned[metric]
         others = {str(key): _number(x) for key, x in returned.items()}
         note["metrics"] = {key: x for key, x in others.items() if x is not None}

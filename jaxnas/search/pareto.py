@@ -68,8 +68,8 @@ def non_dominated_rank(
 def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     """How far the neighbours of each point are in its front: more is less crowded.
 
-    Of equal scores the first row has the lower place when scores fall (Deb et al. 2002, section
-    III-B; the average and the order of equal scores are pymoo's).
+    As in Deb et al. (2002, section III-B), but that the gaps of all objectives are averaged and not summed.
+    That, and the order of rows with equal scores, are those of pymoo.
 
     Args:
       objectives: scores, float [N, M].
@@ -85,7 +85,7 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
     n = len(scores)
     rank, place = jnp.where(usable, rank, n), jnp.arange(n)
     total, size = jnp.zeros((n,), jnp.float32), jnp.zeros((n,), jnp.int32)
-    for column in scores.T:  # in turn, so that sums have one order under any transformation
+    for column in scores.T:  # a loop, so that sums have the same order under vmap
         order = jnp.lexsort((-column, rank))
         value, front = -column[order], rank[order]
         first = jnp.roll(front, 1) != front

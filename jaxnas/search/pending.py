@@ -68,7 +68,8 @@ def end_evaluation(strategy: Strategy, state: State, archs: Arch, scores: Any) -
     begun = (row >= state.size) & (row < state.size + state.pending)
     same = begun & jnp.all(state.codes == strategy.space.encode(archs), axis=1)
     place, there = jnp.argmax(same), jnp.any(same)
-    # `tell` writes the row at `size`: what stands there changes places with the one told.
+    # `tell` writes to the row at `size`. The architecture that stands there moves to the place of the one
+    # that is told, so that the rows that are being evaluated stay together.
     codes = state.codes.at[place].set(jnp.where(there, state.codes[state.size], state.codes[place]))
     state = dataclasses.replace(
         state, codes=codes, pending=state.pending - there.astype(jnp.int32), valid=there[None]

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.space import Space
 
 CONTEXT = 3
@@ -65,6 +66,9 @@ class SoftmaxPolicy:
     """
 
     scale: float = 1e-3
+
+    def __post_init__(self):
+        check_numbers(self, "scale", least=0)
 
     def init(self, key: jax.Array, space: Space) -> Any:
         """The parameters at the start."""
@@ -133,6 +137,13 @@ class TransformerPolicy:
     width: int = 32
     layers: int = 2
     heads: int = 4
+
+    def __post_init__(self):
+        check_counts(self, "width", "layers", "heads")
+        if self.width % self.heads:
+            raise ValueError(
+                f"TransformerPolicy: width is {self.width}, expected a multiple of the {self.heads} heads."
+            )
 
     def _module(self, space: Space) -> _Decoder:
         return _Decoder(space, self.width, self.layers, self.heads)

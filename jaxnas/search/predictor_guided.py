@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.pending import begin_evaluation
 from jaxnas.search.proposals import listed, propose
 from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Pool, Strategy, canonical
+from jaxnas.search.strategy import Pool, Strategy, canonical, check_pool
 from jaxnas.space import Arch
 
 ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
@@ -62,25 +64,38 @@ class PredictorGuided(Strategy):
                 "GaussianProcess(), features=one_hot(space), both of "
                 "jaxnas.predictors."
             )
+        self.check_methods("predictor", ("fit", "predict"), "predictors.GaussianProcess()")
+        if not callable(self.features):
+            raise TypeError(
+                f"PredictorGuided: features is {self.features!r}, expected a function from an architecture "
+                "to the predictor's inputs, such as predictors.one_hot(space)."
+            )
+        if self.pool is not None:
+            check_pool(self.pool, self.space, "PredictorGuided: pool")
         if self.acquisition not in ACQUISITIONS:
             raise ValueError(
                 f"PredictorGuided: acquisition is {self.acquisition!r}, expected one "
                 f"of {', '.join(ACQUISITIONS)}."
             )
-        if self.initial < 2:
-            raise ValueError(
-                f"PredictorGuided: initial is {self.initial}, but a predictor needs at least two points."
-            )
+        check_counts(self, "initial", least=2)  # a predictor needs two points
+        check_counts(self, "mutants")
+        check_numbers(self, "confidence", least=0)
 
     def init(self, key: jax.Array) -> State:
-        """The first state; see `Strategy`."""
+        """The first state; see `Strategy`.
+
+        Raises:
+          ValueError: features that are NaN or infinite, beside what `Strategy` refuses.
+        """
         state = super().init(key)
         every = listed(self)
         if every is None:
+            self._check_inputs(state.seeds, jax.vmap(self._inputs)(state.seeds))
             return state
         # Made once: a predictor's inputs may be costly, and are the same for all searches.
         codes = jnp.asarray(every)
         inputs = jax.lax.map(self._inputs, codes, batch_size=256)
+        self._check_inputs(codes, inputs)
         taken = jnp.zeros(codes.shape[:1], bool)
         rows = jnp.zeros((self.evaluations,), jnp.int32)
         return dataclasses.replace(state, memory=(codes, inputs, taken, rows))
@@ -125,7 +140,8 @@ class PredictorGuided(Strategy):
     def _ask_one_by_one(self, state: State) -> tuple[Arch, State]:
         """A batch, each of which is chosen as if those before it were being evaluated.
 
-        The best by one acquisition alone are much alike, and teach little more than one of them.
+        The best few by one and the same acquisition are much alike: together they teach little more than one
+        of them.
         """
         one = dataclasses.replace(self, batch=1)
 
@@ -140,6 +156,19 @@ class PredictorGuided(Strategy):
     def _inputs(self, code: jax.Array) -> Any:
         assert self.features is not None  # checked at the start
         return self.features(self.space.decode(code))
+
+    def _check_inputs(self, codes: jax.Array, inputs: Any) -> None:
+        """Checks that the inputs [n, ...] of architectures hold numbers, where they are known."""
+        for leaf in jax.tree.leaves(inputs):
+            if isinstance(leaf, jax.core.Tracer):
+                continue
+            wrong = ~np.isfinite(np.asarray(leaf, np.float32)).reshape(len(leaf), -1).all(axis=1)
+            if wrong.any():
+                arch = self.space.to_dict(self.space.decode(codes[int(np.argmax(wrong))]))
+                raise ValueError(
+                    f"PredictorGuided: features returns NaN or infinity for {wrong.sum()} of {len(leaf)} "
+                    f"architectures, first for {arch}. A predictor needs finite numbers."
+                )
 
     def _value(
         self, fitted: Any, inputs: Any, seen: Any, rows: jax.Array, known: jax.Array, key: jax.Array
@@ -200,9 +229,10 @@ def _targets(state: State) -> tuple[jax.Array, jax.Array]:
 
 
 def _places(codes: jax.Array, rows: jax.Array, state: State) -> jax.Array:
-    """Where what was asked for is among all codes [n, L], int32 [H]; `rows` is where it was.
+    """For each architecture of the history, its row among all codes [n, L], int32 [H].
 
-    What was asked for changes its place in the history where evaluations end in another order.
+    `rows` is the answer of before. It is wrong where evaluations have ended in another order than they began,
+    since architectures then change their places in the history.
     """
     asked = jnp.arange(len(rows)) < state.size + state.pending
 
@@ -212,7 +242,7 @@ def _places(codes: jax.Array, rows: jax.Array, state: State) -> jax.Array:
     def found(code: jax.Array) -> jax.Array:
         return jnp.argmax(jnp.all(codes == code[None, :], axis=1)).astype(jnp.int32)
 
-    # A loop of at most one round and not a cond, which under vmap would always be computed.
+    # A loop of at most one round in place of a cond, both sides of which are computed under vmap.
     def look_up(rows: jax.Array) -> jax.Array:
         return jnp.where(asked, jax.lax.map(found, state.codes), rows)
 

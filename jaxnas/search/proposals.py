@@ -127,8 +127,8 @@ def propose(strategy: Strategy, state: State, key: jax.Array, groups: list[Group
     key, batch, _ = jax.lax.while_loop(unfinished, attempt, (key, batch, jnp.int32(0)))
     codes = listed(strategy)
     if codes is not None:
-        # A loop of at most one round and not a cond, which under vmap would always be computed. The
-        # key is carried, since what doesn't change in a loop is computed before it, always.
+        # A loop of at most one round in place of a cond, both sides of which are computed under vmap. The key
+        # is in the carry, since what does not change in a loop is computed before it, even for no round.
         def round_(carry):
             batch, _, key = carry
             key, order_key = jax.random.split(key)
@@ -153,7 +153,7 @@ def _complete(state: State, batch: Batch, full: jax.Array, key: jax.Array, codes
         same = jnp.all(codes == code[None, :], axis=1)
         return jnp.where(jnp.any(same), jnp.argmax(same), len(codes))
 
-    # One by one: all at once would take memory in every search, for what hardly one of them does.
+    # One after another: all at once would take memory in each of many searches, of which few come here.
     taken = jnp.zeros(codes.shape[:1], bool).at[jax.lax.map(row, known)].set(True, mode="drop")
     order = jax.random.permutation(key, len(codes))
     new = ~taken[order]
@@ -196,7 +196,7 @@ def _relatives(strategy: Strategy, state: State, batch: Batch, key: jax.Array) -
             jnp.arange(strategy.batch) < batch.count,
         ]
     )
-    # Stable, so that the draw depends on what is known and not on the capacity.
+    # Architectures that are known come first, in their order, whatever the capacity of the history is.
     known = known[jnp.argsort(~used, stable=True)]
     rows = jax.random.randint(pick_key, (_candidates(strategy),), 0, jnp.sum(used, dtype=jnp.int32))
     rate = min(2 / space.length, 0.5)

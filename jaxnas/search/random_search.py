@@ -26,6 +26,11 @@ class RandomSearch(Strategy):
         """As histories call it."""
         return "random"
 
+    @property
+    def learns(self) -> bool:
+        """Nothing: it is what others are compared with."""
+        return False
+
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:
         """A batch of architectures and the next state; see `Strategy`."""

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxnas.checks import check_counts
 from jaxnas.search.neighbours import mutate_one
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
@@ -37,7 +38,7 @@ class RegularizedEvolution(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_counts("population", "sample")
+        check_counts(self, "population", "sample")
         if self.sample > self.population:
             raise ValueError(
                 f"RegularizedEvolution: sample is {self.sample}, expected 1 to the "
@@ -52,8 +53,8 @@ class RegularizedEvolution(Strategy):
         if self.unique or self.bounds or self.canonical is not None:
             codes = self._mutants(jax.random.split(draw_key, _ATTEMPTS * self.batch), state)
             return propose(self, state, ask_key, [(codes, jnp.where(growing, 0, self.batch))])
-        # The plain form never looks at the history. Vmapped searches are all of one age, so that this
-        # stays a condition, of which only one side runs.
+        # Here architectures may be evaluated again, so the history is not looked at. Searches under one vmap
+        # have all made equally many evaluations: the condition is the same for all, and one side runs.
         keys = jax.random.split(draw_key, self.batch)
         codes = jax.lax.cond(growing, self._fresh, self._mutants, keys, state)
         valid = jnp.arange(self.batch) < self.evaluations - state.size - state.pending

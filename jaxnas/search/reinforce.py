@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.policies import SoftmaxPolicy
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Strategy, check_key
+from jaxnas.search.strategy import Strategy, as_told, check_key
 from jaxnas.space import Arch
 
 _DRAWS = 8  # Draws of the policy for each architecture asked: most are known once it is sure.
@@ -64,6 +65,12 @@ class Reinforce(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_methods("policy", ("init", "sample", "evaluate"), "search.SoftmaxPolicy()")
+        check_counts(self, "queue", least=0)
+        check_counts(self, "steps_per_batch")
+        check_numbers(self, "learning_rate", above=0)
+        check_numbers(self, "decay", least=0, below=1)
+        check_numbers(self, "entropy", "queue_weight", least=0)
         if self.baseline not in ("average", "value"):
             raise ValueError(
                 f"{type(self).__name__}: baseline is {self.baseline!r}, expected 'average' or 'value'."
@@ -96,10 +103,11 @@ class Reinforce(Strategy):
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
         """The state that knows the scores, float [batch]; see `Strategy`."""
-        context, used = self._context(state), state.valid & jnp.isfinite(jnp.asarray(scores))
+        scores = as_told("scores", scores, (self.batch,))
+        context, used = self._context(state), state.valid & jnp.isfinite(scores)
         codes = self.space.encode(archs)
         state = super().tell(state, archs, scores)
-        rewards = jax.vmap(lambda score: self._reward(state, score))(jnp.asarray(scores, jnp.float32))
+        rewards = jax.vmap(lambda score: self._reward(state, score))(scores.astype(jnp.float32))
         rewards, weights = jnp.where(used, rewards, 0), used.astype(jnp.float32)
         learner = state.memory
         keep = jnp.float32(self.decay) ** jnp.sum(weights)
@@ -149,7 +157,7 @@ class Reinforce(Strategy):
         progress = state.size.astype(jnp.float32) / self.evaluations
         rows = jnp.arange(self.evaluations)
         last = (rows >= state.size - self.batch) & (rows < state.size) & ~jnp.isnan(state.scores)
-        # Order statistics of the last batch among all: cheap, and free of the scores' unit.
+        # Rewards are shares of all scores so far, so that the unit of the scores does not matter.
         rewards = jnp.where(last, jax.vmap(lambda s: self._reward(state, s))(state.scores), 0)
         count = jnp.maximum(jnp.sum(last, dtype=jnp.float32), 1)
         mean = jnp.sum(rewards) / count
@@ -162,12 +170,16 @@ class PPO(Reinforce):
     """Proximal policy optimisation: several clipped steps on each batch; see `Reinforce`.
 
     Attributes:
-      clip: how far the ratio of probabilities counts.
+      clip: how far from 1 the ratio of the new to the old probability may be; beyond, it is cut off.
     """
 
     baseline: str = "value"
     steps_per_batch: int = 4
     clip: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_numbers(self, "clip", above=0)
 
     def _gain(self, likelihood: jax.Array, before: jax.Array, advantage: jax.Array) -> jax.Array:
         ratio = jnp.exp(likelihood - jax.lax.stop_gradient(before))

@@ -6,6 +6,7 @@ gives the same architectures in the same order.
 
 import dataclasses
 import functools
+import inspect
 import logging
 import math
 import os
@@ -16,9 +17,10 @@ import jax
 import numpy as np
 
 from jaxnas import files, processes
-from jaxnas.search import history
+from jaxnas.search import bounds, history
+from jaxnas.search.blas import one_thread
 from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy, check_key, score_shape
+from jaxnas.search.strategy import Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
     Args:
       strategy: of this package, or one's own; see `Strategy`.
       evaluate: from a batch of architectures to scores, float [batch] (or [batch, M]), traceable: what
-        it draws or computes by NumPy is frozen. Rows that are not valid are evaluated too, and
+        it draws or computes by NumPy is the same in each call. Rows that are not valid are evaluated too, and
         ignored. Of a strategy with fidelities: from a batch and a fidelity, int32 [], to scores or
         (scores, seconds), float [batch] each.
       key: a typed key.
@@ -101,16 +103,18 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
 
     Raises:
       TypeError: something else than a strategy, a function or a typed key.
-      ValueError: bounds that no architecture keeps.
+      ValueError: bounds that no architecture keeps, or scores of another shape.
     """
     check_search(strategy, evaluate, key)
+    shape = (strategy.batch, *score_shape(strategy))
 
     def turn(state: State) -> State:
         archs, asked = strategy.ask(state)
         if strategy.fidelities is None:
-            return strategy.tell(asked, archs, evaluate(archs))
+            return strategy.tell(asked, archs, as_told("scores", evaluate(archs), shape))
         told = evaluate(archs, strategy.fidelity(asked))
-        return strategy.tell(asked, archs, *(told if isinstance(told, tuple) else (told,)))
+        scores, *seconds = told if isinstance(told, tuple) else (told,)
+        return strategy.tell(asked, archs, as_told("scores", scores, shape), *seconds)
 
     if strategy.fidelities is not None:
         # How many batches there are depends on the scores and the seconds.
@@ -123,14 +127,33 @@ def check_search(strategy: Any, evaluate: Any, key: Any) -> None:
     """Checks what a search is made of.
 
     Raises:
-      TypeError: something else than a strategy, a function and a typed key.
+      TypeError: something else than a strategy, a function and a typed key, or a function of more or fewer
+        arguments than the strategy gives it.
     """
     check_strategy(strategy)
     if not callable(evaluate):
         raise TypeError(
             f"search: evaluate is {evaluate!r}, expected a function from a batch of architectures to scores."
         )
+    _check_arguments(strategy, evaluate)
     check_key(key)
+
+
+def _check_arguments(strategy: Strategy, evaluate: Callable[..., Any]) -> None:
+    given = ("architectures",) if strategy.fidelities is None else ("architectures", "fidelity")
+    if hasattr(evaluate, "__wrapped__"):  # It may take other arguments than it says.
+        return
+    try:
+        signature = inspect.signature(evaluate)
+    except ValueError:  # Some functions that are not written in Python have none.
+        return
+    try:
+        signature.bind(*given)
+    except TypeError:
+        raise TypeError(
+            f"search: {type(strategy).__name__} calls evaluate({', '.join(given)}), but what was given "
+            f"takes {signature}."
+        ) from None
 
 
 def check_strategy(strategy: Any) -> None:
@@ -156,6 +179,7 @@ def run(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
+    before: Callable[[State], None] | None = None,
     progress: Callable[[Standing], None] | None = None,
     traced: bool = False,
 ) -> Result:
@@ -174,6 +198,8 @@ def run(
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
+      before: called before each generation that has to be evaluated, with the state that the strategy was
+        asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.
       traced: compile the evaluation and the search into one program (`scan`), for functions that JAX
         can trace; without a history file and progress.
@@ -188,12 +214,16 @@ def run(
     check_search(strategy, evaluate, key)
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
+    check_cost(strategy)
     name, settings = name or strategy.name, history.settings_of(strategy, key)
     if traced:
-        if history_path is not None or progress is not None:
-            raise ValueError("run: a traced search has neither a history file nor progress.")
+        if history_path is not None or progress is not None or before is not None:
+            raise ValueError(
+                "run: a traced search has neither a history file nor progress, nor calls before."
+            )
         # Compiled anew in each call: what the evaluation closes over may have changed.
-        state = jax.jit(functools.partial(scan, strategy, evaluate))(key)
+        with one_thread():
+            state = jax.block_until_ready(jax.jit(functools.partial(scan, strategy, evaluate))(key))
         return make_result(strategy, state, make_lines(strategy, name, settings, state, []), 0)
 
     recorded = [] if history_path is None else history.read(history_path, name)
@@ -202,7 +232,7 @@ def run(
     check_length(recorded, strategy.evaluations, history_path)
     state, lines, replaying, resumed = strategy.init(key), [], history_path is not None, 0
     while not strategy.finished(state):
-        archs, asked = strategy.ask(state)
+        archs, asked = ask(strategy, state)
         rows = np.flatnonzero(np.asarray(asked.valid))
         if not len(rows):
             state = asked  # exhausted
@@ -210,6 +240,8 @@ def run(
         old = recorded[len(lines) : len(lines) + len(rows) + 1]
         old = [line for line in old if line["generation"] == int(asked.generation)]
         known = replaying and len(old) == len(rows)
+        if before is not None and not known:
+            before(state)
         told = _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows)
         state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
         new = make_lines(strategy, name, settings, state, lines)
@@ -228,6 +260,12 @@ def run(
         if progress is not None:
             progress(standing(strategy, state))
     return make_result(strategy, state, lines, resumed)
+
+
+def ask(strategy: Strategy, state: State) -> tuple[Arch, State]:
+    """`strategy.ask`, with what may be a fit of a predictor by one thread of the BLAS."""
+    with one_thread():
+        return jax.block_until_ready(strategy.ask(state))
 
 
 def _evaluated(
@@ -298,12 +336,21 @@ def make_lines(
     return history.seal(lines, before)
 
 
+def check_cost(strategy: Strategy) -> None:
+    """Checks what the cost function returns, before anything is evaluated.
+
+    Raises:
+      TypeError: no dict of numbers by name.
+    """
+    _costs(strategy, strategy.space.smallest())
+
+
 def _costs(strategy: Strategy, arch: Arch) -> dict[str, Any]:
     """The costs of one architecture as plain Python numbers."""
     if strategy.cost is None:
         return {}
     # Called with concrete arrays, since a cost may be more exact on them than under jit.
-    return {name: np.asarray(x).item() for name, x in strategy.cost(arch).items()}
+    return {name: np.asarray(x).item() for name, x in bounds.check_costs(strategy.cost(arch)).items()}
 
 
 def _all_failed(state: State) -> bool:

@@ -168,7 +168,8 @@ def similar_cost(
 ) -> Arch:
     """Different random architectures as dear as a given one, without that one.
 
-    They say whether a search found more than the right size: a baseline of equal cost.
+    They are a baseline of equal cost: a found architecture that is no better than they are has only the right
+    size.
 
     Args:
       space: the search space.

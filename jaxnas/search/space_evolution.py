@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.checks import check_numbers
 from jaxnas.choice import Choice, Option, nearest
 from jaxnas.space import Arch, Space
 
@@ -271,10 +272,8 @@ class ShiftRule:
     values: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("step", "threshold", "multiple"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"ShiftRule: {name} is {value}, expected a number above 0, or None.")
+        check_numbers(self, "step", "threshold", "multiple", above=0, none=True)
+        check_numbers(self, "least", "most", none=True)
         if self.least is not None and self.most is not None and not self.least <= self.most:
             raise ValueError(
                 f"ShiftRule: least is {self.least} and most is {self.most}; expected least <= most."

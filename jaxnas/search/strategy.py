@@ -16,7 +16,6 @@ A strategy of one's own inherits `Strategy` and says which architectures it asks
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.search import bounds as bounds_lib
 from jaxnas.search.bounds import Cost
 from jaxnas.search.state import State, next_rows, ranking
-from jaxnas.space import Arch, Space
+from jaxnas.space import Arch, Space, check_space
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +35,38 @@ class Pool:
     """Architectures that are given, as canonical codes, int32 [n, space.length]."""
 
     codes: np.ndarray
+
+
+def check_pool(pool: Any, space: Space, what: str) -> np.ndarray:
+    """The codes of a pool, int [n, space.length], if they are of the space.
+
+    Args:
+      pool: that was given.
+      space: of the search.
+      what: the start of the message: who has the pool, and as what.
+
+    Raises:
+      TypeError: something else than a pool.
+      ValueError: it is empty, its codes have another shape or are no ints, or some is not of the space.
+    """
+    if not isinstance(pool, Pool):
+        raise TypeError(
+            f"{what} is {type(pool).__name__}, expected architectures as search.Pool(space.encode(archs))."
+        )
+    codes = np.asarray(pool.codes)
+    if codes.ndim != 2 or codes.shape[1] != space.length or codes.dtype.kind not in "iu" or not len(codes):
+        raise ValueError(
+            f"{what} has codes {codes.dtype}{list(codes.shape)}, expected int32 [n, {space.length}] with n "
+            "of at least 1: search.Pool(space.encode(archs))."
+        )
+    outside = np.any((codes < 0) | (codes >= space.sizes), axis=1)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise ValueError(
+            f"{what} has codes that are not of the space, first in row {row}: {codes[row].tolist()}; the "
+            f"elements have {space.sizes.tolist()} options. Make them by space.encode(archs)."
+        )
+    return codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,23 +98,29 @@ class Strategy:
     canonical: Callable[[Arch], Arch] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
+        check_space(self.space, type(self).__name__)
+        for name, example in (("cost", "jaxnas.cost(net, inputs)"), ("canonical", "table.canonical")):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(
+                    f"{type(self).__name__}: {name} is {value!r}, expected a function of an architecture, "
+                    f"such as {example}."
+                )
         object.__setattr__(self, "bounds", bounds_lib.normalise(self.bounds))
-        self.check_counts("evaluations", "batch")
+        check_counts(self, "evaluations", "batch")
 
-    def check_counts(self, *names: str) -> None:
-        """Checks that settings are ints of at least 1, and makes plain ints of NumPy's.
+    def check_methods(self, field: str, methods: tuple[str, ...], example: str) -> None:
+        """Checks that a setting is an object with some methods, such as `example`.
 
         Raises:
-          ValueError: one is not.
+          TypeError: it is not, or a class and not one of its instances.
         """
-        for name in names:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {value!r}, expected an int of at least 1."
-                )
-            if isinstance(value, np.integer):
-                object.__setattr__(self, name, operator.index(value))
+        value = getattr(self, field)
+        if isinstance(value, type) or not all(callable(getattr(value, one, None)) for one in methods):
+            raise TypeError(
+                f"{type(self).__name__}: {field} is {value!r}, expected an object with the methods "
+                f"{', '.join(methods)}, such as {example}."
+            )
 
     @property
     def name(self) -> str:
@@ -96,7 +134,7 @@ class Strategy:
 
     @property
     def objectives(self) -> int | None:
-        """How many scores an architecture has, in an axis of their own; None: one, without the axis."""
+        """How many scores an architecture has; None for a single one, without an axis of scores."""
         return None
 
     @property
@@ -111,8 +149,13 @@ class Strategy:
 
     @property
     def plans_by_budget(self) -> bool:
-        """Whether another number of evaluations is another search, and not the same one for longer."""
+        """Whether a larger budget changes the search from its start, and does not only make it longer."""
         return False
+
+    @property
+    def learns(self) -> bool:
+        """Whether what is asked for depends on scores; one for which it does not is a baseline itself."""
+        return True
 
     def init(self, key: jax.Array) -> State:
         """The state before the first generation.
@@ -166,15 +209,9 @@ class Strategy:
         Raises:
           ValueError: other shapes or dtypes.
         """
-        scores = jnp.asarray(scores)
         expected = (self.batch, *score_shape(self))
-        if scores.shape != expected or not jnp.issubdtype(scores.dtype, jnp.floating):
-            raise ValueError(
-                f"tell: scores are {scores.dtype}{list(scores.shape)}, expected a float "
-                f"for each row asked, {list(expected)}; rows where state.valid is False "
-                "may hold anything."
-            )
-        scores, codes = scores.astype(jnp.float32), self.space.encode(archs)
+        scores = as_told("scores", scores, expected).astype(jnp.float32)
+        codes = self.space.encode(archs)
         if codes.shape[:-1] != expected[:1]:
             raise ValueError(
                 f"tell: architectures have batch axes {codes.shape[:-1]}, expected "
@@ -221,6 +258,26 @@ class Strategy:
 def score_shape(strategy: Strategy) -> tuple[int, ...]:
     """The shape of the scores of one architecture: () for one score, (M,) for M objectives."""
     return () if strategy.objectives is None else (strategy.objectives,)
+
+
+def as_told(what: str, told: Any, shape: tuple[int, ...]) -> jax.Array:
+    """The scores or seconds that an evaluation returned, as a float array of that shape.
+
+    Raises:
+      ValueError: no array, or one of another shape or dtype.
+    """
+    text = any(isinstance(leaf, str) for leaf in jax.tree.leaves(told))
+    try:
+        array = jnp.asarray(None if text else told)
+        given = f"{array.dtype}{list(array.shape)}"
+    except (TypeError, ValueError):  # None, text, a dict or rows of different lengths
+        array, given = None, f"a {type(told).__name__} that is no array"
+    if array is None or array.shape != shape or not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(
+            f"search: {what} are {given}, expected a float for each row asked, {list(shape)}; rows where "
+            "state.valid is False may hold anything."
+        )
+    return array
 
 
 def canonical(strategy: Strategy, codes: jax.Array) -> jax.Array:

@@ -6,16 +6,19 @@ cheapest (few epochs), the last one is what counts.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
+from jaxnas.search.bounds import Cost
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State, next_rows
-from jaxnas.search.strategy import Pool, Strategy
-from jaxnas.space import Arch, Space
+from jaxnas.search.strategy import Pool, Strategy, as_told, check_pool
+from jaxnas.space import Arch, Space, check_space
 
 
 @jax.tree_util.register_dataclass
@@ -84,19 +87,18 @@ class Hyperband(Strategy):
     given: Pool | None = None
 
     def __post_init__(self):
-        if self.fidelities < 1 or self.eta < 2 or self.first < 1:
+        check_counts(self, "fidelities", "first")
+        check_counts(self, "eta", least=2)
+        check_counts(self, "batch", least=0)
+        check_numbers(self, "budget", above=0, none=True)
+        starts = range(self.fidelities) if self.starts is None else self.starts
+        whole = isinstance(starts, tuple | list | range)
+        if not whole or not starts or any(start not in range(self.fidelities) for start in starts):
             raise ValueError(
-                "Hyperband: fidelities and first are at least 1 and eta at least 2; got "
-                f"{self.fidelities}, {self.first}, {self.eta}."
+                f"Hyperband: starts is {starts!r}, expected a tuple of fidelities from 0 to "
+                f"{self.fidelities - 1}."
             )
-        if self.budget is not None and not self.budget > 0:
-            raise ValueError(f"Hyperband: the budget is {self.budget} seconds, expected more than 0.")
-        starts = tuple(range(self.fidelities) if self.starts is None else self.starts)
-        if not starts or any(not 0 <= start < self.fidelities for start in starts):
-            raise ValueError(
-                f"Hyperband: starts is {starts}, expected fidelities from 0 to {self.fidelities - 1}."
-            )
-        object.__setattr__(self, "starts", starts)
+        object.__setattr__(self, "starts", tuple(starts))
         if self.given is not None:
             codes = check_given(self.space, self.given, self.bounds)
             object.__setattr__(self, "starts", (0,))
@@ -184,12 +186,7 @@ class Hyperband(Strategy):
                 "not tell any; let it return (scores, seconds)."
             )
         shape = state.valid.shape
-        seconds = jnp.zeros(shape, jnp.float32) if seconds is None else jnp.asarray(seconds)
-        if seconds.shape != shape or not jnp.issubdtype(seconds.dtype, jnp.floating):
-            raise ValueError(
-                f"tell: seconds are {seconds.dtype}{list(seconds.shape)}, expected a "
-                f"float for each row asked, {list(shape)}."
-            )
+        seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
         race = state.memory
         rows = next_rows(state.size, state.valid, self.evaluations)
         told = jnp.where(jnp.isfinite(seconds), seconds, 0).astype(jnp.float32)
@@ -258,7 +255,20 @@ class Hyperband(Strategy):
         return jax.tree.map(lambda a, b: jnp.where(complete, a, b), after, race)
 
 
-def SuccessiveHalving(space: Space, **settings: Any) -> Hyperband:
+def SuccessiveHalving(
+    space: Space,
+    cost: Cost | None = None,
+    bounds: Any = (),
+    evaluations: int = 1000,
+    *,
+    canonical: Callable[[Arch], Arch] | None = None,
+    fidelities: int = 2,
+    budget: float | None = None,
+    eta: int = 3,
+    first: int = 27,
+    batch: int = 0,
+    given: Pool | None = None,
+) -> Hyperband:
     """A `Hyperband` whose races all start at the cheapest fidelity.
 
         candidates = search.Pool(space.encode(archs))
@@ -267,27 +277,45 @@ def SuccessiveHalving(space: Space, **settings: Any) -> Hyperband:
 
     Args:
       space: the search space.
-      **settings: the other settings of `Hyperband`.
+      cost, bounds, canonical: see `Strategy`.
+      evaluations: at most, of all fidelities together.
+      fidelities: how many there are.
+      budget: seconds, as the evaluation tells them; None for no limit.
+      eta: one in `eta` goes on to the next fidelity, and at least one.
+      first: architectures at the start of a race.
+      batch: how many to ask for at a time; 0 for `first`.
+      given: the architectures of the only race; they say what `first` and `evaluations` are.
+
+    Raises:
+      ValueError: settings that cannot be; bounds, or equal architectures, where they are given.
     """
-    return Hyperband(space, starts=(0,), **settings)
+    return Hyperband(
+        space,
+        cost,
+        bounds,
+        evaluations,
+        canonical=canonical,
+        fidelities=fidelities,
+        budget=budget,
+        eta=eta,
+        first=first,
+        starts=(0,),
+        batch=batch,
+        given=given,
+    )
 
 
 def check_given(space: Space, given: Pool, bounds: Any) -> np.ndarray:
     """Checks the architectures of a given race and returns their codes, int32 [n, L].
 
     Raises:
+      TypeError: something else than a pool.
       ValueError: there are none, they are not of this space, some are equal, or there are bounds.
     """
-    codes = np.asarray(given.codes)
-    if codes.ndim != 2 or codes.shape[1] != space.length or codes.dtype.kind != "i" or not len(codes):
-        raise ValueError(
-            f"Hyperband: the given codes are {codes.dtype}{list(codes.shape)}, expected int32 "
-            f"[n, {space.length}] with n of at least 1: search.Pool(space.encode(archs))."
-        )
+    check_space(space, "Hyperband")
+    codes = check_pool(given, space, "Hyperband: given")
     with jax.ensure_compile_time_eval():
-        archs = space.decode(codes)
-        space.check(archs)
-        networks = np.asarray(space.encode(space.canonical(archs)))
+        networks = np.asarray(space.encode(space.canonical(space.decode(codes))))
     if len(np.unique(networks, axis=0)) < len(codes):
         raise ValueError("Hyperband: some of the given architectures are equal; give each one once.")
     if bounds:

@@ -166,13 +166,19 @@ class Workers:
         label, future = slot.label, slot.future
         assert future is not None
         slot.label, slot.future = None, None
-        try:
+        error = futures_lib.CancelledError() if future.cancelled() else future.exception()
+        if error is None:
             return Outcome(label, future.result())
-        except (futures_lib.BrokenExecutor, executors.WorkerDied) as error:
+        if isinstance(error, futures_lib.BrokenExecutor | executors.WorkerDied):
             self._replace(slot)
             return Outcome(label, error=f"the worker died: {error}")
-        except Exception as error:  # Whatever a user's function raises is one failed evaluation.
-            return Outcome(label, error=f"{type(error).__name__}: {error}"[:500])
+        if isinstance(error, KeyboardInterrupt):
+            raise error  # Ctrl-C reaches this process and those that it began.
+        # Whatever else a user's function raises, SystemExit too, is one failed evaluation.
+        reason = f"{type(error).__name__}: {error}"[:500]
+        if "pickle" in reason:
+            reason += "; if that is what the evaluation returned, return a number, or a dict of numbers"
+        return Outcome(label, error=reason)
 
     def _late(self, slot: _Slot) -> Outcome:
         label = slot.label

@@ -116,5 +116,22 @@ def test_clear_errors():
         search.PredictorGuided(SPACE)
     with pytest.raises(ValueError, match="acquisition is 'ucb', expected one of expected_improvement"):
         guided(acquisition="ucb")
-    with pytest.raises(ValueError, match="initial is 1, but a predictor needs at least two"):
+    with pytest.raises(ValueError, match="initial is 1, expected a whole number of at least 2"):
         guided(initial=1)
+    for change, message in (
+        ({"predictor": 5}, "predictor is 5, expected an object with the methods fit, predict, such as"),
+        ({"predictor": predictors.GaussianProcess}, "predictor is <class"),
+        ({"features": 5}, "features is 5, expected a function from an architecture"),
+        ({"pool": np.zeros((3, 5), np.int32)}, "pool is ndarray, expected architectures as search.Pool"),
+        ({"pool": [1, 2]}, "pool is list"),
+        ({"pool": search.Pool(np.zeros((3, 4), np.int32))}, r"codes int32\[3, 4\], expected int32 \[n, 5\]"),
+        ({"pool": search.Pool(np.full((3, 5), 9))}, r"not of the space, first in row 0: \[9, 9, 9, 9, 9\]"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            guided(**change)
+
+
+@pytest.mark.parametrize("space", [SPACE, LARGE], ids=["listed", "large"])
+def test_features_that_are_no_numbers_are_refused_before_the_search(space):
+    with pytest.raises(ValueError, match=r"features returns NaN or infinity for .* first for {'op': \["):
+        guided(space, lambda arch: jnp.full(3, jnp.nan)).init(KEYS[0])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 
 import jax
@@ -211,19 +212,24 @@ def test_clear_errors():
         return lambda: search.SuccessiveHalving(SPACE, given=search.Pool(np.asarray(codes)), **settings)
 
     for build, message in (
-        (given(np.zeros((0, 5), np.int32)), r"given codes are int32\[0, 5\], expected int32 \[n, 5\]"),
+        (given(np.zeros((0, 5), np.int32)), r"given has codes int32\[0, 5\], expected int32 \[n, 5\]"),
         (given(np.zeros((2, 4), np.int32)), r"int32\[2, 4\]"),
-        (given(np.full((1, 5), 4, np.int32)), "is 4, expected an index"),
+        (given(np.full((1, 5), 4, np.int32)), r"not of the space, first in row 0: \[4, 4, 4, 4, 4\]"),
         (given(np.zeros((2, 5), np.int32)), "some of the given architectures are equal"),
         (given(GIVEN, cost=lambda arch: arch, bounds={"a": (1, 2)}), "leave out those given"),
     ):
         with pytest.raises(ValueError, match=message):
             build()
-    with pytest.raises(ValueError, match=r"starts is \(3,\), expected fidelities from 0 to 2"):
-        search.Hyperband(SPACE, fidelities=3, starts=(3,))
-    with pytest.raises(ValueError, match="budget is 0.0 seconds"):
+    for starts in ((3,), (), 1, ("0",)):
+        with pytest.raises(ValueError, match="starts is .*, expected a tuple of fidelities from 0 to 2"):
+            search.Hyperband(SPACE, fidelities=3, starts=starts)
+    with pytest.raises(TypeError, match="given is int, expected architectures as search.Pool"):
+        search.Hyperband(SPACE, given=3)
+    with pytest.raises(TypeError, match=r"calls evaluate\(architectures, fidelity\), but .* takes \(archs\)"):
+        search.run(RACES, lambda archs: archs, KEYS[0])
+    with pytest.raises(ValueError, match="budget is 0.0, expected a number above 0"):
         search.Hyperband(SPACE, fidelities=3, budget=0.0)
-    with pytest.raises(ValueError, match="eta at least 2; got 2, 27, 1"):
+    with pytest.raises(ValueError, match="eta is 1, expected a whole number of at least 2"):
         search.Hyperband(SPACE, eta=1)
     with pytest.raises(ValueError, match="batch is -1"):
         search.Hyperband(SPACE, batch=-1)
@@ -234,3 +240,12 @@ def test_clear_errors():
         RACES.tell(state, archs, jnp.zeros(4), jnp.zeros(3))
     with pytest.raises(ValueError, match="none of 0 evaluations gave a number within the budget"):
         TIMED.best(TIMED.init(KEYS[0]))
+
+
+def test_successive_halving_has_the_settings_of_hyperband_but_for_its_starts():
+    named = inspect.signature(search.SuccessiveHalving).parameters
+    fields = {field.name: field.default for field in dataclasses.fields(search.Hyperband)}
+    del fields["starts"]
+    assert {name: one.default for name, one in named.items() if name != "space"} == {
+        name: default for name, default in fields.items() if name != "space"
+    }

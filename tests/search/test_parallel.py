@@ -73,16 +73,18 @@ def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == result.history and len(lines) == 27
     assert result.failed == 24 and result.score == 3
-    reasons = {"".join(line["architecture"]["op"][:2]): line.get("error") for line in lines}
+    reasons = {"".join(line["architecture"]["op"]): line.get("error") for line in lines}
     for first, reason in {
-        "aa": "RuntimeError: out of luck",
-        "ab": "the worker died",
-        "ac": "TimeoutError: it took more than 1.0 seconds",
-        "ba": "returned None, expected a finite number",
-        "bb": "returned 'high'",
-        "bc": "returned [1.0, 2.0, 3.0]",
-        "ca": "returned nan",
-        "cb": "returned a dict of 'loss'; metric is 'score'",
+        "aaa": "RuntimeError: out of luck",
+        "aba": "the worker died",
+        "aca": "TimeoutError: it took more than 1.0 seconds",
+        "baa": "returned None, expected a finite number",
+        "bba": "returned 'high'",
+        "bca": "returned [1.0, 2.0, 3.0]",
+        "caa": "returned nan",
+        "cba": "returned a dict of 'loss'; metric is 'score', expected one of these: give metric='loss'",
+        "aab": "SystemExit: no data",
+        "bbb": "if that is what the evaluation returned, return a number",
     }.items():
         assert reason in reasons[first]
     assert all(line["metrics"] == {"score": line["score"], "loss": 1.0} for line in lines if line["score"])
@@ -148,8 +150,8 @@ def test_clear_errors(tmp_path):
         ({"workers": 0}, "workers is 0, expected an int of at least 1"),
         ({"workers": "2"}, "workers is '2', expected an int"),
         ({"timeout": -1}, "timeout is -1, expected seconds above 0"),
-        ({"evaluations": 10.5}, "evaluations is 10.5, expected an int"),
-        ({"evaluations": "10"}, "evaluations is '10', expected an int"),
+        ({"evaluations": 10.5}, "evaluations is 10.5, expected a whole number"),
+        ({"evaluations": "10"}, "evaluations is '10', expected a whole number"),
         ({"history_path": tmp_path}, "is a folder; give the path of a history file"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -296,6 +296,7 @@ def test_nsga2_evaluates_each_once_and_within_bounds(many_seeds):
         assert params.min() >= 4 and params.max() <= 12
 
 
+@pytest.mark.slow
 def test_the_survivors_are_the_better_half(many_seeds):
     """By front, then by crowding, of the last survivors and their children."""
     state = STRATEGY.init(jax.random.key(5))

@@ -119,6 +119,7 @@ def test_children_come_from_the_best_of_all_generations(many_seeds):
         assert pure >= 0.5  # the rest fills up when the parents have no other new child
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("random_first, expected", [(0, 20), (41, 60)])
 def test_the_first_architectures_do_not_depend_on_scores(random_first, expected):
     """A generation is random if fewer than `random_first` evaluations are done when it begins."""
@@ -134,6 +135,7 @@ def test_the_first_architectures_do_not_depend_on_scores(random_first, expected)
     assert not np.array_equal(up[rest], down[rest])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(search.Evolution, marks=pytest.mark.slow), search.RandomSearch]
 )
@@ -437,6 +439,7 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
         search.run(strategy, failing(30), jax.random.key(0), history_path=tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_a_traced_evaluation_is_read_anew_in_each_run():
     sign = [1.0]
 

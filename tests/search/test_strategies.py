@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import threadpoolctl
 
 from jaxnas import search
 from jaxnas.search.neighbours import mutate_one, neighbours
@@ -266,7 +267,9 @@ def test_clear_errors():
     with pytest.raises(ValueError, match="sample is 11, expected 1 to the population of 10"):
         search.RegularizedEvolution(SPACE, population=10, sample=11)
     for wrong in (10.5, "10", 0, None):
-        with pytest.raises(ValueError, match=f"evaluations is {wrong!r}, expected an int of at least 1"):
+        with pytest.raises(
+            ValueError, match=f"evaluations is {wrong!r}, expected a whole number of at least 1"
+        ):
             search.RandomSearch(SPACE, evaluations=wrong)
         with pytest.raises(ValueError, match="population is"):
             search.Evolution(SPACE, population=wrong)
@@ -278,6 +281,20 @@ def test_clear_errors():
     for wrong in (search.RandomSearch, object()):
         with pytest.raises(TypeError, match="is no strategy. A strategy is a frozen dataclass that inherits"):
             search.run(wrong, evaluate, SEEDS[0])
+    for change, message in (
+        ({"space": None}, "the space is None, expected a jaxnas.Space"),
+        ({"space": {"op": 3}}, "the space is {'op': 3}"),
+        ({"cost": "params"}, "cost is 'params', expected a function of an architecture, such as jaxnas.cost"),
+        ({"canonical": 5}, "canonical is 5, expected a function of an architecture, such as table.canonical"),
+        ({"bounds": 5}, "bounds: got 5, expected {name of a cost: "),
+        ({"bounds": (5,)}, "bounds: got .5,., expected"),
+        ({"bounds": {3: (1, 2)}}, "bounds: got {3: "),
+        ({"bounds": {"params": ([1], 2)}}, "each a number or None"),
+        ({"policy": None}, "policy is None, expected an object with the methods init, sample, evaluate"),
+        ({"policy": search.SoftmaxPolicy}, "policy is <class"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            search.Reinforce(**{"space": SPACE} | change)
     with pytest.raises(ValueError, match="baseline is 'none', expected 'average' or 'value'"):
         search.Reinforce(SPACE, baseline="none")
     with pytest.raises(ValueError, match="batch is 0"):
@@ -286,3 +303,46 @@ def test_clear_errors():
         search.run(search.LocalSearch(SPACE, cost, {"params": (None, 1)}), evaluate, SEEDS[0])
     with pytest.raises(ValueError, match="all 20 evaluations so far failed"):
         search.run(STRATEGIES["ageing"], lambda a: jnp.full(1, jnp.nan), SEEDS[0])
+
+
+def test_what_functions_of_a_users_own_return_is_checked():
+    never = pytest.fail
+    for costs in (5, {"params": "many"}, {"params": jnp.ones(2)}, None):
+        for bounds in ({}, {"params": (1, 2)}):
+            strategy = search.RandomSearch(SMALL, lambda arch, costs=costs: costs, bounds, evaluations=10)
+            with pytest.raises(TypeError, match="cost: the function returned .*, expected numbers by name"):
+                search.run(strategy, never, SEEDS[0])
+    strategy = search.RandomSearch(SMALL, evaluations=10, batch=2)
+    for returned in (None, ["a", "b"], {"score": jnp.ones(2)}, 1.0, jnp.ones(3), jnp.ones(2, int)):
+        with pytest.raises(ValueError, match=r"scores are .*, expected a float for each row asked, \[2\]"):
+            search.scan(strategy, lambda archs, returned=returned: returned, SEEDS[0])
+    for wrong in (lambda: 1.0, lambda archs, fidelity: 1.0):
+        with pytest.raises(TypeError, match=r"RandomSearch calls evaluate\(architectures\), but .* takes"):
+            search.run(strategy, wrong, SEEDS[0])
+    with pytest.raises(TypeError, match="a path is expected, as text or as a pathlib.Path, and 5 was given"):
+        search.run(strategy, evaluate, SEEDS[0], history_path=5)
+
+
+def test_a_strategy_asks_by_one_thread_of_the_blas_and_evaluations_have_theirs():
+    def threads():
+        return [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+
+    class Nosy(search.RandomSearch):
+        def ask(self, state):
+            asking.append(threads())
+            return super().ask(state)
+
+    if not threads():
+        pytest.skip("the BLAS here is one whose threads cannot be set")
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        asking, evaluating = [], []
+
+        def noted(archs):
+            evaluating.append(threads())
+            return np.ones(len(archs["op"]), np.float32)
+
+        strategy = Nosy(SMALL, evaluations=6, batch=3)
+        search.run(strategy, noted, SEEDS[0])
+        before = threads()
+    assert len(asking) == len(evaluating) == 2
+    assert all(set(found) == {1} for found in asking) and all(found == before for found in evaluating)
