@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.space import Arch, Space
+from jaxnas.checks import check_counts
+from jaxnas.space import Arch, Space, check_space
 
 Features = dict[str, jax.Array]
 
@@ -23,6 +24,7 @@ def one_hot(space: Space) -> Callable[[Arch], jax.Array]:
     F is the sum of `space.sizes`. The options of an inactive element are all zero, so equal networks
     have equal features.
     """
+    check_space(space, "one_hot")
     # One column for each option of each element: which element, and which option.
     element = np.repeat(np.arange(space.length), space.sizes)
     option = np.concatenate([np.arange(size, dtype=np.int32) for size in space.sizes])
@@ -53,6 +55,15 @@ class EdgeCell:
     identity: int | None = None
 
     def __post_init__(self):
+        edges = self.edges if isinstance(self.edges, tuple) else ()
+        pairs = [e for e in edges if isinstance(e, tuple) and len(e) == 2 and all(type(x) is int for x in e)]
+        if not pairs or len(pairs) < len(edges) or not all(0 <= source < target for source, target in pairs):
+            raise ValueError(
+                f"EdgeCell: edges is {self.edges!r}, expected a tuple of (source, target) with nodes from 0 "
+                "and source < target, such as ((0, 1), (0, 2), (1, 2))."
+            )
+        check_counts(self, "operations")
+        check_counts(self, "none", "identity", least=0, most=self.operations - 1, none=True)
         if not self._routes:
             raise ValueError(f"EdgeCell: no path from node 0 to the last node in {self.edges}.")
 
@@ -110,6 +121,10 @@ class ChainCell:
     nodes: int
     operations: int
     identity: int | None = None
+
+    def __post_init__(self):
+        check_counts(self, "nodes", "operations")
+        check_counts(self, "identity", least=0, most=self.operations - 1, none=True)
 
     @property
     def kinds(self) -> int:
@@ -205,6 +220,7 @@ def tokens(space: Space) -> Callable[[Arch], Features]:
 
     `kind`: the option's index, -1 where inactive; `place`: the element; `segment`: 0.
     """
+    check_space(space, "tokens")
     place = jnp.arange(space.length, dtype=jnp.int32)
 
     def features(arch: Arch) -> Features:

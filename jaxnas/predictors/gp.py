@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
+from jaxnas.checks import check_counts, check_numbers
+from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +22,9 @@ class GaussianProcess:
     times weak log-normal priors, by a fixed number of Adam steps in the logarithm.
 
     On CPUs JAX factors matrices by SciPy's BLAS, whose threads wait for each other on a busy machine: a fit
-    to 100 points then took 320 ms and not 5. `threadpoolctl.threadpool_limits(1, "blas")` around the
-    program, after `import scipy.linalg`, makes its time that of one thread; `experiments.compare` does so.
+    to 100 points then took 320 ms and not 5. `search.run`, `search.run_parallel` and `experiments.compare`
+    limit it to one thread. A program of one's own, such as `jax.jit` of `search.scan`, must be called within
+    `jaxnas.search.blas.one_thread()`, since threads are no part of a program.
 
     Attributes:
       ranks: fit normal quantiles of ranks; else standardised targets.
@@ -47,23 +49,24 @@ class GaussianProcess:
     relative: bool = True
 
     def __post_init__(self):
-        check_numbers(self, ("steps",), (), least=0)
-        check_numbers(self, (), ("learning_rate", "scale", "signal", "slope", "noise", "spread"))
+        check_counts(self, "steps", least=0)
+        check_numbers(self, "learning_rate", "scale", "signal", "slope", "noise", "spread", above=0)
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
         """The fitted process, a pytree for `predict`.
 
         Args:
-          key: not used; predictors share this signature.
+          key: a typed key; not used, since predictors share this signature.
           inputs: a pytree of arrays [N, ...], the groups; rows not in use may hold anything.
           targets: [N], higher is better; NaN and infinities are rows not in use.
           mask: bool [N], the rows in use.
 
         Raises:
-          ValueError: shapes that do not fit or, outside jit, fewer than two points, or NaN or infinity
-            among the inputs in use.
+          TypeError: not a typed key.
+          ValueError: shapes or dtypes that do not fit or, outside jit, fewer than two points, or NaN or
+            infinity among the inputs in use.
         """
-        del key
+        check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
         groups = matrices(inputs)
         check_inputs(groups, mask)
@@ -107,10 +110,12 @@ class GaussianProcess:
         In the units of the transformed targets, which are monotone in the targets.
 
         Raises:
-          ValueError: inputs of other widths than those fitted to.
+          TypeError: `fitted` is not what `fit` returned.
+          ValueError: inputs of other widths than those fitted to or, outside jit, NaN or infinity in them.
         """
-        groups, hyper = matrices(inputs), fitted["hyper"]
-        check_widths(fitted["inputs"], groups)
+        groups = matrices(inputs)
+        check_fitted(fitted, "inputs", groups)
+        hyper = fitted["hyper"]
         cross = self.kernel(hyper, *self.distances(fitted, groups))
         cross = cross * fitted["mask"][:, None].astype(jnp.float32)
         total = self.own(hyper, fitted, groups)
@@ -190,12 +195,6 @@ def _cost_backward(kept, cotangent):
 
 
 likelihood_cost.defvjp(_cost_forward, _cost_backward)
-
-
-def matrices(inputs: Any) -> list[jax.Array]:
-    """The leaves of inputs [N, ...] as matrices float32 [N, F]."""
-    leaves = [jnp.asarray(leaf, jnp.float32) for leaf in jax.tree.leaves(inputs)]
-    return [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
 
 
 def squared_distances(a: jax.Array, b: jax.Array) -> jax.Array:

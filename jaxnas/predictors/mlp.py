@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.predictors.gp import matrices
-from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
+from jaxnas.checks import check_counts, check_numbers
+from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
 
 class _Mlp(nn.Module):
@@ -51,10 +51,14 @@ class MlpEnsemble:
     keep: float = 0.9
 
     def __post_init__(self):
-        check_numbers(self, ("members", "width", "layers", "steps"), ("learning_rate", "keep"))
+        check_counts(self, "members", "width", "layers", "steps")
+        check_numbers(self, "learning_rate", above=0)
+        check_numbers(self, "keep", above=0, most=1)
+        check_numbers(self, "decay", "ranking", least=0)
 
     def fit(self, key: jax.Array, inputs: Any, targets: jax.Array, mask: jax.Array) -> dict[str, Any]:
         """The fitted ensemble, a pytree for `predict`; arguments and errors as in `GaussianProcess`."""
+        check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
         weight = mask.astype(jnp.float32)
         groups, count = matrices(inputs), jnp.maximum(weight.sum(), 1.0)
@@ -100,10 +104,11 @@ class MlpEnsemble:
         In the units of the transformed targets, which are monotone in the targets.
 
         Raises:
-          ValueError: inputs of other widths than those fitted to.
+          TypeError: `fitted` is not what `fit` returned.
+          ValueError: inputs of other widths than those fitted to or, outside jit, NaN or infinity in them.
         """
         groups = matrices(inputs)
-        check_widths(fitted["mean"], groups)
+        check_fitted(fitted, "mean", groups)
         x = self._columns(groups, fitted["mean"], fitted["scale"])
         model = _Mlp(self.width, self.layers)
         told = jnp.asarray(jax.vmap(lambda params: model.apply(params, x))(fitted["members"]))

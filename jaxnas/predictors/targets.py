@@ -10,8 +10,8 @@ import numpy as np
 def rank_normal(targets: jax.Array, mask: jax.Array) -> jax.Array:
     """The standard normal quantiles of the ranks of the targets in use, float32 [N].
 
-    Equal targets share the mean of their ranks; rows not in use get 0, whatever they hold. Monotone in
-    the targets, and blind to their units and outliers.
+    Equal targets share the mean of their ranks; rows not in use get 0, whatever they hold. The order
+    of the targets alone decides, so neither their unit nor an outlier matters.
     """
     below = mask[None, :] & (targets[None, :] < targets[:, None])
     equal = mask[None, :] & (targets[None, :] == targets[:, None])
@@ -36,8 +36,14 @@ def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]
     """The transformed targets, float32 [N], and the mask without the rows whose target is no finite number.
 
     Raises:
-      ValueError: the shapes differ or, outside jit, fewer than two rows are in use.
+      ValueError: the shapes differ, the targets are no numbers, the mask holds no bools or, outside jit,
+        fewer than two rows are in use.
     """
+    if not _numeric(targets) or _dtype(mask) != np.bool_:
+        raise ValueError(
+            f"fit: targets are {_described(targets)} and mask is {_described(mask)}, expected a number and a "
+            "bool for each row, float [N] and bool [N]."
+        )
     if jnp.ndim(targets) != 1 or jnp.shape(mask) != jnp.shape(targets):
         raise ValueError(
             f"fit: targets and mask must both be [N], got {jnp.shape(targets)} and {jnp.shape(mask)}."
@@ -50,6 +56,48 @@ def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]
             "target that is NaN or infinite do not count)."
         )
     return (rank_normal if ranks else standardize)(targets, mask), mask
+
+
+def check_key(key: Any) -> None:
+    """Checks that a key is one typed key.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
+        what = _described(key) if hasattr(key, "dtype") else repr(key)
+        raise TypeError(f"fit: key is {what}, expected one typed key, such as jax.random.key(0).")
+
+
+def matrices(inputs: Any) -> list[jax.Array]:
+    """The leaves of inputs [N, ...] as matrices float32 [N, F].
+
+    Raises:
+      ValueError: a leaf that is no array of numbers, or that has no axis beside that of the rows.
+    """
+    leaves = jax.tree.leaves(inputs)
+    for number, leaf in enumerate(leaves):
+        if not hasattr(leaf, "dtype") or not _numeric(leaf) or leaf.ndim < 2:
+            raise ValueError(
+                f"the inputs of a predictor (leaf {number}) are {_described(leaf)}, expected an array of "
+                "numbers [N, F], with a row for each architecture: x[:, None] if there is one number of "
+                "each, x[None] for one architecture."
+            )
+    return [jnp.asarray(leaf, jnp.float32).reshape(leaf.shape[0], -1) for leaf in leaves]
+
+
+def _numeric(values: Any) -> bool:
+    return jnp.issubdtype(_dtype(values), jnp.number) or _dtype(values) == np.bool_
+
+
+def _dtype(values: Any) -> Any:
+    return values.dtype if hasattr(values, "dtype") else np.asarray(values).dtype
+
+
+def _described(values: Any) -> str:
+    if hasattr(values, "dtype"):
+        return f"{values.dtype}{list(values.shape)}"
+    return f"a {type(values).__name__}"
 
 
 def check_inputs(groups: list[jax.Array], mask: jax.Array) -> None:
@@ -66,46 +114,42 @@ def check_inputs(groups: list[jax.Array], mask: jax.Array) -> None:
             raise ValueError(
                 f"fit: inputs (leaf {number}) have {len(group)} rows, but there are {len(mask)} targets."
             )
-        if isinstance(group, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
-            continue
-        wrong = np.asarray(mask) & ~np.isfinite(np.asarray(group)).all(axis=1)
-        if wrong.any():
-            raise ValueError(
-                f"fit: inputs (leaf {number}) hold NaN or infinity in {wrong.sum()} rows in use, first in "
-                f"row {int(np.argmax(wrong))}. Leave such rows out by the mask, or mend their features."
-            )
+        _check_finite(f"fit: inputs (leaf {number})", group, mask, "Leave such rows out by the mask, or mend")
 
 
-def check_widths(fitted: list[jax.Array], groups: list[jax.Array]) -> None:
-    """Checks that inputs [M, F] of a prediction have the widths F of those fitted to.
+def _check_finite(what: str, group: jax.Array, mask: jax.Array | np.ndarray, advice: str) -> None:
+    if isinstance(group, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+        return
+    wrong = np.asarray(mask) & ~np.isfinite(np.asarray(group)).all(axis=1)
+    if wrong.any():
+        raise ValueError(
+            f"{what} hold NaN or infinity in {wrong.sum()} rows, first in row "
+            f"{int(np.argmax(wrong))}. {advice} their features."
+        )
+
+
+def check_fitted(fitted: Any, points: str, groups: list[jax.Array]) -> None:
+    """Checks what is predicted of.
+
+    Args:
+      fitted: as `fit` returned it, with arrays [..., F] under a name.
+      points: that name.
+      groups: the inputs of the prediction, [M, F].
 
     Raises:
-      ValueError: they have others.
+      TypeError: fitted is something else.
+      ValueError: inputs of other widths F or, outside jit, with NaN or infinity.
     """
-    expected, found = ([group.shape[-1] for group in one] for one in (fitted, groups))
+    if not isinstance(fitted, dict) or points not in fitted:
+        raise TypeError(
+            f"predict: fitted is a {type(fitted).__name__}, expected what fit of the same predictor returned."
+        )
+    expected, found = ([group.shape[-1] for group in one] for one in (fitted[points], groups))
     if expected != found:
         raise ValueError(
             f"predict: inputs have leaves of {found} columns, but the predictor was fitted to {expected}; "
             "make both by the same function of an architecture."
         )
-
-
-def check_numbers(predictor: Any, counts: tuple[str, ...], positive: tuple[str, ...], least: int = 1) -> None:
-    """Checks that settings are ints of at least `least`, or finite numbers above 0.
-
-    Raises:
-      ValueError: one is not; the message names it.
-    """
-    kind = type(predictor).__name__
-    for name in counts:
-        value = getattr(predictor, name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{kind}: {name} is {value!r}, expected an int of at least {least}.")
-    for name in positive:
-        value = getattr(predictor, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float | np.number)
-            or not 0 < value < np.inf
-        ):
-            raise ValueError(f"{kind}: {name} is {value!r}, expected a finite number above 0.")
+    for number, group in enumerate(groups):
+        every = np.ones(len(group), bool)
+        _check_finite(f"predict: inputs (leaf {number})", group, every, "Leave such rows out, or mend")

@@ -6,10 +6,14 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxnas.predictors.gp import GaussianProcess, matrices
-from jaxnas.predictors.targets import check_inputs, check_numbers, check_widths, prepare
+from jaxnas.checks import check_counts, check_numbers
+from jaxnas.predictors.gp import GaussianProcess
+from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
+
+_COUNTS = ("kinds", "places", "width", "heads", "layers", "outputs", "members", "steps", "batch")
 
 
 class Encoder(nn.Module):
@@ -92,7 +96,14 @@ class TransformerPredictor:
     process: Any = GaussianProcess()
 
     def __post_init__(self):
-        check_numbers(self, ("kinds", "places", "members", "steps", "batch"), ("learning_rate",))
+        _check_settings(self)
+        if isinstance(self.process, type) or not all(
+            callable(getattr(self.process, name, None)) for name in ("fit", "predict")
+        ):
+            raise TypeError(
+                f"TransformerPredictor: process is {self.process!r}, expected a predictor, such as "
+                "GaussianProcess()."
+            )
 
     def _encoder(self, properties: int) -> Encoder:
         return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
@@ -102,7 +113,13 @@ class TransformerPredictor:
 
         Inputs are those of unlabelled architectures [N, ...]; the loss is the squared error of the
         features, each group counting the same. Pure; under jit it is one program.
+
+        Raises:
+          TypeError: not a typed key.
+          ValueError: inputs without tokens or features, or not as `fit` of `SupervisedTransformer` says.
         """
+        check_key(key)
+        _check_inputs(self, inputs, features=True)
         columns = []
         for group in matrices(inputs["features"]):
             centred = group - group.mean(0)[None]
@@ -136,6 +153,7 @@ class TransformerPredictor:
 
     def encode(self, weights: Any, inputs: Any) -> dict[str, Any]:
         """Inputs for `fit` and `predict`: vectors float32 [N, outputs], and the features."""
+        _check_inputs(self, inputs, features=True)
         properties = sum(group.shape[1] for group in matrices(inputs["features"]))
         encoder = self._encoder(properties)
         vectors = jax.lax.map(lambda one: encoder.apply(one, inputs["tokens"])[0], weights)
@@ -223,11 +241,11 @@ class SupervisedTransformer:
     start: Start | None = None
 
     def __post_init__(self):
-        check_numbers(self, ("kinds", "places", "members", "steps", "batch"), ("learning_rate",))
-        if min(self.ranking, self.regression) < 0 or self.ranking + self.regression <= 0:
+        _check_settings(self)
+        check_numbers(self, "decay", "ranking", "regression", least=0)
+        if self.ranking + self.regression == 0:
             raise ValueError(
-                f"SupervisedTransformer: ranking is {self.ranking} and regression "
-                f"{self.regression}; expected weights of at least 0, not both 0."
+                "SupervisedTransformer: ranking and regression are both 0; one of them is to be trained."
             )
         if self.start is not None:
             count = len(jax.tree.leaves(self.start.weights)[0])
@@ -248,9 +266,11 @@ class SupervisedTransformer:
           mask: the rows in use, bool [N]; what the others hold does not matter.
 
         Raises:
-          ValueError: inputs without tokens (or features) or, outside jit, fewer than two points, or NaN
-            or infinity among the features in use.
+          TypeError: not a typed key.
+          ValueError: inputs without tokens (or features), tokens of other shapes and dtypes or, outside jit,
+            beyond `kinds` and `places`, fewer than two points, or NaN or infinity among the features in use.
         """
+        check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
         groups = self._groups(inputs)
         if groups:
@@ -306,8 +326,11 @@ class SupervisedTransformer:
         """The members' means and standard deviations float32 [M] of inputs [M, ...].
 
         In the units of the transformed targets, which are monotone in the targets.
+
+        Raises:
+          TypeError, ValueError: as `fit`, and as `MlpEnsemble.predict`.
         """
-        check_widths(fitted["mean"], self._groups(inputs))
+        check_fitted(fitted, "mean", self._groups(inputs))
         columns, model = self._columns(inputs, fitted["mean"], fitted["scale"]), self._scorer()
 
         def member(one: Any) -> jax.Array:
@@ -332,14 +355,7 @@ class SupervisedTransformer:
         return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers, self.outputs))
 
     def _groups(self, inputs: Any) -> list[jax.Array]:
-        needed = ["tokens", *(["features"] if self.structure else [])]
-        missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
-        if missing:
-            raise ValueError(
-                f"SupervisedTransformer: inputs lack {' and '.join(missing)}; expected a "
-                f"dict of {' and '.join(needed)}"
-                f"{' (or structure=False)' if missing == ['features'] else ''}."
-            )
+        _check_inputs(self, inputs, features=self.structure)
         return matrices(inputs["features"]) if self.structure else []
 
     def _columns(self, inputs: Any, mean: list, scale: list) -> jax.Array:
@@ -378,3 +394,50 @@ def ranking_loss(told: jax.Array, aims: jax.Array) -> jax.Array:
     higher = (aims[:, None] > aims[None, :]).astype(jnp.float32)
     wrong = jax.nn.softplus(told[None, :] - told[:, None])
     return jnp.sum(higher * wrong) / jnp.maximum(higher.sum(), 1.0)
+
+
+def _check_settings(predictor: Any) -> None:
+    """Checks the sizes of a Transformer's encoder and of its training; ValueError where one cannot be."""
+    check_counts(predictor, *_COUNTS)
+    check_numbers(predictor, "learning_rate", above=0)
+    if predictor.width % predictor.heads:
+        raise ValueError(
+            f"{type(predictor).__name__}: width is {predictor.width}, expected a multiple of the "
+            f"{predictor.heads} heads."
+        )
+
+
+def _check_inputs(predictor: Any, inputs: Any, features: bool) -> None:
+    """Checks that inputs have tokens, and features if these are needed.
+
+    Raises:
+      ValueError: they lack something, or the tokens have other shapes or dtypes or, outside jit, numbers that
+        the predictor has no vectors for.
+    """
+    kind = type(predictor).__name__
+    needed = ["tokens", *(["features"] if features else [])]
+    missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
+    if missing:
+        structure = hasattr(predictor, "ranking") and missing == ["features"]
+        raise ValueError(
+            f"{kind}: inputs lack {' and '.join(missing)}; expected a dict of {' and '.join(needed)}"
+            f"{' (or structure=False)' if structure else ''}."
+        )
+    tokens, bounds = inputs["tokens"], {"kind": (-1, predictor.kinds), "place": (0, predictor.places)}
+    names = (*bounds, "segment")
+    shapes = {name: np.shape(tokens[name]) for name in names if isinstance(tokens, dict) and name in tokens}
+    integers = all(jnp.issubdtype(jnp.asarray(tokens[name]).dtype, jnp.integer) for name in shapes)
+    if len(shapes) < len(names) or len(set(shapes.values())) > 1 or len(shapes["kind"]) != 2 or not integers:
+        raise ValueError(
+            f"{kind}: the tokens have the shapes {shapes}, expected {', '.join(names)} as integers [N, T] "
+            "each: jax.vmap(predictors.tokens(space))(archs)."
+        )
+    for name, (low, high) in bounds.items():
+        if isinstance(tokens[name], jax.core.Tracer):
+            continue
+        values = np.asarray(tokens[name])
+        if values.size and (values.min() < low or values.max() >= high):
+            raise ValueError(
+                f"{kind}: the tokens' {name} is from {values.min()} to {values.max()}, expected {low} to "
+                f"{high - 1}, since {name}s is {high}."
+            )

@@ -80,7 +80,8 @@ def make(sizes: np.ndarray, codes: np.ndarray, rows: np.ndarray | None = None) -
         every = np.full(int(np.prod(sizes)), -1, np.int32)
         every[np.ravel_multi_index(tuple(codes.T), tuple(sizes))] = numbers
         return Dense(sizes, every)
-    # Raw bits of a counter: the same weights with every version of NumPy. Odd ones lose no bit.
+    # Raw bits of a counter, which are the same with every version of NumPy. The weights are odd: a product
+    # with an odd number modulo 2**32 can be undone, so that no part of a code is lost.
     bits = np.random.Philox(key=np.uint64(0)).random_raw(codes.shape[1])
     weights = bits.astype(np.uint32) | np.uint32(1)
     keys = (codes.astype(np.uint32) * weights).sum(axis=1, dtype=np.uint32)

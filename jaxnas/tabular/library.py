@@ -51,6 +51,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Table:
       FileNotFoundError: the table's file is missing; the message says where to get it.
     """
     if name not in _MAKERS:
-        raise ValueError(f"load: {name!r} is not a table{nearest(name, _MAKERS)} The tables are {names()}.")
+        raise ValueError(
+            f"load: {name!r} is not a table{nearest(name, _MAKERS)} The names are those of tabular.names()."
+        )
     file, make = _MAKERS[name]
     return make(files.read(file, data_dir))

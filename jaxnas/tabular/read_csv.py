@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxnas import files
 from jaxnas.choice import Choice, Option, nearest
-from jaxnas.space import Arch, Space
-from jaxnas.tabular.table import Table, from_arrays
+from jaxnas.space import Arch, Space, check_space
+from jaxnas.tabular.table import Table, check_objectives, from_arrays
 
 
 def from_csv(
@@ -50,11 +50,21 @@ def from_csv(
       canonical, features: of the table; see `from_arrays`.
 
     Raises:
+      OSError: there is no such file, or it cannot be read.
+      TypeError: something else than a path, a space or a dict of objectives.
       ValueError: no UTF-8 text; a column that is missing, unknown or there twice; or, with its line in
         the file, an option that is not in the space, a metric that is not a finite number, or an
         architecture that is there twice.
     """
+    check_objectives("from_csv", objectives)
+    if space is not None:
+        check_space(space, "from_csv")
     header, lines = _read(path)
+    if "" in header and "" not in ignore:
+        raise ValueError(
+            f"{path}: column {header.index('') + 1} has no name in the header {header}. Name it, or leave it "
+            "out by ignore=('',); pandas writes such a column of row numbers, but not with index=False."
+        )
     if space is None:
         space = _space(path, header, lines, objectives or {}, ignore)
     places = {
@@ -72,20 +82,25 @@ def from_csv(
         index = _indices(path, column, columns[column], numbers, space[key], position)
         archs[key][(slice(None), position) if space[key].shape else slice(None)] = index
     _check_empty(path, columns, numbers, places, space, archs)
-    _check_twice(path, numbers, space, archs)
     metrics = {
         key: _numbers(path, key, column, numbers)
         for key, column in columns.items()
         if key not in places and key not in ignore
     }
+    _check_twice(path, numbers, space, archs, list(metrics))
     name = name or pathlib.Path(path).stem
     return from_arrays(name, space, archs, metrics, objectives, canonical=canonical, features=features)
 
 
 def _read(path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header, and each line with its number in the file; all cells without spaces around them."""
+    path = files.as_path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; expected a CSV file.")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no CSV file {path}.")
     try:
-        with io.TextIOWrapper(files.as_path(path).open("rb"), "utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(path.open("rb"), "utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
             lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
@@ -221,7 +236,7 @@ def _check_empty(path, columns, lines, places, space: Space, archs) -> None:
                 )
 
 
-def _check_twice(path, lines, space: Space, archs) -> None:
+def _check_twice(path, lines, space: Space, archs, metrics: list[str]) -> None:
     with jax.ensure_compile_time_eval():
         codes = np.asarray(space.encode(space.canonical(archs)))
     seen: dict[bytes, int] = {}
@@ -230,7 +245,7 @@ def _check_twice(path, lines, space: Space, archs) -> None:
         if first != line:
             raise ValueError(
                 f"{path}, lines {first} and {line} are one architecture; keep one of "
-                "them, or average their metrics."
+                f"them, or average their metrics. Taken as metrics, and not as choices, are {metrics}."
             )
 
 
@@ -243,7 +258,7 @@ def _numbers(path, column: str, cells: list[str], lines: list[int]) -> np.ndarra
         except ValueError:
             raise ValueError(
                 f"{path}, line {line}: metric {column!r} is {cell!r}, not a number. "
-                f"A column that is neither a metric nor a choice: "
+                f"If the column is a choice, the space must have it; if it is neither, "
                 f"ignore=({column!r},)."
             ) from None
         if np.isinf(values[k]):

@@ -1,6 +1,7 @@
 """A table of architectures with their metrics, and how to make one from arrays."""
 
 import dataclasses
+import decimal
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.choice import nearest
-from jaxnas.space import Arch, Space
+from jaxnas.space import Arch, Space, check_space
 from jaxnas.tabular import index as index_lib
 
 
@@ -57,10 +58,14 @@ class Table:
         return len(self.codes)
 
     def __repr__(self) -> str:
-        return (
-            f"Table({self.name!r}, {len(self):,} rows, {self.unique:,} networks, "
-            f"metrics {list(self.metrics)})"
-        )
+        rows, whole = f"{len(self):,}", self.space.cardinality
+        if len(self) < whole:
+            rows += f" of {whole:,}" if whole < 10**9 else f" of {decimal.Decimal(whole):.3g}"
+        parts = [f"{rows} architectures", f"{self.unique:,} networks", f"metrics {list(self.metrics)}"]
+        for name in self.objectives or self.metrics:
+            if unknown := int(np.sum(np.isnan(self.metrics[name]))):
+                parts.append(f"{unknown:,} without {name}")
+        return f"Table({self.name!r}, {', '.join(parts)})"
 
     @functools.cached_property
     def representatives(self) -> np.ndarray:
@@ -110,8 +115,8 @@ class Table:
         """The architecture of the first row of the same class.
 
         That stands for all architectures of the same network: with it a search queries a network
-        once. Where such rows were measured each for itself (as in nasbench201, trained anew), only
-        the metrics of this one row are then seen. An architecture without a row stays as it is,
+        once. Rows of one network may have been trained separately, as in nasbench201; of these the
+        search then sees the metrics of the first row only. An architecture without a row stays as it is,
         but for inactive elements, which are 0.
         """
         code, row = self.space.encode(self.space.canonical(arch)), self.row(arch)
@@ -198,10 +203,26 @@ def from_arrays(
       tokens: the same for a Transformer; see `predictors.tokens`.
 
     Raises:
+      TypeError: something else than a space, architectures of indices, or dicts of metrics and objectives.
       ValueError: an architecture is not in the space or is there twice, a metric is not numeric or
         is infinite, lengths or names disagree, or `canonical` or `features` fail on the smallest
         architecture.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"from_arrays: name is {name!r}, expected a text, the name of the table.")
+    check_space(space, name)
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"{name}: metrics is a {type(metrics).__name__}, expected a dict of numbers [rows] by name, such "
+            "as {'accuracy': accuracies}."
+        )
+    check_objectives(name, objectives)
+    for key, indices in archs.items() if isinstance(archs, Mapping) else ():
+        if np.asarray(indices).dtype.kind == "f":
+            raise TypeError(
+                f"{name}: the architectures have {np.asarray(indices).dtype} for {key!r}, expected integers, "
+                "the indices of options. Option values go through space.from_dict."
+            )
     space.check(archs)
     with jax.ensure_compile_time_eval():
         codes = np.asarray(space.encode(space.canonical(archs)))
@@ -282,6 +303,19 @@ def make(
         dict(objectives),
         index_lib.make(space.sizes, codes) if index is None else index,
     )
+
+
+def check_objectives(name: str, objectives: Any) -> None:
+    """Checks that objectives are given as a dict, or not at all.
+
+    Raises:
+      TypeError: they are something else.
+    """
+    if objectives is not None and not isinstance(objectives, Mapping):
+        raise TypeError(
+            f"{name}: objectives is {objectives!r}, expected a dict of 'max' or 'min' by metric, such as "
+            "{'accuracy': 'max'}."
+        )
 
 
 def _check_function(name: str, space: Space, label: str, function: Any) -> None:

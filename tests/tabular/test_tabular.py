@@ -61,11 +61,13 @@ def cells(load):
 def small_table(**changes):
     archs = {"depth": np.array([0, 1, 1], np.int32), "op": np.array([[0, 1], [0, 1], [1, 1]], np.int32)}
     arguments = {
+        "name": "small",
+        "space": SMALL,
         "archs": archs,
         "metrics": {"accuracy": [90.5, 92, 91], "ms": [2, np.nan, 3.5]},
         "objectives": {"accuracy": "max", "ms": "min"},
     } | changes
-    return tabular.from_arrays("small", SMALL, **arguments)
+    return tabular.from_arrays(**arguments)
 
 
 def raw(path):
@@ -341,9 +343,10 @@ def test_a_csv_is_the_same_table(tmp_path):
         ("op_1", "op1", "no column 'op_1'; did you mean 'op1'?"),
         ("ms", "op_2", "unknown column 'op_2'"),
         ("ms", "accuracy", "column 'accuracy' is there twice"),
+        ("ms", "", r"column 5 has no name in the header .*ignore=\('',\)"),
         ("conv,pool", "convv,pool", r"line 3: column 'op_0': 'convv' .*did you mean 'conv'"),
         ("conv,pool", "conv,", "line 3: column 'op_1' is empty"),
-        ("2,pool,pool", "2,conv,pool", "lines 3 and 4 are one architecture"),
+        ("2,pool,pool", "2,conv,pool", r"lines 3 and 4 are one .* not as choices, are \['accuracy', 'ms'\]"),
         ("2,pool,pool", "3,pool,pool", "line 4: column 'depth': '3' is not one of the options"),
         ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
         (",3.5", "", "line 4: 4 cells, but the header has 5"),
@@ -389,6 +392,53 @@ def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
 def test_mistakes_in_arrays_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         small_table(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"name": 5}, "name is 5, expected a text"),
+        ({"space": None}, "small: the space is None, expected a jaxnas.Space"),
+        ({"metrics": np.zeros(3)}, "small: metrics is a ndarray, expected a dict of numbers"),
+        ({"objectives": ["accuracy"]}, r"small: objectives is \['accuracy'\], expected a dict"),
+        ({"objectives": "max"}, "small: objectives is 'max', expected a dict of 'max' or 'min' by metric"),
+        ({"archs": {"depth": np.zeros(3), "op": np.zeros((3, 2))}}, "have float64 for 'depth', expected int"),
+    ],
+)
+def test_other_things_than_arrays_are_named(changes, message):
+    with pytest.raises(TypeError, match=message):
+        small_table(**changes)
+
+
+def test_a_table_says_what_it_lacks(tmp_path):
+    space = Space(op=Choice("a", "b").repeat(2))
+    archs = {"op": np.array([[0, 0], [0, 1], [1, 0]], np.int32)}
+    metrics = {"accuracy": [1, np.nan, 2], "ms": [np.nan, 1, 2]}
+    table = tabular.from_arrays("mine", space, archs, metrics, {"accuracy": "max"})
+    expected = "3 of 4 architectures, 3 networks, metrics ['accuracy', 'ms'], 1 without accuracy"
+    assert repr(table) == f"Table('mine', {expected})"
+    whole = tabular.from_arrays("all", space, space.enumerate(), {"accuracy": np.arange(4)})
+    assert repr(whole) == "Table('all', 4 architectures, 4 networks, metrics ['accuracy'])"
+
+
+def test_what_is_no_csv_is_named(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("width,op,accuracy\n1,a,0.5\n1,b,0.6\n2,a,0.7\n")
+    for given, settings, error, message in (
+        (tmp_path / "none.csv", {}, FileNotFoundError, "there is no CSV file .*none.csv"),
+        (tmp_path, {}, IsADirectoryError, "is a folder; expected a CSV file"),
+        (None, {}, TypeError, "a path is expected, as text or as a pathlib.Path, and None was given"),
+        (path, {"space": 5}, TypeError, "from_csv: the space is 5, expected a jaxnas.Space"),
+        (path, {"objectives": "accuracy=max"}, TypeError, "objectives is 'accuracy=max', expected a dict"),
+        (
+            path,
+            {"space": Space(width=Choice(1, 2))},
+            ValueError,
+            "'op' .* is a choice, the space must have it",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            tabular.from_csv(given, **{"objectives": {"accuracy": "max"}} | settings)
 
 
 def test_a_table_knows_which_architectures_are_equal_and_what_predictors_see():
@@ -452,7 +502,9 @@ def test_mistakes_in_names_are_named():
         small_table().metric("acc")
     with pytest.raises(ValueError, match="better high or low"):
         small_table(objectives=None).best("ms")
-    with pytest.raises(ValueError, match="did you mean 'nasbench201'?.*hwgpt_s"):
+    with pytest.raises(
+        ValueError, match=r"did you mean 'nasbench201'\? The names are those of tabular.names"
+    ):
         tabular.load("nasbench_201")
 
 
