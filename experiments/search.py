@@ -3,27 +3,29 @@
   python -m experiments.search --config=autoformer_digits --workdir=runs/digits
   python -m experiments.search --config=autoformer_digits --workdir=runs/small --set search.most=50000
 
-  python -m experiments.search --config=autoformer_imagenet_tiny --workdir=runs/t --supernet=supernet-tiny.pth
-
 Each workdir is of a supernet that experiments.train_supernet has trained, with the same --config.
 Architectures are compared on the search role of the data, which training did not see. The found one is
 extracted as a network of exactly its size, verified against the supernet, measured once on the test role,
-saved, exported, and described in report.html. With --supernet the weights are those of an official AutoFormer
-supernet instead. Started again it goes on from search/history.jsonl.
+saved, exported, and described in report.html. The last line says where the time of this search went;
+search/times.json has that of the last one that evaluated something. With --supernet the weights are those of
+an official AutoFormer supernet instead: --config=autoformer_imagenet_tiny --supernet=supernet-tiny.pth.
+Started again it goes on from search/history.jsonl. What a search trains alone (trials, finalists, and what is
+ranked) is a job of its own for each architecture, here in turn or on workers: --executor.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from concurrent.futures import Executor
 from typing import Any
 
 from absl import flags
 
-from experiments import binary
-from experiments.config import ConfigError, to_dict
+from experiments import binary, trials
+from experiments.config import Config, ConfigError, to_dict
 from experiments.configs import CONFIGS
-from jaxnas import files, processes, report, runs, supernets, training
+from jaxnas import executors, files, processes, report, runs, supernets, training
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 
 
@@ -45,7 +47,7 @@ def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tupl
     # The official code's biases of queries, keys and values depend on the number of heads.
     net = net.clone(qkv_bias_by_heads=True)
     net, variables = from_torch_autoformer(read_checkpoint(path), net)
-    digest, stored = files.sha256(pathlib.Path(path).read_bytes()), workdir / "supernet.sha256"
+    digest, stored = files.sha256(pathlib.Path(path)), workdir / "supernet.sha256"
     if (workdir / "checkpoints").exists() or (stored.exists() and stored.read_text() != digest):
         raise ConfigError(f"{workdir} is of another supernet than {path}; take another workdir.")
     if processes.is_first():
@@ -53,9 +55,37 @@ def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tupl
     return dataclasses.replace(session, net=net), variables
 
 
+def on_workers(executor: Executor | None, config: Config) -> dict[str, executors.Calls | None]:
+    """What a search trains alone, by its kind, on the workers of an executor; None for here, in turn.
+
+    Raises:
+      ConfigError: the search trains nothing alone, or with weights that the workers do not have.
+    """
+    values, search = flags.FLAGS, config.search
+    if executor is None:
+        return {"trials": None, "alone": None}
+    if search.method != "trials" and not search.finalists and not search.ranked:
+        raise ConfigError(
+            f"--executor={values.executor} is for what a search trains alone, and this one trains nothing: "
+            "search.method is not trials, and search.finalists and search.ranked are 0. Leave it out."
+        )
+    if values.supernet:
+        raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
+    job = trials.Trials(
+        binary.absolute(values.config, ".py"),
+        tuple(values.set),
+        binary.absolute(values.workdir),
+        values.data_dir and binary.absolute(values.data_dir),
+        values.source_dir and binary.absolute(values.source_dir),
+    )
+    kinds = {"trials": trials.trial, "alone": trials.alone}
+    return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
+
+
 def main() -> None:
     config, path = binary.read_config(CONFIGS)
-    with training.open_workdir(path) as workdir:
+    with training.open_workdir(path) as workdir, binary.executor() as executor:
+        workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
         state = None if flags.FLAGS.supernet else session.trained(workdir)
         if state is None:
@@ -65,14 +95,22 @@ def main() -> None:
         task, net, settings = session.task, session.net, config.search
         costs, mesh = session.costs(workdir), session.mesh
         common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=mesh)
-        if (
-            state is None
-            or (settings.method or ("strategy" if state.logits == () else "argmax")) == "strategy"
-        ):
-            found = runs.search_space(task, net, variables, settings, training=config.alone, **common)
+        by_strategy = state is None or state.logits == ()
+        if settings.method is not None:
+            by_strategy = settings.method == "strategy"
+        if state is None or by_strategy:
+            found = runs.search_space(
+                task, net, variables, settings, training=config.alone, alone=workers["alone"], **common
+            )
         else:
             recipe = config.recipe
-            found = runs.select(task, net, state, settings, recipe=recipe, training=config.training, **common)
+            found = runs.select(
+                *(task, net, state, settings),
+                recipe=recipe,
+                training=config.training,
+                trials=workers["trials"],
+                **common,
+            )
         spaces = runs.read_spaces(workdir)
         result = runs.finish(
             task,
@@ -86,19 +124,18 @@ def main() -> None:
             named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
             spaces=() if spaces is None else spaces.sampled,
         )
-        if settings.ranked:  # last, since it takes longest
-            steps, seed = settings.ranked_steps, config.seed
-            ranking = runs.rank(
-                task, net, variables, config.alone, settings.ranked, steps=steps, seed=seed, mesh=mesh
-            )
-            result = runs.enter_ranking(result, ranking, workdir)
+        result = runs.enter_ranking(
+            *(result, task, net, variables, config.alone, settings, workdir),
+            seed=config.seed,
+            mesh=mesh,
+            alone=workers["alone"],
+        )
     print("\n".join(report.summary_lines(result, path)), flush=True)
-    times = path / "search" / "times.json"
-    if times.is_file():
-        print(report.times_line(files.read_json(times)), flush=True)
+    print(report.times_line(found.times), flush=True)
 
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    binary.define_executor_flags()
     flags.DEFINE_string("supernet", None, "File with the weights of an official AutoFormer supernet.")
     binary.run(main)

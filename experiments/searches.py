@@ -15,12 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg  # noqa: F401 (brings the BLAS whose threads are limited below)
-from threadpoolctl import threadpool_limits
 
 from experiments import strategies as strategies_lib
 from experiments import tables
 from jaxnas import files, search, tabular
+from jaxnas.search.blas import one_thread
 from jaxnas.tabular import files as table_files
 
 
@@ -73,8 +72,7 @@ def run(searches: Searches, first: int, size: int) -> dict[str, np.ndarray]:
       ValueError: this process finds another table or another strategy, or the strategy asks for what is
         not in the space.
     """
-    # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_thread():
         strategy, program = _program(searches, size)
         keys = _keys(first, size)
         start = time.perf_counter()

@@ -66,9 +66,15 @@ class Ray(futures_lib.Executor):
                 # JAX warns of forks that go on with its threads; Ray's become its own programs at once.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 self._ray.init(logging_level=logging.WARNING, include_dashboard=False, **new)
-        # A lambda travels by value, so that workers need no jaxnas for a function that has none.
-        call = self._ray.remote(lambda function, args, kwargs: function(*args, **kwargs))
-        self._call = call.options(**{"num_cpus": 1, **options})
+
+        # A function in a function travels by value, so that workers need no jaxnas for what has none.
+        def call(function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except SystemExit as error:  # For Ray its worker has died, and the call begins again.
+                raise RuntimeError(f"SystemExit: {error}") from error
+
+        self._call = self._ray.remote(call).options(**{"num_cpus": 1, **options})
         self._running: set[futures_lib.Future] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -161,9 +167,12 @@ def check_import(function: Callable[..., Any], executor: futures_lib.Executor) -
     try:
         if isinstance(executor, futures_lib.ProcessPoolExecutor):
             # Sent as it is, a function that cannot be imported breaks the pool without a reason.
-            executor.submit(pickle.loads, pickle.dumps(function)).result()
+            asked = executor.submit(pickle.loads, pickle.dumps(function))
         else:
-            executor.submit(callable, function).result()
+            asked = executor.submit(callable, function)
+        if isinstance(asked.exception(), SystemExit):  # Of the worker, and not to be raised in this process.
+            raise ImportError(f"its module exits ({asked.exception()})")
+        asked.result()
     except WorkerDied:
         raise
     except futures_lib.BrokenExecutor as error:
@@ -217,6 +226,49 @@ def as_completed(
     finally:
         for future in numbers:
             future.cancel()
+
+
+class Calls:
+    """Calls of a function on an executor that can begin before their results are asked for, each once.
+
+    Args:
+      function: at the top level of a module.
+      executor: where it is called.
+      first: its first arguments, the same for all calls. The others are hashable, and name a call.
+
+    Raises:
+      ValueError, WorkerDied: as `check_import`.
+    """
+
+    def __init__(self, function: Callable[..., Any], executor: futures_lib.Executor, *first: Any) -> None:
+        check_import(function, executor)
+        self._function, self._executor, self._first = function, executor, first
+        self._futures: dict[tuple, futures_lib.Future] = {}
+
+    def begin(self, *args: Any) -> None:
+        """Submits a call, unless it was.
+
+        Raises:
+          WorkerDied: the workers of the executor are gone.
+        """
+        if args in self._futures:
+            return
+        try:
+            self._futures[args] = self._executor.submit(self._function, *self._first, *args)
+        except futures_lib.BrokenExecutor as error:
+            raise _died(error) from error
+
+    def __call__(self, *args: Any) -> Any:
+        """What a call returns. It raises as `as_completed` does, and the other calls are given up then."""
+        try:
+            self.begin(*args)
+            return self._futures[args].result()
+        except BaseException as error:
+            for future in self._futures.values():
+                future.cancel()
+            if isinstance(error, futures_lib.BrokenExecutor):
+                raise _died(error) from error
+            raise
 
 
 def _died(error: futures_lib.BrokenExecutor) -> WorkerDied:

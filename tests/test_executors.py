@@ -233,9 +233,9 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
         timeout=20.0,  # A process that Ray begins anew counts to it.
     )
     assert len(result.history) == 27 and result.failed == 24 and result.score == 3
-    reasons = {"".join(line["architecture"]["op"][:2]): line.get("error") for line in result.history}
-    assert reasons["aa"] == "RuntimeError: out of luck"
-    assert "the worker died: a worker of Ray" in reasons["ab"] and "TimeoutError" in reasons["ac"]
+    reasons = {"".join(line["architecture"]["op"]): line.get("error") for line in result.history}
+    assert reasons["aaa"] == "RuntimeError: out of luck" and "SystemExit: no data" in reasons["aab"]
+    assert "the worker died: a worker of Ray" in reasons["aba"] and "TimeoutError" in reasons["aca"]
 
 
 @pytest.mark.slow

@@ -17,15 +17,17 @@ import jaxnas
 from jaxnas import files, processes, report
 from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
+from jaxnas.executors import Calls
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
-from jaxnas.report.result import Network, RankingOf, Result, SampledSpaceOf
+from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.plain import to_dict
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
+from jaxnas.tasks.task import check_task
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.prepare import prepare
@@ -65,7 +67,12 @@ def finish(
 
     Returns:
       What result.json holds.
+
+    Raises:
+      ValueError: a name in `named` that another network of the result has.
     """
+    check_task(task)
+    results.check_names(named or {}, found.others)
     space, root = net.space, files.as_path(workdir)
     costs = cost(net, task.inputs) if costs is None else costs
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
@@ -149,15 +156,42 @@ def search_and_finish(
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
     config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
     result = finish(task, net, variables, found, workdir, config=config, mesh=mesh)
-    if settings.ranked and training is not None:
-        steps = settings.ranked_steps
-        ranking = rank(task, net, variables, training, settings.ranked, steps=steps, seed=seed, mesh=mesh)
-        result = enter_ranking(result, ranking, workdir)
-    return result
+    if training is None:  # then nothing is ranked
+        return result
+    return enter_ranking(result, task, net, variables, training, settings, workdir, seed=seed, mesh=mesh)
 
 
-def enter_ranking(result: Result, ranking: RankingOf, workdir: str | os.PathLike) -> Result:
-    """Adds to a result how well the supernet ranks, and writes it and its page anew; see `rank`."""
+def enter_ranking(
+    result: Result,
+    task: Task,
+    net: nn.Module,
+    variables: Any,
+    training: Training,
+    settings: Search,
+    workdir: str | os.PathLike,
+    *,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+    alone: Calls | None = None,
+) -> Result:
+    """Adds to a result how well the supernet ranks, if `settings.ranked` asks for it.
+
+    It comes after all else, since it takes longest. The result and its page are written anew.
+
+    Args:
+      result: of the run, as `finish` returns it.
+      task, net, variables: the trained supernet.
+      training: of an architecture alone.
+      settings: of the search.
+      workdir: of the run.
+      seed, mesh, alone: see `rank`.
+    """
+    if not settings.ranked:
+        return result
+    steps = settings.ranked_steps
+    ranking = rank(
+        *(task, net, variables, training, settings.ranked), steps=steps, seed=seed, mesh=mesh, alone=alone
+    )
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():
         results.write(workdir, result)

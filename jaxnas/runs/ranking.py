@@ -8,6 +8,7 @@ import flax.linen as nn
 from jax.sharding import Mesh
 
 from jaxnas import files
+from jaxnas.executors import Calls
 from jaxnas.report.result import RankingOf
 from jaxnas.tasks import Task
 from jaxnas.training.fit import option_values
@@ -25,6 +26,7 @@ def rank(
     steps: int | None = None,
     seed: int = 0,
     mesh: Mesh | None = None,
+    alone: Calls | None = None,
 ) -> RankingOf:
     """Kendall's tau of `count` random architectures with the supernet's weights and with their own.
 
@@ -35,9 +37,12 @@ def rank(
       steps: of a training alone; None for as many as the settings say.
       seed: of the run.
       mesh: of the devices; None for all.
+      alone: the trainings alone on workers, see `scores_alone`; None for here.
     """
     training, together = training.shortened(steps), usual_together()
-    found = rank_correlation(task, net, variables, training, count, seed=seed, together=together, mesh=mesh)
+    found = rank_correlation(
+        task, net, variables, training, count, seed=seed, together=together, mesh=mesh, alone=alone
+    )
     sign = task.metrics[0].score(1.0)
 
     def number(x: Any) -> Any:

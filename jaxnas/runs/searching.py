@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -18,28 +19,32 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxnas import files, processes, search, stats
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.cost import Cost, cost
+from jaxnas.executors import Calls
 from jaxnas.report.result import (
     Candidate,
     SearchOf,
     SelectionOf,
 )
 from jaxnas.runs.live_page import LivePage
-from jaxnas.space import Arch
+from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
+from jaxnas.tasks.task import check_task
 from jaxnas.training import relaxations
-from jaxnas.training.clock import Clock
+from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
 from jaxnas.training.ranking import scores_alone, usual_together
-from jaxnas.training.recipe import Recipe
+from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
-from jaxnas.training.trials import make_trials, make_tuner
+from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
 
+_log = logging.getLogger(__name__)
 REMOVALS = ("perturbation", "pruning", "strongest")  # by what the supernet loses without an option
 METHODS = ("strategy", "argmax", "sampling", "trials", *REMOVALS)
 
@@ -56,7 +61,8 @@ class Search:
         parameters, else for "strategy".
       strategy: of `jaxnas.search`, or another; its space, cost and bounds are those of the run. None for
         evolution.
-      baseline: whether random search with as many evaluations runs beside the strategy.
+      baseline: whether random search with as many evaluations runs beside the strategy, unless that
+        learns nothing from scores itself.
       budget: name of the cost that is bounded, as "params".
       least, most: bounds on it; None for no bound.
       most_share: the upper bound as a share of the largest network's cost, in place of `most`.
@@ -99,18 +105,17 @@ class Search:
     ranked_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.finalists < 0 or (self.finalist_steps is not None and self.finalist_steps < 1):
-            raise ValueError(
-                f"search.finalists is {self.finalists} and search.finalist_steps {self.finalist_steps}; "
-                "expected 0 or more architectures, and at least 1 step."
-            )
-        if self.ranked < 0 or self.ranked == 1 or (self.ranked_steps is not None and self.ranked_steps < 1):
-            raise ValueError(
-                f"search.ranked is {self.ranked} and search.ranked_steps {self.ranked_steps}; expected 0, or "
-                "at least 2 architectures to compare, and at least 1 step."
-            )
-        if self.tune_steps < 0:
-            raise ValueError(f"search.tune_steps is {self.tune_steps}, expected at least 0.")
+        group = "search"
+        check_counts(self, "finalists", "ranked", "tune_steps", least=0, group=group)
+        check_counts(self, "finalist_steps", "ranked_steps", "limit", none=True, group=group)
+        check_counts(self, "samples", group=group)
+        check_counts(self, "eta", least=2, group=group)
+        check_numbers(self, "least", "most", none=True, group=group)
+        check_numbers(self, "most_share", above=0, none=True, group=group)
+        check_numbers(self, "explore", least=0, most=1, group=group)
+        check_numbers(self, "slack", above=0, most=1, group=group)
+        if self.ranked == 1:
+            raise ValueError("search.ranked is 1, expected 0, or at least 2 architectures to compare.")
         if self.tune_steps and self.method not in ("perturbation", "pruning"):
             raise ValueError(
                 f"search.tune_steps is {self.tune_steps}, and search.method {self.method!r} makes no "
@@ -123,23 +128,26 @@ class Search:
             )
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
-        if self.samples < 1 or (self.limit is not None and self.limit < 1):
-            raise ValueError(
-                f"search.samples is {self.samples} and search.limit {self.limit}, expected at least 1."
-            )
         steps = self.trial_steps
-        if not steps or min(steps) < 1 or list(steps) != sorted(set(steps)):
+        whole = all(type(step) is int and step > 0 for step in steps)
+        if not steps or not whole or list(steps) != sorted(set(steps)):
             raise ValueError(
                 f"search.trial_steps is {steps}, expected numbers of steps that increase, such as 300,900."
             )
-        if self.eta < 2 or not 0 <= self.explore <= 1 or not 0 < self.slack <= 1:
-            raise ValueError(
-                f"search.eta is {self.eta}, explore {self.explore} and slack {self.slack}; expected at least "
-                "2, from 0 to 1, and above 0 to 1."
-            )
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
-        """The bounds on costs that are asked for, {} for none; `reachable` is (least, most) by cost."""
+        """The bounds on costs that are asked for, {} for none.
+
+        Args:
+          reachable: (least, most) by cost.
+
+        Raises:
+          ValueError: the network has no cost of the name `budget`.
+        """
+        bounded = (self.least, self.most, self.most_share) != (None, None, None)
+        # A network may have other costs than the default's; where nothing is bounded, that does no harm.
+        if self.budget not in reachable and (bounded or self.budget != Search.budget):
+            check_cost("search.budget", self.budget, reachable)
         most = self.most
         if most is None and self.most_share is not None:
             # The last options are not the dearest ones in every space.
@@ -155,12 +163,16 @@ class Found:
       arch: the architecture.
       others: architectures to compare it with, by name.
       searches, selection: how it was found, for the result.
+      times: seconds in all ("seconds"), the shares of "input", "evaluation", "step" (trainings of candidates)
+        and what is left, the "strategy" or "selection" itself, and of a strategy
+        "evaluations_per_second"; not reproducible.
     """
 
     arch: Arch
     others: Mapping[str, Arch] = dataclasses.field(default_factory=dict)
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
+    times: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def search_space(
@@ -174,6 +186,7 @@ def search_space(
     seed: int = 0,
     workdir: str | os.PathLike | None = None,
     mesh: Mesh | None = None,
+    alone: Calls | None = None,
 ) -> Found:
     """Searches the space of a supernet under a budget, with its weights.
 
@@ -183,8 +196,13 @@ def search_space(
       training: of an architecture alone; asked for by `settings.finalists`.
       costs: of architectures; None for parameters and products.
       seed: of the run.
-      workdir: the search goes on from its history in search/history.jsonl; None to keep none.
+      workdir: the search goes on from its history in search/history.jsonl, and where its time went is in
+        search/times.json; None to keep none.
       mesh: of the devices; None for all.
+      alone: the training of finalists on workers, see `scores_alone`; None for here.
+
+    Returns:
+      What was found, and where the time went, which is logged at the level INFO, too.
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
@@ -195,6 +213,7 @@ def search_space(
         raise ValueError(
             f"search.finalists is {settings.finalists}; say by `training` how they are trained alone."
         )
+    check_task(task)
     space = net.space
     costs = cost(net, task.inputs) if costs is None else costs
     reach = search.reachable(space, costs)
@@ -203,14 +222,14 @@ def search_space(
     template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
     strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
     strategies = {"found": strategy}
-    if settings.baseline and strategy.name != "random":
+    if settings.baseline and strategy.learns:
         strategies["random search"] = search.RandomSearch(
             space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
     variables = on_mesh(variables, mesh)
-    history, clock = _history(workdir), Clock(("evaluation", "strategy"))
+    history, clock = _history(workdir), Clock(("step", "evaluation"))
     page = None if workdir is None else LivePage(task, space, workdir)
     archs, records, fresh = {}, [], 0
 
@@ -238,19 +257,18 @@ def search_space(
             )
         archs[label] = result.arch
         if settings.finalists and training is not None:
-            steps, first = settings.finalist_steps, result.arch
-            archs[label] = best_alone(
-                task, net, training.shortened(steps), result, settings.finalists, seed=seed, mesh=mesh
-            )
+            shortened, first = training.shortened(settings.finalist_steps), result.arch
+            with clock.part("step"):
+                archs[label] = best_alone(
+                    *(task, net, shortened, result, settings.finalists), seed=seed, mesh=mesh, alone=alone
+                )
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed
         records.append(dataclasses.replace(record, evaluations=len(result.history)))
-    if history is not None and fresh and processes.is_first():
-        times = clock.shares(fresh, "evaluations")
-        times["strategy"] = 1 - times["evaluation"]
-        files.write_json(history.with_name("times.json"), times)
-    return Found(archs.pop("found"), archs, tuple(records))
+    times = clock.shares("strategy", evaluations=fresh)
+    _tell(times, history if fresh else None)  # What evaluated nothing only read the history.
+    return Found(archs.pop("found"), archs, tuple(records), times=times)
 
 
 def best_alone(
@@ -262,6 +280,7 @@ def best_alone(
     *,
     seed: int = 0,
     mesh: Mesh | None = None,
+    alone: Calls | None = None,
 ) -> Arch:
     """Of the `count` best architectures of a search, the best one on the search role after training alone."""
     finite = [line for line in result.history if line["score"] is not None]  # None: it failed
@@ -269,7 +288,9 @@ def best_alone(
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
-    scores = scores_alone(task, net, training, archs, seed=seed, together=usual_together(), mesh=mesh)
+    scores = scores_alone(
+        task, net, training, archs, seed=seed, together=usual_together(), mesh=mesh, calls=alone
+    )
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 
@@ -285,6 +306,7 @@ def select(
     seed: int = 0,
     workdir: str | os.PathLike | None = None,
     mesh: Mesh | None = None,
+    trials: Calls | None = None,
 ) -> Found:
     """Takes an architecture by the architecture parameters of a search; see `Search.method`.
 
@@ -295,7 +317,9 @@ def select(
       state: the last one of the training.
       settings: see `Search`.
       recipe, training: as in the training.
-      costs, seed, workdir, mesh: see `search_space`; trials are kept in search/history.jsonl.
+      costs, seed, mesh: see `search_space`.
+      workdir: trials are kept in search/history.jsonl, and where the time went in search/times.json.
+      trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
 
     Raises:
       ValueError: "argmax" without architecture parameters; draws that all miss the target.
@@ -307,6 +331,7 @@ def select(
     even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
     probabilities = (relaxations.average if even else relaxations.softmax)(logits)
     found: dict[str, Any] = {}
+    clock, history = Clock(("input", "step", "evaluation")), _history(workdir)
     if method == "argmax":
         if not has_logits or even:
             raise ValueError(
@@ -318,18 +343,21 @@ def select(
         evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
         if method in REMOVALS:
             arch, found["decisions"] = _without_options(
-                task, net, state, settings, probabilities, evaluate, training, seed, mesh
+                task, net, state, settings, probabilities, evaluate, training, seed, mesh, clock
             )
         else:
             drawn = _draw(settings, recipe, space, logits, costs, seed)
-            supernet = evaluate.scores(variables, drawn.archs)
-            trials: list[tuple[float, ...]] = [()] * len(supernet)
+            with clock.part("evaluation"):
+                supernet = evaluate.scores(variables, drawn.archs)
+            told: list[tuple[float, ...]] = [()] * len(supernet)
             if method == "sampling":
                 arch, _ = search.sampling(drawn.archs, lambda archs: supernet)
             else:
-                arch, trials = _race(task, net, settings, training, drawn, evaluate, seed, workdir, mesh)
+                steps = settings.trial_steps
+                here = make_trials(task, net, training, steps, evaluate, mesh, seed=seed, clock=clock)
+                arch, told = _race(space, settings, here, drawn, seed, history, trials, clock)
                 found["trial_steps"] = settings.trial_steps
-                firsts = [scores[0] for scores in trials]
+                firsts = [scores[0] for scores in told]
                 found["kendall_tau"] = float(stats.kendall_tau(supernet, np.asarray(firsts)))
             metric = task.metrics[0]
             found["candidates"] = tuple(
@@ -337,7 +365,7 @@ def select(
                     architecture=space.to_dict(_row(drawn.archs, row)),
                     explored=bool(drawn.explored[row]),
                     supernet=float(metric.score(supernet[row])),
-                    trials=tuple(float(metric.score(score)) for score in trials[row]),
+                    trials=tuple(float(metric.score(score)) for score in told[row]),
                 )
                 for row in range(len(supernet))
             )
@@ -348,7 +376,9 @@ def select(
         confidence=float(relaxations.confidence(probabilities)),
         **found,
     )
-    return Found(arch, selection=selection)
+    times = clock.shares("selection")
+    _tell(times, history)
+    return Found(arch, selection=selection, times=times)
 
 
 def _without_options(
@@ -361,11 +391,12 @@ def _without_options(
     training: Training,
     seed: int,
     mesh: Mesh,
+    clock: Clock,
 ) -> tuple[Arch, tuple[dict[str, Any], ...]]:
     """The architecture by what the supernet loses without each option, and what was found on the way."""
     space, variables, tune = net.space, state.evaluated(), None
     if settings.tune_steps:
-        tuner = make_tuner(task, net, training, settings.tune_steps, state, mesh, seed=seed)
+        tuner = make_tuner(task, net, training, settings.tune_steps, state, mesh, seed=seed, clock=clock)
 
         def tune(arch: Arch) -> None:
             nonlocal variables
@@ -375,7 +406,8 @@ def _without_options(
         # In parts of one size: every call has another number of architectures, and would be compiled anew.
         count, part = len(next(iter(archs.values()))), mesh.size
         parts = [jax.tree.map(lambda x, i=i: x[i : i + part], archs) for i in range(0, count, part)]
-        return np.concatenate([evaluate.scores(variables, one, part) for one in parts])
+        with clock.part("evaluation"):
+            return np.concatenate([evaluate.scores(variables, one, part) for one in parts])
 
     options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
     if settings.method == "perturbation":
@@ -429,31 +461,39 @@ def _draw(
 
 
 def _race(
-    task: Task,
-    net: nn.Module,
+    space: Space,
     settings: Search,
-    training: Training,
+    trials: Callable[[Arch, Any], np.ndarray],
     drawn: search.Candidates,
-    evaluate: Evaluator,
     seed: int,
-    workdir: str | os.PathLike | None,
-    mesh: Mesh,
+    history: pathlib.Path | None,
+    calls: Calls | None,
+    clock: Clock,
 ) -> tuple[Arch, list[tuple[float, ...]]]:
-    """The winner of successive halving among candidates, and the scores of each, rung by rung."""
-    space, steps = net.space, settings.trial_steps
-    codes = np.asarray(space.encode(drawn.archs))
+    """The winner of successive halving among candidates, and the scores of each, rung by rung.
+
+    On workers the trials of a rung begin together. They are told one by one and in order as they are here, so
+    that the history is the same.
+    """
+    codes, count = np.asarray(space.encode(drawn.archs)), len(settings.trial_steps)
     race = search.SuccessiveHalving(
-        space, given=search.Pool(codes), fidelities=len(steps), eta=settings.eta, batch=1
+        space, given=search.Pool(codes), fidelities=count, eta=settings.eta, batch=1
     )
-    trials = make_trials(task, net, training, steps, evaluate, mesh, seed=seed)
-    history = _history(workdir)
+    rungs = dataclasses.replace(race, batch=len(codes))
+
+    def begin_rung(state: search.State) -> None:
+        assert calls is not None
+        archs, asked = rungs.ask(state)  # All that are left of the rung, whatever their scores will be.
+        begin(calls, space, jax.tree.map(lambda x: x[asked.valid], archs), int(rungs.fidelity(asked)))
+
     with Progress(race.evaluations, label="trials") as progress:
         result = search.run(
             race,
-            trials,
+            trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
             history_path=history,
             name="trials",
+            before=None if calls is None else begin_rung,
             progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
         )
     told = [
@@ -465,6 +505,13 @@ def _race(
         for own in codes
     ]
     return result.arch, scores
+
+
+def _tell(times: Mapping[str, float], history: pathlib.Path | None) -> None:
+    """Logs where the time of a search went, and stores it beside its history."""
+    _log.info(times_line(times))
+    if history is not None and processes.is_first():
+        files.write_json(history.with_name("times.json"), times)
 
 
 def _row(archs: Arch, row: int) -> Arch:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, search
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import cost
 from jaxnas.report.result import SampledSpaceOf, parse
@@ -63,9 +64,9 @@ class SpaceEvolution:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("turns", "sample", "steps", "limit"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"evolution.{name} is {value}, expected at least 1.")
+        check_counts(self, "turns", "sample", "top", group="evolution")
+        check_counts(self, "steps", "limit", none=True, group="evolution")
+        check_numbers(self, "most", none=True, group="evolution")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +153,10 @@ def evolve(
             "another workdir, or delete this one to begin anew."
         )
     short, done = training.shortened(settings.steps), len(known.spaces) - 1
-    if done == settings.turns and not settings.carry:
-        return net.clone(space=known.space), None
     for turn in range(settings.turns):
-        name, net = chr(ord("A") + turn), net.clone(space=known.spaces[turn])
         if turn < done and not settings.carry:
             continue
+        name, net = _name(turn), net.clone(space=known.spaces[turn])
         trained = fit(
             task,
             net,
@@ -200,6 +199,11 @@ def evolve(
             say(f"carried {carried.carried:,} of {carried.total:,} weights")
             variables = carried.variables
     return net.clone(space=known.space), variables
+
+
+def _name(turn: int) -> str:
+    """What a space is called: A, B and so on."""
+    return chr(ord("A") + turn)
 
 
 def _check(task: Task, net: nn.Module, settings: SpaceEvolution) -> None:
@@ -248,7 +252,7 @@ def measure_last(
     _, errors, costs = _sample(task, net, variables, settings, seed, settings.turns, mesh)
     kept = errors if settings.most is None else errors[np.asarray(costs) <= settings.most]
     last = SampledSpaceOf(
-        name=chr(ord("A") + settings.turns),
+        name=_name(settings.turns),
         et_error=search.et_error(errors, top=settings.top, costs=costs, limit=settings.most),
         errors=tuple(float(x) for x in kept),
     )

@@ -44,6 +44,7 @@ SYSTEMS = {
 QUICK = ("heads, at once",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SYSTEMS]
 )

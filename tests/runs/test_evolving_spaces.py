@@ -33,6 +33,7 @@ def evolved(workdir, **changes):
     return found, said
 
 
+@pytest.mark.slow
 def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     (net, variables), said = evolved(tmp_path)
     spaces = runs.read_spaces(tmp_path)

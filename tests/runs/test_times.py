@@ -1,0 +1,53 @@
+"""Every way of searching says and stores where its time went."""
+
+import logging
+
+import pytest
+from small_tasks import perceptron, task_of
+
+from jaxnas import files, report, runs, search
+from jaxnas.training import Relaxed, Training, make_mesh
+from jaxnas.training.prepare import prepare
+
+TASK, NET = task_of("images"), perceptron()
+RECIPE = Relaxed(order="first", start=1, every=1)
+TRAINING = Training(steps=2, batch_size=8, learning_rate=1e-2, warmup_steps=1)
+OWN = {  # what only some settings have
+    "strategy": dict(strategy=search.RandomSearch(NET.space, evaluations=4, batch=2)),
+    "trials": dict(samples=2, trial_steps=(1,)),
+    "perturbation": dict(tune_steps=1),
+}
+TRAINS, EVALUATES = ("trials", "perturbation"), set(runs.METHODS) - {"argmax"}
+
+
+@pytest.fixture(scope="module")
+def state():
+    return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
+
+
+@pytest.mark.parametrize("method", runs.METHODS)
+def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, caplog):
+    """Not even an older search of the same workdir, by another method, is taken for it."""
+    path = tmp_path / "search" / "times.json"
+    path.parent.mkdir()
+    files.write_json(path, {"seconds": 1e9})
+    settings = runs.Search(method=method, limit=1, **OWN.get(method, {}))
+    common = dict(training=TRAINING, workdir=tmp_path, mesh=make_mesh(1))
+    with caplog.at_level(logging.INFO, "jaxnas"):
+        if method == "strategy":
+            found = runs.search_space(TASK, NET, state.variables, settings, **common)
+        else:
+            found = runs.select(TASK, NET, state, settings, recipe=RECIPE, **common)
+    assert files.read_json(path) == dict(found.times) and 0 < found.times["seconds"] < 1e9
+    shares = {name: x for name, x in found.times.items() if not name.startswith(("seconds", "evaluations_"))}
+    assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1)
+    assert (shares["step"] > 0) == (method in TRAINS)
+    assert (shares["evaluation"] > 0) == (method in EVALUATES)
+    assert report.times_line(found.times) in caplog.messages
+    assert f"{100 * shares['evaluation']:.0f} % evaluation" in report.times_line(found.times)
+
+
+def test_a_random_search_has_no_other_one_beside_it(state):
+    settings = runs.Search(limit=1, strategy=OWN["strategy"]["strategy"])
+    found = runs.search_space(TASK, NET, state.variables, settings, mesh=make_mesh(1))
+    assert not found.others and [one.name for one in found.searches] == ["random"]
