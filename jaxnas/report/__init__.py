@@ -1,9 +1,10 @@
 """The page of a run, its result file, and the page of a comparison of strategies."""
 
 from jaxnas.report import comparison, live, result
-from jaxnas.report.page import render, summary_lines, times_line, write
+from jaxnas.report.page import render, summary_lines, write
 from jaxnas.report.picture import save_png
 from jaxnas.report.read import Retrained, Run, read_run
+from jaxnas.training.clock import times_line
 
 __all__ = [
     "Retrained",

@@ -16,7 +16,8 @@ Architecture = Mapping[str, Any]
 def panel(run: Run) -> str:
     """The section of the architecture."""
     architecture, choices = run.result.found.architecture, run.result.space.choices
-    title, table = "The found architecture", decisions(architecture, choices)
+    title = "The best architecture so far" if run.goes_on else "The found architecture"
+    table = decisions(architecture, choices)
     if not architecture:
         return ""
     if is_transformer(architecture):
@@ -163,7 +164,9 @@ def transformer(
     about = f"{depth} of {count} layers; embedding {svg.count(embed)}. " + "; ".join(
         f"layer {i + 1}: {heads[i]} heads, MLP {round(embed * ratios[i])}" for i in range(count) if active[i]
     )
-    return svg.figure("network", (width, end + 44), "The found architecture", about, "".join(out), narrow)
+    return svg.figure(
+        "network", (width, end + 44), "The architecture, layer by layer", about, "".join(out), narrow
+    )
 
 
 def _most(choices: Mapping[str, Any], name: str, values: list[Any]) -> float:

@@ -16,7 +16,7 @@ from jaxnas import files
 from jaxnas.report import architecture, headline, made, probabilities, scatter, searching, training
 from jaxnas.report.document import document, say, section
 from jaxnas.report.page import plain_text
-from jaxnas.report.read import Record, Run, read_records
+from jaxnas.report.read import Record, Run, read_mends, read_records
 from jaxnas.report.result import Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 from jaxnas.report.svg import esc, is_number
 
@@ -59,7 +59,7 @@ def write(
         searches=tuple(searches),
         selection=_probabilities(metrics),
     )
-    run = Run(result, metrics, history)
+    run = Run(result, metrics, history, mends=read_mends(root), goes_on=True)
     panels = (*(_OF_A_SEARCH if best else ()), *_OF_A_TRAINING)
     parts = [html for panel in panels if (html := panel(run))]
     if not (metrics or history):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 from jaxnas import files
 from jaxnas.report import (
@@ -51,10 +49,6 @@ _PANELS = (
     made.exported_panel,
     made.settings_panel,
 )
-
-# What is told apart in the time of a training and of a search.
-_PARTS = ("input", "step", "evaluation", "checkpoint", "strategy")
-_RATES = ("steps_per_second", "evaluations_per_second")
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
@@ -126,25 +120,3 @@ def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
 def plain_text(text: str) -> str:
     """A text of the page for a terminal or a title, without its special spaces."""
     return text.replace(NBSP, " ")
-
-
-def times_line(times: Mapping[str, Any]) -> str:
-    """Where the time of a run went, as one line for a terminal.
-
-    It is not on the page: a run that was killed and resumed takes another time, and gives the same page.
-
-    Args:
-      times: what times.json holds: "seconds", as fractions of it the shares of parts such as "input", and
-        "<unit>_per_second".
-
-    Returns:
-      The line, without what is missing.
-    """
-    known = {name: value for name, value in times.items() if is_number(value)}
-    seconds = known.pop("seconds", None)
-    rates = {name: known.pop(name) for name in [*known] if name.endswith("_per_second")}
-    shares = [f"{100 * known[name]:.0f} % {name}" for name in _PARTS if name in known]
-    line = f"Time: {seconds:,.1f} s" if seconds is not None else "Time: not known"
-    line += f": {', '.join(shares)}" if shares else ""
-    line += "".join(f"; {value:.4g} {words.plain(name)}" for name, value in rates.items() if name in _RATES)
-    return f"{line}."

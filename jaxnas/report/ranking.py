@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxnas.report import svg, words
 from jaxnas.report.document import both, note, say, section
+from jaxnas.report.lines import around
 from jaxnas.report.read import Run
 from jaxnas.report.result import RankingOf
 
@@ -50,7 +51,7 @@ def draw(run: Run, ranking: RankingOf, narrow: bool = False) -> str:
     """The stand-alone metric over the inherited one as SVG."""
     size = (400, 340) if narrow else (760, 400)
     pairs = _pairs(ranking)
-    ranges = _range([x for _, x, _ in pairs]), _range([y for _, _, y in pairs])
+    ranges = around([x for _, x, _ in pairs], 0.08), around([y for _, _, y in pairs], 0.08)
     frame = svg.Frame(*size, *ranges, left=52)
     name = words.metric_name(run.metric, ranking.role, unit=True)
     texts = words.axis_texts(run.metric)
@@ -68,10 +69,3 @@ def _pairs(ranking: RankingOf) -> list[tuple[Mapping[str, Any], float, float]]:
     """Architectures with both values, where both are numbers."""
     every = zip(ranking.architectures, ranking.inherited, ranking.alone, strict=True)
     return [(arch, a, b) for arch, a, b in every if svg.is_number(a) and svg.is_number(b)]
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """An axis with room around its values."""
-    low, high = min(values), max(values)
-    room = 0.08 * (high - low) or 0.01
-    return low - room, high + room

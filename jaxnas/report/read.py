@@ -34,6 +34,8 @@ class Run:
       history: evaluations of all searches, by strategy and index.
       retrained: networks trained alone, by folder.
       pictures: drawn of the probabilities, by file name; a page without them shows none that moves.
+      mends: with which other settings a training that diverged went on, and from which step.
+      goes_on: whether the run has not ended.
     """
 
     result: Result
@@ -41,6 +43,8 @@ class Run:
     history: tuple[Record, ...] = ()
     retrained: tuple[Retrained, ...] = ()
     pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    mends: tuple[Record, ...] = ()
+    goes_on: bool = False
 
     @property
     def metric(self) -> MetricOf:
@@ -79,8 +83,7 @@ class Run:
     @property
     def reference(self) -> Network | None:
         """What the found network is compared with: the first that the config names, else the largest."""
-        ours = ("random search", "smallest", "largest", "found")
-        named = [net for net in self.result.networks if net.name not in ours]
+        named = [net for net in self.result.networks if net.name not in result_lib.OWN_NAMES]
         return next(iter(named), self.network("largest"))
 
     def network(self, name: str) -> Network | None:
@@ -106,7 +109,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
     """Reads the files of a workdir. Only result.json must be there.
 
     Args:
-      workdir: with result.json, and, where they exist, metrics.jsonl, search/history.jsonl and
+      workdir: with result.json, and, where they exist, metrics.jsonl, mends.jsonl, search/history.jsonl and
         retrained/*/result.json with times.json.
 
     Returns:
@@ -125,7 +128,19 @@ def read_run(workdir: str | os.PathLike) -> Run:
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
         retrained.append(Retrained(_read_result(path.parent).found, values))
     metrics, history = read_records(root, result.space.choices)
-    return Run(result, metrics, history, tuple(retrained))
+    return Run(result, metrics, history, tuple(retrained), mends=read_mends(root))
+
+
+def read_mends(root: pathlib.Path) -> tuple[Record, ...]:
+    """What mends.jsonl holds, () where no training diverged; ValueError if it is damaged."""
+    path = root / "mends.jsonl"
+    records = files.read_lines(path, ("step", "diverged", "changes"))
+    for number, record in enumerate(records, start=1):
+        changes = record["changes"]
+        pairs = changes.values() if isinstance(changes, dict) else [None]
+        if not all(isinstance(pair, dict) and pair.keys() == {"before", "now"} for pair in pairs):
+            raise ValueError(f"line {number} of {path}: 'changes' should have 'before' and 'now' by field.")
+    return tuple(records)
 
 
 def read_records(

@@ -12,13 +12,15 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxnas import files
 
 VERSION = 1
 NAME = "result.json"
+# What a run calls its own networks.
+OWN_NAMES = ("found", "best inherited", "random search", "smallest", "largest")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,6 +261,25 @@ class Result:
     version: int = VERSION
 
 
+def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
+    """Refuses names of architectures that networks of a result have already, one of which would be lost.
+
+    Args:
+      names: that a user gives to architectures.
+      others: names of networks of this run beside those that any run may have.
+
+    Raises:
+      ValueError: a name is taken; the message says by what.
+    """
+    taken = list(dict.fromkeys([*OWN_NAMES, *others]))
+    for name in names:
+        if name in taken or name.startswith("random:"):
+            raise ValueError(
+                f"An architecture to compare with is named {name!r}, which a run calls a network of its own. "
+                f"{', '.join(taken)} and random:K are taken; choose another name."
+            )
+
+
 def write(workdir: str | os.PathLike, result: Result) -> pathlib.Path:
     """Writes result.json into a workdir and returns its path.
 
@@ -281,7 +302,9 @@ def read(workdir: str | os.PathLike) -> Result:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: first run a search in this workdir to its end.")
     values = files.read_json(path)
-    version = values.get("version") if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected an object, found {type(values).__name__}.")
+    version = values.get("version")
     if version != VERSION:
         raise ValueError(
             f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "

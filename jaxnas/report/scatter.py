@@ -203,7 +203,7 @@ def panel(run: Run) -> str:
     foot = "Later evaluations are drawn stronger."
     if plot.clipped:
         foot += f" {svg.count(plot.clipped)} evaluations beyond the axis are drawn on its edge."
-    if all(one.kind != "random" for one in drawn):
+    if not run.goes_on and all(one.kind != "random" for one in drawn):
         foot += " This run has no random search to compare with."
     title = words.capital(f"{words.metric_name(run.metric)} against {words.cost_name(plot.cost)}")
     return section(title, say(svg.esc(f"{text}.")), svg.legend(entries), both(draw, run), note(foot))

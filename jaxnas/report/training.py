@@ -8,7 +8,8 @@ from typing import Any
 from jaxnas.report import svg, words
 from jaxnas.report.document import both, note, say, section
 from jaxnas.report.lines import Axis, Line, around, plot, thin
-from jaxnas.report.read import Run
+from jaxnas.report.read import Record, Run
+from jaxnas.report.svg import esc
 
 # What is logged beside the task's metrics, in the order of the page.
 _LOGGED = ("loss", "search_loss", "temperature", "entropy", "confidence", "expected_cost", "learning_rate")
@@ -31,8 +32,18 @@ def panel(run: Run) -> str:
     parts.append(f'<div class="pair">{"".join(plots)}</div>' if plots else "")
     lost = sum("loss" in line and not svg.is_number(line["loss"]) for line in run.metrics)
     parts.append(note(f"{svg.count(lost)} losses were not finite numbers and are not drawn.") if lost else "")
+    parts += [note(_mended(record)) for record in run.mends]
     shared = run.result.searches or run.result.selection or run.of_split("search")
     return section("Training the supernet" if shared else "Training the network", *parts)
+
+
+def _mended(record: Record) -> str:
+    """A sentence on the settings that a training that diverged went on with."""
+    changes = words.listed(
+        [f"{name}={pair['now']} instead of {pair['before']}" for name, pair in record["changes"].items()]
+    )
+    lost = "A step" if record["diverged"] is None else f"Step {record['diverged']}"
+    return esc(f"{lost} diverged, and the training went on from step {record['step']} with {changes}.")
 
 
 def _watched(run: Run) -> list[Line]:

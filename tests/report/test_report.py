@@ -394,6 +394,23 @@ def test_values_that_are_not_finite(tmp_path):
     assert "1 losses were not finite" in page and not re.search(r"\b(nan|inf)\b", page.lower())
 
 
+def test_settings_that_mended_a_training_are_said(tmp_path):
+    root = workdirs.vision(tmp_path, evaluations=60)
+    changes = {
+        "training.learning_rate": {"before": 0.01, "now": 0.001},
+        "training.clip": {"before": None, "now": 1.0},
+    }
+    workdirs.write_lines(root / "mends.jsonl", [{"step": 400, "diverged": 436, "changes": changes}])
+    sentence = (
+        "Step 436 diverged, and the training went on from step 400 with training.learning_rate=0.001 instead "
+        "of 0.01 and training.clip=1.0 instead of None."
+    )
+    assert sentence in report.write(root).read_text(encoding="utf-8")
+    workdirs.write_lines(root / "mends.jsonl", [{"step": 400, "diverged": 436, "changes": ["clip"]}])
+    with pytest.raises(ValueError, match="line 1 of .*mends.jsonl: 'changes' should have 'before' and 'now'"):
+        report.write(root)
+
+
 def test_layers_beyond_the_depth_are_ghosts(tmp_path):
     root = workdirs.vision(tmp_path, layers=14, widths=(192, 216, 240), heads=(3, 4), evaluations=60)
     arch = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.5] * 12}
@@ -473,7 +490,7 @@ def test_text_is_escaped(tmp_path):
 DAMAGED = [
     ("result.json", lambda text: None, FileNotFoundError, r"result\.json is missing"),
     ("result.json", lambda text: '{"found": ', ValueError, r"result\.json is not valid JSON"),
-    ("result.json", lambda text: "[]", ValueError, r"result\.json has version None"),
+    ("result.json", lambda text: "[]", ValueError, r"result\.json: expected an object, found list"),
     ("result.json", lambda text: '{"version": 1}', ValueError, r"result\.json: 'task' is missing"),
     (
         "result.json",
@@ -657,6 +674,8 @@ def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
     best = max(json.loads(line)["score"] for line in lines[:30])
     assert f"Best so far: {100 * best:.1f}" in searched.replace("\N{NO-BREAK SPACE}", " ")
     assert "The search is on its way." in searched and "refresh" not in searched
+    assert "The best architecture so far" in searched and "The found architecture" not in searched
+    assert "has no random search" not in searched
 
 
 def test_a_live_page_is_written_only_now_and_then(roots, tmp_path):
