@@ -6,10 +6,13 @@ Exit status: 0 done, 2 a mistake of the user, 143 stopped by a signal and saved,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
 import pathlib
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -25,6 +28,7 @@ import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
 from jaxnas import executors, files, latency, processes, runs, search, training
+from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
 from jaxnas.space import Arch
@@ -45,7 +49,9 @@ def define_flags(registry: Mapping[str, Config]) -> None:
     names = ", ".join(registry)
     flags.DEFINE_string("config", None, f"Name of the config ({names}), or path/to/my_config.py.")
     flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
-    flags.DEFINE_string("data_dir", None, "Where prepared data sets are; by default TFDS's own folder.")
+    flags.DEFINE_string(
+        "data_dir", None, "Where prepared data sets are, also gs://; by default TFDS's own folder."
+    )
     flags.DEFINE_string("source_dir", None, "Where original files are, for data that are not yet prepared.")
     flags.DEFINE_boolean("distributed", False, "One of several processes, on a TPU pod, Slurm or Kubernetes.")
     flags.DEFINE_string("coordinator", None, "Elsewhere: address:port of the first of several processes.")
@@ -174,10 +180,26 @@ def run(main: Callable[[], int | None]) -> None:
     app.run(guarded, flags_parser=_parse_flags)
 
 
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborted(number: int) -> None:
+    """Answers SIGABRT, by which JAX ends a process that was in no collective when another one was lost."""
+    del number
+    message = (
+        "error: JAX has ended this process; what it says is above. If another process of this run is gone: "
+        "start all again, and the run goes on from its last checkpoint.\n"
+    )
+    os.write(2, message.encode())
+    os._exit(1)
+
+
 def _parse_flags(argv: list[str]) -> list[str]:
     """Parses the command line; --help shows what the binary does, its flags, and last its examples."""
     if not {"--help", "-help", "-h", "-?"} & set(argv[1:]):
-        return flags.FLAGS(argv)
+        try:
+            return flags.FLAGS(argv)
+        except flags.Error as error:
+            print(f"error: {_flag_mistake(error)} --help lists the flags.", file=sys.stderr, flush=True)
+            sys.exit(2)
     text = sys.modules["__main__"].__doc__ or ""
     paragraphs = text.strip().split("\n\n")
     examples = [one for one in paragraphs if one.startswith("  ")]
@@ -185,6 +207,23 @@ def _parse_flags(argv: list[str]) -> list[str]:
     own = flags.FLAGS.main_module_help()
     print("\n\n".join([*about, own.strip("\n"), "Examples:", *examples]))
     sys.exit(0)
+
+
+def _flag_mistake(error: flags.Error) -> str:
+    """What is wrong with the command line, as sentences."""
+    known = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    if isinstance(error, flags.UnrecognizedFlagError):
+        return f"there is no flag --{error.flagname}{nearest(error.flagname, known)}"
+    given = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
+    if given is None or given[1] not in known:
+        return f"{error}."
+    name, value = given.groups()
+    parser, expected, close = known[name].parser, known[name].parser.syntactic_help, "."
+    if isinstance(parser, flags.EnumParser):
+        expected, close = " or ".join(parser.enum_values), nearest(value, parser.enum_values)
+    elif isinstance(parser, flags.BooleanParser):
+        expected = "true or false"
+    return f"--{name} is {value!r}, expected {expected}{close}"
 
 
 def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
@@ -198,6 +237,8 @@ def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
     values = flags.FLAGS
     if values.distributed or (values.coordinator, values.processes, values.process) != (None, None, None):
         processes.start(values.coordinator, values.processes, values.process)
+        # A handler of `signal.signal` would run in the main thread, and the process ends before its turn.
+        ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
         if not processes.is_first():  # What one process says is enough; errors are said by all.
             sys.stdout = open(os.devnull, "w")
     if values.config is None:

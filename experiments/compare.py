@@ -8,12 +8,12 @@ A strategy of your own is module:function, from (table, evaluations) to a strate
 is module:function, without arguments, or a CSV file. --objectives names the metrics of such a file, and
 each other column is a choice.
 
-  python -m experiments.compare --benchmark=my.csv --objectives=accuracy=max,seconds=min --seeds=200 \\
-      --evaluations=30 --strategies=random,gaussian_process,my_module:my_strategy --workdir=runs/mine
+  PYTHONPATH=examples python -m experiments.compare --benchmark=own_table:table --seeds=200 \\
+      --evaluations=30 --strategies=random,own_strategy:marginals --workdir=runs/mine
 
 What is done is kept in the workdir: the same command goes on, and another one with more strategies adds
 them. Where the code of a strategy has changed, its searches are run again. Ends with a table,
-comparison.json and report.html.
+comparison.json, report.html, and where the time of this command went, in times.json too.
 
 With a strategy that races over fidelities (hyperband, successive_halving) all are compared at equal
 simulated seconds: its budget is the time of so many mean full trainings, each evaluation costs what
@@ -23,9 +23,9 @@ the table says, and the incumbent is of the highest fidelity.
       --strategies=random,regularized_evolution,hyperband --workdir=runs/seconds
 
 Chunks of searches are independent jobs. They run one after another here, on processes of this machine, or
-on a cluster of Ray, with the same results:
+on a cluster of Ray, with the same results, by --executor.
 
-  python -m experiments.compare --strategies=random,gaussian_process --executor=processes --workers=8 \\
+  python -m experiments.compare --strategies=random,gaussian_process --executor=processes --workers=2 \\
       --chunk=50 --workdir=runs/compare
 """
 
@@ -47,8 +47,9 @@ from experiments import searches as searches_lib
 from experiments import strategies as strategies_lib
 from experiments.searches import Searches
 from jaxnas import executors, files, stats, tabular
-from jaxnas.report import comparison
+from jaxnas.report import comparison, times_line
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
+from jaxnas.training.clock import Clock
 from jaxnas.training.progress import Progress
 from jaxnas.training.workdir import open_workdir
 
@@ -62,7 +63,7 @@ _IGNORE = flags.DEFINE_list("ignore", [], "Columns of a CSV file that are neithe
 _STRATEGIES = flags.DEFINE_list(
     "strategies",
     ["random", "local", "regularized_evolution"],
-    f"Names, or module:function. There are: {', '.join(strategies_lib.STRATEGIES)}.",
+    "Names, or module:function. `python -m experiments` lists the names.",
 )
 _SEEDS = flags.DEFINE_integer("seeds", 1000, "Searches of each strategy.", lower_bound=1)
 _EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Of each search.", lower_bound=1)
@@ -83,7 +84,10 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the first search; the others follow.
 
 
 def run_searches(
-    every: Mapping[str, Searches], folders: Mapping[str, pathlib.Path], executor: Executor | None
+    every: Mapping[str, Searches],
+    folders: Mapping[str, pathlib.Path],
+    executor: Executor | None,
+    clock: Clock,
 ) -> dict[str, list[dict[str, np.ndarray]]]:
     """All searches of all strategies, chunk by chunk, each kept as soon as it is done.
 
@@ -91,6 +95,7 @@ def run_searches(
       every: what the searches of each strategy are.
       folders: where the chunks of each strategy are kept.
       executor: where they run; None for here, one after another.
+      clock: counts the time of "search", and of "checkpoint": of reading and writing what is kept.
 
     Returns:
       The chunks of each strategy in the order of their seeds, as `searches.run` gives them.
@@ -104,7 +109,8 @@ def run_searches(
         for first in range(0, _SEEDS.value, _CHUNK.value):
             size = min(_CHUNK.value, _SEEDS.value - first)
             path = folders[name] / f"{_SEED.value + first}-{size}.npz"
-            part = read_part(path, size, searches.arrays, searches.source)
+            with clock.part("checkpoint"):
+                part = read_part(path, size, searches.arrays, searches.source)
             if part is None:
                 missing.append((path, (searches, _SEED.value + first, size)))
             else:
@@ -113,9 +119,10 @@ def run_searches(
     total, left = len(every) * _SEEDS.value, sum(job[2] for _, job in missing)
     with Progress(total, total - left, label="searches") as progress:
         done = executors.as_completed(searches_lib.run, [job for _, job in missing], executor)
-        for number, part in done:
+        for number, part in clock.waiting("search", done):
             path, (_, _, size) = missing[number]
-            files.write_arrays(path, part)
+            with clock.part("checkpoint"):
+                files.write_arrays(path, part)
             parts[path] = part
             left -= size
             progress.update(total - left)
@@ -384,13 +391,15 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
 def main() -> None:
     if not flags.FLAGS.workdir:
         raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
+    clock = Clock(("input", "search", "checkpoint"))
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:
-        raise ValueError(f"--strategies is empty. There are: {', '.join(strategies_lib.STRATEGIES)}.")
+        raise ValueError("--strategies is empty. `python -m experiments` lists them.")
     # A worker may stand in another folder.
     where = binary.absolute(_BENCHMARK.value, ".csv"), _DATA.value and binary.absolute(_DATA.value)
     place = *where, tuple(_OBJECTIVES.value), tuple(_IGNORE.value)
-    table = searches_lib.table_of(*place)
+    with clock.part("input"):
+        table = searches_lib.table_of(*place)
     if _EVALUATIONS.value > table.unique:
         raise ValueError(
             f"--evaluations={_EVALUATIONS.value}, but {table.name} has {table.unique} different networks."
@@ -401,7 +410,8 @@ def main() -> None:
     if note := tables.what_is_missing(table, metric, report):
         print(note, flush=True)
     marks = marks_of(_AT.value, _EVALUATIONS.value)
-    made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, *place) for name in found}
+    with clock.part("input"):  # Some learn from the whole table first.
+        made = {name: searches_lib.strategy_of(name, _EVALUATIONS.value, *place) for name in found}
     for name, strategy in made.items():
         check_reach(name, strategy, table)
     unit, end, most = None, None, None
@@ -437,7 +447,7 @@ def main() -> None:
         ending = "" if end is None else "-seconds"
         folders = {name: workdir / "searches" / (name.replace(":", "-") + ending) for name in every}
         with binary.executor() as executor:
-            parts = run_searches(every, folders, executor)
+            parts = run_searches(every, folders, executor, clock)
         curves, seconds = {}, {}
         for name, strategy in made.items():
             joined = every[name].arrays - {"seconds", "source"}
@@ -465,7 +475,9 @@ def main() -> None:
         }
         files.write_json(workdir / "comparison.json", result)
         comparison.write(workdir / "report.html", result)
-        print(show(result), f"Open {workdir / 'report.html'}", sep="\n")
+        times = clock.shares("report")
+        files.write_json(workdir / "times.json", times)  # of this command: what was done before is read
+        print(show(result), times_line(times), f"Open {workdir / 'report.html'}", sep="\n")
 
 
 if __name__ == "__main__":

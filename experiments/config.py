@@ -7,6 +7,7 @@ the text is read as the type of the field.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -15,7 +16,7 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -24,6 +25,8 @@ import jax.numpy as jnp
 
 from experiments import expressions, typed
 from jaxnas import runs
+from jaxnas.choice import nearest
+from jaxnas.report import result
 from jaxnas.runs.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -80,6 +83,10 @@ class Config:
             )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is {self.seed}, expected 0 to {2**32 - 1}.")
+        try:
+            result.check_names(self.architectures)
+        except ValueError as error:
+            raise ConfigError(f"config {self.name!r}: {error}") from error
         recipe = self.recipe
         if isinstance(recipe, Relaxed) and recipe.start >= self.training.steps:
             raise ConfigError(
@@ -98,8 +105,8 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
 
     Args:
       registry: known configs by name.
-      name: one of them, or the path of a file that has `CONFIG`, a `Config`, or `CONFIGS`, several by name
-        (then `path.py:name` says which).
+      name: one of them, or the path of a file that has `CONFIG`, a `Config`, or `CONFIGS`, several of them in
+        a tuple, a list or a dict (then `path.py:name` says which).
 
     Raises:
       ConfigError: no such config, with the nearest one; a file that is missing, that fails, or has none.
@@ -108,8 +115,8 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
     if not name.endswith(".py") and not colon:
         if name not in registry:
             raise ConfigError(
-                f"there is no config {name!r}. {_suggest(name, list(registry))}; or give the path of a file "
-                "of your own, --config=path/to/my_config.py"
+                f"there is no config {name!r}{_near(name, registry)} `python -m experiments` lists all; "
+                "--config=path/to/my_config.py is one of your own"
             )
         return registry[name]
     path = pathlib.Path(path + ".py" if colon else name).resolve()
@@ -129,17 +136,41 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
         raise ConfigError(f"--config: {at} fails with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))
-    several = getattr(module, "CONFIGS", None)
-    several = several if isinstance(several, Mapping) else {}
+    several = by_name(getattr(module, "CONFIGS", ()), f"--config: CONFIGS of {path}")
     config = several.get(wanted) if colon else getattr(module, "CONFIG", None)
     if not isinstance(config, Config):
         has = f"; its CONFIGS are {', '.join(several)}" if several else ""
         raise ConfigError(
             f"--config: {path} has no config{f' {wanted!r}' if colon else ''}: set CONFIG = Config(name=..., "
-            "task=..., network=..., training=...), or CONFIGS to several by name, with "
-            f"`from experiments.config import Config`{has}"
+            "task=..., network=..., training=...), or CONFIGS to several, of which --config=path.py:name "
+            f"takes one, with `from experiments.config import Config`{has}"
         )
     return config
+
+
+def by_name(configs: Any, what: str) -> dict[str, Config]:
+    """Several configs by their names, or by those that a dict gives them.
+
+    Args:
+      configs: a tuple, a list or a dict of them.
+      what: the beginning of an error.
+
+    Raises:
+      ConfigError: something else, or two of one name.
+    """
+    if isinstance(configs, Config):
+        configs = (configs,)
+    named = isinstance(configs, Mapping)
+    if not named and not isinstance(configs, list | tuple):
+        raise ConfigError(f"{what} is {configs!r}, expected a tuple, a list or a dict of Config")
+    values = list(configs.values() if named else configs)
+    for value in values:
+        if not isinstance(value, Config):
+            raise ConfigError(f"{what} holds {value!r}, which is no Config")
+    counts = collections.Counter(config.name for config in values)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"{what} has several configs of the name {twice[0]!r}; give each a name of its own")
+    return dict(configs) if named else {config.name: config for config in values}
 
 
 def override(config: Config, assignments: Sequence[str]) -> Config:
@@ -243,6 +274,14 @@ def _replace(value: Any, changes: Mapping[str, Any]) -> Any:
     return dataclasses.replace(value, **new)
 
 
+def _near(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about an unknown config: the nearest name, or those with such a part."""
+    parts = [one for one in names if difflib.get_close_matches(name, one.split("_"), 1, 0.8)]
+    if difflib.get_close_matches(name, list(names), 1, 0.5) or not parts:
+        return nearest(name, names)
+    return f"; did you mean {' or '.join(map(repr, parts[:3]))}?"
+
+
 def _suggest(name: str, valid: list[str]) -> str:
     """Names the nearest valid name and lists all of them; "steps" is near "training.steps"."""
 
@@ -252,6 +291,6 @@ def _suggest(name: str, valid: list[str]) -> str:
             difflib.SequenceMatcher(None, name, full.rpartition(".")[2]).ratio(),
         )
 
-    nearest = max(valid, key=likeness, default="")
-    hint = f"Did you mean {nearest}? " if nearest and likeness(nearest) > 0.5 else ""
+    closest = max(valid, key=likeness, default="")
+    hint = f"Did you mean {closest}? " if closest and likeness(closest) > 0.5 else ""
     return f"{hint}There are: {', '.join(valid)}"

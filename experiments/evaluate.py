@@ -3,7 +3,8 @@
   python -m experiments.evaluate --config=autoformer_digits --workdir=runs/digits
   python -m experiments.evaluate --config=autoformer_digits --workdir=runs/digits --architecture=largest
 
-Prints one JSON object: the architecture, its costs, the role, how many examples it has, and the metrics.
+Prints one JSON object: the architecture, its costs, the role, how many examples it has, the metrics, and
+where the time went.
 """
 
 from __future__ import annotations
@@ -17,30 +18,37 @@ import jaxnas
 from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import training
+from jaxnas.training.clock import Clock
 
 
 def main() -> None:
     config, workdir = binary.read_config(CONFIGS)
     if not workdir.is_dir():
         raise FileNotFoundError(f"There is no directory {workdir}.")
-    session, role = binary.bring_to_life(config, workdir), flags.FLAGS.role
-    costs = session.costs(workdir)
-    if flags.FLAGS.architecture:
-        net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)
-        variables, space = session.trained(workdir).evaluated(), net.space
-    else:
-        net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=type(session.net))
-        costs, arch, space = jaxnas.cost(net, session.task.inputs), None, net.space
-    shown = space.smallest() if arch is None else arch
-    metrics = training.make_evaluator(session.task, net, role, mesh=session.mesh)(variables, arch)
+    clock, role = Clock(("input", "evaluation", "checkpoint")), flags.FLAGS.role
+    with clock.part("input"):
+        session = binary.bring_to_life(config, workdir)
+        costs = session.costs(workdir)
+    with clock.part("checkpoint"):
+        if flags.FLAGS.architecture:
+            net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)
+            variables = session.trained(workdir).evaluated()
+        else:
+            net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=type(session.net))
+            costs, arch = jaxnas.cost(net, session.task.inputs), None
+    shown = net.space.smallest() if arch is None else arch
+    with clock.part("evaluation"):
+        metrics = training.make_evaluator(session.task, net, role, mesh=session.mesh)(variables, arch)
+        metrics = {name: float(value) for name, value in metrics.items()}
     print(
         json.dumps(
             {
-                "architecture": space.to_dict(shown),
+                "architecture": net.space.to_dict(shown),
                 **{name: np.asarray(value).item() for name, value in costs(shown).items()},
                 "role": role,
                 session.task.examples: session.task.sizes[role],
-                **{name: float(value) for name, value in metrics.items()},
+                **metrics,
+                "times": clock.shares(),
             },
             indent=2,
         )

@@ -2,7 +2,8 @@
 
   python -m experiments.retrain --config=autoformer_digits --workdir=runs/digits --architecture=found
   python -m experiments.retrain --config=autoformer_digits --workdir=runs/digits --weights=inherited
-  python -m experiments.retrain --config=autoformer_digits --workdir=runs/digits --seeds=0,1,2 --executor=ray
+  python -m experiments.retrain --config=autoformer_digits --workdir=runs/digits --seeds=0,1,2 \\
+      --executor=processes --workers=2
 
 Goes into workdir/retrained/<architecture>-<weights>-<seed>, goes on there, and is entered in the page of the
 search, if there is one. Nothing is held out of this training, so it sees the search role too. With several

@@ -236,8 +236,8 @@ def find(name: str) -> Make:
     if ":" not in name:
         if name not in STRATEGIES:
             raise ValueError(
-                f"{name!r} is not a strategy{nearest(name, STRATEGIES)} There are: "
-                f"{', '.join(STRATEGIES)}; and module:function for one of your own."
+                f"--strategies: {name!r} is not a strategy{nearest(name, STRATEGIES)} `python -m "
+                "experiments` lists all; module:function is one of your own."
             )
         return STRATEGIES[name]
     return own_function("--strategies", name, "from (table, evaluations) to a strategy")

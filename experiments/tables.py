@@ -35,8 +35,8 @@ def find(
         return _own(name)
     if name not in tabular.names():
         raise ValueError(
-            f"--benchmark={name} is not a table{nearest(name, tabular.names())} There are: "
-            f"{', '.join(tabular.names())}; path/to/my.csv and module:function for one of your own."
+            f"--benchmark={name} is not a table{nearest(name, tabular.names())} `python -m experiments` "
+            "lists all; path/to/my.csv or module:function is one of your own."
         )
     return tabular.load(name, data_dir)
 

@@ -1,7 +1,8 @@
 """Trains a supernet by the recipe of a config.
 
   python -m experiments.train_supernet --config=autoformer_digits --workdir=runs/digits
-  python -m experiments.train_supernet --config=my_config.py --workdir=runs/mine --set training.steps=300
+  python -m experiments.train_supernet --config=examples/my_config.py:digits --workdir=runs/mine \\
+      --set training.steps=300
 
 Started again with the same workdir it goes on from the last checkpoint, to the same result.
 Then: python -m experiments.search with the same --config, --set and --workdir.

@@ -20,6 +20,7 @@ STANDARD_PROMOTION = {
     "test_evolving_spaces",
     "test_attention_searches",
     "test_road",
+    "test_times",
     "test_fit",
     "test_mesh",
     "test_remote",

@@ -19,6 +19,7 @@ from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import training
 from jaxnas.space import Arch, Space
+from jaxnas.training.fit import option_values
 from jaxnas.training.keys import stream
 
 
@@ -50,9 +51,7 @@ def main() -> None:
     rows, reach = {}, []
     for name, part in kinds(space).items():
         drawn = part.sample(stream(config.seed, "ranking"), count)
-        archs = [
-            space.from_dict(part.to_dict(jax.tree.map(lambda x, i=i: x[i], drawn))) for i in range(count)
-        ]
+        archs = [space.from_dict(values) for values in option_values(part, drawn)]
         batch: Arch = jax.tree.map(lambda *x: np.stack(x), *archs)
         macs = np.asarray(jax.vmap(lambda arch: costs(arch)["macs"])(batch), np.float64)
         rows[name] = macs, evaluate.scores(variables, batch)

@@ -41,7 +41,9 @@ from jaxnas.training.prepare import abstract_state
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
 _MODEL = flags.DEFINE_integer("model_devices", 1, "How many devices share each parameter.")
-_SIZE = flags.DEFINE_enum("size", "base", ["tiny", "small", "base"], "Of AutoFormer's spaces.")
+_SIZE = flags.DEFINE_enum(
+    "size", "base", ["toy", "tiny", "small", "base"], "Of AutoFormer's spaces; toy tries the program out."
+)
 _BATCH = flags.DEFINE_integer("batch", 4096, "Images of a step, over all devices.")
 _SCAN = flags.DEFINE_boolean("scan", True, "Layers in a scan; else unrolled, which compiles for long.")
 _REMAT = flags.DEFINE_boolean("remat", False, "Layers are computed again in the backward pass.")
@@ -129,7 +131,8 @@ def main(argv: list[str]) -> None:
     counts = [int(count) for count in _DEVICES.value]
     if _PLATFORM.value == "cpu":
         jax.config.update("jax_num_cpu_devices", max(counts))
-    space = spaces.autoformer(_SIZE.value)
+    toy = spaces.vit((32, 64), (1, 2), (1, 2), (1.0, 2.0))
+    space = toy if _SIZE.value == "toy" else spaces.autoformer(_SIZE.value)
     if _EXTRACTED.value:
         space = space.fix(space.largest())
     net = supernets.ViT(

@@ -27,9 +27,9 @@ class Mlp(nn.Module):
         return elastic.Dense(name="out")(x, width, elastic.fixed(10))
 
 
-def _config(recipe: Any, settings: runs.Search) -> Config:
+def _config(name: str, recipe: Any, settings: runs.Search) -> Config:
     return Config(
-        name="drill",
+        name=name,
         task=tasks.Images(data="digits"),
         network=Mlp(SPACE),
         training=Training(steps=60, batch_size=32, log_every=2, evaluate_every=30, checkpoint_every=5),
@@ -43,6 +43,9 @@ _EVOLUTION = search.Evolution(SPACE, evaluations=48, population=8, parents=3, mu
 _RELAXED = Relaxed(start=10, every=2, learning_rate=0.05, cost="params", cost_weight=0.5, target=0.5)
 _TRIALS = runs.Search(method="trials", samples=6, trial_steps=(2, 4), eta=2, limit=2)
 CONFIGS = {
-    "one_shot": _config(Uniform(), runs.Search(strategy=_EVOLUTION, most_share=0.8)),
-    "relaxed": _config(_RELAXED, _TRIALS),
+    config.name: config
+    for config in (
+        _config("one_shot", Uniform(), runs.Search(strategy=_EVOLUTION, most_share=0.8)),
+        _config("relaxed", _RELAXED, _TRIALS),
+    )
 }

@@ -18,15 +18,20 @@ NOT_COMPARED = (".lock", "times.json", "times.jsonl")
 def weights(step: pathlib.Path) -> Any:
     """The SHA-256 of every leaf of a checkpoint: what its record says, if that is what its files hold."""
     said = files.read_json(step / "record" / "metadata")["record"]["sha256"]
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    tree: Any = reader.metadata(step / "state").item_metadata
-    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), getattr(tree, "tree", tree))
     try:
-        leaves = jax.tree.leaves(reader.restore(step / "state", restore_args=arguments))
+        leaves = jax.tree.leaves(arrays(step))
     except ValueError:  # notes on shapes that only this reader needs: the run has read the arrays without
         return said
     found = sorted(files.sha256(np.asarray(leaf).tobytes()) for leaf in leaves)
     return said if found == sorted(said.values()) else found
+
+
+def arrays(step: pathlib.Path) -> Any:
+    """The state that a checkpoint holds, as nested dictionaries and lists of NumPy arrays."""
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    tree: Any = reader.metadata(step / "state").item_metadata
+    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), getattr(tree, "tree", tree))
+    return reader.restore(step / "state", restore_args=arguments)
 
 
 def content(path: pathlib.Path) -> Any:

@@ -51,7 +51,12 @@ FLOWS = {
     "comparison": Flow("compare", _COMPARED, (_CHUNKS, _CHUNKS, _FILES)),
     "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
     "trials": Flow("search", _RELAXED, _SEARCHED, "differentiable"),
-    "two_processes": Flow("train_supernet", _ONE_SHOT, _TRAINED, processes=2),
+}
+# Searches of a comparison are jobs of one process each.
+FLOWS |= {
+    f"{name}_of_two": dataclasses.replace(flow, processes=2)
+    for name, flow in FLOWS.items()
+    if flow.binary != "compare"
 }
 
 

@@ -3,6 +3,10 @@
 import json
 import os
 import pathlib
+import pkgutil
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +14,10 @@ import time
 
 import pytest
 
-from jaxnas import files
+from experiments import config as config_lib
+from experiments import strategies
+from experiments.configs import CONFIGS
+from jaxnas import files, tabular
 
 ROOT = pathlib.Path(__file__).parents[2]
 DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
@@ -154,9 +161,13 @@ def test_a_flow_whose_binaries_are_killed_ends_with_the_same_files(flow, tmp_pat
         "search": lambda: history.exists() and history.read_bytes().count(b"\n") >= 4,
         "retrain": lambda: (alone / "checkpoints" / "10").exists(),
     }
+    follows = re.compile('<meta http-equiv="refresh"')
     for binary, ready in moments.items():
         stop_when(start(binary, config, killed, data_dir), ready)
+        if binary == "train_supernet":  # The page that a browser follows was there while it went on.
+            assert follows.search((killed / "report.html").read_text())
         finish(start(binary, config, killed, data_dir))
+        assert not follows.search((killed / "report.html").read_text())
     folders = [pathlib.Path(), pathlib.Path("retrained", "found-scratch-0")]
     for folder in folders:
         for name in SAME:
@@ -190,7 +201,8 @@ def test_the_result_says_what_was_found(flow):
         assert {"interleaved", "par_rule"} <= names and result["selection"]["method"] == "trials"
         assert [line["fidelity"] for line in history] == [0] * 4 + [1] * 2
     assert "report.html" in outputs["search"]
-    assert "% step" in outputs["train_supernet"] and "% input" in outputs["retrain"]
+    for text in outputs.values():  # every run says where its time went
+        assert re.search(r"Time: [\d.,]+ s: .*\d % step", text) and "% evaluation" in text
     page = (smooth / "report.html").read_text()
     assert "from scratch" in page
 
@@ -202,6 +214,7 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
     for name, value in found["metrics"]["test"].items():
         assert shown[name] == pytest.approx(value, rel=1e-5)
     assert shown["params"] == found["costs"]["params"] and shown["role"] == "test"
+    assert 0 < shown["times"]["evaluation"] <= 1 and shown["times"]["seconds"] > 0
 
 
 def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
@@ -237,8 +250,8 @@ def test_search_asks_for_training_first(tmp_path, data_dir):
     assert "First run experiments.train_supernet" in finish(search, 2)
 
 
-@pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate"])
-def test_help_shows_how_it_is_used(binary):
+@pytest.mark.parametrize("binary", ["train_supernet", "search", "retrain", "evaluate", "compare"])
+def test_help_ends_with_examples_that_work_as_they_stand(binary, monkeypatch):
     process = subprocess.run(
         [sys.executable, "-m", f"experiments.{binary}", "--help"],
         cwd=ROOT,
@@ -246,8 +259,41 @@ def test_help_shows_how_it_is_used(binary):
         text=True,
         timeout=120,
     )
-    assert f"python -m experiments.{binary} --config=autoformer_digits" in process.stdout
-    assert "--workdir" in process.stdout and "--data_dir" in process.stdout
+    about, shown = process.stdout.split("\nExamples:\n")
+    examples = [shlex.split(one) for one in re.findall(r"python -m ((?:.*\\\n)*.*)", shown)]
+    assert len(examples) >= 2
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    for module, *options in examples:
+        given = [option.removeprefix("--").split("=", 1) for option in options if option.startswith("--")]
+        changes = [options[i + 1] for i, option in enumerate(options) if option == "--set"]
+        assert module == f"experiments.{binary}" and all(f"  --{name[0]}:" in about for name in given)
+        values = dict(one for one in given if len(one) == 2)
+        assert "workdir" in values
+        if "config" in values:
+            config_lib.override(config_lib.find(CONFIGS, values["config"]), changes)
+        for name in values.get("strategies", "random").split(","):
+            assert callable(strategies.find(name))
+        table = values.get("benchmark", "nasbench201")
+        assert table in tabular.names() or callable(pkgutil.resolve_name(table))
+
+
+@pytest.mark.parametrize(
+    "binary, given, message",
+    [
+        ("search", "--confg=x", "there is no flag --confg; did you mean 'config'?"),
+        ("train_supernet", "--processes=two", "--processes is 'two', expected an integer."),
+        ("retrain", "--executor=rai", "--executor is 'rai', expected processes or ray; did you mean 'ray'?"),
+        ("evaluate", "--role=train", "--role is 'train', expected search or validation or test."),
+        ("compare", "--chunk=0", "--chunk is '0', expected a positive integer."),
+        ("benchmarks.kinds", "--archtectures=3", "there is no flag --archtectures; did you mean 'arch"),
+    ],
+)
+def test_a_mistyped_flag_is_explained(binary, given, message):
+    done = subprocess.run(
+        [sys.executable, "-m", f"experiments.{binary}", given], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
+    assert "--help" in done.stderr and done.stderr.count("\n") == 1
 
 
 SMALL = """
@@ -298,3 +344,18 @@ def test_retrainings_on_workers_are_those_of_the_loop(tmp_path, executor):
             ("--worker_gpus=1", "--worker_gpus=1 needs --executor=ray"),
         ):
             assert message in retrain("there", wrong, code=2).stderr
+
+
+@pytest.mark.slow
+def test_what_a_search_trains_alone_on_workers_is_that_of_the_loop(flow, tmp_path, data_dir):
+    config, smooth, _ = flow
+    workers = ("--executor=processes", "--workers=2")
+    if config == DIGITS:
+        output = finish(start("search", config, smooth, data_dir, *workers), code=2)
+        assert "--executor=processes is for what a search trains alone, and this one trains nothing" in output
+        return
+    left = shutil.ignore_patterns("search", "result.json", "report.html", "subnet", "retrained")
+    shutil.copytree(smooth, tmp_path / "there", ignore=left)
+    finish(start("search", config, tmp_path / "there", data_dir, *workers))
+    for name in ("search/history.jsonl", "result.json", "subnet/model.safetensors"):
+        assert (tmp_path / "there" / name).read_bytes() == (smooth / name).read_bytes(), name

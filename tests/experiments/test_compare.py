@@ -87,6 +87,7 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
     page = (workdir / "report.html").read_text()
     assert "own:mine" in page and "://" not in page.replace("http://www.w3.org", "")
     assert "own:mine" in second.stdout and "report.html" in second.stdout
+    assert "% search" in second.stdout and json.loads((workdir / "times.json").read_text())["search"] > 0
 
 
 def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
@@ -193,7 +194,7 @@ def test_what_a_table_lacks_is_said(tmp_path):
     "name, objectives, message",
     [
         ("nasbench_201", [], "is not a table; did you mean 'nasbench201'?"),
-        ("q", [], "is not a table. There are: nasbench201"),
+        ("q", [], "is not a table. `python -m experiments` lists all; path/to/my.csv or"),
         ("nasbench201", ["a=max"], "--objectives and --ignore are for a CSV file"),
         ("grid.csv", [], "objectives must name the columns that are metrics"),
         ("grid.csv", ["score"], "--objectives has 'score', expected such as accuracy=max"),
@@ -395,7 +396,10 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--strategies=randm"], "'randm' is not a strategy; did you mean 'random'?"),
+        (
+            ["--strategies=randm"],
+            "'randm' is not a strategy; did you mean 'random'? `python -m experiments` lists all",
+        ),
         (["--strategies=nowhere:mine"], "'nowhere:mine' could not be imported"),
         (["--metric=accuracy"], "'accuracy' is not a metric of the table"),
         (["--strategies="], "--strategies is empty"),

@@ -2,19 +2,21 @@
 
 import dataclasses
 import json
+import pathlib
 import textwrap
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_tasks import perceptron
+from small_tasks import perceptron, task_of
 
 from experiments import binary
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Space, runs, search, spaces
+from jaxnas.report import result
 from jaxnas.tasks import Images
 from jaxnas.training import Fixed, Relaxed, Training, Uniform
 
@@ -217,9 +219,15 @@ def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():
 
 def test_an_unknown_config_name_suggests_the_nearest():
     assert config_lib.find(CONFIGS, "autoformer_digits") is DIGITS
-    message = "'autoformer_digit'. Did you mean autoformer_digits.*--config=path/to/my_config.py"
+    message = "'autoformer_digit'; did you mean 'autoformer_digits'.*lists all; --config=path/to/my_config.py"
     with pytest.raises(ConfigError, match=message):
         config_lib.find(CONFIGS, "autoformer_digit")
+    for name, message in (
+        ("mnistt", "'mnistt'; did you mean 'autoformer_fashion_mnist' or 'hybrid_fashion_mnist'.? "),
+        ("zzz", "'zzz'. `python -m experiments` lists all"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config_lib.find(CONFIGS, name)
 
 
 # ---- Files of a user's own.
@@ -265,7 +273,7 @@ def write(folder, end, head=HEAD):
 
 
 def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
-    path = write(tmp_path, 'CONFIG = make("one")\nCONFIGS = {"two": make("two", 5), "three": 3}\n')
+    path = write(tmp_path, 'CONFIG = make("one")\nCONFIGS = {"two": make("two", 5)}\n')
     one, two = config_lib.find(CONFIGS, str(path)), config_lib.find(CONFIGS, f"{path}:two")
     assert (one.name, two.name, two.training.steps) == ("one", "two", 5)
     changed = config_lib.override(one, ["task.power=2", "network.sizes=3,4", "training.steps=7"])
@@ -280,9 +288,26 @@ def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
     assert config_lib.find(CONFIGS, "my_config.py").training.steps == 9
 
 
+@pytest.mark.parametrize("several", ['(make("one"), make("two", 5))', '[make("two", 5)]', 'make("two", 5)'])
+def test_several_configs_are_found_by_their_names(several, tmp_path):
+    """As our own files hold them: in a tuple."""
+    path = write(tmp_path, f"CONFIGS = {several}\n")
+    assert config_lib.find(CONFIGS, f"{path}:two").training.steps == 5
+
+
+def test_our_own_files_are_read_as_those_of_a_user():
+    path = pathlib.Path(config_lib.__file__).parent / "configs" / "autoformer.py"
+    assert config_lib.find(CONFIGS, f"{path}:autoformer_digits").name == "autoformer_digits"
+
+
 @pytest.mark.parametrize(
     ("end", "name", "message"),
     [
+        ('CONFIGS = (make("one"), make("two"))\n', "", "its CONFIGS are one, two"),
+        ('CONFIGS = (make("one"), make("one"))\n', ":one", "has several configs of the name 'one'"),
+        ('CONFIGS = {"a": make("one"), "b": make("one")}\n', ":a", "has several configs of the name 'one'"),
+        ('CONFIGS = (make("one"), 3)\n', ":one", "CONFIGS of {path} holds 3, which is no Config"),
+        ("CONFIGS = 3\n", ":one", "CONFIGS of {path} is 3, expected a tuple, a list or a dict of Config"),
         (
             "pass\n",
             "",
@@ -330,9 +355,21 @@ def test_strategies_and_settings_of_a_search_can_be_in_a_config():
         (dict(method="strongest", tune_steps=3), "makes no decisions one after another"),
         (dict(tune_steps=3), "it is for perturbation and pruning"),
         (dict(method="sampling", renormalise=True), "takes no option out"),
-        (dict(method="pruning", tune_steps=-1), "expected at least 0"),
+        (dict(method="pruning", tune_steps=-1), "a whole number of at least 0"),
     ],
 )
 def test_settings_that_a_selection_would_ignore_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         runs.Search(**settings)
+
+
+@pytest.mark.parametrize("name", [*result.OWN_NAMES, "random:3"])
+def test_the_names_of_a_runs_own_networks_are_taken(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"config 'autoformer_digits': An architecture .* named '{name}'"):
+        dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}})
+    task, net = task_of("images"), perceptron()
+    small = net.space.smallest()
+    found = runs.Found(small, {"another": small}, ())
+    for one in (name, "another"):
+        with pytest.raises(ValueError, match=f"An architecture to compare with is named '{one}'"):
+            runs.finish(task, net, {}, found, tmp_path, named={one: small})

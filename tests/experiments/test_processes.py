@@ -11,7 +11,9 @@ import time
 
 import numpy as np
 import pytest
+from small_nets import difference
 
+from experiments.drill.contents import arrays
 from jaxnas import files, processes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -115,8 +117,17 @@ def alone(config, tmp_path_factory):
     return workdir
 
 
+def weights(workdir):
+    """The parameters of the last checkpoint, by name."""
+    steps = [int(step.name) for step in (workdir / "checkpoints").iterdir() if step.name.isdigit()]
+    return arrays(workdir / "checkpoints" / str(max(steps)))["variables"]["params"]
+
+
 def check_same(workdir, alone):
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-4)
+    """Equal but for the order of sums, of which Adam makes more: it divides gradients by their size."""
+    worst = difference(weights(workdir), weights(alone))
+    assert worst <= 1e-5, worst
+    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
     (archs, found), (expected_archs, expected) = scores(workdir), scores(alone)
     assert archs == expected_archs
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -147,18 +158,32 @@ def wait_for(condition, started):
         time.sleep(0.02)
 
 
+def lose(index, started, workdir):
+    """Kills one of two processes, and checks how the other one ends."""
+    wait_for((workdir / "checkpoints" / "8").exists, started)
+    started[index].kill()
+    started[index].communicate()
+    output, _ = started[1 - index].communicate(timeout=90)
+    assert started[1 - index].returncode == 1, output
+    # A collective fails at once, or JAX notices that there is no sign of the process, and ends the other one.
+    assert re.search(
+        "error: .*another process of this run is gone.*tart all again, and the run goes on", output
+    ), output
+
+
+@pytest.mark.slow
+def test_the_process_that_the_others_go_by_may_be_lost_too(config, alone, tmp_path):
+    lose(0, start("train_supernet", config, tmp_path, 2, "--set", "training.checkpoint_every=4"), tmp_path)
+    for binary in ("train_supernet", "search"):
+        finish(start(binary, config, tmp_path, 1))
+    check_same(tmp_path, alone)
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path):
     """One process is killed, and the others end; then one is asked to stop, and all stop and save."""
     slower = ("--set", "training.checkpoint_every=4")
-    started = start("train_supernet", config, tmp_path, 2, *slower)
-    wait_for((tmp_path / "checkpoints" / "8").exists, started)
-    started[1].kill()
-    started[1].communicate()
-    output, _ = started[0].communicate(timeout=90)
-    assert started[0].returncode not in (0, 143), output
-    # JAX ends the process and names the lost one, or a collective fails at once.
-    assert re.search(r"another process of this run is gone|unhealthy[^\n]*\n1\n", output), output
+    lose(1, start("train_supernet", config, tmp_path, 2, *slower), tmp_path)
     started = start("train_supernet", config, tmp_path, 4, *slower)
     wait_for((tmp_path / "checkpoints" / "20").exists, started)
     started[2].send_signal(signal.SIGTERM)

@@ -1,0 +1,137 @@
+"""What a supernet of convolutions costs against the networks it contains: compile time and step time.
+
+  python -m experiments.benchmarks.convolutions --architectures=6 --repeats=7
+  python -m experiments.benchmarks.convolutions --size=64
+
+Four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch normalisation. Two things are
+measured of a gradient in training: the processor time of its compilation, over that of the largest extracted
+network, and the time of a call, over that of the network extracted at the same architecture. Calls are timed
+in turns in one process; shown are medians over repeats, by the clock and in processor time. Only the latter
+says something of a machine that others use too, and only of CPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+import jaxnas
+from jaxnas import Choice, Space, elastic
+
+_ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each network.")
+_BATCH = flags.DEFINE_integer("batch", 16, "Images.")
+_SIZE = flags.DEFINE_integer("size", 32, "Of the images; the blocks see maps of half that size.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
+
+BLOCKS = 4
+SPACE = Space(
+    width=Choice(16, 24, 32),
+    kernel=Choice(3, 5, 7).repeat(BLOCKS),
+    expansion=Choice(2, 3, 4).repeat(BLOCKS),
+)
+
+
+class Network(nn.Module):
+    """A stem, residual MBConv blocks (Sandler et al., CVPR 2018, section 3.3) and a head."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, images: jax.Array, arch: Any = None, *, train: bool = False) -> jax.Array:
+        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
+        width, one, three = elastic.width(int, decisions["width"]), elastic.fixed(1), elastic.fixed(3)
+
+        def norm(x: jax.Array, channels: elastic.Width, name: str) -> jax.Array:
+            return elastic.BatchNorm(name=name)(x, channels, train=train)
+
+        convolution = functools.partial(elastic.Conv, use_bias=False)
+        x = nn.relu(norm(convolution((2, 2), name="stem")(images, three, width, three), width, "stem_norm"))
+        for i in range(BLOCKS):
+            hidden = elastic.width(lambda size, n: size * n, decisions["width"], decisions["expansion", i])
+            size = elastic.width(int, decisions["kernel", i])
+            y = convolution(name=f"expand_{i}")(x, width, hidden, one)
+            y = nn.relu(norm(y, hidden, f"expand_norm_{i}"))
+            y = convolution(name=f"depthwise_{i}", depthwise=True)(y, hidden, hidden, size)
+            y = nn.relu(norm(y, hidden, f"depthwise_norm_{i}"))
+            x = x + norm(convolution(name=f"project_{i}")(y, hidden, width, one), width, f"norm_{i}")
+        return elastic.Dense(name="head")(x.mean(axis=(1, 2)), width, elastic.fixed(10))
+
+
+def compiled(net: nn.Module, *given: Any) -> tuple[Callable[..., Any], float]:
+    """The gradient of a network in training, and the processor seconds that its compilation took."""
+
+    def loss(params: Any, rest: Any, images: jax.Array, *arch: Any) -> jax.Array:
+        variables = {"params": params, **rest}
+        logits, _ = net.apply(variables, images, *arch, train=True, mutable=["batch_stats"])
+        return jnp.mean(jnp.square(logits))
+
+    jax.clear_caches()  # what was traced for one network is not there for the next: each is the first
+    start = time.process_time()
+    program = jax.jit(jax.grad(loss)).lower(*given).compile()
+    return program, time.process_time() - start
+
+
+def median_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, tuple[float, float]]:
+    """Seconds of each call by the clock and of the processor, as medians over turns."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for turn in range(repeats + 1):
+        for name, call in calls.items():
+            begun = time.perf_counter(), time.process_time()
+            jax.block_until_ready(call())
+            if turn:  # the first calls find nothing in the caches
+                times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+    medians = {
+        name: [statistics.median(x) for x in zip(*pairs, strict=True)] for name, pairs in times.items()
+    }
+    return {name: (clock, processor) for name, (clock, processor) in medians.items()}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    jax.config.update("jax_enable_compilation_cache", False)
+    weights_key, images_key, key = jax.random.split(jax.random.key(_SEED.value), 3)
+    net, images = Network(SPACE), jax.random.normal(images_key, (_BATCH.value, _SIZE.value, _SIZE.value, 3))
+    variables = jaxnas.init(net, weights_key, images)
+
+    def split(variables: Any) -> tuple[Any, Any]:
+        return variables["params"], {"batch_stats": variables["batch_stats"]}
+
+    def extracted(arch: Any) -> tuple[nn.Module, tuple[Any, ...]]:
+        small = jaxnas.extract(net, variables, arch, inputs=images.shape)
+        return small.net, (*split(small.variables), images)
+
+    largest, given = extracted(SPACE.largest())
+    _, base = compiled(largest, *given)
+    supernet, seconds = compiled(net, *split(variables), images, SPACE.largest())
+    print(f"compile: {seconds:.1f} s, {seconds / base:.1f} x the largest extracted network's {base:.1f} s")
+    ratios = []
+    for arch_key in jax.random.split(key, _ARCHITECTURES.value):
+        arch = SPACE.sample(arch_key)
+        small, given = extracted(arch)
+        alone, _ = compiled(small, *given)
+        calls = {
+            "supernet": functools.partial(supernet, *split(variables), images, arch),
+            "extracted": functools.partial(alone, *given),
+        }
+        times = median_seconds(calls, _REPEATS.value)
+        pairs = zip(times["supernet"], times["extracted"], strict=True)
+        clock, processor = (ours / own for ours, own in pairs)
+        ratios.append((clock, processor))
+        shown = ", ".join(f"{name} {1e3 * x:.1f} ms ({1e3 * y:.1f})" for name, (x, y) in times.items())
+        print(f"{SPACE.to_dict(arch)}: {shown}, {clock:.2f} x ({processor:.2f})", flush=True)
+    clock, processor = (statistics.mean(column) for column in zip(*ratios, strict=True))
+    print(f"steps: mean {clock:.2f} x by the clock, {processor:.2f} x of processor time")
+
+
+if __name__ == "__main__":
+    app.run(main)
