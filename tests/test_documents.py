@@ -32,11 +32,11 @@ def python_of(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
-def test_the_examples_run_in_their_order(name, tmp_path):
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if "```python" in path.read_text()], ids=name_of)
+def test_the_examples_run_in_their_order(path, tmp_path):
     """As a user would run them: in a process of its own, on one device, with JAX's own strictness."""
-    script = tmp_path / name.replace(".md", ".py")  # A traceback names the line of the document.
-    script.write_text(python_of((ROOT / name).read_text()))
+    script = tmp_path / f"{path.stem}.py"  # A traceback names the line of the document.
+    script.write_text(python_of(path.read_text()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -75,3 +75,28 @@ def test_named_files_and_programs_exist(path):
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def lines_of(name):
+    """The number of lines of a file, or of all Python files in a folder, and how many files that are."""
+    path = ROOT / name
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return sum(len(file.read_text().splitlines()) for file in files), len(files)
+
+
+def number(text):
+    return int(text.replace(",", ""))
+
+
+def test_the_table_of_what_each_system_needs_is_that_of_the_files():
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("## What each system needs of its own")[1]
+    section, counted = section.split("\n## ")[0], re.compile(r"`([\w/]+(?:\.py|/))` ([\d,]+)")
+    every = counted.findall(section)
+    assert len(every) > 20
+    for name, told in every:
+        assert number(told) == pytest.approx(lines_of(name)[0], rel=0.1), name
+    sums = re.findall(r"^\| \w+ \| (.*) \| ([\d,]+) in (\d+) files \|$", section, re.MULTILINE)
+    assert len(sums) == 6
+    for cell, lines, files in sums:
+        assert number(lines) == sum(number(told) for _, told in counted.findall(cell))
+        assert int(files) == sum(lines_of(name)[1] for name, _ in counted.findall(cell))
