@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -33,12 +34,30 @@ def check_counts(
         value = getattr(owner, name)
         if value is None and none:
             continue
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < least or (most is not None and value > most):
+        if not _is_whole(value) or value < least or (most is not None and value > most):
             wanted = _expected("a whole number", {"of at least": least, "of at most": most}, none)
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
         if type(value) is not int:
             object.__setattr__(owner, name, operator.index(value))
+
+
+def check_increasing(owner: Any, name: str, *, least: int = 1, group: str | None = None) -> None:
+    """Checks that a field is one whole number or more, each larger than the one before; see `check_counts`.
+
+    Args:
+      owner, group: see `check_counts`.
+      name: of the field, which becomes a tuple of plain ints.
+      least: the smallest number that is allowed.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    value = getattr(owner, name)
+    whole = isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_whole, value))
+    if not whole or value[0] < least or any(b <= a for a, b in itertools.pairwise(value)):
+        wanted = f"whole numbers of at least {least} that increase, such as {16 * least}, {32 * least}"
+        raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
+    object.__setattr__(owner, name, tuple(map(operator.index, value)))
 
 
 def check_numbers(
@@ -78,6 +97,10 @@ def check_numbers(
             infinite = isinstance(value, float | np.floating) and math.isinf(value)
             wanted = _expected("a finite number" if infinite else "a number", bounds, none)
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _called(owner: Any, name: str, group: str | None) -> str:

@@ -427,6 +427,11 @@ class Space:
         self.check_static(arch)
         return option_values.to_dict(self.choices, arch, self._masks(arch))
 
+    def to_dicts(self, archs: Arch) -> list[dict[str, Any]]:
+        """The option values of each of a batch of hard architectures, as by `to_dict`."""
+        count = len(next(iter(archs.values())))
+        return [self.to_dict({name: x[i] for name, x in archs.items()}) for i in range(count)]
+
     def from_dict(self, values: Mapping[str, Any]) -> Arch:
         """The canonical architecture with these option values; the reverse of `to_dict`.
 

@@ -124,6 +124,25 @@ def test_a_number_among_arguments_that_cannot_be_right_is_refused(call, error, m
     assert message in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("cls", "name", "settings", "owner"),
+    [
+        (runs.Search, "trial_steps", {}, "search."),
+        (tasks.Text, "lengths", {"data": "sst5"}, "Text: "),
+    ],
+)
+def test_whole_numbers_that_increase_are_that(cls, name, settings, owner):
+    for value in ((), (5, 3), (5, 5), (0, 2), (float("nan"),), (2.5,), (True, 3), "x", 5, (3, "x")):
+        with pytest.raises(ValueError) as error:
+            cls(**settings | {name: value})
+        wanted = (
+            f"{owner}{name} is {value!r}, expected whole numbers of at least 1 that increase, such as 16, 32"
+        )
+        assert wanted in str(error.value)
+    given = cls(**settings | {name: [*jax.numpy.arange(2, 4).__array__()]})
+    assert getattr(given, name) == (2, 3) and {type(x) for x in getattr(given, name)} == {int}
+
+
 def test_whole_numbers_of_numpy_become_plain_ones():
     """Settings are written as JSON, and compared."""
     given = training.Training(steps=jax.numpy.arange(4).__array__()[3])

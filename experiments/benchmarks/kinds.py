@@ -19,7 +19,6 @@ from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import training
 from jaxnas.space import Arch, Space
-from jaxnas.training.fit import option_values
 from jaxnas.training.keys import stream
 
 
@@ -51,7 +50,7 @@ def main() -> None:
     rows, reach = {}, []
     for name, part in kinds(space).items():
         drawn = part.sample(stream(config.seed, "ranking"), count)
-        archs = [space.from_dict(values) for values in option_values(part, drawn)]
+        archs = [space.from_dict(values) for values in part.to_dicts(drawn)]
         batch: Arch = jax.tree.map(lambda *x: np.stack(x), *archs)
         macs = np.asarray(jax.vmap(lambda arch: costs(arch)["macs"])(batch), np.float64)
         rows[name] = macs, evaluate.scores(variables, batch)

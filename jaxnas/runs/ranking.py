@@ -11,7 +11,6 @@ from jaxnas import files
 from jaxnas.executors import Calls
 from jaxnas.report.result import RankingOf
 from jaxnas.tasks import Task
-from jaxnas.training.fit import option_values
 from jaxnas.training.ranking import rank_correlation, usual_together
 from jaxnas.training.settings import Training
 
@@ -49,7 +48,7 @@ def rank(
         return files.plain(float(x))
 
     return RankingOf(
-        architectures=tuple(files.plain(option_values(net.space, found.archs))),
+        architectures=tuple(files.plain(net.space.to_dicts(found.archs))),
         inherited=tuple(number(sign * x) for x in found.inherited),
         alone=tuple(number(sign * x) for x in found.alone),
         kendall_tau=number(found.kendall_tau),

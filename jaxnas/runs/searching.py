@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxnas import files, processes, search, stats
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.cost import Cost, cost
 from jaxnas.executors import Calls
 from jaxnas.report.result import (
@@ -128,12 +128,7 @@ class Search:
             )
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
-        steps = self.trial_steps
-        whole = all(type(step) is int and step > 0 for step in steps)
-        if not steps or not whole or list(steps) != sorted(set(steps)):
-            raise ValueError(
-                f"search.trial_steps is {steps}, expected numbers of steps that increase, such as 300,900."
-            )
+        check_increasing(self, "trial_steps", group="search")
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
         """The bounds on costs that are asked for, {} for none.

@@ -26,8 +26,9 @@ from jaxnas.runs.describe import describe_evolved
 from jaxnas.runs.plain import to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
+from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.fit import MENDS, fit
+from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import data as data_lib
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -82,23 +82,17 @@ class Text(Classification):
         if self.embedding_dim is not None and self.embeddings is None:
             raise ValueError(f"Text: embedding_dim is {self.embedding_dim}, and there are no embeddings.")
         if self.lengths is not None:
-            self._check_lengths()
+            check_increasing(self, "lengths")
+            full = self.data.length if isinstance(self.data, data_lib.Sentences) else self.length
+            if full not in (None, self.lengths[-1]):
+                raise ValueError(
+                    f"Text: texts have the length {full}, and the last of lengths is {self.lengths[-1]}."
+                )
         self._encoding("words")
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
         return {field.name: field.default for field in dataclasses.fields(cls)}
-
-    def _check_lengths(self) -> None:
-        lengths = self.lengths or ()
-        whole = all(type(length) is int and length > 0 for length in lengths)
-        if not lengths or not whole or sorted(set(lengths)) != list(lengths):
-            raise ValueError(
-                f"Text: lengths is {lengths!r}, expected whole numbers that increase, as (16, 32)."
-            )
-        full = self.data.length if isinstance(self.data, data_lib.Sentences) else self.length
-        if full not in (None, lengths[-1]):
-            raise ValueError(f"Text: texts have the length {full}, and the last of lengths is {lengths[-1]}.")
 
     def _encoding(self, usual: str) -> data_lib.Encoding:
         """How texts become tokens, where the usual tokens are those."""

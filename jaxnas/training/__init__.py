@@ -2,8 +2,9 @@
 
 from jaxnas.training.checkpoint import Checkpointer, CheckpointError, ConfigMismatch
 from jaxnas.training.distillation import Distillation, Teacher
+from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
-from jaxnas.training.fit import DivergedError, Trained, fit, restore
+from jaxnas.training.fit import Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.ranking import Ranking, rank_correlation
 from jaxnas.training.recipe import Gradients, Problem, Recipe

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,22 +13,21 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.network import check_contract
-from jaxnas.processes import is_first, on_host
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
+from jaxnas.training.divergence import check_finite, diverged
 from jaxnas.training.keys import stream
-from jaxnas.training.metrics import JsonlWriter, check_unchanged
+from jaxnas.training.metrics import check_unchanged
 from jaxnas.training.preemption import stop_on_signals
 from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
 from jaxnas.training.progress import Progress
@@ -39,21 +36,11 @@ from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
+from jaxnas.training.store import RECORDS, Store
 from jaxnas.training.watch import make_watch, score_of
 
 _log = logging.getLogger(__name__)
 PARTS = ("input", "step", "evaluation", "checkpoint")
-TIMES, DIVERGED, MENDED, RECORDS = "times.json", "diverged.json", "mends.jsonl", "metrics.jsonl"
-# The settings that may be changed after a training has diverged, of a supernet or of a network alone.
-MENDS = tuple(
-    f"{group}.{name}"
-    for group in ("training", "retraining")
-    for name in ("learning_rate", "clip", "warmup_steps")
-)
-
-
-class DivergedError(RuntimeError):
-    """The loss or a gradient is no longer a number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +125,7 @@ def fit(
     recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
     config = training.recorded(seed) if config is None else config
-    state, step, batch = prepare(
+    begun = prepare(
         task,
         net,
         training,
@@ -151,21 +138,13 @@ def fit(
         name=name,
     )
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
-    return _loop(
-        task,
-        net.space,
-        state,
-        step,
-        batch,
-        watch,
-        recipe,
-        training,
-        seed,
-        workdir,
-        config,
-        may_differ,
-        progress,
-    )
+
+    def evaluate(done: int, state: TrainState) -> tuple[dict[str, Any], float | None, bool]:
+        watched = {"step": done, **watch(state)}
+        return watched, score_of(task, watched), recipe.done(watched)
+
+    store = Store(workdir, config, may_differ)
+    return _loop(net.space, training, seed, store, begun, evaluate, progress)
 
 
 def restore(
@@ -210,56 +189,41 @@ def restore(
 
 
 def _loop(
-    task: Task,
     space: Space,
-    state: TrainState,
-    step: Step,
-    batch: Callable[[int], Any],
-    watch: Callable[[TrainState], dict[str, Any]],
-    recipe: Recipe,
     training: Training,
     seed: int,
-    workdir: str | os.PathLike | None,
-    config: Mapping[str, Any],
-    may_differ: tuple[str, ...],
+    store: Store,
+    begun: tuple[TrainState, Step, Callable[[int], Any]],
+    evaluate: Callable[[int, TrainState], tuple[dict[str, Any], float | None, bool]],
     progress: Callable[[int, Mapping[str, Any]], None] | None,
 ) -> Trained:
-    folder = None if workdir is None else files.as_path(workdir)
-    clock, start = Clock(PARTS), 0
+    """The steps from the last checkpoint to the end, or to a signal.
+
+    Args:
+      space: of the network.
+      training, seed: the settings.
+      store: of the files.
+      begun: a new state, a step, and the batch of a step by its number.
+      evaluate: from the number of steps done and the state to the record of what is measured, the score of
+        the state (None if it has none), and whether the training is done.
+      progress: called with the number of steps done and the record, after each record.
+    """
+    state, step, batch = begun
+    clock = Clock(PARTS)
     with ExitStack() as stack:
-        checkpointer = writer = times_writer = None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            checkpointer = stack.enter_context(Checkpointer(folder / "checkpoints"))
-            if (folder / DIVERGED).exists():
-                may_differ = (*may_differ, *MENDS)
-            restored, digest = checkpointer.restore(state, config, may_differ), None
-            if restored is not None:
-                start, state, metadata = restored
-                digest = metadata.get("records")
-                if metadata.get("complete"):
-                    check_unchanged(folder / RECORDS, digest)
-                    stored = folder / TIMES
-                    times = files.read_json(stored) if stored.is_file() else clock.shares(steps=0)
-                    return Trained(state, True, times)
-                if is_first():
-                    _keep_mends(folder, start, metadata.get("config", {}), config)
-            elif is_first():
-                (folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
-            if is_first():
-                resume = start if restored else None
-                writer = JsonlWriter(folder / RECORDS, resume=resume, digest=digest)
-                times_writer = _times_writer(folder / "times.jsonl", resume)
+        stack.enter_context(store)
+        state, start, complete = store.restore(state)
+        if complete:
+            return Trained(state, True, store.times() or clock.shares(steps=0))
         shown = stack.enter_context(Progress(training.steps, start))
+        stop = stack.enter_context(stop_on_signals())
+        ahead = stack.enter_context(Ahead(batch, training.prefetch, training.steps))
 
         def record(values: dict[str, Any]) -> None:
-            if writer is not None:
-                writer.write(values)
+            store.record(values)
             if progress is not None:
                 progress(values["step"], values)
 
-        stop = stack.enter_context(stop_on_signals())
-        ahead = stack.enter_context(Ahead(batch, training.prefetch, training.steps))
         done, turn, calls, flags = start, 0, several(step), []
         while done < training.steps:
             turn += 1
@@ -274,48 +238,33 @@ def _loop(
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    _check_finite(space, flags, folder, seed, state.key)
+                    check_finite(space, flags, store.folder, seed, state.key)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
                     record(logged)
-                    if times_writer is not None:
-                        times_writer.write({"step": done, **clock.lap()})
+                    store.lap({"step": done, **clock.lap()})
                     shown.update(done, {k: logged[k] for k in _SHOWN if k in logged})
             score = None
             if done % training.every("evaluate") == 0 or last:
                 with clock.part("evaluation"):
-                    watched = {"step": done, **watch(state)}
+                    watched, score, enough = evaluate(done, state)
                 if len(watched) > 1:
                     record(watched)
-                last, score = last or recipe.done(watched), score_of(task, watched)
-            if checkpointer is not None and (saves or last):
+                last = last or enough
+            if saves or last:
                 with clock.part("checkpoint"):
-                    digest = None if writer is None else writer.digest
-                    metadata = {"config": dict(config), "complete": last, "records": digest}
                     try:
-                        checkpointer.save(done, state, metadata, state.finite(), score)
+                        store.save(done, state, last, score)
                     except NotFinite as error:
-                        raise _diverged(done, folder, seed, state.key) from error
-                    if last:
-                        checkpointer.wait()
+                        raise diverged(done, store.folder, seed, state.key) from error
             if stopped or last:
                 times = clock.shares(steps=done - start)
                 _log.info(times_line(times))
-                if folder is not None and last and is_first():
-                    files.write_json(folder / TIMES, times)
-                    (folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
+                if last:
+                    store.finish(times)
                 return Trained(state, last, times)
     raise AssertionError("a training has at least one step")
-
-
-def _times_writer(path: pathlib.Path, resume: int | None) -> JsonlWriter:
-    """The writer of times. No result depends on them, so a damaged file is begun anew."""
-    try:
-        return JsonlWriter(path, resume=resume)
-    except ValueError as error:
-        _log.warning("%s It is begun anew.", error)
-        return JsonlWriter(path)
 
 
 _SHOWN = ("loss", "accuracy", "temperature", "confidence")
@@ -323,81 +272,6 @@ _SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 def _plain(metrics: Mapping[str, jax.Array]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _keep_mends(
-    folder: pathlib.Path, start: int, before: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
-    """Records in mends.jsonl the settings with which a training that diverged goes on from a checkpoint.
-
-    Settings that were tried from the same checkpoint before, and diverged again, have no part in the
-    weights: their records are removed.
-    """
-    pairs = {name: (_field(before, name), _field(config, name)) for name in MENDS}
-    changes = {name: {"before": old, "now": new} for name, (old, new) in pairs.items() if old != new}
-    if changes or (folder / MENDED).exists():
-        writer = JsonlWriter(folder / MENDED, resume=start - 1)
-        if changes:
-            found = folder / DIVERGED
-            diverged = files.read_json(found)["step"] if found.exists() else None
-            writer.write({"step": start, "diverged": diverged, "changes": changes})
-
-
-def _field(config: Any, name: str) -> Any:
-    """A value of nested dictionaries by its dotted name; None if there is none."""
-    for part in name.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
-
-
-def _check_finite(
-    space: Space,
-    flags: list[tuple[range, Any, Any]],
-    folder: pathlib.Path | None,
-    seed: int,
-    key: jax.Array,
-) -> None:
-    """Raises DivergedError for the first step whose loss or gradient was not finite."""
-    for numbers, finite, archs in flags:
-        finite = np.atleast_1d(finite)  # [steps of the call]
-        if not np.all(finite):
-            first = int(np.argmin(finite))
-            archs = on_host(archs)
-            own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], archs)
-            raise _diverged(numbers[first] + 1, folder, seed, key, space, own)
-
-
-def _diverged(
-    step: int,
-    folder: pathlib.Path | None,
-    seed: int,
-    key: jax.Array,
-    space: Space | None = None,
-    archs: Any = None,
-) -> DivergedError:
-    """The error of a step, counted from 1, which trained `archs`, a batch of them; the key is the run's."""
-    trained = [] if space is None or archs is None else option_values(space, archs)
-    if folder is not None and is_first():
-        record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
-        files.write_json(folder / DIVERGED, record)
-    which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
-    return DivergedError(
-        f"The loss or a gradient of step {step} is not finite.{which} What was saved before is good: start "
-        "again with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a "
-        "longer training.warmup_steps, and the run goes on from the last checkpoint. `--replay` of "
-        "experiments.train_supernet, or training.replay, shows what that step did."
-    )
-
-
-def key_of(key: jax.Array, step: int) -> list[int]:
-    """The data of the key that a step, counted from 1, draws from; the key is the run's."""
-    return np.asarray(jax.random.key_data(jax.random.fold_in(key, step - 1))).tolist()
-
-
-def option_values(space: Space, archs: Any) -> list[dict[str, Any]]:
-    """The option values of each of a batch of hard architectures."""
-    count = len(next(iter(archs.values())))
-    return [space.to_dict(jax.tree.map(lambda x, i=i: x[i], archs)) for i in range(count)]
 
 
 def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:

@@ -325,7 +325,7 @@ class Progressive:
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
-        whole = all(type(start) is int for start in starts)
+        whole = all(isinstance(start, int | np.integer) for start in starts)
         if not whole or starts[:1] != [0] or starts != sorted(set(starts)):
             raise ValueError(
                 f"Progressive: the phases start at the steps {starts}; expected 0 first, and each later than "

@@ -18,7 +18,7 @@ from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
 from jaxnas.training.checkpoint import Checkpointer
-from jaxnas.training.fit import DIVERGED, MENDS, key_of, option_values
+from jaxnas.training.divergence import DIVERGED, MENDS, key_of
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.recipes import usual_recipe
@@ -106,7 +106,7 @@ def replay(
     lost = tuple(name for name, x in (named | gradient).items() if not np.all(np.isfinite(x)))
     return Replay(
         last + 1,
-        () if found.archs is None else tuple(option_values(net.space, found.archs)),
+        () if found.archs is None else tuple(net.space.to_dicts(found.archs)),
         float(found.loss),
         max(float(np.max(np.abs(x))) for x in jax.tree.leaves(on_host(state.params))),
         lost,

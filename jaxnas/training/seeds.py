@@ -24,8 +24,8 @@ from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
 from jaxnas.tasks.task import check_role, check_task
+from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
-from jaxnas.training.fit import DivergedError
 from jaxnas.training.keys import stream
 from jaxnas.training.settings import Training
 

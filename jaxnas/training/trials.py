@@ -17,8 +17,9 @@ from jaxnas import executors
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.clock import Clock
+from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import Evaluator
-from jaxnas.training.fit import PARTS, DivergedError
+from jaxnas.training.fit import PARTS
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training

@@ -138,7 +138,7 @@ CASES = {
     ),
     "lengths that fall": (
         lambda: tasks.Text(data="sst5", lengths=(32, 16)),
-        "Text: lengths is (32, 16), expected whole numbers that increase",
+        "Text: lengths is (32, 16), expected whole numbers of at least 1 that increase",
     ),
     "lengths that end before the texts do": (
         lambda: tasks.Text(data=SENTENCES, lengths=(2, 4)),

@@ -142,7 +142,7 @@ def test_later_assignments_win_and_the_original_stays():
         (DIGITS, "network.dtype=float33", "takes one of float32, bfloat16, not 'float33'"),
         (DIGITS, "search.method=argmin", "search.method is 'argmin', expected one of strategy"),
         (DIGITS, "search.trial_steps=1,a", "takes a list such as 1,1, not '1,a'"),
-        (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected numbers"),
+        (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected whole numbers"),
         (
             DIGITS,
             "recipe=relaxed",

@@ -1,0 +1,132 @@
+"""The files of a training: checkpoints, records and times, which agree with each other after any end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from jaxnas import files
+from jaxnas.processes import is_first
+from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, keep_mends
+from jaxnas.training.metrics import JsonlWriter, check_unchanged
+from jaxnas.training.state import TrainState
+
+_log = logging.getLogger(__name__)
+TIMES, RECORDS = "times.json", "metrics.jsonl"
+
+
+class Store:
+    """Writes and reads what a training keeps; without a folder it keeps nothing.
+
+    Only the first of several processes writes records and times; all of them write checkpoints. It is a
+    context manager, which waits for the last save when it is left.
+
+    Attributes:
+      folder: of the training; None for no files.
+    """
+
+    def __init__(
+        self, workdir: str | os.PathLike | None, config: Mapping[str, Any], may_differ: tuple[str, ...]
+    ) -> None:
+        """A store in `workdir`, of a training with this config, and the fields of it that may differ."""
+        self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
+        self._config, self._may_differ = config, may_differ
+        self._records: JsonlWriter | None = None
+        self._laps: JsonlWriter | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Store:
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._checkpointer = self._stack.enter_context(Checkpointer(self.folder / "checkpoints"))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def restore(self, state: TrainState) -> tuple[TrainState, int, bool]:
+        """The last state that was saved, its step, and whether the training is complete.
+
+        Records behind that step are cut off, since they are written again.
+
+        Args:
+          state: of a training that begins; returned, with step 0, if nothing was saved.
+
+        Raises:
+          ConfigMismatch: a checkpoint of another config.
+          ValueError: records that were changed.
+        """
+        if self.folder is None:
+            return state, 0, False
+        mended = (self.folder / DIVERGED).exists()
+        may_differ = (*self._may_differ, *MENDS) if mended else self._may_differ
+        restored = self._checkpointer.restore(state, self._config, may_differ)
+        if restored is None:
+            if is_first():
+                (self.folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
+                self._open(None, None)
+            return state, 0, False
+        step, state, metadata = restored
+        digest = metadata.get("records")
+        if metadata.get("complete"):
+            check_unchanged(self.folder / RECORDS, digest)
+            return state, step, True
+        if is_first():
+            keep_mends(self.folder, step, metadata.get("config", {}), self._config)
+            self._open(step, digest)
+        return state, step, False
+
+    def _open(self, resume: int | None, digest: str | None) -> None:
+        assert self.folder is not None
+        self._records = JsonlWriter(self.folder / RECORDS, resume=resume, digest=digest)
+        path = self.folder / "times.jsonl"
+        try:
+            self._laps = JsonlWriter(path, resume=resume)
+        except ValueError as error:  # no result depends on times
+            _log.warning("%s It is begun anew.", error)
+            self._laps = JsonlWriter(path)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """Appends a line to metrics.jsonl."""
+        if self._records is not None:
+            self._records.write(values)
+
+    def lap(self, values: Mapping[str, Any]) -> None:
+        """Appends a line to times.jsonl."""
+        if self._laps is not None:
+            self._laps.write(values)
+
+    def save(self, step: int, state: TrainState, complete: bool, score: float | None) -> None:
+        """Saves a checkpoint in the background; of a complete training it waits for it.
+
+        Args:
+          step: how many steps were done.
+          state: behind them.
+          complete: whether they are all.
+          score: of the state, by which the best one is kept; None if it was not measured.
+
+        Raises:
+          NotFinite: a state with weights that are not finite, which is not saved.
+        """
+        if self.folder is not None:
+            digest = None if self._records is None else self._records.digest
+            metadata = {"config": dict(self._config), "complete": complete, "records": digest}
+            self._checkpointer.save(step, state, metadata, state.finite(), score)
+            if complete:
+                self._checkpointer.wait()
+
+    def finish(self, times: Mapping[str, float]) -> None:
+        """Writes the times of a complete training; it has not diverged any more."""
+        if self.folder is not None and is_first():
+            files.write_json(self.folder / TIMES, dict(times))
+            (self.folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
+
+    def times(self) -> dict[str, float] | None:
+        """What `finish` wrote; None if it wrote nothing."""
+        path = None if self.folder is None else self.folder / TIMES
+        return files.read_json(path) if path is not None and path.is_file() else None
