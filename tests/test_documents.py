@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from experiments.configs import CONFIGS
+
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "BUILD_NOTES", "CHANGELOG")),
@@ -71,6 +73,12 @@ def test_named_files_and_programs_exist(path):
         if not (ROOT / file).exists() and not (ROOT / "jaxnas" / file).exists()
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_named_configs_exist(path):
+    named = set(re.findall(r"--config=(\w+)(?![\w./<])", path.read_text()))
+    assert not sorted(named - set(CONFIGS))
 
 
 def test_the_readme_is_short():

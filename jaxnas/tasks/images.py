@@ -39,6 +39,7 @@ class Images(Classification):
         such crop. Images that are decoded on demand are cropped as they are decoded, others on the device.
       flip: whether images are mirrored at random.
       randaugment: magnitude of RandAugment, 9 in most recipes; 0 for none. For values from 0 to 255.
+      randaugment_operations: how many of its operations an image gets, one after another.
       erase: probability of erasing a random rectangle, 0.25 in most recipes.
       mixup: strength (alpha) of blending pairs of images; 0 for none.
       cutmix: strength (alpha) of pasting a box of another image; 0 for none. With both, half of the batches
@@ -56,6 +57,7 @@ class Images(Classification):
     crop_scale: float = 0.0
     flip: bool = False
     randaugment: float = 0.0
+    randaugment_operations: int = 2
     erase: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -68,7 +70,7 @@ class Images(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "seed", "crop_padding", least=0)
-        check_counts(self, "repeats")
+        check_counts(self, "repeats", "randaugment_operations")
         check_counts(self, "image_size", none=True)
         check_numbers(self, "search_fraction", "crop_scale", least=0, below=1)
         check_numbers(self, "randaugment", least=0, most=10)
@@ -178,7 +180,9 @@ class Images(Classification):
         if self.flip:
             images = augment.flip(mirror, images)
         if self.randaugment:
-            images = augment.randaugment(operate, images, self.randaugment, fill=dataset.mean)
+            images = augment.randaugment(
+                operate, images, self.randaugment, self.randaugment_operations, fill=dataset.mean
+            )
         images = self.preprocess({"image": images})
         if self.erase:
             images = augment.erase(hole, images, self.erase, value=None)

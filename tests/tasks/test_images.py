@@ -104,6 +104,17 @@ def test_images_are_augmented_in_training_only(setting):
     np.testing.assert_allclose(task.preprocess(batch), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_more_operations_of_randaugment_leave_fewer_images_as_they_are():
+    batch = TASK.batches("train", 64, 0).at(0)
+
+    def unchanged(operations):
+        task = dataclasses.replace(PLAIN, randaugment=9, randaugment_operations=operations)
+        images, _ = task.augmented(batch, jax.random.key(0))
+        return np.isclose(images, PLAIN.preprocess(batch)).all(axis=(1, 2, 3)).mean()
+
+    assert unchanged(5) < 0.3 < unchanged(1) < 1  # an operation that was drawn is left out half of the time
+
+
 def test_a_field_changes_nothing_that_the_others_draw():
     """So that a run with the settings of before is the run of before."""
     batch, key = TASK.batches("train", 16, 0).at(0), jax.random.key(3)
