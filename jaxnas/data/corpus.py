@@ -116,6 +116,13 @@ class Corpus:
         streams = {role: getattr(self, role) for role in ROLES}
         return {role: stream for role, stream in streams.items() if stream is not None}
 
+    def whole(self) -> "Corpus":
+        """The text whose training stream includes what was held out for a search."""
+        if self.search is None:
+            return self
+        train = join_streams("train", self.train, self.search)
+        return dataclasses.replace(self, train=train, search=None)
+
 
 def join_streams(role: str, first: Stream, second: Stream) -> Stream:
     """Joins two streams as one of a role; the second begins a document of its own."""
