@@ -9,8 +9,6 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import tensorflow_datasets as tfds
 from absl import logging
@@ -88,12 +86,7 @@ def prepare(
         source_dir = local_copy(source_dir)
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
-        builder = BUILDERS[name](data_dir=data_dir)
-        # What is too large to be read at once has a digest of its own.
-        digest = (
-            builder.digest(source_dir) if hasattr(builder, "digest") else _digest(builder.read(source_dir))
-        )
-        final = final.parent / digest / final.name
+        final = final.parent / BUILDERS[name](data_dir=data_dir).digest(source_dir) / final.name
     if final.exists():
         return final
     # TFDS's own temporary name comes from Python's global random state, which two processes can
@@ -107,13 +100,3 @@ def prepare(
             builder.download_and_prepare(download_config=config)
         files.commit_folder(builder.data_path, final)
     return final
-
-
-def _digest(contents: Mapping[str, Any]) -> str:
-    """A digest of the arrays or the bytes of each split, the same however the files were compressed."""
-    parts = []
-    for split, content in sorted(contents.items()):
-        for part in content if isinstance(content, tuple) else (content,):
-            data = part if isinstance(part, bytes) else part.tobytes()
-            parts.append(f"{split} {files.sha256(data)}")
-    return files.sha256("\n".join(parts).encode())[:16]

@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from jaxnas.data import splits
+from jaxnas.data.offline_builder import OfflineBuilder
 
 # fmt: off
 FASHION_CLASSES = (
@@ -179,36 +180,14 @@ def _inner(folder: str | os.PathLike, name: str) -> pathlib.Path:
     return inner if inner.is_dir() else pathlib.Path(folder)
 
 
-class _Arrays(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """What the builders below share: all examples of a split are given as two arrays.
-
-    The folder with the original files is TFDS's `DownloadConfig(manual_dir=...)`.
-    """
-
-    VERSION = tfds.core.Version("1.0.0")
-    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
-    # doesn't install. There are no downloads.
-    code_path = None
+class _Arrays(OfflineBuilder, skip_registration=True):
+    """What the builders below share: all examples of a split are given as two arrays."""
 
     def _dataset_info(self, description: str, image_shape, **label) -> tfds.core.DatasetInfo:
         # A Tensor, since features.Image needs TensorFlow to encode an array.
         image = tfds.features.Tensor(shape=image_shape, dtype=np.uint8)
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=description,
-            features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(**label)}),
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,  # The stored order is the order of the origin.
-        )
-
-    def read(self, folder: str | os.PathLike | None) -> Arrays:
-        """Returns all that the original files hold; a bad file is found before anything is written."""
-        raise NotImplementedError
-
-    def _split_generators(self, dl_manager):
-        folder = dl_manager.manual_dir if self.MANUAL_DOWNLOAD_INSTRUCTIONS else None
-        arrays = self.read(folder)
-        return {split: self._generate_examples(*pair) for split, pair in arrays.items()}
+        features = {"image": image, "label": tfds.features.ClassLabel(**label)}
+        return self.described(description, features, ("image", "label"))
 
     def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator:
         for i, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):

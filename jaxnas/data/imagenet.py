@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxnas import files
+from jaxnas.data.offline_builder import OfflineBuilder
 
 WHERE = (
     "They are ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of ImageNet's task 1 and 2 of 2012, as they"
@@ -30,7 +31,7 @@ MEAN = 255 * np.array([0.485, 0.456, 0.406], np.float32)
 STD = 255 * np.array([0.229, 0.224, 0.225], np.float32)
 
 
-class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Imagenet2012(OfflineBuilder, skip_registration=True):
     """ImageNet 2012: encoded images of many sizes in 1,000 classes, 1,281,167 / 50,000 ("validation").
 
     Files are stored as they are, in the order of the archives; few of them are no JPEG or not RGB, which
@@ -41,7 +42,6 @@ class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     name = "imagenet2012"
     VERSION = tfds.core.Version("5.1.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = WHERE
-    code_path = None  # As of the other builders, see `image_builders`.
 
     def _info(self):
         features = {
@@ -49,13 +49,7 @@ class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "label": tfds.features.ClassLabel(names=_published("labels.txt")),
             "file_name": tfds.features.Text(),
         }
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="ImageNet 2012, from its archives",
-            features=tfds.features.FeaturesDict(features),
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,  # The stored order is the order of the origin.
-        )
+        return self.described("ImageNet 2012, from its archives", features, ("image", "label"))
 
     def digest(self, folder: pathlib.Path) -> str:
         """Compares the archives with their published checksums, and returns a digest of both.
