@@ -30,11 +30,11 @@ def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path
     """Returns the folder where a dataset of `BUILDERS` was prepared, if it was.
 
     Args:
-        name: of the dataset.
-        data_dir: TFDS's data folder; None for TFDS's own default.
+      name: of the dataset.
+      data_dir: TFDS's data folder; None for TFDS's own default.
 
     Raises:
-        ValueError: it was prepared from several sets of original files.
+      ValueError: it was prepared from several sets of original files.
     """
     plain = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS is None:
@@ -65,16 +65,16 @@ def prepare(
     files are never taken for them.
 
     Args:
-        name: of the dataset, such as "digits" or "fashion_mnist".
-        data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: the folder with the original files; for all but "digits".
+      name: of the dataset, such as "digits" or "fashion_mnist".
+      data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
+      source_dir: the folder with the original files; for all but "digits".
 
     Returns:
-        The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`.
+      The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`.
 
     Raises:
-        FileNotFoundError, ValueError: the original files are missing or damaged.
-        OSError: `data_dir` cannot be written.
+      FileNotFoundError, ValueError: the original files are missing or damaged.
+      OSError: `data_dir` cannot be written.
     """
     final = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if where := BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:

@@ -50,15 +50,15 @@ def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes, plain or compressed by gzip.
 
     Args:
-        path: the file; the content decides whether it is compressed, not the name.
-        ndim: expected number of axes, 3 for images and 1 for labels.
+      path: the file; the content decides whether it is compressed, not the name.
+      ndim: expected number of axes, 3 for images and 1 for labels.
 
     Returns:
-        uint8 with `ndim` axes, read-only.
+      uint8 with `ndim` axes, read-only.
 
     Raises:
-        ValueError: not such a file, or truncated; the message says which file, what was expected
-            and what was found.
+      ValueError: not such a file, or truncated; the message says which file, what was expected
+        and what was found.
     """
     data = pathlib.Path(path).read_bytes()
     if data[:2] == b"\x1f\x8b":
@@ -92,12 +92,12 @@ def find_idx(folder: str | os.PathLike, name: str, where: str) -> pathlib.Path:
     Found are also the spelling "train-images.idx3-ubyte" and compressed files (".gz").
 
     Args:
-        folder: where to look.
-        name: of the file.
-        where: a sentence that says where the file is had.
+      folder: where to look.
+      name: of the file.
+      where: a sentence that says where the file is had.
 
     Raises:
-        FileNotFoundError: none of these is in the folder.
+      FileNotFoundError: none of these is in the folder.
     """
     folder = pathlib.Path(folder)
     dotted = name.replace("-idx", ".idx")
@@ -111,15 +111,15 @@ def read_records(path: pathlib.Path, label_bytes: int, num_classes: int) -> tupl
     """Reads a file of CIFAR's binary version.
 
     Args:
-        path: of records of some label bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
-        label_bytes: 1 of CIFAR-10, 2 of CIFAR-100.
-        num_classes: labels are below.
+      path: of records of some label bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
+      label_bytes: 1 of CIFAR-10, 2 of CIFAR-100.
+      num_classes: labels are below.
 
     Returns:
-        Images uint8 [n, 32, 32, 3] and labels uint8 [n].
+      Images uint8 [n, 32, 32, 3] and labels uint8 [n].
 
     Raises:
-        ValueError: not such a file, or truncated.
+      ValueError: not such a file, or truncated.
     """
     data, size = path.read_bytes(), label_bytes + 3 * 32 * 32
     if not data or len(data) % size:
@@ -138,13 +138,13 @@ def read_rows(path: pathlib.Path) -> np.ndarray:
     """Reads a PNG each of whose rows is a CIFAR image: 1,024 pixels, row by row.
 
     Args:
-        path: of the file.
+      path: of the file.
 
     Returns:
-        uint8 [n, 32, 32, 3].
+      uint8 [n, 32, 32, 3].
 
     Raises:
-        ValueError: not such a file, or truncated.
+      ValueError: not such a file, or truncated.
     """
     try:
         with Image.open(path) as file:
@@ -163,7 +163,7 @@ def read_json_labels(path: pathlib.Path, num_classes: int) -> np.ndarray:
     """Reads a JSON list of labels, as uint8 [n].
 
     Raises:
-        ValueError: something else, or a label that is none of the classes.
+      ValueError: something else, or a label that is none of the classes.
     """
     try:
         labels = json.loads(path.read_bytes())

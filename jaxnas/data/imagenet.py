@@ -55,8 +55,8 @@ class Imagenet2012(OfflineBuilder, skip_registration=True):
         """Compares the archives with their published checksums, and returns a digest of both.
 
         Raises:
-            FileNotFoundError: an archive is missing.
-            ValueError: one is another than the published one.
+          FileNotFoundError: an archive is missing.
+          ValueError: one is another than the published one.
         """
         missing = [name for name in ARCHIVES if not (folder / name).is_file()]
         if missing:
@@ -90,7 +90,7 @@ def train_images(path: str | os.PathLike) -> Iterator[tuple[str, str, bytes]]:
     """Name, class and content of each image of the archive of training images, an archive for each class.
 
     Raises:
-        ValueError: an archive whose name is no class of ImageNet.
+      ValueError: an archive whose name is no class of ImageNet.
     """
     classes = set(_published("labels.txt"))
     with tarfile.open(path, "r|") as archive:
@@ -109,7 +109,7 @@ def validation_images(path: str | os.PathLike) -> Iterator[tuple[str, str, bytes
     """Name, class and content of each image of the archive of validation images.
 
     Raises:
-        ValueError: a file without a number from 1 to 50,000 in its name.
+      ValueError: a file without a number from 1 to 50,000 in its name.
     """
     labels = _published("validation_labels.txt")
     with tarfile.open(path, "r|") as archive:

@@ -37,7 +37,7 @@ class OfflineBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         """Returns the parts of each split, arrays or bytes; a bad file is found before anything is written.
 
         Args:
-            folder: of the original files; None for data that need none.
+          folder: of the original files; None for data that need none.
         """
         raise NotImplementedError
 
