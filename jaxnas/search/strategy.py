@@ -141,7 +141,7 @@ class Strategy:
 
     @property
     def learns(self) -> bool:
-        """Whether what is asked for depends on scores; one for which it does not is a baseline itself."""
+        """Whether scores change what is asked for; a strategy that ignores them is a baseline itself."""
         return True
 
     def init(self, key: jax.Array) -> State:

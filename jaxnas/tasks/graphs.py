@@ -190,7 +190,7 @@ class Batches:
 
     Attributes:
       task, role: whose graphs they are.
-      drawn: the numbers of the graphs, in batches; None for all in each.
+      drawn: the numbers of the graphs, in batches; None where each batch has all graphs.
       constant: the batch of all graphs.
     """
 
