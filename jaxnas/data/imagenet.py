@@ -51,13 +51,14 @@ class Imagenet2012(OfflineBuilder, skip_registration=True):
         }
         return self.described("ImageNet 2012, from its archives", features, ("image", "label"))
 
-    def digest(self, folder: pathlib.Path) -> str:
+    def digest(self, folder: str | os.PathLike) -> str:
         """Compares the archives with their published checksums, and returns a digest of both.
 
         Raises:
           FileNotFoundError: an archive is missing.
           ValueError: one is another than the published one.
         """
+        folder = pathlib.Path(folder)
         missing = [name for name in ARCHIVES if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {WHERE}")
