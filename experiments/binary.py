@@ -413,6 +413,47 @@ def make_session(config: Config, data_dir: str | None, source_dir: str | None) -
     return Session(config, task, config.network, mesh, deciding)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the command line of a binary asks for, as plain values for jobs that run in any process.
+
+    Attributes:
+      config, assignments: the name of the config, and what --set replaces in it.
+      workdir: of the run.
+      data_dir, source_dir: where the data are.
+    """
+
+    config: str
+    assignments: tuple[str, ...]
+    workdir: str
+    data_dir: str | None
+    source_dir: str | None
+
+    def read(self, registry: Mapping[str, Config]) -> Config:
+        """The config."""
+        return config_lib.override(config_lib.find(registry, self.config), self.assignments)
+
+    def session(self, config: Config) -> Session:
+        """A config with its data, and with the space that its training came to."""
+        session = make_session(config, self.data_dir, self.source_dir)
+        return session.evolved(files.as_path(self.workdir))
+
+
+def asked() -> dict[str, Any]:
+    """The fields of `Asked` by the flags.
+
+    Paths begin at the root, since workers may stand in another folder.
+    """
+    values = flags.FLAGS
+    return dict(
+        config=absolute(values.config, ".py"),
+        assignments=tuple(values.set),
+        workdir=absolute(values.workdir),
+        data_dir=values.data_dir and absolute(values.data_dir),
+        source_dir=values.source_dir and absolute(values.source_dir),
+    )
+
+
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
     path = workdir / "config.json"

@@ -195,7 +195,7 @@ def curves_of(
     Args:
       table: that was searched.
       strategy: of the searches.
-      ran: what `run_strategy` returned.
+      ran: the arrays of all its searches, as `searches.run` gives them chunk by chunk.
       end: the budget in seconds, None where evaluations count; what ends after it was not found.
       metric, report: what the strategies saw, and what is reported.
     """

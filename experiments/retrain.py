@@ -38,16 +38,7 @@ def main() -> int:
     _, root = binary.read_config(CONFIGS)
     seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
     jobs = [
-        Retraining(
-            binary.absolute(values.config, ".py"),
-            tuple(values.set),
-            binary.absolute(values.workdir),
-            values.architecture,
-            values.weights,
-            seed,
-            values.data_dir and binary.absolute(values.data_dir),
-            values.source_dir and binary.absolute(values.source_dir),
-        )
+        Retraining(**binary.asked(), architecture=values.architecture, weights=values.weights, seed=seed)
         for seed in seeds
     ]
     found = {}

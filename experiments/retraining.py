@@ -6,31 +6,22 @@ import dataclasses
 import re
 
 from experiments import binary
-from experiments import config as config_lib
 from experiments.configs import CONFIGS
 from jaxnas import files, runs, training
 
 
-@dataclasses.dataclass(frozen=True)
-class Retraining:
-    """What decides a retraining, as on the command line.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retraining(binary.Asked):
+    """What decides a retraining, as on the command line; the workdir is that of the search.
 
     Attributes:
-      config, assignments: the name of the config, and what --set replaces in it.
-      workdir: of the search.
       architecture, weights: what is trained, and what it starts from.
       seed: of the retraining; None for the config's.
-      data_dir, source_dir: where the data are.
     """
 
-    config: str
-    assignments: tuple[str, ...]
-    workdir: str
     architecture: str
     weights: str
     seed: int | None
-    data_dir: str | None
-    source_dir: str | None
 
 
 def label_of(text: str, weights: str, seed: int) -> str:
@@ -47,11 +38,11 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     Returns:
       Metrics by role, and where the time went; None if it was stopped and saved before its end.
     """
-    config = config_lib.override(config_lib.find(CONFIGS, job.config), job.assignments)
+    config = job.read(CONFIGS)
     seed, root = config.seed if job.seed is None else job.seed, files.as_path(job.workdir)
     path = root / "retrained" / label_of(job.architecture, job.weights, seed)
     with training.open_workdir(path) as workdir:
-        session = binary.make_session(config, job.data_dir, job.source_dir).evolved(root)
+        session = job.session(config)
         costs = session.costs(root)
         arch = session.architecture(job.architecture, root, costs)
         variables = session.trained(root).evaluated() if job.weights == "inherited" else None

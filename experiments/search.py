@@ -71,13 +71,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
         )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
-    job = trials.Trials(
-        binary.absolute(values.config, ".py"),
-        tuple(values.set),
-        binary.absolute(values.workdir),
-        values.data_dir and binary.absolute(values.data_dir),
-        values.source_dir and binary.absolute(values.source_dir),
-    )
+    job = binary.Asked(**binary.asked())
     kinds = {"trials": trials.trial, "alone": trials.alone}
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 

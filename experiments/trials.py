@@ -5,7 +5,6 @@ They run in any process that reaches the data and the workdir, and write nothing
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -14,10 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import binary
-from experiments import config as config_lib
+from experiments.binary import Asked
 from experiments.configs import CONFIGS
-from jaxnas import files
 from jaxnas.space import Arch, Space
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.ranking import scores_alone, usual_together
@@ -26,28 +23,11 @@ from jaxnas.training.trials import make_trials
 Scores = Callable[[Arch, Any], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Trials:
-    """What decides the trainings of a search, as on the command line.
-
-    Attributes:
-      config, assignments: the name of the config, and what --set replaces in it.
-      workdir: of the search.
-      data_dir, source_dir: where the data are.
-    """
-
-    config: str
-    assignments: tuple[str, ...]
-    workdir: str
-    data_dir: str | None
-    source_dir: str | None
-
-
 @functools.lru_cache(maxsize=1)
-def _session(job: Trials) -> tuple[Space, Scores, Scores]:
+def _session(job: Asked) -> tuple[Space, Scores, Scores]:
     """The space of a search, and the scores of trials and of trainings alone; a worker makes them once."""
-    config = config_lib.override(config_lib.find(CONFIGS, job.config), job.assignments)
-    made = binary.make_session(config, job.data_dir, job.source_dir).evolved(files.as_path(job.workdir))
+    config = job.read(CONFIGS)
+    made = job.session(config)
     task, net, mesh, settings = made.task, made.net, made.mesh, config.search
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
     steps, seed = settings.trial_steps, config.seed
@@ -60,13 +40,13 @@ def _session(job: Trials) -> tuple[Space, Scores, Scores]:
     return net.space, trials, alone
 
 
-def trial(job: Trials, arch: str, fidelity: int) -> float:
+def trial(job: Asked, arch: str, fidelity: int) -> float:
     """The score of an architecture, given as option values in JSON, after a trial of that fidelity."""
     space, trials, _ = _session(job)
     return float(trials(_one(space, arch), fidelity)[0])
 
 
-def alone(job: Trials, arch: str, steps: int | None) -> float:
+def alone(job: Asked, arch: str, steps: int | None) -> float:
     """The score of an architecture after training alone, as a finalist or to be ranked."""
     space, _, scores = _session(job)
     return float(scores(_one(space, arch), steps)[0])

@@ -52,7 +52,7 @@ _TENSOR_DTYPES = {
     **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
-_LARGEST = 2**28  # elements of an example, and positions of a space: what says more is damaged
+_LARGEST = 2**28  # most elements of an example, and positions of a space; a file with more is damaged
 
 
 def save_subnet(
@@ -288,7 +288,7 @@ def _decode_inputs(value: Any) -> Any:
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(f"the shape of an input is {shape!r}, expected a list of ints of at least 0.")
         if math.prod(shape) >= _LARGEST or not isinstance(dtype, str):
-            raise ValueError(f"an input of shape {shape} and dtype {dtype!r} cannot be.")
+            raise ValueError(f"an input cannot have the shape {shape} and the dtype {dtype!r}.")
         return jax.ShapeDtypeStruct((1, *shape), jnp.dtype(dtype))
     if isinstance(value, dict) and len(value) == 1:
         ((kind, items),) = value.items()

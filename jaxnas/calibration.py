@@ -19,7 +19,7 @@ from jaxnas.space import Arch
 from jaxnas.tensors import flatten, unflatten
 
 STATISTICS = "batch_stats"
-_START = 1024.0  # a power of two, large beside statistics: what is left of it is the momentum, exactly
+_START = 1024.0  # much larger than statistics; a power of two, so that the momentum times it is exact
 
 
 def calibrate(
@@ -35,8 +35,8 @@ def calibrate(
     A running average is linear, `new = m * old + (1 - m) * batch`, whatever layer keeps it. The first batch,
     run from two different averages, tells m; every batch run from zeros then gives its own statistics. They
     are joined as if all batches were one: the mean of the means and, for a pair named "mean" and "var", the
-    variance of the union. What no batch changes, as layers that do not run, stays. The rounding of m limits
-    the relative error, to about 1e-5 at a momentum of 0.99.
+    variance of the union. Statistics that no batch changes, such as those of layers that do not run, stay as
+    they are. The rounding of m limits the relative error, to about 1e-5 at a momentum of 0.99.
 
     Args:
       net: any Flax module with a `space`.

@@ -1,4 +1,4 @@
-"""Checks of the numbers among settings: a message names the field, what it is, and what is expected."""
+"""Checks of settings: a message names the field, what it is, and what is expected."""
 
 from __future__ import annotations
 
@@ -97,6 +97,26 @@ def check_numbers(
             infinite = isinstance(value, float | np.floating) and math.isinf(value)
             wanted = _expected("a finite number" if infinite else "a number", bounds, none)
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
+
+
+def check_methods(owner: Any, name: str, methods: tuple[str, ...], example: str) -> None:
+    """Checks that a field is an object with some methods.
+
+    Args:
+      owner: a dataclass, in its `__post_init__`.
+      name: of the field.
+      methods: names of the methods.
+      example: of such an object, for the message.
+
+    Raises:
+      TypeError: the field is something else, or a class and not one of its instances.
+    """
+    value = getattr(owner, name)
+    if isinstance(value, type) or not all(callable(getattr(value, one, None)) for one in methods):
+        raise TypeError(
+            f"{_called(owner, name, None)} is {value!r}, expected an object with the methods "
+            f"{', '.join(methods)}, such as {example}."
+        )
 
 
 def _is_whole(value: Any) -> bool:

@@ -129,7 +129,7 @@ class Ray(futures_lib.Executor):
 
 
 class _FutureOfRay(futures_lib.Future):
-    """The result of a call on Ray, where also what runs can be cancelled: its worker is ended."""
+    """The result of a call on Ray. A call that runs can be cancelled, too: its worker is ended."""
 
     def __init__(self, cancel: Callable[[], Any]) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class _FutureOfRay(futures_lib.Future):
         self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Ends the call. It then raises Ray's error soon, which is why this says False, for not yet."""
+        """Ends the call, which soon raises Ray's error. Returns False, since it is not cancelled yet."""
         if not self.done():
             self._cancel()
         return False
@@ -145,7 +145,7 @@ class _FutureOfRay(futures_lib.Future):
 
 @contextlib.contextmanager
 def _signals_as_before() -> Iterator[None]:
-    """Undoes that Ray takes SIGTERM for a crash, with a trace and the exit status 134."""
+    """Restores the handler of SIGTERM, which Ray takes for a crash, with a trace and the exit status 134."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -118,7 +118,7 @@ def _write_bytes(path: pathlib.Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room_for(path: Path, size: int, kept: str) -> Iterator[None]:
-    """Says of a disk that is full how much was needed, and what was kept."""
+    """Turns the error of a full disk into one that says how much was needed, and what was kept."""
     try:
         yield
     except OSError as error:

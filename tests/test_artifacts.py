@@ -306,7 +306,7 @@ DAMAGE = {
         field("image_size", 16),
         r"cannot be made for the inputs float32\[1, 8, 8, 1\].*Expected images",
     ),
-    "an enormous size": (enormous, "cannot be"),
+    "an enormous size": (enormous, "cannot have the shape"),
     "inputs": (entry("inputs", {"shape": [8, -8, 1], "dtype": "float32"}), "expected a list of ints"),
     "no inputs": (entry("inputs", None), "None does not describe inputs"),
     "tensors of a wrong type": (entry("tensors", 3), "'tensors' is 3, expected their 'bytes' and 'sha256'"),

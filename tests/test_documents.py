@@ -85,6 +85,16 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
 
 
+def test_training_to_report_of_a_users_own_network_and_data_is_under_30_lines():
+    (block,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "data.from_arrays" in block
+    ]
+    assert "training.fit(" in block and "runs.search_and_finish(" in block
+    assert len([line for line in block.splitlines() if line.strip()]) < 30
+
+
 def lines_of(name):
     """The number of lines of a file, or of all Python files in a folder, and how many files that are."""
     path = ROOT / name

@@ -6,10 +6,9 @@ and computes the same function; it is written as one would write it in PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -153,70 +152,6 @@ class PlainViT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 1:].mean(dim=1))
-
-
-def like_extracted(model: PlainViT, *, gradient: bool = False) -> dict[str, Tensor]:
-    """The parameters, or their gradients, under the names and axes of `jaxnas.extract`'s.
-
-    Returns:
-      Views by path, as "block_0/attention/qkv_kernel"; that of the patch kernel keeps the axes of a
-      patch apart, [rows, columns, channels, embed].
-    """
-
-    def view(parameter: Tensor) -> Tensor:
-        if not gradient:
-            return parameter.detach()
-        assert parameter.grad is not None
-        return parameter.grad
-
-    views = {
-        "patch_embed/projection/kernel": view(model.patch_embed.weight).permute(2, 3, 1, 0),
-        # pyrefly: ignore[bad-argument-type] # a convolution may have no bias; this one has
-        "patch_embed/projection/bias": view(model.patch_embed.bias),
-        "tokens/cls": view(model.cls)[0, 0],
-        "tokens/positions": view(model.positions)[0],
-    }
-
-    def dense(name: str, layer: nn.Linear) -> None:
-        views[f"{name}/kernel"], views[f"{name}/bias"] = view(layer.weight).T, view(layer.bias)
-
-    def norm(name: str, layer: nn.LayerNorm) -> None:
-        views[f"{name}/scale"], views[f"{name}/bias"] = view(layer.weight), view(layer.bias)
-
-    for index, block in enumerate(cast("Iterable[Block]", model.blocks)):
-        name, attention = f"block_{index}", block.attention
-        parts = (3, attention.heads, attention.head_dim)
-        views[f"{name}/attention/qkv_kernel"] = view(attention.qkv.weight).T.unflatten(1, parts)
-        views[f"{name}/attention/qkv_bias"] = view(attention.qkv.bias).view(parts)
-        dense(f"{name}/attention/projection", attention.projection)
-        for part, table in (("key", attention.keys), ("value", attention.values)):
-            if table is not None:
-                views[f"{name}/attention/{part}_rows"] = view(table.rows)
-                views[f"{name}/attention/{part}_columns"] = view(table.columns)
-        norm(f"{name}/attention_norm", block.attention_norm)
-        norm(f"{name}/mlp_norm", block.mlp_norm)
-        dense(f"{name}/mlp/in", block.mlp_in)
-        dense(f"{name}/mlp/out", block.mlp_out)
-    norm("norm", model.norm)
-    dense("head", model.head)
-    return views
-
-
-def copy_extracted(model: PlainViT, params: Mapping[str, Any]) -> None:
-    """Copies the parameters of a network that `jaxnas.extract` made into the model.
-
-    Args:
-      model: of the same sizes.
-      params: flat, from path to array: `flax.traverse_util.flatten_dict(params, sep="/")`.
-
-    Raises:
-      ValueError: names that are missing or unexpected.
-    """
-    views = like_extracted(model)
-    if different := sorted(views.keys() ^ params.keys()):
-        raise ValueError(f"The networks differ in these parameters: {', '.join(different)}.")
-    for name, target in views.items():
-        target.copy_(torch.from_numpy(np.array(params[name])).reshape(target.shape))
 
 
 def timing_call(

@@ -54,10 +54,7 @@ _SHORT = data.ListOps(
     min_length=20,
     max_length=200,
 )
-_LISTOPS_SMALL = supernets.DARTFormer(
-    spaces.dartformer(),
-    num_classes=10,
-    vocabulary=16,
+_LISTOPS_SMALL = _LISTOPS.clone(
     max_length=200,
     width=64,
     num_heads=4,

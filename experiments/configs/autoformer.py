@@ -20,15 +20,7 @@ _DIGITS = supernets.ViT(
     max_relative_position=3,
     init_std=0.1,
 )
-_FASHION = supernets.ViT(
-    spaces.fashion_mnist(),
-    image_size=28,
-    patch_size=4,
-    num_classes=10,
-    head_dim=16,
-    max_relative_position=6,
-    init_std=0.1,
-)
+_FASHION = _DIGITS.clone(space=spaces.fashion_mnist(), image_size=28, patch_size=4, max_relative_position=6)
 
 DIGITS = Config(
     name="autoformer_digits",
@@ -68,9 +60,9 @@ FASHION_MNIST = Config(
     about="A vision transformer on Fashion-MNIST, by evolution: about 40 minutes on two cores.",
     task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
     network=_FASHION,
-    training=Training(
+    training=dataclasses.replace(
+        DIGITS.training,
         steps=2500,
-        batch_size=128,
         learning_rate=2e-3,
         warmup_steps=200,
         evaluate_every=1000,

@@ -36,7 +36,19 @@ def _relaxed(blocks: int, **settings: Any) -> Relaxed:
     return Relaxed(**(defaults | settings))
 
 
-_SHAKESPEARE = Training(
+_NETWORK = supernets.TransformerXL(
+    spaces.par(8),
+    vocabulary=256,
+    width=64,
+    num_heads=4,
+    head_dim=16,
+    hidden=256,
+    memory_length=64,
+    dropout=0.0,
+    init_std=0.1,
+    scan_blocks=True,
+)
+_TRAINING = Training(
     steps=800,
     batch_size=16,
     learning_rate=3e-3,
@@ -51,55 +63,31 @@ TINY_SHAKESPEARE = Config(
     name="tiny_shakespeare",
     about="Attention or feed-forward in 8 blocks, on Tiny Shakespeare: under ten minutes on two cores.",
     task=tasks.Language(data="tiny_shakespeare", length=64),
-    network=supernets.TransformerXL(
-        spaces.par(8),
-        vocabulary=256,
-        width=64,
-        num_heads=4,
-        head_dim=16,
-        hidden=256,
-        memory_length=64,
-        dropout=0.0,
-        init_std=0.1,
-        scan_blocks=True,
-    ),
-    training=_SHAKESPEARE,
+    network=_NETWORK,
+    training=_TRAINING,
     recipe=_relaxed(8, start=200, every=2, learning_rate=3e-2),
     search=runs.Search(limit=50),
     architectures=stacks(8),
 )
 
-_EPOCH = Training(
-    steps=1000,
-    batch_size=16,
-    learning_rate=1e-2,
-    warmup_steps=100,
-    weight_decay=1e-4,
-    clip=1.0,
-    evaluate_every=1000,
-    checkpoint_every=250,
+_EPOCH = dataclasses.replace(
+    _TRAINING, steps=1000, learning_rate=1e-2, warmup_steps=100, evaluate_every=1000, checkpoint_every=250
 )
 
 WIKITEXT2_SMALL = Config(
     name="wikitext2_small",
     about="10 blocks on WikiText-2, one epoch: some minutes each for search and retraining on one core.",
     task=tasks.Language(data="wikitext2", length=128),
-    network=supernets.TransformerXL(
-        spaces.par(10),
+    network=_NETWORK.clone(
+        space=spaces.par(10),
         vocabulary=33_278,
-        width=64,
-        num_heads=4,
-        head_dim=16,
-        hidden=256,
         memory_length=128,
         cutoffs=(221, 2502, 7519, 16987),  # by elastic.choose_cutoffs on the training text, as all below
-        dropout=0.0,
         pre_norm=True,
         init_std=0.05,
-        scan_blocks=True,
     ),
     training=dataclasses.replace(_EPOCH, evaluate_every=25),
-    # Attention is worth nothing until the weights are: an early start gives it up everywhere.
+    # Attention is of no use before the other weights are trained: an earlier start removes it everywhere.
     recipe=_relaxed(
         10, start=500, every=2, learning_rate=0.1, cost="latency_ns", cost_weight=0.5, target=0.55
     ),
@@ -129,37 +117,32 @@ WIKITEXT2_DEEP = dataclasses.replace(
     architectures=stacks(16),
 )
 
-_WIKITEXT = Training(
-    steps=8000,
-    batch_size=32,
-    learning_rate=2e-3,
-    warmup_steps=400,
-    weight_decay=1e-4,
-    clip=0.25,
-    evaluate_every=1000,
-    checkpoint_every=1000,
-)
-
 WIKITEXT2 = Config(
     name="wikitext2",
     about="12 blocks on WikiText-2: hours on two cores, minutes on a GPU.",
     task=tasks.Language(data="wikitext2", length=64, memory_length=128, same_length=True),
-    network=supernets.TransformerXL(
-        spaces.par(12),
+    network=_NETWORK.clone(
+        space=spaces.par(12),
         vocabulary=33_278,
         width=128,
-        num_heads=4,
         head_dim=32,
         hidden=512,
-        memory_length=64,
         cutoffs=(521, 7073),
         div_value=2,
         tie_projections=True,
         dropout=0.1,
         init_std=0.05,
-        scan_blocks=True,
     ),
-    training=_WIKITEXT,
+    training=dataclasses.replace(
+        _TRAINING,
+        steps=8000,
+        batch_size=32,
+        learning_rate=2e-3,
+        warmup_steps=400,
+        clip=0.25,
+        evaluate_every=1000,
+        checkpoint_every=1000,
+    ),
     recipe=_relaxed(12, start=2000, cost="latency_ns", cost_weight=0.5),
     search=runs.Search(limit=50, budget="latency_ns"),
     latency=True,
@@ -167,7 +150,18 @@ WIKITEXT2 = Config(
     architectures=stacks(12),
 )
 
-ENWIK8 = Config(
+_BYTES = dataclasses.replace(
+    WIKITEXT2.training,
+    steps=40_000,
+    batch_size=24,
+    learning_rate=2.5e-4,
+    warmup_steps=1000,
+    evaluate_every=500,
+    checkpoint_every=500,
+)
+
+ENWIK8 = dataclasses.replace(
+    WIKITEXT2,
     name="enwik8",
     about="Transformer-XL of 12 layers as 24 blocks, on bytes: for a GPU.",
     task=tasks.Language(data="enwik8", length=512, memory_length=2048, same_length=True, clamp_length=820),
@@ -182,30 +176,9 @@ ENWIK8 = Config(
         dtype=jnp.bfloat16,
         scan_blocks=True,
     ),
-    training=Training(
-        steps=40_000,
-        batch_size=24,
-        learning_rate=2.5e-4,
-        warmup_steps=1000,
-        weight_decay=1e-4,
-        clip=0.25,
-        evaluate_every=500,
-        checkpoint_every=500,
-    ),
-    recipe=_relaxed(24, start=10_000, cost="latency_ns", cost_weight=0.5),
-    search=runs.Search(limit=50, budget="latency_ns"),
-    retraining=Training(
-        steps=400_000,
-        batch_size=24,
-        learning_rate=2.5e-4,
-        warmup_steps=1000,
-        weight_decay=1e-4,
-        clip=0.25,
-        evaluate_every=5000,
-        checkpoint_every=5000,
-    ),
-    latency=True,
-    measure=measure_blocks,
+    training=_BYTES,
+    recipe=dataclasses.replace(WIKITEXT2.recipe, start=10_000, reference=stacks(24)["interleaved"]),
+    retraining=dataclasses.replace(_BYTES, steps=400_000, evaluate_every=5000, checkpoint_every=5000),
     architectures=stacks(24),
 )
 

@@ -17,9 +17,9 @@ def normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
     """Returns (images - mean) / std per channel, in float32.
 
     Args:
-        images: [..., C] of any dtype, in the units of `mean` and `std`.
-        mean: float [C], e.g. `Dataset.mean`.
-        std: float [C], e.g. `Dataset.std`.
+      images: [..., C] of any dtype, in the units of `mean` and `std`.
+      mean: float [C], e.g. `Dataset.mean`.
+      std: float [C], e.g. `Dataset.std`.
     """
     channelwise = (1,) * (images.ndim - 1) + (-1,)
     mean = jnp.asarray(mean, jnp.float32).reshape(channelwise)
@@ -86,13 +86,13 @@ def erase(
     image is drawn again, up to ten times, after which nothing is erased.
 
     Args:
-        key: random key.
-        images: [B, H, W, C].
-        probability: of erasing at all, for each image.
-        area: (smallest, largest) share of the image, drawn uniformly.
-        aspect: height / width is log-uniform in [aspect, 1 / aspect].
-        value: what to fill with, in the images' units; None for a standard normal number in each channel of
-            each pixel, as DeiT does with standardised images.
+      key: random key.
+      images: [B, H, W, C].
+      probability: of erasing at all, for each image.
+      area: (smallest, largest) share of the image, drawn uniformly.
+      aspect: height / width is log-uniform in [aspect, 1 / aspect].
+      value: what to fill with, in the images' units; None for a standard normal number in each channel of
+        each pixel, as DeiT does with standardised images.
     """
 
     def one(key, image):
@@ -114,7 +114,7 @@ def _random_box(key: jax.Array, height: int, width: int, area, aspect, inside: i
     """The first of some random boxes that lies in an image with `inside` pixels to spare.
 
     Returns:
-        Its top, left, height and width, int32 [], and whether there is one, bool [].
+      Its top, left, height and width, int32 [], and whether there is one, bool [].
     """
     size, ratio, rows, columns = jax.random.split(key, 4)
     pixels = height * width * jax.random.uniform(size, (attempts,), minval=area[0], maxval=area[1])
@@ -143,10 +143,10 @@ def random_resized_crop(
     widened where an image shrinks.
 
     Args:
-        key: random key.
-        images: [B, H, W, C]; uint8 images are rounded after scaling.
-        scale: (smallest, largest) share of the image's area.
-        aspect: (smallest, largest) width / height of the box, drawn log-uniformly.
+      key: random key.
+      images: [B, H, W, C]; uint8 images are rounded after scaling.
+      scale: (smallest, largest) share of the image's area.
+      aspect: (smallest, largest) width / height of the box, drawn log-uniformly.
     """
     height, width = images.shape[1:3]
     whole_width = min(width, round(height * aspect[1]))
@@ -181,14 +181,14 @@ def mixup(
     """Blends each image with another of the batch, and their labels alike (Zhang et al. 2018).
 
     Args:
-        key: random key.
-        images: [B, H, W, C]; uint8 images are rounded after blending.
-        labels: int32 [B].
-        num_classes: K.
-        alpha: each image's weight is drawn from Beta(alpha, alpha), alpha > 0.
+      key: random key.
+      images: [B, H, W, C]; uint8 images are rounded after blending.
+      labels: int32 [B].
+      num_classes: K.
+      alpha: each image's weight is drawn from Beta(alpha, alpha), alpha > 0.
 
     Returns:
-        (images, soft labels float32 [B, K], whose rows sum to 1).
+      (images, soft labels float32 [B, K], whose rows sum to 1).
     """
     partners, weights = jax.random.split(key)
     partner = jax.random.permutation(partners, len(images))
@@ -211,14 +211,14 @@ def cutmix(
     cut off. The labels are blended by the areas that are left.
 
     Args:
-        key: random key.
-        images: [B, H, W, C].
-        labels: int32 [B].
-        num_classes: K.
-        alpha: the share of its own that each image should keep is drawn from Beta(alpha, alpha), alpha > 0.
+      key: random key.
+      images: [B, H, W, C].
+      labels: int32 [B].
+      num_classes: K.
+      alpha: the share of its own that each image should keep is drawn from Beta(alpha, alpha), alpha > 0.
 
     Returns:
-        (images, soft labels float32 [B, K], whose rows sum to 1).
+      (images, soft labels float32 [B, K], whose rows sum to 1).
     """
     partners, weights, rows, columns = jax.random.split(key, 4)
     partner = jax.random.permutation(partners, len(images))
@@ -247,13 +247,13 @@ def mixup_or_cutmix(
     """Mixes a whole batch by `mixup` or by `cutmix`, at random, as timm does for DeiT and AutoFormer.
 
     Args:
-        key: random key.
-        images, labels, num_classes: as of `mixup`.
-        alphas: of `mixup` and of `cutmix`; one of them may be 0 for never.
-        switch: probability of `cutmix`, if both are there.
+      key: random key.
+      images, labels, num_classes: as of `mixup`.
+      alphas: of `mixup` and of `cutmix`; one of them may be 0 for never.
+      switch: probability of `cutmix`, if both are there.
 
     Returns:
-        (images, soft labels float32 [B, K], whose rows sum to 1).
+      (images, soft labels float32 [B, K], whose rows sum to 1).
     """
     for_mixup, for_cutmix = alphas
     if not for_cutmix:

@@ -23,18 +23,18 @@ class Batches:
     divides the split, or with drop_remainder=False), but for `repeats`.
 
     Args:
-        split: the examples.
-        batch_size: of the global batch, over all processes.
-        seed: of the order, from 0 to 2**64 - 1.
-        shard: (index, count): this process takes the index-th of count equal parts of each batch.
-        shuffle: False keeps the order of the split.
-        drop_remainder: False ends each epoch with a smaller batch.
-        repeats: how often an example comes in an epoch, one time after the other (repeated augmentation,
-            Hoffer et al. 2020, section 2): a batch then shows some examples several times, which are
-            augmented differently. Epochs stay as long, and each shows a part of the examples.
+      split: the examples.
+      batch_size: of the global batch, over all processes.
+      seed: of the order, from 0 to 2**64 - 1.
+      shard: (index, count): this process takes the index-th of count equal parts of each batch.
+      shuffle: False keeps the order of the split.
+      drop_remainder: False ends each epoch with a smaller batch.
+      repeats: how often an example comes in an epoch, one time after the other (repeated augmentation,
+        Hoffer et al. 2020, section 2): a batch then shows some examples several times, which are
+        augmented differently. Epochs stay as long, and each shows a part of the examples.
 
     Raises:
-        ValueError: a batch larger than the split, not divisible by the shards, or the like.
+      ValueError: a batch larger than the split, not divisible by the shards, or the like.
     """
 
     split: Split
@@ -74,15 +74,15 @@ class Batches:
         """Returns this process's part of the batch of a step.
 
         Args:
-            step: from 0; epoch `step // steps_per_epoch`.
+          step: from 0; epoch `step // steps_per_epoch`.
 
         Returns:
-            The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
-            b = batch_size / shard count (less in the last batch of an epoch if drop_remainder is
-            False).
+          The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
+          b = batch_size / shard count (less in the last batch of an epoch if drop_remainder is
+          False).
 
         Raises:
-            ValueError: a negative step.
+          ValueError: a negative step.
         """
         return self.split.take(self.own(self.rows(step)))
 
@@ -119,10 +119,10 @@ class CroppedBatches(Batches):
     Which box an image shows is a function of the seed, the step and its place in the batch.
 
     Args:
-        scale: the smallest share of an image's area that a box has; the published recipes have 0.08.
+      scale: the smallest share of an image's area that a box has; the published recipes have 0.08.
 
     Raises:
-        ValueError: images that are not decoded on demand, or as `Batches`.
+      ValueError: images that are not decoded on demand, or as `Batches`.
     """
 
     scale: float
@@ -160,11 +160,11 @@ class LengthBatches(Batches):
     example is still seen at most once in an epoch.
 
     Args:
-        lengths: that batches may have, increasing; the last holds all sequences.
+      lengths: that batches may have, increasing; the last holds all sequences.
 
     Raises:
-        KeyError: a split without a mask.
-        ValueError: a sequence longer than all lengths, or as `Batches`.
+      KeyError: a split without a mask.
+      ValueError: a sequence longer than all lengths, or as `Batches`.
     """
 
     lengths: tuple[int, ...]
@@ -205,15 +205,15 @@ def evaluation_batches(split: Split, batch_size: int, limit: int | None = None) 
     The mean of a quantity q over the split is exactly `sum(q * weight) / sum(weight)`.
 
     Args:
-        split: n examples, read into memory.
-        batch_size, limit: see `evaluation_rows`.
+      split: n examples, read into memory.
+      batch_size, limit: see `evaluation_rows`.
 
     Returns:
-        The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
-        "weight": float32 [m, B], 1, or 0 for what fills the last batch up.
+      The inputs of the split by name, as {"image": uint8 [m, B, H, W, C]}, "label": int32 [m, B] and
+      "weight": float32 [m, B], 1, or 0 for what fills the last batch up.
 
     Raises:
-        ValueError: batch_size is not positive.
+      ValueError: batch_size is not positive.
     """
     rows, counts = evaluation_rows(len(split), batch_size, limit)  # [m, B]
     batch = {**split.take(rows.reshape(-1)), "weight": counts.reshape(-1).astype(np.float32)}
@@ -224,18 +224,18 @@ def evaluation_rows(n: int, batch_size: int, limit: int | None = None) -> tuple[
     """Returns which of n examples an evaluation takes, in batches of one shape.
 
     Args:
-        n: how many examples there are.
-        batch_size: B, also larger than n.
-        limit: batches at most; None for all. A part of the examples is drawn at random, always the same one:
-            the first examples of a file are often all of one class.
+      n: how many examples there are.
+      batch_size: B, also larger than n.
+      limit: batches at most; None for all. A part of the examples is drawn at random, always the same one:
+        the first examples of a file are often all of one class.
 
     Returns:
-        (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: numbers of examples in
-        increasing order, and whether each counts. The last batch is filled up with copies of the first one
-        taken, which do not count.
+      (rows int64 [m, B], counts bool [m, B]), with m = ceil(n / B) or the limit: numbers of examples in
+      increasing order, and whether each counts. The last batch is filled up with copies of the first one
+      taken, which do not count.
 
     Raises:
-        ValueError: batch_size is not positive.
+      ValueError: batch_size is not positive.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")

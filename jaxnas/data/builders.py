@@ -9,8 +9,6 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import tensorflow_datasets as tfds
 from absl import logging
@@ -32,11 +30,11 @@ def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path
     """Returns the folder where a dataset of `BUILDERS` was prepared, if it was.
 
     Args:
-        name: of the dataset.
-        data_dir: TFDS's data folder; None for TFDS's own default.
+      name: of the dataset.
+      data_dir: TFDS's data folder; None for TFDS's own default.
 
     Raises:
-        ValueError: it was prepared from several sets of original files.
+      ValueError: it was prepared from several sets of original files.
     """
     plain = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS is None:
@@ -67,16 +65,16 @@ def prepare(
     files are never taken for them.
 
     Args:
-        name: of the dataset, such as "digits" or "fashion_mnist".
-        data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: the folder with the original files; for all but "digits".
+      name: of the dataset, such as "digits" or "fashion_mnist".
+      data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
+      source_dir: the folder with the original files; for all but "digits".
 
     Returns:
-        The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`.
+      The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`.
 
     Raises:
-        FileNotFoundError, ValueError: the original files are missing or damaged.
-        OSError: `data_dir` cannot be written.
+      FileNotFoundError, ValueError: the original files are missing or damaged.
+      OSError: `data_dir` cannot be written.
     """
     final = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if where := BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:
@@ -88,12 +86,7 @@ def prepare(
         source_dir = local_copy(source_dir)
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")
-        builder = BUILDERS[name](data_dir=data_dir)
-        # What is too large to be read at once has a digest of its own.
-        digest = (
-            builder.digest(source_dir) if hasattr(builder, "digest") else _digest(builder.read(source_dir))
-        )
-        final = final.parent / digest / final.name
+        final = final.parent / BUILDERS[name](data_dir=data_dir).digest(source_dir) / final.name
     if final.exists():
         return final
     # TFDS's own temporary name comes from Python's global random state, which two processes can
@@ -107,13 +100,3 @@ def prepare(
             builder.download_and_prepare(download_config=config)
         files.commit_folder(builder.data_path, final)
     return final
-
-
-def _digest(contents: Mapping[str, Any]) -> str:
-    """A digest of the arrays or the bytes of each split, the same however the files were compressed."""
-    parts = []
-    for split, content in sorted(contents.items()):
-        for part in content if isinstance(content, tuple) else (content,):
-            data = part if isinstance(part, bytes) else part.tobytes()
-            parts.append(f"{split} {files.sha256(data)}")
-    return files.sha256("\n".join(parts).encode())[:16]

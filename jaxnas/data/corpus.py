@@ -16,15 +16,15 @@ class Stream:
     trains calls `stream.require("train")`; so the test text cannot reach either by accident.
 
     Args:
-        role: "train", "search", "validation" or "test".
-        tokens: int32 [n], not negative; kept as a read-only view.
-        documents: int32 [n], not decreasing: the number of the document that a token is part of;
-            kept as a read-only view.
-        n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`,
-            are bits per byte, whatever the tokens are.
+      role: "train", "search", "validation" or "test".
+      tokens: int32 [n], not negative; kept as a read-only view.
+      documents: int32 [n], not decreasing: the number of the document that a token is part of;
+        kept as a read-only view.
+      n_bytes: of the text in UTF-8. Nats summed over the stream, divided by `n_bytes * log(2)`,
+        are bits per byte, whatever the tokens are.
 
     Raises:
-        ValueError: unknown role, wrong shapes or dtypes, no tokens.
+      ValueError: unknown role, wrong shapes or dtypes, no tokens.
     """
 
     role: str
@@ -67,7 +67,7 @@ class Stream:
         """Returns the stream itself if it has one of the roles.
 
         Raises:
-            ValueError: it has another role.
+          ValueError: it has another role.
         """
         require_role("stream", self.role, roles)
         return self
@@ -78,16 +78,16 @@ class Corpus:
     """Real text in disjoint streams, each in the order of the text.
 
     Args:
-        name: TFDS name.
-        train: the official training text without `search`.
-        search: held out of the official training text; compares architectures in a search. None
-            if nothing was held out.
-        validation: the official validation text.
-        test: the official test text, for the networks that were chosen.
-        vocabulary: of all streams.
+      name: TFDS name.
+      train: the official training text without `search`.
+      search: held out of the official training text; compares architectures in a search. None
+        if nothing was held out.
+      validation: the official validation text.
+      test: the official test text, for the networks that were chosen.
+      vocabulary: of all streams.
 
     Raises:
-        ValueError: a stream in the place of another, or a token that isn't in the vocabulary.
+      ValueError: a stream in the place of another, or a token that isn't in the vocabulary.
     """
 
     name: str
@@ -115,6 +115,13 @@ class Corpus:
         """The streams that there are, by role."""
         streams = {role: getattr(self, role) for role in ROLES}
         return {role: stream for role, stream in streams.items() if stream is not None}
+
+    def whole(self) -> "Corpus":
+        """The text whose training stream includes what was held out for a search."""
+        if self.search is None:
+            return self
+        train = join_streams("train", self.train, self.search)
+        return dataclasses.replace(self, train=train, search=None)
 
 
 def join_streams(role: str, first: Stream, second: Stream) -> Stream:

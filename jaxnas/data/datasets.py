@@ -26,11 +26,11 @@ class Dataset(Labelled):
     """Real images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labelled`.
 
     Args:
-        mean: float32 [C], over `train` alone, in the units of the stored values.
-        std: float32 [C], likewise; 1 for a channel that is constant.
+      mean: float32 [C], over `train` alone, in the units of the stored values.
+      std: float32 [C], likewise; 1 for a channel that is constant.
 
     Raises:
-        ValueError: images of another shape or dtype than those of `train`, or as `Labelled`.
+      ValueError: images of another shape or dtype than those of `train`, or as `Labelled`.
     """
 
     mean: np.ndarray
@@ -81,27 +81,27 @@ def load(
     gathered from all records, and then kept beside these.
 
     Args:
-        name: TFDS name, also with config and version as in "name/config:1.0.0".
-        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets. What lies in
-            gs://bucket/folder is copied to this machine once, see `copies`.
-        source_dir: folder with original files, needed once.
-        search_fraction: share of the official training part that becomes `search`, stratified.
-        search_size: the same as a number of images; goes before `search_fraction`.
-        seed: of the search split, which is a pure function of the labels, size and seed.
-        test_split: name of the official part to test on; None for "test", and for "imagenet2012", whose test
-            images have no published labels, for "validation".
-        in_memory: False reads images on demand through the random-access source, for datasets
-            that don't fit; labels are always in memory.
-        image_size: height and width in pixels to which images of many sizes are decoded.
-        workers: processes that decode them; 0 for none, None for as many as there are processors.
+      name: TFDS name, also with config and version as in "name/config:1.0.0".
+      data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets. What lies in
+        gs://bucket/folder is copied to this machine once, see `copies`.
+      source_dir: folder with original files, needed once.
+      search_fraction: share of the official training part that becomes `search`, stratified.
+      search_size: the same as a number of images; goes before `search_fraction`.
+      seed: of the search split, which is a pure function of the labels, size and seed.
+      test_split: name of the official part to test on; None for "test", and for "imagenet2012", whose test
+        images have no published labels, for "validation".
+      in_memory: False reads images on demand through the random-access source, for datasets
+        that don't fit; labels are always in memory.
+      image_size: height and width in pixels to which images of many sizes are decoded.
+      workers: processes that decode them; 0 for none, None for as many as there are processors.
 
     Returns:
-        The dataset. Nothing in it depends on the machine or the process.
+      The dataset. Nothing in it depends on the machine or the process.
 
     Raises:
-        ValueError: unknown name (with the nearest known one), or a dataset that isn't such images,
-            or a search split that would leave nothing to train on.
-        FileNotFoundError: the dataset is not prepared; the message says how to.
+      ValueError: unknown name (with the nearest known one), or a dataset that isn't such images,
+        or a search split that would leave nothing to train on.
+      FileNotFoundError: the dataset is not prepared; the message says how to.
     """
     builder = open_prepared(name, data_dir, source_dir)
     image_shape = _image_shape(name, builder.info.features, image_size)
@@ -153,8 +153,8 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     """Returns TFDS's builder of a dataset that is prepared, preparing it where we can.
 
     Raises:
-        ValueError: unknown name (with the nearest known one), or damaged original files.
-        FileNotFoundError: the dataset is not prepared as array_record; the message says how to.
+      ValueError: unknown name (with the nearest known one), or damaged original files.
+      FileNotFoundError: the dataset is not prepared as array_record; the message says how to.
     """
     # Imported here: TFDS takes a while, and those who bring their own images don't need it.
     import tensorflow_datasets as tfds

@@ -54,8 +54,8 @@ class Files:
     """Image files of this machine, as `Records`.
 
     Args:
-        root: the folder that they are in.
-        paths: of the files, relative to it.
+      root: the folder that they are in.
+      paths: of the files, relative to it.
     """
 
     root: dataclasses.InitVar[pathlib.Path]
@@ -79,8 +79,8 @@ class Prepared:
     """The encoded images of a part of a data set that TFDS prepared, as `Records`.
 
     Args:
-        source: of TFDS, which gives examples with "image" as bytes.
-        what: the part, for messages.
+      source: of TFDS, which gives examples with "image" as bytes.
+      what: the part, for messages.
     """
 
     source: dataclasses.InitVar[Any]
@@ -107,14 +107,14 @@ class Decoder:
     to 256 and cropping to 224, in one step.
 
     Args:
-        records: the encoded images.
-        height: of the decoded images, in pixels.
-        width: likewise.
-        channels: 3 for colours, 1 for grey.
-        pool: of processes that decode, see `decoding_pool`; None to decode in this one.
+      records: the encoded images.
+      height: of the decoded images, in pixels.
+      width: likewise.
+      channels: 3 for colours, 1 for grey.
+      pool: of processes that decode, see `decoding_pool`; None to decode in this one.
 
     Raises:
-        ValueError: a size below 1.
+      ValueError: a size below 1.
     """
 
     records: Records
@@ -127,7 +127,7 @@ class Decoder:
     def __post_init__(self, pool: concurrent.futures.Executor | None):
         object.__setattr__(self, "_pool", pool)
         if min(self.height, self.width) < 1:
-            raise ValueError(f"images of {self.height} x {self.width} cannot be; expected at least 1 x 1")
+            raise ValueError(f"the size of images is {self.height} x {self.width}, expected at least 1 x 1")
 
     def __getitems__(self, rows: Sequence[int]) -> Iterator[dict[str, np.ndarray]]:
         return ({"image": image} for image in self._decoded(rows, [None] * len(rows), 0.0))
@@ -136,12 +136,12 @@ class Decoder:
         """Images of which each shows a random box: the random resized crop of `random_box`.
 
         Args:
-            rows: of the records, b of them.
-            draws: float64 [b, ATTEMPTS, 4], random numbers in [0, 1).
-            scale: the smallest share of an image's area that a box has.
+          rows: of the records, b of them.
+          draws: float64 [b, ATTEMPTS, 4], random numbers in [0, 1).
+          scale: the smallest share of an image's area that a box has.
 
         Returns:
-            uint8 [b, H, W, C].
+          uint8 [b, H, W, C].
         """
         out = np.empty((len(rows), self.height, self.width, self.channels), np.uint8)
         for i, image in enumerate(self._decoded(rows, list(draws), scale)):
@@ -194,10 +194,10 @@ def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:
     """Processes that decode images; they begin with the first image, and end with this process.
 
     Args:
-        workers: how many; None for as many as there are processors for this process, 0 for none.
+      workers: how many; None for as many as there are processors for this process, 0 for none.
 
     Raises:
-        ValueError: a negative number.
+      ValueError: a negative number.
     """
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -225,13 +225,13 @@ def decode(
     """Decodes an image to a size, by Pillow's bicubic filter.
 
     Args:
-        encoded: the content of a file in any format that Pillow reads; turned as its EXIF data say.
-        shape: (H, W, C), C = 1 or 3.
-        draws: float64 [ATTEMPTS, 4] of a random box, see `random_box`; None for the middle of the image.
-        scale: of the random box.
+      encoded: the content of a file in any format that Pillow reads; turned as its EXIF data say.
+      shape: (H, W, C), C = 1 or 3.
+      draws: float64 [ATTEMPTS, 4] of a random box, see `random_box`; None for the middle of the image.
+      scale: of the random box.
 
     Returns:
-        uint8 [H, W, C].
+      uint8 [H, W, C].
     """
     height, width, channels = shape
     with Image.open(io.BytesIO(encoded)) as file:
@@ -257,14 +257,14 @@ def random_box(width: int, height: int, draws: np.ndarray, scale: float) -> Box:
     """The box of a random resized crop (Szegedy et al. 2015, section 6), as torchvision draws it.
 
     Args:
-        width: of the image, in pixels.
-        height: likewise.
-        draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place. The
-            first box that lies in the image is taken.
-        scale: the smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
+      width: of the image, in pixels.
+      height: likewise.
+      draws: float64 [ATTEMPTS, 4], random numbers in [0, 1): each row is an area, a shape and a place. The
+        first box that lies in the image is taken.
+      scale: the smallest share of the area; the largest is 1. Width / height is from 3/4 to 4/3.
 
     Returns:
-        A box of whole pixels. If none of those drawn lies in the image, the largest in its middle.
+      A box of whole pixels. If none of those drawn lies in the image, the largest in its middle.
     """
     low, high = 3 / 4, 4 / 3
     for area, shape, x, y in draws.tolist():

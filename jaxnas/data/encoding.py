@@ -44,7 +44,7 @@ class Encoding:
       keep: which part of a text is kept that is too long, its "start" or its "end".
 
     Raises:
-      ValueError: another kind of tokens, or a number that cannot be.
+      ValueError: another kind of tokens, or a number out of range.
     """
 
     tokens: str = "words"

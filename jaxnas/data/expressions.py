@@ -40,7 +40,7 @@ class ListOps:
       seed: of all draws.
 
     Raises:
-      ValueError: a number that cannot be.
+      ValueError: a number out of range.
     """
 
     examples: int = 96_000

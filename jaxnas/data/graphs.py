@@ -30,20 +30,20 @@ class Graphs:
     each of whole graphs (inductive).
 
     Args:
-        name: of the data.
-        classes: the name of each label.
-        features: float32 [G, N, F].
-        edges: int32 [G, E, 2], (source, target), in the order of the targets.
-        edge_mask: bool [G, E], False for what fills a graph up.
-        node_mask: bool [G, N], likewise.
-        labels: int32 [G, N], -1 for a node without a label.
-        roles: bool [G, N] by role; no node has two, and nodes without a label have none.
-        duplicates: edges that were given more than once, and are there once.
-        self_loops: edges from a node to itself that were given, and are left out. An operation that looks
-            at the node itself adds them.
+      name: of the data.
+      classes: the name of each label.
+      features: float32 [G, N, F].
+      edges: int32 [G, E, 2], (source, target), in the order of the targets.
+      edge_mask: bool [G, E], False for what fills a graph up.
+      node_mask: bool [G, N], likewise.
+      labels: int32 [G, N], -1 for a node without a label.
+      roles: bool [G, N] by role; no node has two, and nodes without a label have none.
+      duplicates: edges that were given more than once, and are there once.
+      self_loops: edges from a node to itself that were given, and are left out. An operation that looks
+        at the node itself adds them.
 
     Raises:
-        ValueError: roles that overlap or have nodes without a label, or a class that no node to train on has.
+      ValueError: roles that overlap or have nodes without a label, or a class that no node to train on has.
     """
 
     name: str

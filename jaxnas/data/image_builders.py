@@ -14,6 +14,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from jaxnas.data import splits
+from jaxnas.data.offline_builder import OfflineBuilder
 
 # fmt: off
 FASHION_CLASSES = (
@@ -49,15 +50,15 @@ def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes, plain or compressed by gzip.
 
     Args:
-        path: the file; the content decides whether it is compressed, not the name.
-        ndim: expected number of axes, 3 for images and 1 for labels.
+      path: the file; the content decides whether it is compressed, not the name.
+      ndim: expected number of axes, 3 for images and 1 for labels.
 
     Returns:
-        uint8 with `ndim` axes, read-only.
+      uint8 with `ndim` axes, read-only.
 
     Raises:
-        ValueError: not such a file, or truncated; the message says which file, what was expected
-            and what was found.
+      ValueError: not such a file, or truncated; the message says which file, what was expected
+        and what was found.
     """
     data = pathlib.Path(path).read_bytes()
     if data[:2] == b"\x1f\x8b":
@@ -91,12 +92,12 @@ def find_idx(folder: str | os.PathLike, name: str, where: str) -> pathlib.Path:
     Found are also the spelling "train-images.idx3-ubyte" and compressed files (".gz").
 
     Args:
-        folder: where to look.
-        name: of the file.
-        where: a sentence that says where the file is had.
+      folder: where to look.
+      name: of the file.
+      where: a sentence that says where the file is had.
 
     Raises:
-        FileNotFoundError: none of these is in the folder.
+      FileNotFoundError: none of these is in the folder.
     """
     folder = pathlib.Path(folder)
     dotted = name.replace("-idx", ".idx")
@@ -110,15 +111,15 @@ def read_records(path: pathlib.Path, label_bytes: int, num_classes: int) -> tupl
     """Reads a file of CIFAR's binary version.
 
     Args:
-        path: of records of some label bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
-        label_bytes: 1 of CIFAR-10, 2 of CIFAR-100.
-        num_classes: labels are below.
+      path: of records of some label bytes, of which the last counts, and 3 x 32 x 32 bytes of an image.
+      label_bytes: 1 of CIFAR-10, 2 of CIFAR-100.
+      num_classes: labels are below.
 
     Returns:
-        Images uint8 [n, 32, 32, 3] and labels uint8 [n].
+      Images uint8 [n, 32, 32, 3] and labels uint8 [n].
 
     Raises:
-        ValueError: not such a file, or truncated.
+      ValueError: not such a file, or truncated.
     """
     data, size = path.read_bytes(), label_bytes + 3 * 32 * 32
     if not data or len(data) % size:
@@ -137,13 +138,13 @@ def read_rows(path: pathlib.Path) -> np.ndarray:
     """Reads a PNG each of whose rows is a CIFAR image: 1,024 pixels, row by row.
 
     Args:
-        path: of the file.
+      path: of the file.
 
     Returns:
-        uint8 [n, 32, 32, 3].
+      uint8 [n, 32, 32, 3].
 
     Raises:
-        ValueError: not such a file, or truncated.
+      ValueError: not such a file, or truncated.
     """
     try:
         with Image.open(path) as file:
@@ -162,7 +163,7 @@ def read_json_labels(path: pathlib.Path, num_classes: int) -> np.ndarray:
     """Reads a JSON list of labels, as uint8 [n].
 
     Raises:
-        ValueError: something else, or a label that is none of the classes.
+      ValueError: something else, or a label that is none of the classes.
     """
     try:
         labels = json.loads(path.read_bytes())
@@ -179,36 +180,14 @@ def _inner(folder: str | os.PathLike, name: str) -> pathlib.Path:
     return inner if inner.is_dir() else pathlib.Path(folder)
 
 
-class _Arrays(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """What the builders below share: all examples of a split are given as two arrays.
-
-    The folder with the original files is TFDS's `DownloadConfig(manual_dir=...)`.
-    """
-
-    VERSION = tfds.core.Version("1.0.0")
-    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
-    # doesn't install. There are no downloads.
-    code_path = None
+class _Arrays(OfflineBuilder, skip_registration=True):
+    """What the builders below share: all examples of a split are given as two arrays."""
 
     def _dataset_info(self, description: str, image_shape, **label) -> tfds.core.DatasetInfo:
         # A Tensor, since features.Image needs TensorFlow to encode an array.
         image = tfds.features.Tensor(shape=image_shape, dtype=np.uint8)
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=description,
-            features=tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(**label)}),
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,  # The stored order is the order of the origin.
-        )
-
-    def read(self, folder: str | os.PathLike | None) -> Arrays:
-        """Returns all that the original files hold; a bad file is found before anything is written."""
-        raise NotImplementedError
-
-    def _split_generators(self, dl_manager):
-        folder = dl_manager.manual_dir if self.MANUAL_DOWNLOAD_INSTRUCTIONS else None
-        arrays = self.read(folder)
-        return {split: self._generate_examples(*pair) for split, pair in arrays.items()}
+        features = {"image": image, "label": tfds.features.ClassLabel(**label)}
+        return self.described(description, features, ("image", "label"))
 
     def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator:
         for i, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from jaxnas import files
+from jaxnas.data.offline_builder import OfflineBuilder
 
 WHERE = (
     "They are ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of ImageNet's task 1 and 2 of 2012, as they"
@@ -30,7 +31,7 @@ MEAN = 255 * np.array([0.485, 0.456, 0.406], np.float32)
 STD = 255 * np.array([0.229, 0.224, 0.225], np.float32)
 
 
-class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Imagenet2012(OfflineBuilder, skip_registration=True):
     """ImageNet 2012: encoded images of many sizes in 1,000 classes, 1,281,167 / 50,000 ("validation").
 
     Files are stored as they are, in the order of the archives; few of them are no JPEG or not RGB, which
@@ -41,7 +42,6 @@ class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     name = "imagenet2012"
     VERSION = tfds.core.Version("5.1.0")
     MANUAL_DOWNLOAD_INSTRUCTIONS = WHERE
-    code_path = None  # As of the other builders, see `image_builders`.
 
     def _info(self):
         features = {
@@ -49,21 +49,16 @@ class Imagenet2012(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             "label": tfds.features.ClassLabel(names=_published("labels.txt")),
             "file_name": tfds.features.Text(),
         }
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="ImageNet 2012, from its archives",
-            features=tfds.features.FeaturesDict(features),
-            supervised_keys=("image", "label"),
-            disable_shuffling=True,  # The stored order is the order of the origin.
-        )
+        return self.described("ImageNet 2012, from its archives", features, ("image", "label"))
 
-    def digest(self, folder: pathlib.Path) -> str:
+    def digest(self, folder: str | os.PathLike) -> str:
         """Compares the archives with their published checksums, and returns a digest of both.
 
         Raises:
-            FileNotFoundError: an archive is missing.
-            ValueError: one is another than the published one.
+          FileNotFoundError: an archive is missing.
+          ValueError: one is another than the published one.
         """
+        folder = pathlib.Path(folder)
         missing = [name for name in ARCHIVES if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {WHERE}")
@@ -96,7 +91,7 @@ def train_images(path: str | os.PathLike) -> Iterator[tuple[str, str, bytes]]:
     """Name, class and content of each image of the archive of training images, an archive for each class.
 
     Raises:
-        ValueError: an archive whose name is no class of ImageNet.
+      ValueError: an archive whose name is no class of ImageNet.
     """
     classes = set(_published("labels.txt"))
     with tarfile.open(path, "r|") as archive:
@@ -115,7 +110,7 @@ def validation_images(path: str | os.PathLike) -> Iterator[tuple[str, str, bytes
     """Name, class and content of each image of the archive of validation images.
 
     Raises:
-        ValueError: a file without a number from 1 to 50,000 in its name.
+      ValueError: a file without a number from 1 to 50,000 in its name.
     """
     labels = _published("validation_labels.txt")
     with tarfile.open(path, "r|") as archive:

@@ -19,15 +19,15 @@ class Labelled:
     """Labelled examples in disjoint splits.
 
     Args:
-        name: of the data.
-        train: to train on, without the other splits.
-        search: compares architectures in a search; None if nothing was held out.
-        validation: watches networks that are trained; None for none.
-        test: for the networks that were chosen.
-        classes: the name of each label.
+      name: of the data.
+      train: to train on, without the other splits.
+      search: compares architectures in a search; None if nothing was held out.
+      validation: watches networks that are trained; None for none.
+      test: for the networks that were chosen.
+      classes: the name of each label.
 
     Raises:
-        ValueError: a split in the place of another, or a label that is no class.
+      ValueError: a split in the place of another, or a label that is no class.
     """
 
     name: str
@@ -70,16 +70,16 @@ def number_labels(
     """Numbers labels by their classes.
 
     Args:
-        labels: [n], integers from 0, or strings.
-        classes: the name of each class in the order of their numbers; None for the strings that occur,
-            in alphabetical order, or for all integers up to the largest.
-        what: the labels, for messages.
+      labels: [n], integers from 0, or strings.
+      classes: the name of each class in the order of their numbers; None for the strings that occur,
+        in alphabetical order, or for all integers up to the largest.
+      what: the labels, for messages.
 
     Returns:
-        The labels as int32 [n], and the classes.
+      The labels as int32 [n], and the classes.
 
     Raises:
-        ValueError: labels that are neither, that are in no class, or a number that no label has.
+      ValueError: labels that are neither, that are in no class, or a number that no label has.
     """
     array = np.asarray(labels)
     strings = array.dtype.kind in "UT" or (
@@ -129,15 +129,15 @@ def make_splits(
     """Makes the splits of examples, and holds those that are not given out of the training examples.
 
     Args:
-        what: the data, for messages.
-        given: inputs and labels by role, at least of "train".
-        fractions: what is held out for each role that is not given; see `hold_out`.
-        seed: of what is held out.
-        classes: names of the labels.
+      what: the data, for messages.
+      given: inputs and labels by role, at least of "train".
+      fractions: what is held out for each role that is not given; see `hold_out`.
+      seed: of what is held out.
+      classes: names of the labels.
 
     Raises:
-        ValueError: shares that cannot be, or a class of which "train" or a role that is held out of it gets
-            nothing.
+      ValueError: shares out of range, or a class of which "train" or a role that is held out of it gets
+        nothing.
     """
     inputs, labels = given["train"]
     wanted = {role: fraction for role, fraction in fractions.items() if role not in given}

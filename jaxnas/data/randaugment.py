@@ -41,19 +41,19 @@ def randaugment(
     out, as timm has them.
 
     Args:
-        key: random key.
-        images: uint8 [B, H, W, C], grey (C = 1) or in colours (C = 3), which use the range 0 to 255.
-        magnitude: mean strength of the operations, from 0 to 10.
-        count: operations for each image, drawn with replacement from `OPERATIONS`.
-        deviation: standard deviation of the strength, which is then cut to 0 to 10.
-        probability: of applying an operation that was drawn.
-        fill: what comes in from outside of an image, a value or [C]; the mean colour in the recipes.
+      key: random key.
+      images: uint8 [B, H, W, C], grey (C = 1) or in colours (C = 3), which use the range 0 to 255.
+      magnitude: mean strength of the operations, from 0 to 10.
+      count: operations for each image, drawn with replacement from `OPERATIONS`.
+      deviation: standard deviation of the strength, which is then cut to 0 to 10.
+      probability: of applying an operation that was drawn.
+      fill: what comes in from outside of an image, a value or [C]; the mean colour in the recipes.
 
     Returns:
-        uint8 [B, H, W, C].
+      uint8 [B, H, W, C].
 
     Raises:
-        ValueError: images of another dtype, or another number of channels.
+      ValueError: images of another dtype, or another number of channels.
     """
     if images.dtype != jnp.uint8 or images.shape[-1] not in (1, 3):
         raise ValueError(
@@ -81,15 +81,15 @@ def operate(
     """Applies one operation to an image.
 
     Args:
-        image: uint8 [H, W, C].
-        operation: int32 [], its place in `OPERATIONS`.
-        level: float32 [], its strength, from 0 to 10.
-        sign: float32 [], 1 or -1: to which side an image is moved, and whether a contrast, brightness,
-            colour or sharpness grows or shrinks.
-        fill: what comes in from outside, a value or [C].
+      image: uint8 [H, W, C].
+      operation: int32 [], its place in `OPERATIONS`.
+      level: float32 [], its strength, from 0 to 10.
+      sign: float32 [], 1 or -1: to which side an image is moved, and whether a contrast, brightness,
+        colour or sharpness grows or shrinks.
+      fill: what comes in from outside, a value or [C].
 
     Returns:
-        uint8 [H, W, C].
+      uint8 [H, W, C].
     """
     strength = level / 10
     end_of_moves, end_of_tables = len(MOVES), len(MOVES) + len(TABLES)

@@ -10,6 +10,7 @@ from absl import logging
 
 from jaxnas.data.expressions import SYMBOLS, different
 from jaxnas.data.expressions import ListOps as Rule
+from jaxnas.data.offline_builder import OfflineBuilder
 from jaxnas.data.source_files import decode, find_source, read_bytes
 from jaxnas.data.splits import stratified
 from jaxnas.data.vocabulary import SymbolVocabulary
@@ -36,35 +37,14 @@ _TREE = re.compile(r"\(([0-4]) |([^() ]+)|(\))| +|(.)")
 _D20 = Rule(examples=90_000, search_examples=2_000, max_depth=20, max_args=5, min_length=0, max_length=1_000)
 
 
-class _LabelledTexts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """What the builders below share: a part is given as its texts and its labels.
+class _LabelledTexts(OfflineBuilder, skip_registration=True):
+    """What the builders below share: a part is given as its texts and its labels."""
 
-    The folder with the files is TFDS's `DownloadConfig(manual_dir=...)`.
-    """
-
-    VERSION = tfds.core.Version("1.0.0")
-    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
-    # doesn't install. There are no downloads.
-    code_path = None
     CLASSES: tuple[str, ...] = ("negative", "positive")
 
     def _info(self):
         features = {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(names=list(self.CLASSES))}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=(self.__doc__ or "").splitlines()[0],
-            features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,  # Texts keep the order of their files.
-        )
-
-    def read(self, folder: str | os.PathLike) -> dict[str, Part]:
-        """Returns all that the original files hold; a bad file is found before anything is written."""
-        raise NotImplementedError
-
-    def _split_generators(self, dl_manager):
-        return {
-            name: self._generate_examples(*part) for name, part in self.read(dl_manager.manual_dir).items()
-        }
+        return self.described((self.__doc__ or "").splitlines()[0], features)
 
     def _generate_examples(self, texts: bytes, labels: np.ndarray) -> Iterator:
         for i, (text, label) in enumerate(zip(texts.split(b"\n"), labels.tolist(), strict=True)):

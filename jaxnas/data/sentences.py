@@ -30,15 +30,15 @@ class Sentences(Labelled):
     else 0: what stands there means nothing.
 
     Args:
-        vocabulary: of the training texts.
-        unknown: how many words of each role the vocabulary does not have.
-        cut: how many texts of each role are longer than T, of which a part is left out.
-        encoding: how the texts became tokens.
-        development: whether `search` is an official part of its own, which is never trained on.
-        vectors: of the tokens, which a network gets beside them; None for none.
+      vocabulary: of the training texts.
+      unknown: how many words of each role the vocabulary does not have.
+      cut: how many texts of each role are longer than T, of which a part is left out.
+      encoding: how the texts became tokens.
+      development: whether `search` is an official part of its own, which is never trained on.
+      vectors: of the tokens, which a network gets beside them; None for none.
 
     Raises:
-        ValueError: tokens that are not integers, or not in the vocabulary, or as `Labelled`.
+      ValueError: tokens that are not integers, or not in the vocabulary, or as `Labelled`.
     """
 
     vocabulary: Vocabulary
@@ -86,13 +86,13 @@ def with_vectors(
     """The sentences with vectors of their words from a file, see `vectors.read_vectors`.
 
     Args:
-        sentences: of words.
-        path: of a file of GloVe's.
-        dim: numbers of a vector, if it is to be checked.
-        seed: of the vectors of words that the file does not have.
+      sentences: of words.
+      path: of a file of GloVe's.
+      dim: numbers of a vector, if it is to be checked.
+      seed: of the vectors of words that the file does not have.
 
     Raises:
-        ValueError: tokens that are no words, vectors of another size, or as `read_vectors`.
+      ValueError: tokens that are no words, vectors of another size, or as `read_vectors`.
     """
     if not isinstance(words := sentences.vocabulary, WordVocabulary):
         raise ValueError(
@@ -129,22 +129,22 @@ def load_sentences(
     training part, and an official validation part is "validation".
 
     Args:
-        name: TFDS name, also with config and version as in "name/config:1.0.0".
-        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: folder with original files, also in its subfolders, needed once for those above.
-        encoding: how texts become tokens; None for the usual one of the data: words as they are of "sst5" and
-            "sst2", symbols of "listops", and English words of others.
-        phrases: train on every labelled phrase of the training part's trees, each different one once;
-            of "sst5" and "sst2". The other roles are whole sentences.
-        search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
-            where there is no official validation part.
-        seed: of what is held out.
+      name: TFDS name, also with config and version as in "name/config:1.0.0".
+      data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
+      source_dir: folder with original files, also in its subfolders, needed once for those above.
+      encoding: how texts become tokens; None for the usual one of the data: words as they are of "sst5" and
+        "sst2", symbols of "listops", and English words of others.
+      phrases: train on every labelled phrase of the training part's trees, each different one once;
+        of "sst5" and "sst2". The other roles are whole sentences.
+      search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
+        where there is no official validation part.
+      seed: of what is held out.
 
     Raises:
-        ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts; phrases of
-            one that has none, or with a share that is held out of them; a text without a token; or a share
-            that leaves nothing to train on.
-        FileNotFoundError: the dataset is not prepared; the message says how to.
+      ValueError: unknown name (with the nearest known one), or a dataset that isn't such texts; phrases of
+        one that has none, or with a share that is held out of them; a text without a token; or a share
+        that leaves nothing to train on.
+      FileNotFoundError: the dataset is not prepared; the message says how to.
     """
     if phrases and search_fraction:
         raise ValueError(
@@ -196,16 +196,16 @@ def make_sentences(
     """Makes sentences of texts with labels, and holds the roles that are not given out of the training texts.
 
     Args:
-        name: of the data.
-        given: texts and labels int32 [n] by role, at least of "train".
-        classes: names of the labels.
-        fractions: what is held out for each role that is not given; see `make_splits`.
-        seed: of what is held out.
-        encoding: how texts become tokens.
-        development: see `Sentences`.
+      name: of the data.
+      given: texts and labels int32 [n] by role, at least of "train".
+      classes: names of the labels.
+      fractions: what is held out for each role that is not given; see `make_splits`.
+      seed: of what is held out.
+      encoding: how texts become tokens.
+      development: see `Sentences`.
 
     Raises:
-        ValueError: a text without a token, a symbol that the training texts do not have, or as `make_splits`.
+      ValueError: a text without a token, a symbol that the training texts do not have, or as `make_splits`.
     """
     parts = {
         role: ({"parts": _parts(encoding, texts, f"{name}, {role}")}, labels)

@@ -19,14 +19,14 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     """Reads a file, plain or compressed by gzip or xz or as the one member of a zip archive.
 
     Args:
-        path: the file; the content decides whether and how it is compressed, not the name.
+      path: the file; the content decides whether and how it is compressed, not the name.
 
     Returns:
-        What it holds, not empty.
+      What it holds, not empty.
 
     Raises:
-        ValueError: empty, truncated or corrupt, or an archive of several files; the message says
-            which file and what was found.
+      ValueError: empty, truncated or corrupt, or an archive of several files; the message says
+        which file and what was found.
     """
     data = files.as_path(path).read_bytes()
     size = len(data)
@@ -66,12 +66,12 @@ def decode(path: str | os.PathLike, data: bytes, encoding: str = "utf-8") -> str
     """Returns the bytes of a file as text, without a byte order mark.
 
     Args:
-        path: the file, for messages.
-        data: what it holds.
-        encoding: as Python names it.
+      path: the file, for messages.
+      data: what it holds.
+      encoding: as Python names it.
 
     Raises:
-        ValueError: no such encoding, or bytes that it does not have; the message says which file and byte.
+      ValueError: no such encoding, or bytes that it does not have; the message says which file and byte.
     """
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -89,12 +89,12 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
     """Returns the path of the first file that is there, also with .xz, .gz or .zip after its name.
 
     Args:
-        folder: where to look, and behind its own files in the folders that are directly in it.
-        names: the names the file may have.
-        where: a sentence that says where the file is had.
+      folder: where to look, and behind its own files in the folders that are directly in it.
+      names: the names the file may have.
+      where: a sentence that says where the file is had.
 
     Raises:
-        FileNotFoundError: none of these is in the folder.
+      FileNotFoundError: none of these is in the folder.
     """
     root = pathlib.Path(folder)
     for place in (root, *sorted(path for path in root.glob("*") if path.is_dir())):
@@ -111,8 +111,8 @@ def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:
     """Reads a text, plain or compressed; see `read_bytes` and `decode`.
 
     Raises:
-        FileNotFoundError: no such file, or a folder.
-        ValueError: as `read_bytes` and `decode`.
+      FileNotFoundError: no such file, or a folder.
+      ValueError: as `read_bytes` and `decode`.
     """
     path = files.as_path(path).expanduser()
     if not path.is_file():

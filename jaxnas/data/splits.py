@@ -18,15 +18,15 @@ def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
     """Returns the numbers 0 .. n-1 in random order, a pure function of the arguments.
 
     Args:
-        n: how many numbers.
-        seed: from 0 to 2**64 - 1.
-        stream: from 0 to 2**64 - 1; another stream of the same seed, e.g. the epoch.
+      n: how many numbers.
+      seed: from 0 to 2**64 - 1.
+      stream: from 0 to 2**64 - 1; another stream of the same seed, e.g. the epoch.
 
     Returns:
-        int64 [n], read-only.
+      int64 [n], read-only.
 
     Raises:
-        ValueError: the seed or the stream is out of range.
+      ValueError: the seed or the stream is out of range.
     """
     if not (0 <= seed < 2**64 and 0 <= stream < 2**64):
         raise ValueError(f"seed and stream must be in [0, 2**64), got {seed} and {stream}")
@@ -49,17 +49,17 @@ def stratified(
     """Draws `size` examples with the classes in proportion (largest remainders).
 
     Args:
-        labels: int [n], not negative.
-        size: how many to draw, 0 < size < n.
-        seed: the draw is a pure function of labels, size, seed and role.
-        role: what they are drawn for: "search", "validation" or "test".
+      labels: int [n], not negative.
+      size: how many to draw, 0 < size < n.
+      seed: the draw is a pure function of labels, size, seed and role.
+      role: what they are drawn for: "search", "validation" or "test".
 
     Returns:
-        (drawn int64 [size], the others int64 [n - size]), each in increasing order; together
-        they hold every index once.
+      (drawn int64 [size], the others int64 [n - size]), each in increasing order; together
+      they hold every index once.
 
     Raises:
-        ValueError: the size would leave one of the two sides empty.
+      ValueError: the size would leave one of the two sides empty.
     """
     n = len(labels)
     if not 0 < size < n:
@@ -82,17 +82,17 @@ def hold_out(
     """Divides examples among roles, each with the classes in proportion.
 
     Args:
-        labels: int [n], not negative.
-        fractions: the share that is held out for "test", "validation" and "search", in this order,
-            each of what is left by those before; 0 holds nothing out.
-        seed: of the draws.
-        what: the data, for messages.
+      labels: int [n], not negative.
+      fractions: the share that is held out for "test", "validation" and "search", in this order,
+        each of what is left by those before; 0 holds nothing out.
+      seed: of the draws.
+      what: the data, for messages.
 
     Returns:
-        The examples of each role that has some, int64 [k] in increasing order; "train" has the rest.
+      The examples of each role that has some, int64 [k] in increasing order; "train" has the rest.
 
     Raises:
-        ValueError: a share that is none, or one that holds out nothing or all.
+      ValueError: a share that is none, or one that holds out nothing or all.
     """
     for role, fraction in fractions.items():
         if not 0 <= fraction < 1:
@@ -119,9 +119,9 @@ class SourceImages:
     Indexing with an int array [b] reads these images: uint8 [b, H, W, C].
 
     Args:
-        source: has `__getitems__(list of int)`, which gives examples with an "image", such as a `Decoder`.
-        rows: int64 [n], which examples of the source are ours.
-        image_shape: (H, W, C).
+      source: has `__getitems__(list of int)`, which gives examples with an "image", such as a `Decoder`.
+      rows: int64 [n], which examples of the source are ours.
+      image_shape: (H, W, C).
     """
 
     source: Any
@@ -172,13 +172,13 @@ class Split:
     trains calls `split.require("train")`; so the test split cannot reach either by accident.
 
     Args:
-        role: "train", "search", "validation" or "test".
-        inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
-            NumPy arrays are kept as read-only views.
-        labels: int32 [n], not negative.
+      role: "train", "search", "validation" or "test".
+      inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
+        NumPy arrays are kept as read-only views.
+      labels: int32 [n], not negative.
 
     Raises:
-        ValueError: unknown role, wrong shapes or dtypes, no examples.
+      ValueError: unknown role, wrong shapes or dtypes, no examples.
     """
 
     role: str
@@ -220,7 +220,7 @@ class Split:
         """Returns the split itself if it has one of the roles.
 
         Raises:
-            ValueError: it has another role.
+          ValueError: it has another role.
         """
         require_role("split", self.role, roles)
         return self

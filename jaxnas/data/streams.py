@@ -18,16 +18,16 @@ class ContiguousBatches:
     text; what is left of a row after `steps_per_epoch` pieces of `length` is not used.
 
     Args:
-        stream: n tokens.
-        batch_size: B, rows of the global batch, over all processes.
-        length: T, tokens of each row in a batch.
-        shard: (index, count): this process takes the index-th of count equal parts of the rows.
-        seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and goes on
-            at its beginning when it comes to its end; so rows and their pieces are cut elsewhere
-            in each epoch. None starts each epoch at the beginning.
+      stream: n tokens.
+      batch_size: B, rows of the global batch, over all processes.
+      length: T, tokens of each row in a batch.
+      shard: (index, count): this process takes the index-th of count equal parts of the rows.
+      seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and goes on
+        at its beginning when it comes to its end; so rows and their pieces are cut elsewhere
+        in each epoch. None starts each epoch at the beginning.
 
     Raises:
-        ValueError: rows longer than the stream, or not divisible by the shards, or the like.
+      ValueError: rows longer than the stream, or not divisible by the shards, or the like.
     """
 
     stream: Stream
@@ -67,16 +67,16 @@ class ContiguousBatches:
         """Returns this process's part of the batch of a step.
 
         Args:
-            step: from 0; epoch `step // steps_per_epoch`.
+          step: from 0; epoch `step // steps_per_epoch`.
 
         Returns:
-            {"tokens": int32 [b, T], "targets": int32 [b, T], the token after each of them,
-            "documents": int32 [b, T], not decreasing in a row, the document of each of `tokens`,
-            "first": bool [b], True at the first step of an epoch: what the model remembers must be
-            cleared}, b = batch_size / shard count.
+          {"tokens": int32 [b, T], "targets": int32 [b, T], the token after each of them,
+          "documents": int32 [b, T], not decreasing in a row, the document of each of `tokens`,
+          "first": bool [b], True at the first step of an epoch: what the model remembers must be
+          cleared}, b = batch_size / shard count.
 
         Raises:
-            ValueError: a negative step.
+          ValueError: a negative step.
         """
         step = operator.index(step)
         if step < 0:
@@ -116,17 +116,17 @@ def evaluation_streams(stream: Stream, batch_size: int, length: int) -> dict[str
     row.
 
     Args:
-        stream: n tokens.
-        batch_size: B, rows of (n - 1) / B targets, rounded up.
-        length: T.
+      stream: n tokens.
+      batch_size: B, rows of (n - 1) / B targets, rounded up.
+      length: T.
 
     Returns:
-        {"tokens", "targets", "documents": int32 [m, B, T], as of `ContiguousBatches`,
-        "weight": float32 [m, B, T], "first": bool [m, B], True in the first batch}, with
-        m = ceil(ceil((n - 1) / B) / T).
+      {"tokens", "targets", "documents": int32 [m, B, T], as of `ContiguousBatches`,
+      "weight": float32 [m, B, T], "first": bool [m, B], True in the first batch}, with
+      m = ceil(ceil((n - 1) / B) / T).
 
     Raises:
-        ValueError: batch_size or length is not positive, or the stream has only one token.
+      ValueError: batch_size or length is not positive, or the stream has only one token.
     """
     _check_sizes(stream, batch_size, length)
     targets = len(stream) - 1

@@ -54,24 +54,24 @@ def load_text(
     the same text whatever the tokenizer.
 
     Args:
-        name: TFDS name, also with config and version as in "name/config:1.0.0".
-        data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
-        source_dir: folder with original files, needed once for the three.
-        tokenizer: "word", "byte", or "sentencepiece:8000" for so many sub-words, learnt from the
-            official training part and kept beside the prepared data; None is "word" for
-            "wikitext2" and "byte" for others.
-        search_fraction: share of the bytes of the official training part that become `search`; 0
-            holds nothing out.
+      name: TFDS name, also with config and version as in "name/config:1.0.0".
+      data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
+      source_dir: folder with original files, needed once for the three.
+      tokenizer: "word", "byte", or "sentencepiece:8000" for so many sub-words, learnt from the
+        official training part and kept beside the prepared data; None is "word" for
+        "wikitext2" and "byte" for others.
+      search_fraction: share of the bytes of the official training part that become `search`; 0
+        holds nothing out.
 
     Returns:
-        The corpus, in memory. Nothing in it depends on the machine or the process. The vocabulary
-        is that of the whole official training part, also of `search`.
+      The corpus, in memory. Nothing in it depends on the machine or the process. The vocabulary
+      is that of the whole official training part, also of `search`.
 
     Raises:
-        ValueError: unknown name or tokenizer (with the nearest known one), or a dataset that isn't
-            such a text, or a search stream that would leave nothing to train on.
-        FileNotFoundError: the dataset is not prepared; the message says how to.
-        ImportError: sub-words without the package sentencepiece.
+      ValueError: unknown name or tokenizer (with the nearest known one), or a dataset that isn't
+        such a text, or a search stream that would leave nothing to train on.
+      FileNotFoundError: the dataset is not prepared; the message says how to.
+      ImportError: sub-words without the package sentencepiece.
     """
     check_fraction("search_fraction", search_fraction)
     number_of_pieces(tokenizer)
@@ -100,15 +100,15 @@ def make_corpus(
     """Makes streams of tokens of a text, and holds the search stream out of the training text.
 
     Args:
-        name: of the text.
-        texts: of the roles "train", "validation" and "test".
-        tokenizer: "word", "byte" or "sentencepiece:8000".
-        search_fraction: share of the bytes to train on that become "search".
-        folder: where learnt sub-words are kept; None to keep them nowhere.
+      name: of the text.
+      texts: of the roles "train", "validation" and "test".
+      tokenizer: "word", "byte" or "sentencepiece:8000".
+      search_fraction: share of the bytes to train on that become "search".
+      folder: where learnt sub-words are kept; None to keep them nowhere.
 
     Raises:
-        ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
-        ImportError: sub-words without the package sentencepiece.
+      ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
+      ImportError: sub-words without the package sentencepiece.
     """
     vocabulary: Vocabulary
     texts, pieces = dict(texts), number_of_pieces(tokenizer)

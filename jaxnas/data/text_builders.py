@@ -4,11 +4,11 @@ The records of a split, each some whole lines of up to a megabyte where lines al
 order are the bytes of the split.
 """
 
-import os
 from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
+from jaxnas.data.offline_builder import OfflineBuilder
 from jaxnas.data.source_files import decode, find_source, read_bytes
 
 _RECORD = 2**20  # Bytes.
@@ -29,32 +29,11 @@ SHAKESPEARE_WHERE = (
 )
 
 
-class _Texts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """What the builders below share: all of a split is given as one byte string.
-
-    The folder with the files is TFDS's `DownloadConfig(manual_dir=...)`.
-    """
-
-    VERSION = tfds.core.Version("1.0.0")
-    # TFDS looks for checksums of downloads beside the code, through importlib_resources, which it
-    # doesn't install. There are no downloads.
-    code_path = None
+class _Texts(OfflineBuilder, skip_registration=True):
+    """What the builders below share: all of a split is given as one byte string."""
 
     def _dataset_info(self, description: str) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=description,
-            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
-            disable_shuffling=True,  # The records in order are the text.
-        )
-
-    def read(self, folder: str | os.PathLike) -> dict[str, bytes]:
-        """Returns all that the original files hold; a bad file is found before anything is written."""
-        raise NotImplementedError
-
-    def _split_generators(self, dl_manager):
-        texts = self.read(dl_manager.manual_dir)
-        return {split: self._generate_examples(text) for split, text in texts.items()}
+        return self.described(description, {"text": tfds.features.Text()})
 
     def _generate_examples(self, text: bytes) -> Iterator:
         start = i = 0
@@ -81,8 +60,8 @@ class WikiText2(_Texts, skip_registration=True):
         for split, part in (("train", "train"), ("validation", "valid"), ("test", "test")):
             names = (f"wikitext-2.{part}.txt", f"wiki.{part}.tokens")
             path = find_source(folder, names, WIKITEXT_WHERE)
-            texts[split] = read_bytes(path)
-            decode(path, texts[split])
+            texts[split] = (read_bytes(path),)
+            decode(path, *texts[split])
         return texts
 
 
@@ -107,7 +86,7 @@ class Enwik8(_Texts, skip_registration=True):
             )
         splits, start = {}, 0
         for split, size in self.SIZES.items():
-            splits[split] = text[start : start + size]
+            splits[split] = (text[start : start + size],)
             start += size
         return splits
 
@@ -133,4 +112,4 @@ class TinyShakespeare(_Texts, skip_registration=True):
             raise ValueError(
                 f"{path}: expected a text to cut into 90, 5 and 5 %, found {len(text)} characters"
             )
-        return {split: part.encode() for split, part in texts.items()}
+        return {split: (part.encode(),) for split, part in texts.items()}

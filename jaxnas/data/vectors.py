@@ -29,9 +29,9 @@ class Vectors:
     """A vector for each token of a vocabulary.
 
     Args:
-        name: of the file that they are from.
-        table: float32 [V, G]; kept as a read-only view.
-        known: bool [V], which tokens the file has. The others have vectors that were drawn.
+      name: of the file that they are from.
+      table: float32 [V, G]; kept as a read-only view.
+      known: bool [V], which tokens the file has. The others have vectors that were drawn.
     """
 
     name: str
@@ -65,7 +65,7 @@ def find_vectors(
     A file that was found by its name is copied to `data_dir/embeddings`, and found there from then on.
 
     Raises:
-        FileNotFoundError: there is none; the message says where it was looked for.
+      FileNotFoundError: there is none; the message says where it was looked for.
     """
     if os.sep in name or pathlib.Path(name).suffix in (".npz", ".txt", ".gz", ".xz", ".zip"):
         path = local_copy(name)
@@ -103,12 +103,12 @@ def read_vectors(path: str | os.PathLike, words: Sequence[str], seed: int = 0) -
     deviation of all numbers of the file (as Kim, EMNLP 2014, section 3.3), drawn by the seed.
 
     Args:
-        path: of a file as GloVe's, in text, or in .npz with "words" and "vectors".
-        words: V of them.
-        seed: of the vectors that are drawn.
+      path: of a file as GloVe's, in text, or in .npz with "words" and "vectors".
+      words: V of them.
+      seed: of the vectors that are drawn.
 
     Raises:
-        ValueError: the file holds no such vectors, or none of the words.
+      ValueError: the file holds no such vectors, or none of the words.
     """
     table, rows = _read(pathlib.Path(path))
     found = np.array([rows.get(word, rows.get(word.lower(), -1)) for word in words])

@@ -44,12 +44,12 @@ class Vocabulary(abc.ABC):
     """Text as numbers and back.
 
     Args:
-        counts: int64 [size], how often each token occurs in the official training text, that is in
-            "train" and "search" together; kept as a read-only view.
-        words: the string of each token, or None where tokens are bytes.
+      counts: int64 [size], how often each token occurs in the official training text, that is in
+        "train" and "search" together; kept as a read-only view.
+      words: the string of each token, or None where tokens are bytes.
 
     Raises:
-        ValueError: counts and words don't match.
+      ValueError: counts and words don't match.
     """
 
     counts: np.ndarray
@@ -80,7 +80,7 @@ class Vocabulary(abc.ABC):
         """Returns the text of tokens, int [n].
 
         Raises:
-            ValueError: a token is not in [0, size).
+          ValueError: a token is not in [0, size).
         """
         tokens = np.asarray(tokens, np.int64)
         outside = (tokens < 0) | (tokens >= self.size)
@@ -99,10 +99,10 @@ class Vocabulary(abc.ABC):
         """Returns the vocabulary with its tokens in order of decreasing counts, and that order.
 
         Args:
-            counts: int64 [size], of each token as it is numbered now.
+          counts: int64 [size], of each token as it is numbered now.
 
         Returns:
-            The vocabulary, whose token k was `order[k]`; and the order, int64 [size].
+          The vocabulary, whose token k was `order[k]`; and the order, int64 [size].
         """
         order = np.argsort(-counts, kind="stable")  # Ties keep their order.
         return dataclasses.replace(self, **self._reordered(order), counts=counts[order]), order
@@ -144,7 +144,7 @@ class WordVocabulary(Vocabulary):
     decoded as WikiText-2 is written: " the end \\n", a space before each word and line end.
 
     Raises:
-        ValueError: a word occurs twice, or `<unk>` or `<eos>` is missing.
+      ValueError: a word occurs twice, or `<unk>` or `<eos>` is missing.
     """
 
     def __post_init__(self):
@@ -180,8 +180,8 @@ class PieceVocabulary(Vocabulary):
     what begins or ends within a character gives U+FFFD there.
 
     Args:
-        model: as sentencepiece writes it to a file.
-        order: int64 [size], the number that the model gives to each of our tokens.
+      model: as sentencepiece writes it to a file.
+      order: int64 [size], the number that the model gives to each of our tokens.
     """
 
     model: bytes
@@ -216,7 +216,7 @@ class SymbolVocabulary(Vocabulary):
     """A closed set of symbols between white space, of which the first fills up what is masked.
 
     Raises:
-        ValueError: a symbol occurs twice, or there are none.
+      ValueError: a symbol occurs twice, or there are none.
     """
 
     def __post_init__(self):
@@ -232,7 +232,7 @@ class SymbolVocabulary(Vocabulary):
         """Returns the symbols of a text, int32 [n].
 
         Raises:
-            ValueError: a symbol that there is not.
+          ValueError: a symbol that there is not.
         """
         symbols = text.split()
         if wrong := [symbol for symbol in symbols if symbol not in self._ids]:
@@ -264,14 +264,14 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path | No
     """Returns the sub-words of a text, from the file in the folder if they were learnt before.
 
     Args:
-        name: of the text, for messages.
-        content: the text in UTF-8.
-        size: how many sub-words.
-        folder: where the model is kept, if it can be written to; None to keep it nowhere.
+      name: of the text, for messages.
+      content: the text in UTF-8.
+      size: how many sub-words.
+      folder: where the model is kept, if it can be written to; None to keep it nowhere.
 
     Raises:
-        ValueError: the text has not so many sub-words, or the file is not a model.
-        ImportError: the package sentencepiece is missing.
+      ValueError: the text has not so many sub-words, or the file is not a model.
+      ImportError: the package sentencepiece is missing.
     """
     package = _sentencepiece()
     recipe = repr((sorted(_PIECES.items()), _SAMPLE)).encode()

@@ -486,3 +486,17 @@ def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:
     """
     keep = jax.random.bernoulli(key, 1 - rate, (batch,))
     return keep.astype(jnp.float32) / (1 - rate)
+
+
+def drop_branch(module: nn.Module, y: jax.Array, rate: jax.Array | float | None) -> jax.Array:
+    """Applies `drop_path` to a residual branch, by the module's random stream.
+
+    Args:
+      module: of the branch; it is given the stream "dropout".
+      y: the result of the branch, [B, ...].
+      rate: see `drop_path`; None drops nothing.
+    """
+    if rate is None:
+        return y
+    factors = drop_path(module.make_rng("dropout"), rate, y.shape[0]).astype(y.dtype)
+    return y * factors.reshape(-1, *(1,) * (y.ndim - 1))

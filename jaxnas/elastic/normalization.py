@@ -70,7 +70,7 @@ class BatchNorm(nn.Module):
       momentum: of the running averages, 1 minus that of PyTorch; 0 stores the last batch's statistics.
       epsilon: added to the variance.
       dtype: of the result; statistics are computed in float32.
-      scale_init: initializer; zeros make a residual branch that begins as nothing.
+      scale_init: initializer; with zeros a residual branch is 0 at the start.
       activation: a function of arrays that is applied to the result, element by element. It is computed at
         the active sizes here, and outside it would be at the largest ones. Give a function that a module
         defines, since a new lambda in each call is traced anew.

@@ -222,7 +222,7 @@ class Joint:
         to_row[np.arange(len(self.lookup)), self.lookup] = 1
         return joint_weights @ jnp.asarray(to_row, dtype)
 
-    @jax.named_scope("elastic_run")  # a product with masks is none of the network's own
+    @jax.named_scope("elastic_run")  # so that this product is not counted as one of the network
     def masks(self, dtype: Any = jnp.float32) -> tuple[jax.Array, ...]:
         """For each width the weight of its channels, [maximum], expected over the rows."""
         weights = self.weights(dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.predictors.fitting import descend
 from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
 
@@ -84,22 +85,11 @@ class GaussianProcess:
         }
         squares, products = self.distances(fitted, groups)
 
-        def loss(hyper):
+        def loss(hyper, _):
             matrix = self.noisy(hyper, self.kernel(hyper, squares, products), mask)
             return likelihood_cost(matrix, targets) + self.penalty(hyper)
 
-        optimizer = optax.adam(self.learning_rate)
-
-        def step(carry, _):
-            hyper, state = carry
-            grads = jax.grad(loss)(hyper)
-            with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
-                updates, state = optimizer.update(grads, state)
-            return (optax.apply_updates(hyper, updates), state), None
-
-        hyper = fitted["hyper"]
-        if self.steps:
-            (hyper, _), _ = jax.lax.scan(step, (hyper, optimizer.init(hyper)), None, self.steps)
+        hyper = descend(loss, fitted["hyper"], optax.adam(self.learning_rate), jnp.arange(self.steps))
         factor = jnp.linalg.cholesky(self.noisy(hyper, self.kernel(hyper, squares, products), mask))
         weights = jax.scipy.linalg.cho_solve((factor, True), targets)
         return fitted | {"hyper": hyper, "factor": factor, "weights": weights}

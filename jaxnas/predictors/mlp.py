@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.predictors.fitting import columns, descend, scaling
 from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
 
@@ -60,16 +61,11 @@ class MlpEnsemble:
         """The fitted ensemble, a pytree for `predict`; arguments and errors as in `GaussianProcess`."""
         check_key(key)
         targets, mask = prepare(targets, mask, self.ranks)
-        weight = mask.astype(jnp.float32)
-        groups, count = matrices(inputs), jnp.maximum(weight.sum(), 1.0)
+        groups, weight = matrices(inputs), mask.astype(jnp.float32)
         check_inputs(groups, mask)
         groups = [jnp.where(mask[:, None], group, 0.0) for group in groups]
-        mean = [(g * weight[:, None]).sum(0) / count for g in groups]
-        scale = [
-            jnp.sqrt(jnp.sum(((g - m[None]) ** 2) * weight[:, None]) / count + 1e-6)
-            for g, m in zip(groups, mean, strict=True)
-        ]
-        x, model = self._columns(groups, mean, scale), _Mlp(self.width, self.layers)
+        mean, scale = scaling(groups, mask)
+        x, model = columns(groups, mean, scale), _Mlp(self.width, self.layers)
         optimizer = optax.adamw(self.learning_rate, weight_decay=self.decay)
 
         def member(key):
@@ -79,21 +75,13 @@ class MlpEnsemble:
             higher = (targets[:, None] > targets[None, :]).astype(jnp.float32)
             pairs = higher * seen[:, None] * seen[None, :]
 
-            def loss(params):
+            def loss(params, _):
                 told = cast("jax.Array", model.apply(params, x))
                 cost = jnp.sum(seen * (told - targets) ** 2) / seen.sum()
                 wrong = jax.nn.softplus(told[None, :] - told[:, None])
                 return cost + self.ranking * jnp.sum(pairs * wrong) / jnp.maximum(pairs.sum(), 1.0)
 
-            def step(carry, _):
-                params, state = carry
-                grads = jax.grad(loss)(params)
-                with jax.numpy_dtype_promotion("standard"):  # as in GaussianProcess
-                    updates, state = optimizer.update(grads, state, params)
-                return (optax.apply_updates(params, updates), state), None
-
-            params = model.init(init_key, x[:1])
-            return jax.lax.scan(step, (params, optimizer.init(params)), None, self.steps)[0][0]
+            return descend(loss, model.init(init_key, x[:1]), optimizer, jnp.arange(self.steps))
 
         members = jax.vmap(member)(jax.random.split(key, self.members))
         return {"members": members, "mean": mean, "scale": scale}
@@ -109,13 +97,7 @@ class MlpEnsemble:
         """
         groups = matrices(inputs)
         check_fitted(fitted, "mean", groups)
-        x = self._columns(groups, fitted["mean"], fitted["scale"])
+        x = columns(groups, fitted["mean"], fitted["scale"])
         model = _Mlp(self.width, self.layers)
         told = jnp.asarray(jax.vmap(lambda params: model.apply(params, x))(fitted["members"]))
         return told.mean(0), told.std(0) + 1e-6
-
-    def _columns(self, groups: list, mean: list, scale: list) -> jax.Array:
-        parts = [(g - m[None]) / s for g, m, s in zip(groups, mean, scale, strict=True)]
-        # The squared columns of all groups together have a mean of about one.
-        total = sum(g.shape[1] for g in parts)
-        return jnp.concatenate(parts, 1) * (total / len(parts)) ** 0.5

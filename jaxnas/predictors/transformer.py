@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_methods, check_numbers
+from jaxnas.predictors.fitting import columns, descend, scaling
 from jaxnas.predictors.gp import GaussianProcess
 from jaxnas.predictors.targets import check_fitted, check_inputs, check_key, matrices, prepare
 
@@ -97,13 +98,7 @@ class TransformerPredictor:
 
     def __post_init__(self):
         _check_settings(self)
-        if isinstance(self.process, type) or not all(
-            callable(getattr(self.process, name, None)) for name in ("fit", "predict")
-        ):
-            raise TypeError(
-                f"TransformerPredictor: process is {self.process!r}, expected a predictor, such as "
-                "GaussianProcess()."
-            )
+        check_methods(self, "process", ("fit", "predict"), "GaussianProcess()")
 
     def _encoder(self, properties: int) -> Encoder:
         return Encoder(self.kinds, self.places, properties, self.width, self.heads, self.layers, self.outputs)
@@ -120,11 +115,9 @@ class TransformerPredictor:
         """
         check_key(key)
         _check_inputs(self, inputs, features=True)
-        columns = []
-        for group in matrices(inputs["features"]):
-            centred = group - group.mean(0)[None]
-            columns.append(centred / jnp.sqrt(jnp.sum(group.var(0)) + 1e-6))
-        aims = jnp.concatenate(columns, 1)
+        groups = matrices(inputs["features"])
+        scaled = [(x - x.mean(0)[None]) / jnp.sqrt(jnp.sum(x.var(0)) + 1e-6) for x in groups]
+        aims = jnp.concatenate(scaled, 1)
         tokens, encoder = inputs["tokens"], self._encoder(aims.shape[1])
         optimizer = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
 
@@ -132,22 +125,13 @@ class TransformerPredictor:
             init_key, key = jax.random.split(key)
             weights = encoder.init(init_key, jax.tree.map(lambda x: x[:1], tokens))
 
-            def step(carry, key):
-                weights, state = carry
+            def loss(weights, key):
                 rows = jax.random.randint(key, (self.batch,), 0, aims.shape[0])
+                drawn = jax.tree.map(lambda x: x[rows], tokens)
+                _, told = cast("tuple[jax.Array, ...]", encoder.apply(weights, drawn))
+                return jnp.mean(jnp.sum((told - aims[rows]) ** 2, axis=1))
 
-                def loss(weights):
-                    drawn = jax.tree.map(lambda x: x[rows], tokens)
-                    _, told = cast("tuple[jax.Array, ...]", encoder.apply(weights, drawn))
-                    return jnp.mean(jnp.sum((told - aims[rows]) ** 2, axis=1))
-
-                grads = jax.grad(loss)(weights)
-                with jax.numpy_dtype_promotion("standard"):  # as in GaussianProcess
-                    updates, state = optimizer.update(grads, state)
-                return (optax.apply_updates(weights, updates), state), None
-
-            start = weights, optimizer.init(weights)
-            return jax.lax.scan(step, start, jax.random.split(key, self.steps))[0][0]
+            return descend(loss, weights, optimizer, jax.random.split(key, self.steps))
 
         return jax.vmap(member)(jax.random.split(key, self.members))
 
@@ -276,44 +260,28 @@ class SupervisedTransformer:
         if groups:
             check_inputs(groups, mask)
         count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
-        mean = [jnp.where(mask[:, None], g, 0).sum(0) / count for g in groups]
-        scale = [
-            jnp.sqrt(jnp.sum(jnp.where(mask[:, None], g - m[None], 0) ** 2) / count + 1e-6)
-            for g, m in zip(groups, mean, strict=True)
-        ]
-        tokens, columns = inputs["tokens"], self._columns(inputs, mean, scale)
+        mean, scale = scaling(groups, mask)
+        tokens, features = inputs["tokens"], self._features(inputs, mean, scale)
         model, used = self._scorer(), jnp.argsort(~mask, stable=True)  # rows in use come first
         rate = optax.cosine_decay_schedule(self.learning_rate, self.steps)
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=self.decay))
 
         def member(key: jax.Array, start: Any) -> Any:
             init_key, key = jax.random.split(key)
-            params = model.init(init_key, jax.tree.map(lambda x: x[:1], tokens), columns[:1])
+            params = model.init(init_key, jax.tree.map(lambda x: x[:1], tokens), features[:1])
             if start is not None:
                 params = self._started(params, start)
 
-            def step(carry: Any, key: jax.Array) -> tuple[Any, None]:
-                params, state = carry
+            def loss(params: Any, key: jax.Array) -> jax.Array:
                 drawn = jax.random.uniform(key, (self.batch,)) * count
                 rows = used[jnp.minimum(drawn, count - 1).astype(jnp.int32)]
-                aims = targets[rows]
+                of_rows = jax.tree.map(lambda x: x[rows], tokens)
+                told, aims = jnp.asarray(model.apply(params, of_rows, features[rows])), targets[rows]
+                squared = self.regression * jnp.mean((told - aims) ** 2)
+                return squared + self.ranking * ranking_loss(told, aims)
 
-                def loss(params: Any) -> jax.Array:
-                    told = jnp.asarray(
-                        model.apply(params, jax.tree.map(lambda x: x[rows], tokens), columns[rows])
-                    )
-                    return self.regression * jnp.mean((told - aims) ** 2) + self.ranking * ranking_loss(
-                        told, aims
-                    )
-
-                grads = jax.grad(loss)(params)
-                with jax.numpy_dtype_promotion("standard"):  # as in GaussianProcess
-                    updates, state = optimizer.update(grads, state, params)
-                return (optax.apply_updates(params, updates), state), None
-
-            carry = params, optimizer.init(params)
-            (params, _), _ = jax.lax.scan(step, carry, jax.random.split(key, self.steps))
-            return {"params": params, **self._units(params, tokens, columns, mask)}
+            params = descend(loss, params, optimizer, jax.random.split(key, self.steps))
+            return {"params": params, **self._units(params, tokens, features, mask)}
 
         keys = jax.random.split(key, self.members)
         if self.start is None:
@@ -331,21 +299,21 @@ class SupervisedTransformer:
           TypeError, ValueError: as `fit`, and as `MlpEnsemble.predict`.
         """
         check_fitted(fitted, "mean", self._groups(inputs))
-        columns, model = self._columns(inputs, fitted["mean"], fitted["scale"]), self._scorer()
+        features, model = self._features(inputs, fitted["mean"], fitted["scale"]), self._scorer()
 
         def member(one: Any) -> jax.Array:
-            told = jnp.asarray(model.apply(one["params"], inputs["tokens"], columns))
+            told = jnp.asarray(model.apply(one["params"], inputs["tokens"], features))
             return (told - one["level"]) / one["spread"]
 
         told = jax.lax.map(member, fitted["members"])
         return told.mean(0), told.std(0) + 1e-6
 
-    def _units(self, params: Any, tokens: Any, columns: jax.Array, mask: jax.Array) -> Any:
+    def _units(self, params: Any, tokens: Any, features: jax.Array, mask: jax.Array) -> Any:
         """The level and spread of a member's scores of the points in use, float32 [] each."""
         if self.regression:
             return {"level": jnp.float32(0), "spread": jnp.float32(1)}
         # A ranking loss alone leaves both open, and members could not be compared.
-        told = jnp.asarray(self._scorer().apply(params, tokens, columns))
+        told = jnp.asarray(self._scorer().apply(params, tokens, features))
         count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
         level = jnp.sum(jnp.where(mask, told, 0)) / count
         square = jnp.sum(jnp.where(mask, told - level, 0) ** 2) / count
@@ -355,16 +323,14 @@ class SupervisedTransformer:
         return Scorer(Encoder(self.kinds, self.places, 1, self.width, self.heads, self.layers, self.outputs))
 
     def _groups(self, inputs: Any) -> list[jax.Array]:
-        _check_inputs(self, inputs, features=self.structure)
+        _check_inputs(self, inputs, features=self.structure, otherwise=" (or structure=False)")
         return matrices(inputs["features"]) if self.structure else []
 
-    def _columns(self, inputs: Any, mean: list, scale: list) -> jax.Array:
-        """The features float32 [N, F], each group centred and scaled as a whole."""
-        groups = self._groups(inputs)
-        rows = jax.tree.leaves(inputs["tokens"])[0].shape[0]
-        parts = [(g - m[None]) / s for g, m, s in zip(groups, mean, scale, strict=True)]
-        total = sum(g.shape[1] for g in parts) / max(len(parts), 1)
-        return jnp.concatenate([jnp.zeros((rows, 0), jnp.float32), *(part * total**0.5 for part in parts)], 1)
+    def _features(self, inputs: Any, mean: list, scale: list) -> jax.Array:
+        """The features float32 [N, F], each group centred and scaled as a whole; F is 0 without any."""
+        if not (groups := self._groups(inputs)):
+            return jnp.zeros((jax.tree.leaves(inputs["tokens"])[0].shape[0], 0), jnp.float32)
+        return columns(groups, mean, scale)
 
     def _started(self, params: Any, start: Any) -> Any:
         """The weights with the encoder's taken from another, less its head of properties."""
@@ -397,7 +363,7 @@ def ranking_loss(told: jax.Array, aims: jax.Array) -> jax.Array:
 
 
 def _check_settings(predictor: Any) -> None:
-    """Checks the sizes of a Transformer's encoder and of its training; ValueError where one cannot be."""
+    """Checks the sizes of a Transformer's encoder and of its training; raises ValueError."""
     check_counts(predictor, *_COUNTS)
     check_numbers(predictor, "learning_rate", above=0)
     if predictor.width % predictor.heads:
@@ -407,8 +373,14 @@ def _check_settings(predictor: Any) -> None:
         )
 
 
-def _check_inputs(predictor: Any, inputs: Any, features: bool) -> None:
+def _check_inputs(predictor: Any, inputs: Any, features: bool, otherwise: str = "") -> None:
     """Checks that inputs have tokens, and features if these are needed.
+
+    Args:
+      predictor: that gets them.
+      inputs: of the architectures.
+      features: whether features are needed.
+      otherwise: what else could be done where only these are missing, as the end of the message.
 
     Raises:
       ValueError: they lack something, or the tokens have other shapes or dtypes or, outside jit, numbers that
@@ -418,10 +390,9 @@ def _check_inputs(predictor: Any, inputs: Any, features: bool) -> None:
     needed = ["tokens", *(["features"] if features else [])]
     missing = [name for name in needed if not isinstance(inputs, dict) or name not in inputs]
     if missing:
-        structure = hasattr(predictor, "ranking") and missing == ["features"]
         raise ValueError(
             f"{kind}: inputs lack {' and '.join(missing)}; expected a dict of {' and '.join(needed)}"
-            f"{' (or structure=False)' if structure else ''}."
+            f"{otherwise if missing == ['features'] else ''}."
         )
     tokens, bounds = inputs["tokens"], {"kind": (-1, predictor.kinds), "place": (0, predictor.places)}
     names = (*bounds, "segment")

@@ -46,7 +46,7 @@ class LivePage:
             self._due = begun + max(self.every, 20 * (self.clock() - begun))
 
     def end(self, doing: str) -> None:
-        """Writes the page a last time, which then stays as it is; not over the page of a result.
+        """Writes the page a last time, without reloading; the page of a result is left as it is.
 
         A run that was killed behind its last step writes it when it is started again.
         """

@@ -72,12 +72,12 @@ class SpaceEvolution:
 
 @dataclasses.dataclass(frozen=True)
 class Spaces:
-    """What an evolution has come to.
+    """How far an evolution has come.
 
     Attributes:
       spaces: all of them, in order, the last one last.
       sampled: those that were measured, in order.
-      config: what decided them.
+      config: the settings that they follow from.
     """
 
     spaces: tuple[Space, ...]
@@ -129,7 +129,7 @@ def evolve(
     Args:
       task, net, training, recipe: of the supernets; the network has the first space.
       settings: of the evolution.
-      workdir: where all goes; what is there is not done again.
+      workdir: of all files; what was done there before is not done again.
       seed: of the trainings and the samples.
       mesh: of the devices; None for all.
       config: compared with that of checkpoints; see `fit`.

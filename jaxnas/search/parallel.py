@@ -193,5 +193,5 @@ def _number(value: Any) -> float | None:
     try:
         array = np.asarray(value)
         return float(array) if array.shape == () and array.dtype.kind in "fiu" else None
-    except (TypeError, ValueError, RuntimeError):  # What a foreign array raises that is none of NumPy's.
+    except (TypeError, ValueError, RuntimeError):  # By arrays of other libraries.
         return None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_methods, check_numbers
 from jaxnas.search.pending import begin_evaluation
 from jaxnas.search.proposals import listed, propose
 from jaxnas.search.state import State, ranking
@@ -64,7 +64,7 @@ class PredictorGuided(Strategy):
                 "GaussianProcess(), features=one_hot(space), both of "
                 "jaxnas.predictors."
             )
-        self.check_methods("predictor", ("fit", "predict"), "predictors.GaussianProcess()")
+        check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
                 f"PredictorGuided: features is {self.features!r}, expected a function from an architecture "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnas.checks import check_counts, check_numbers
+from jaxnas.checks import check_counts, check_methods, check_numbers
 from jaxnas.search.policies import SoftmaxPolicy
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State, ranking
@@ -65,7 +65,7 @@ class Reinforce(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_methods("policy", ("init", "sample", "evaluate"), "search.SoftmaxPolicy()")
+        check_methods(self, "policy", ("init", "sample", "evaluate"), "search.SoftmaxPolicy()")
         check_counts(self, "queue", least=0)
         check_counts(self, "steps_per_batch")
         check_numbers(self, "learning_rate", above=0)

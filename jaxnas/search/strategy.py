@@ -109,19 +109,6 @@ class Strategy:
         object.__setattr__(self, "bounds", bounds_lib.normalise(self.bounds))
         check_counts(self, "evaluations", "batch")
 
-    def check_methods(self, field: str, methods: tuple[str, ...], example: str) -> None:
-        """Checks that a setting is an object with some methods, such as `example`.
-
-        Raises:
-          TypeError: it is not, or a class and not one of its instances.
-        """
-        value = getattr(self, field)
-        if isinstance(value, type) or not all(callable(getattr(value, one, None)) for one in methods):
-            raise TypeError(
-                f"{type(self).__name__}: {field} is {value!r}, expected an object with the methods "
-                f"{', '.join(methods)}, such as {example}."
-            )
-
     @property
     def name(self) -> str:
         """What a history calls a search by this strategy."""
@@ -154,7 +141,7 @@ class Strategy:
 
     @property
     def learns(self) -> bool:
-        """Whether what is asked for depends on scores; one for which it does not is a baseline itself."""
+        """Whether scores change what is asked for; a strategy that ignores them is a baseline itself."""
         return True
 
     def init(self, key: jax.Array) -> State:

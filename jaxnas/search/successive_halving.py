@@ -287,7 +287,7 @@ def SuccessiveHalving(
       given: the architectures of the only race; they say what `first` and `evaluations` are.
 
     Raises:
-      ValueError: settings that cannot be; bounds, or equal architectures, where they are given.
+      ValueError: settings out of range; bounds, or equal architectures, where they are given.
     """
     return Hyperband(
         space,

@@ -108,8 +108,8 @@ def _values(space: Space, name: str, arch: Mapping[str, Any], number: Callable[[
 def _numbers(space: Space, arch: Mapping[str, Any], operations: Sequence[str]) -> dict[str, Any]:
     """An architecture as numbers, int32: "attends" (0 or 1) and "source" [layers], and "edges" [layers, 3].
 
-    The edges have the numbers of their operations; the third one of an addition, which it does not have, that
-    of their count.
+    An edge has the number of its operation. An addition has no third edge: its number there is the count of
+    the operations.
     """
     attends = _values(space, "layer", arch, lambda kind: int(kind == "attention"))
     found = {
@@ -365,7 +365,7 @@ class _Layer:
     def _operate(
         self, inputs: tuple[Any, ...], x: jax.Array, number: Any, weights: Mapping[str, Any], key: Any
     ) -> jax.Array:
-        """Runs an operation by its number; one beyond all is that of an edge that a layer does not have."""
+        """Runs an operation by its number; the count of operations stands for an edge that is not there."""
 
         def branch(name: str) -> Callable[[jax.Array], Any]:
             variables, rngs = {"params": weights[name] or {}}, None if key is None else {"dropout": key}

@@ -396,8 +396,10 @@ def _message_passing(
     """The multi-head form of `GATConv` and `GeoLayer`, with parameters of the module."""
     count, heads, features = x.shape[0], module.heads, module.features
     edges = graph.looped if self_loops else graph.edges
-    for field, known in (("merge", get_args(Merge)), ("coefficient", get_args(Coefficient))):
-        value = getattr(module, field, coefficient)
+    for field, value, known in (
+        ("merge", module.merge, get_args(Merge)),
+        ("coefficient", coefficient, get_args(Coefficient)),
+    ):
         if value not in known:
             raise ValueError(
                 f"{type(module).__name__}: {field} is {value!r}, expected one of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""A supernet of convolutional and Transformer blocks, and which of them stands where is a choice.
+"""A supernet whose blocks are convolutions or Transformer blocks, as the architecture says.
 
 A network is a stem, stages of blocks, and a head. The first block of a stage sets its width and its size,
 and the others are residual. A block is one of three:
@@ -32,7 +32,7 @@ from jaxnas.choice import nearest
 from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_path, gelu
+from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_branch, gelu
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.squeeze import SqueezeExcite
@@ -136,12 +136,11 @@ class Block(nn.Module):
     def drop(self, y: jax.Array) -> jax.Array:
         """A branch y [B, ...], without that of some examples in training.
 
-        None in the first block of a stage, of which nothing would be left where it has no shortcut.
+        The first block of a stage keeps all of it: where that has no shortcut, nothing would be left.
         """
         if not self.train or not self.drop_path_rate or self.place == 0:
             return y
-        kept = drop_path(self.make_rng("dropout"), self.drop_path_rate, y.shape[0])
-        return y * kept.astype(y.dtype).reshape(-1, *(1,) * (y.ndim - 1))
+        return drop_branch(self, y, self.drop_path_rate)
 
 
 class MBConv(Block):
@@ -281,7 +280,7 @@ class Hybrid(nn.Module):
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
 
     Raises:
-      TypeError, ValueError: a space of other decisions or with options that cannot be; resolutions that the
+      TypeError, ValueError: a space of other decisions or with options out of range; resolutions that the
         strides do not divide; an attribute that is none of its values.
     """
 

@@ -29,7 +29,7 @@ from jaxnas.elastic.layers import (
     LayerNormParameters,
     Mlp,
     PatchEmbed,
-    drop_path,
+    drop_branch,
     normalise,
     trunc_normal,
 )
@@ -227,10 +227,10 @@ class Block(nn.Module):
         y = NormalisedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
         y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
-        x = x + self._drop(y, drop_path_rate)
+        x = x + drop_branch(self, y, drop_path_rate)
         norm = LayerNormParameters(dtype=self.dtype, name="mlp_norm")(embed, gate=gate)
         y = Mlp(name="mlp", **common)(x, embed, hidden, gate=gate, norm=norm)
-        return x + self._drop(y, drop_path_rate)
+        return x + drop_branch(self, y, drop_path_rate)
 
     def _attend(self, x: jax.Array, window: Width, heads: Width, qkv: Width, gate: Width) -> jax.Array:
         """From queries, keys and values [B, H, W, 3, Q] to [B, H, W, Q]."""
@@ -250,12 +250,6 @@ class Block(nn.Module):
             gate=gate,
             maskable=("qkv",),
         )
-
-    def _drop(self, y: jax.Array, rate: float | None) -> jax.Array:
-        if rate is None:
-            return y
-        scale = drop_path(self.make_rng("dropout"), rate, y.shape[0])
-        return y * scale.astype(y.dtype)[:, None, None, None]
 
 
 class Swin(nn.Module):

@@ -24,7 +24,7 @@ from jaxnas.elastic.layers import (
     Mlp,
     PatchEmbed,
     Tokens,
-    drop_path,
+    drop_branch,
 )
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.parameter import Sharing
@@ -67,16 +67,10 @@ class Block(nn.Module):
             **common,
         )
         norm = norm_of(name="attention_norm")(embed, gate=gate)
-        x = x + self._drop(attention(x, embed, heads, gate=gate, norm=norm), drop_path_rate)
+        x = x + drop_branch(self, attention(x, embed, heads, gate=gate, norm=norm), drop_path_rate)
         norm = norm_of(name="mlp_norm")(embed, gate=gate)
         mlp = Mlp(kernel_init=kernel_init, name="mlp", **common)
-        return x + self._drop(mlp(x, embed, hidden, gate=gate, norm=norm), drop_path_rate)
-
-    def _drop(self, y: jax.Array, rate: jax.Array | float | None) -> jax.Array:
-        if rate is None:
-            return y
-        scale = drop_path(self.make_rng("dropout"), rate, y.shape[0])
-        return y * scale.astype(y.dtype)[:, None, None]
+        return x + drop_branch(self, mlp(x, embed, hidden, gate=gate, norm=norm), drop_path_rate)
 
 
 class ViT(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -70,11 +70,6 @@ class Classification(Named):
           ValueError: they are not loaded yet.
         """
         return self.loaded
-
-    def whole(self) -> Self:
-        """The task whose training examples include those that were held out for the search."""
-        whole = self.dataset.whole()
-        return self if whole is self.dataset else dataclasses.replace(self, data=whole)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -74,11 +74,6 @@ class Graphs(Named):
         """The graph of the name."""
         return data_lib.load_graph(self.name, data_dir=data_dir, source_dir=source_dir)
 
-    def whole(self) -> Graphs:
-        """The task without the role "search", for a retraining; see `data.Graphs.whole`."""
-        whole = self.graphs.whole()
-        return self if whole is self.graphs else dataclasses.replace(self, data=whole)
-
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """One graph, as a network takes it."""
@@ -195,7 +190,7 @@ class Batches:
 
     Attributes:
       task, role: whose graphs they are.
-      drawn: the numbers of the graphs, in batches; None for all in each.
+      drawn: the numbers of the graphs, in batches; None where each batch has all graphs.
       constant: the batch of all graphs.
     """
 

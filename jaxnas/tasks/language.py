@@ -91,14 +91,6 @@ class Language(Named):
             search_fraction=self.search_fraction,
         )
 
-    def whole(self) -> Language:
-        """The task whose training text includes what was held out for the search."""
-        corpus = self.corpus
-        if corpus.search is None:
-            return self
-        train = data_lib.join_streams("train", corpus.train, corpus.search)
-        return dataclasses.replace(self, data=dataclasses.replace(corpus, train=train, search=None))
-
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:
         """A row of tokens, int32 [1, T]."""

@@ -10,10 +10,11 @@ from jaxnas.tasks.task import Task, check_role
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Named(Task):
-    """What tasks share whose data may be named.
+    """The part of a task whose data are given by a name, or as they are.
 
     Attributes:
       data: the name of a data set, or the data themselves, or a rule with a `name` that they are made by.
+        The data have a method `whole()`, which gives them with nothing held out for a search.
     """
 
     data: Any
@@ -57,6 +58,11 @@ class Named(Task):
     def read(self, data_dir: Any, source_dir: Any) -> Any:
         """The data of the name or the rule."""
         raise ValueError(f"{type(self).__name__}: {self.data!r} is no data; give what {self.makers} returns.")
+
+    def whole(self) -> Self:
+        """The task with nothing held out for a search, for a retraining; see `whole` of its data."""
+        whole = self.loaded.whole()
+        return self if whole is self.loaded else dataclasses.replace(self, data=whole)
 
     def part(self, parts: dict[str, Any], role: str, allowed: tuple[str, ...], use: str) -> Any:
         """The data of a role that may be used so.

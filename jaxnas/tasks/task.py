@@ -273,7 +273,7 @@ def apply(
 
 
 def check_task(task: Any) -> None:
-    """Refuses what is no task, as a data set is none.
+    """Refuses an object that is no task, such as a data set.
 
     Raises:
       TypeError: says how a task is made.

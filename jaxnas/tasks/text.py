@@ -107,7 +107,7 @@ class Text(Classification):
     def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
         """The task with its texts and vectors loaded; see `data.load_sentences` for folders and errors.
 
-        What the options say of tokens and vectors is done then, and they are no longer set.
+        In the new task the options of tokens and vectors have been applied, and have their defaults again.
         """
         if isinstance(self.data, data_lib.Sentences) and self.embeddings is None:
             return self

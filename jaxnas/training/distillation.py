@@ -42,9 +42,9 @@ def kl(teacher: jax.Array, student: jax.Array) -> jax.Array:
 def adaptive_alpha(teacher: jax.Array, student: jax.Array) -> jax.Array:
     """The larger one of two clipped alpha-divergences (AlphaNet, arXiv 2102.07954, section 3.2).
 
-    One punishes a student that is too sure where the teacher is not, the other one that overlooks what the
-    teacher sees. The importance weights are clipped, in the value and in the gradient, so that a class that
-    one of the two finds next to impossible does not decide everything.
+    One punishes a student that is too sure where the teacher is not. The other one punishes a student that
+    overlooks what the teacher sees. The importance weights are clipped, in the value and in the gradient, so
+    that a class that one of the two finds next to impossible does not decide everything.
     """
     values, gradients = zip(*(_alpha(teacher, student, alpha) for alpha in _ALPHAS), strict=True)
     surrogate = jnp.where(values[0] > values[1], gradients[0], gradients[1])

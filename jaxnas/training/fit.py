@@ -113,7 +113,7 @@ def fit(
       been saved), and where the time went, which is logged at the level INFO, too.
 
     Raises:
-      TypeError: no task, as a data set is none, or a network that does not keep the contract.
+      TypeError: an object that is no task, such as a data set, or a network that does not keep the contract.
       ValueError: a network that does not take the task's batches, variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another config.

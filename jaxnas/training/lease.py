@@ -58,7 +58,7 @@ def hold(path: str | os.PathLike, holder: str) -> Iterator[None]:
         try:
             if not lock.write(held=False):
                 _log.warning("%s was taken over by another run before this one ended. Look at both.", path)
-        except OSError as error:  # What was to be done is done; the next run waits for `LEASE` seconds.
+        except OSError as error:  # The run itself is done. The next one waits for `LEASE` seconds.
             _log.warning("%s", error)
 
 

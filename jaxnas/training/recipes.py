@@ -133,7 +133,7 @@ class Uniform(_Sampling):
 
     @property
     def needs_cost(self) -> bool:
-        """If the sampler does."""
+        """Whether the sampler asks for it."""
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
@@ -179,7 +179,7 @@ class Sandwich(_Sampling):
 
     @property
     def needs_cost(self) -> bool:
-        """If the sampler does, and there are random architectures."""
+        """Whether the sampler asks for it, if there are random architectures."""
         return self.random > 0 and self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
@@ -334,17 +334,17 @@ class Progressive:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Of the inner recipe, as all below."""
+        """The roles of the inner recipe."""
         return self.recipe.roles
 
     @property
     def watches(self) -> Watches:
-        """What is looked at meanwhile."""
+        """What the inner recipe watches."""
         return self.recipe.watches
 
     @property
     def needs_cost(self) -> bool:
-        """Whether costs are asked for."""
+        """Whether the inner recipe asks for costs."""
         return self.recipe.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
@@ -362,15 +362,15 @@ class Progressive:
                 before[name] = set(choice.options)
 
     def init(self, space: Space) -> tuple[Any, Any]:
-        """As of the inner recipe."""
+        """The first state of the inner recipe."""
         return self.recipe.init(space)
 
     def numbers(self, step: int) -> Mapping[str, int]:
-        """As of the inner recipe."""
+        """The numbers of batches by the inner recipe."""
         return self.recipe.numbers(step)
 
     def done(self, record: Mapping[str, Any]) -> bool:
-        """As of the inner recipe."""
+        """Whether the inner recipe is done."""
         return self.recipe.done(record)
 
     def begin(self, problem: Problem, state: TrainState) -> TrainState:

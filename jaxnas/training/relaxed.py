@@ -211,7 +211,7 @@ class Relaxed:
             pair = (new, {**own, "opt_state": opt_state})
             logits, own = jax.tree.map(lambda a, b: jnp.where(due, a, b), pair, (logits, own))
         probabilities, metrics = relaxations.softmax(logits), {"search_loss": own["search_loss"]}
-        if self.relaxation != "average":  # whose even weights have no temperature and are never decided
+        if self.relaxation != "average":  # with even weights there is no temperature, and nothing is decided
             metrics |= {
                 "temperature": temperature,
                 "entropy": relaxations.entropy(probabilities),

@@ -32,7 +32,7 @@ class Sampler(Protocol):
         ...
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-        """A batch of `count` architectures that can be compared, as those of one size are; traceable."""
+        """A batch of `count` architectures that are fair to compare, such as those of one size; traceable."""
         ...
 
 
@@ -110,7 +110,7 @@ class Stratified:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attentive:
-    """Of some architectures alike, the one of least or of greatest loss on the batch is trained.
+    """Trains the one of some comparable architectures that has the least, or greatest, loss on the batch.
 
     AttentiveNAS (Wang et al., CVPR 2021, section 3.3), with the loss on the batch in place of a predictor.
 
@@ -131,11 +131,11 @@ class Attentive:
 
     @property
     def needs_cost(self) -> bool:
-        """If the candidates' sampler does."""
+        """Whether the candidates' sampler asks for it."""
         return self.sampler.needs_cost
 
     def check(self, space: Space, cost: Cost | None) -> None:
-        """As of the candidates' sampler."""
+        """Refuses what the candidates' sampler refuses."""
         self.sampler.check(space, cost)
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
@@ -147,7 +147,7 @@ class Attentive:
 
 
 def draw(sampler: Sampler, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
-    """A batch of `count` architectures that have nothing to do with one another."""
+    """A batch of `count` architectures, each drawn independently."""
     keys = [key] if count == 1 else jax.random.split(key, count)
     each = [sampler.alike(problem, loss, own, 1) for own in keys]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *each)

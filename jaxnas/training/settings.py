@@ -105,7 +105,7 @@ class Training:
         return {"seed": seed, "training": self.deciding()}
 
     def every(self, what: str) -> int:
-        """Steps between two of "log", "evaluate" or "checkpoint"."""
+        """Steps from one record ("log"), evaluation ("evaluate") or checkpoint ("checkpoint") to the next."""
         asked = getattr(self, f"{what}_every")
         return max(self.steps // 10, 1) if asked is None else asked
 

@@ -121,10 +121,10 @@ class Store:
                 self._checkpointer.wait()
 
     def finish(self, times: Mapping[str, float]) -> None:
-        """Writes the times of a complete training; it has not diverged any more."""
+        """Writes the times of a complete training, and removes the note of a divergence that was mended."""
         if self.folder is not None and is_first():
             files.write_json(self.folder / TIMES, dict(times))
-            (self.folder / DIVERGED).unlink(missing_ok=True)  # another config is one again
+            (self.folder / DIVERGED).unlink(missing_ok=True)  # without it, another config is refused again
 
     def times(self) -> dict[str, float] | None:
         """What `finish` wrote; None if it wrote nothing."""

@@ -348,7 +348,7 @@ def test_inputs_that_cannot_be_right_are_refused(predictor):
         (lambda: predictors.TransformerPredictor(3, 3, heads=7), "width is 32, expected a multiple of the 7"),
         (
             lambda: predictors.TransformerPredictor(3, 3, process=None),
-            "process is None, expected a predictor",
+            "process is None, expected an object with the methods fit, predict",
         ),
         (lambda: predictors.tokens(None), "tokens: the space is None, expected a jaxnas.Space"),
         (lambda: predictors.one_hot({"a": 2}), "one_hot: the space is {'a': 2}"),

@@ -24,7 +24,7 @@ from jaxnas.supernets.attention.core import (
 )
 from jaxnas.supernets.attention.module import Attention
 
-ITSELF = -1e5  # added to the score of a query with its own key, which it then sees only for want of others
+ITSELF = -1e5  # added to the score of a query with its own key, which counts only where there is no other
 
 
 def hash_rotations(num_hashes: int, head_dim: int, num_buckets: int, seed: int) -> np.ndarray:
