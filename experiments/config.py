@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import linecache
 import pathlib
 import sys
 import types
@@ -132,7 +133,8 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(path)), None)
-        at = f"line {line} of {path}" if line else str(path)
+        code = linecache.getline(str(path), line or 0).strip()
+        at = f"line {line} of {path}, `{code}`," if line else str(path)
         raise ConfigError(f"--config: {at} fails with {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent))

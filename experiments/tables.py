@@ -30,6 +30,12 @@ def find(
     if not name.endswith(".csv") and (objectives or ignore):
         raise ValueError(f"--objectives and --ignore are for a CSV file, and --benchmark is {name!r}.")
     if name.endswith(".csv"):
+        if not objectives:
+            raise ValueError(
+                f"--benchmark={name} needs --objectives: the columns that are metrics, such as "
+                "--objectives=accuracy=max,error=min. Each other column is then a choice, but for those that "
+                "--ignore names."
+            )
         return tabular.from_csv(name, objectives=_objectives(objectives), ignore=ignore)
     if ":" in name:
         return _own(name)

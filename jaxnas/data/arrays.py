@@ -94,14 +94,18 @@ def image_dataset(
 
 
 def _images(name: str, images: Any) -> np.ndarray:
+    given = images
     try:
-        images = np.asarray(images)
-    except ValueError as error:  # NumPy says no more than that these images make no array.
-        shapes = sorted({np.asarray(image, object).shape for image in images})
+        images = np.asarray(given)
+        several = images.dtype == object and len({np.shape(image) for image in given}) > 1
+    except ValueError:  # NumPy says no more than that these images make no array.
+        several = True
+    if several:
+        shapes = sorted({np.asarray(image, object).shape for image in given})
         raise ValueError(
             f"from_arrays: {name} are of {len(shapes)} sizes: {some(shapes)}; expected one size. Scale "
             "them first, as by Pillow's Image.resize, or let data.from_folder scale the files by its size=64."
-        ) from error
+        )
     shape = images.shape
     if images.ndim == 3:
         images = images[..., None]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxnas.choice import nearest
 from jaxnas.data.encoding import Encoding
 from jaxnas.data.labelled import number_labels, some
 from jaxnas.data.sentences import Sentences, make_sentences
@@ -162,11 +163,16 @@ def _rows(
     def number_of(column: str | int) -> int:
         if not isinstance(column, str):
             return column
-        if header.count(column) != 1:
+        if column not in header:
             raise ValueError(
-                f"{path}: the first line names {header.count(column)} columns {column!r}; it is "
+                f"{path}: the first line has no column {column!r}{nearest(column, header)} It is "
                 f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
                 "there is no line of names."
+            )
+        if header.count(column) > 1:
+            raise ValueError(
+                f"{path}: the first line names {header.count(column)} columns {column!r}; it is "
+                f"{some(header)}. Number the columns from 0 as text=... and label=..., without this line."
             )
         return header.index(column)
 

@@ -163,7 +163,12 @@ def _images_by_class(folder: pathlib.Path) -> Mapping[str, list[pathlib.Path]]:
         found[name] = [p for p in inside if p.suffix.lower() in _SUFFIXES]
         others += [str(p.relative_to(folder)) for p in inside if p.suffix.lower() not in _SUFFIXES]
     if others:
-        logging.warning("%s: %d files are no images and are left out: %s", folder, len(others), some(others))
+        are = (
+            "1 file is no image and is"
+            if len(others) == 1
+            else f"{len(others):,} files are no images and are"
+        )
+        logging.warning("%s: %s left out: %s", folder, are, some(others))
     return found
 
 

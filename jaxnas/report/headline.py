@@ -176,6 +176,8 @@ def tiles(run: Run) -> str:
         theirs, _, other = final(run, run.reference)
         weights = group.weights if group else found.weights
         same = weights == (other.weights if other else run.reference.weights)
+        # Where others cost more than the reference, the share is not of its cost.
+        same &= run.reference.name != "largest" or run.is_extreme("largest")
         if same and value is not None and theirs is not None:
             what = f"on {role}" if words.says_all(metric) else words.metric_name(metric, role)
             gap += f"; {words.difference_text(metric, value - theirs)} {what}"

@@ -18,6 +18,8 @@ _NAMES = {
     "smallest": "smallest of the space",
     "largest": "largest of the space",
 }
+# Of networks that cost neither least nor most; see `Run.is_extreme`.
+_OF_OPTIONS = {"smallest": "lowest option of each choice", "largest": "highest option of each choice"}
 _TIMES = {"training_step_ms": "ms a step", "inference_examples_per_second": "examples/s"}
 
 
@@ -92,7 +94,7 @@ def panel(run: Run) -> str:
         rows = []
         for net in nets:
             cells = [words.value_text(m, net.metrics.get(role, {}).get(m.name)) for role, m in columns]
-            rows.append((_label(_NAMES.get(net.name, net.name), [net]), [*_costs(costs, net), *cells]))
+            rows.append((_label(_name(run, net.name), [net]), [*_costs(costs, net), *cells]))
         return table(_head(costs, columns), rows, first=True)
 
     inherited = any(net.weights == "inherited" for net in nets)
@@ -147,6 +149,13 @@ def _columns(run: Run, nets: Sequence[Network]) -> tuple[list[str], list[Column]
     pairs = [(role, metric) for role in roles for metric in run.result.task.metrics]
     known = [(r, m) for r, m in pairs if any(m.name in net.metrics.get(r, {}) for net in nets)]
     return list(dict.fromkeys(name for net in nets for name in net.costs)), known
+
+
+def _name(run: Run, name: str) -> str:
+    """What a network is called in the table."""
+    if name in _OF_OPTIONS and not run.is_extreme(name):
+        return _OF_OPTIONS[name]
+    return _NAMES.get(name, name)
 
 
 def _main(run: Run, columns: Sequence[Column]) -> list[Column]:

@@ -90,6 +90,21 @@ class Run:
         """A network of the result by its name."""
         return next((net for net in self.result.networks if net.name == name), None)
 
+    def is_extreme(self, name: str) -> bool:
+        """Whether "smallest" or "largest" costs least or most of all networks, as far as is known.
+
+        They have the least or greatest option of each choice, and of options that are names the first or the
+        last one: one of the others may cost less or more.
+        """
+        network, cost = self.network(name), self.cost
+        own = None if network is None else network.costs.get(cost or "")
+        reachable = [one.reachable[cost] for one in self.result.searches if cost in one.reachable]
+        if name not in ("smallest", "largest") or not (is_number(own) and reachable):
+            return True
+        if name == "smallest":
+            return own <= min(least for least, _ in reachable)
+        return own >= max(most for _, most in reachable)
+
     def value(self, network: Network, role: str) -> float | None:
         """The first metric of a network in a role, if it is a finite number."""
         value = network.metrics.get(role, {}).get(self.metric.name)

@@ -14,6 +14,8 @@ from jaxnas.report.read import Record, Run
 # (mark, class) of the strategies in the order of the history; random search has its own.
 _LOOKS = (("circle", "evolution"), ("square", "sampled"), ("up", "train"), ("down", "extreme"))
 _NETWORKS = {"smallest": "down", "largest": "up"}
+# What these are called where they cost neither least nor most; see `Run.is_extreme`.
+_OF_OPTIONS = {"smallest": "lowest options", "largest": "highest options"}
 # Beyond this many marks, one path holds them all and a mark has no title of its own.
 MOST_TITLES = 4000
 
@@ -144,7 +146,8 @@ def plot_of(run: Run, room: float = 4.5) -> Plot | None:
         value, mark = run.value(net, run.search_role), _NETWORKS.get(net.name, "square")
         mark = "star" if net is found else mark
         if net.name != "random search" and value is not None and number(net.costs.get(cost)):
-            marked.append(Marked(net.name, mark, net.costs[cost], value))
+            label = net.name if run.is_extreme(net.name) else _OF_OPTIONS[net.name]
+            marked.append(Marked(label, mark, net.costs[cost], value))
     core, others = [m for m in marked if m.mark == "star"], [m for m in marked if m.mark != "star"]
 
     sizes = [x[cost] for x in lines] + [m.cost for m in core]

@@ -60,6 +60,10 @@ LABELS = np.arange(10) % 2
         ({"labels": LABELS.astype(np.float32)}, "labels are float32[10]; expected integers [n], from 0, or"),
         ({"labels": [None] * 10}, "labels are object[10]; expected integers [n], from 0, or strings"),
         ({"labels": LABELS[:, None]}, "labels are int64[10, 1]; expected integers [n]"),
+        (
+            {"images": np.array([*IMAGES[:-1], IMAGES[0, :2]], dtype=object)},
+            "images are of 2 sizes: ",
+        ),
         ({"labels": LABELS[:9]}, "10 images and 9 labels to train"),
         ({"test_labels": LABELS[:9]}, "10 images and 9 labels to test"),
         ({"labels": LABELS - 1}, "labels: 5 are negative, the first is -1"),

@@ -70,7 +70,7 @@ def test_files_that_are_no_images_are_named_and_left_out(tmp_path, caplog):
     (tmp_path / "cat" / ".hidden.png").write_text("")
     with caplog.at_level(logging.WARNING):
         assert sum(tasks.Images(data=data.from_folder(tmp_path)).sizes.values()) == 10
-    assert "1 files are no images and are left out: cat/notes.txt" in caplog.text
+    assert "1 file is no image and is left out: cat/notes.txt" in caplog.text
 
 
 def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):

@@ -196,7 +196,7 @@ def test_what_a_table_lacks_is_said(tmp_path):
         ("nasbench_201", [], "is not a table; did you mean 'nasbench201'?"),
         ("q", [], "is not a table. `python -m experiments` lists all; path/to/my.csv or"),
         ("nasbench201", ["a=max"], "--objectives and --ignore are for a CSV file"),
-        ("grid.csv", [], "objectives must name the columns that are metrics"),
+        ("grid.csv", [], "--benchmark=grid.csv needs --objectives: the columns that are metrics"),
         ("grid.csv", ["score"], "--objectives has 'score', expected such as accuracy=max"),
         ("json:loads_it", [], "'json:loads_it' could not be imported"),
         ("nowhere.at_all:table", [], "'nowhere.at_all:table' could not be imported"),

@@ -357,6 +357,25 @@ def test_no_random_search_is_noted(tmp_path):
     assert "Random search was not run" in text and "no random search to compare with" in text
 
 
+def test_options_that_are_names_need_not_be_in_the_order_of_their_costs(tmp_path):
+    """Then the networks of the first and of the last options are neither the smallest nor the largest."""
+    root = KINDS["vision"](tmp_path)
+    before, run = text_of(root), read_run(root)
+    compared = re.compile(r"of its parameters; .* points test accuracy")
+    assert compared.search(before) and "largest of the space" in before
+    low, high = run.result.searches[0].reachable["params"]
+    wider = {"params": (low / 2, 2 * high)}
+    change(root, searches=tuple(dataclasses.replace(x, reachable=wider) for x in run.result.searches))
+    after = text_of(root)
+    assert not compared.search(after) and "of the space, inherited" not in after
+    assert "lowest option of each choice" in after and "highest option of each choice" in after
+    assert {one.label for one in scatter.plot_of(read_run(root)).marked} == {
+        "lowest options",
+        "highest options",
+        "found",
+    }
+
+
 def test_one_evaluation(tmp_path):
     assert "Accuracy against parameters" in text_of(workdirs.vision(tmp_path, evaluations=1))
 
