@@ -226,10 +226,14 @@ def _flag_mistake(error: flags.Error) -> str:
     return f"--{name} is {value!r}, expected {expected}{close}"
 
 
-def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
+def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config, pathlib.Path]:
     """The config that the flags ask for, and the workdir.
 
     The processes of a run join first, since a config may make arrays.
+
+    Args:
+      registry: configs by name.
+      trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
 
     Raises:
       ConfigError: a flag is missing or wrong.
@@ -239,6 +243,8 @@ def read_config(registry: Mapping[str, Config]) -> tuple[Config, pathlib.Path]:
         processes.start(values.coordinator, values.processes, values.process)
         # A handler of `signal.signal` would run in the main thread, and the process ends before its turn.
         ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
+        if not trains:  # JAX keeps SIGTERM for the next step of a training, and there is none.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not processes.is_first():  # What one process says is enough; errors are said by all.
             sys.stdout = open(os.devnull, "w")
     if values.config is None:

@@ -22,7 +22,7 @@ from jaxnas.training.clock import Clock
 
 
 def main() -> None:
-    config, workdir = binary.read_config(CONFIGS)
+    config, workdir = binary.read_config(CONFIGS, trains=False)
     if not workdir.is_dir():
         raise FileNotFoundError(f"There is no directory {workdir}.")
     clock, role = Clock(("input", "evaluation", "checkpoint")), flags.FLAGS.role

@@ -35,7 +35,7 @@ def seeds_of(texts: list[str]) -> list[int]:
 
 def main() -> int:
     values = flags.FLAGS
-    _, root = binary.read_config(CONFIGS)
+    _, root = binary.read_config(CONFIGS, trains=True)
     seeds: list[int | None] = [*seeds_of(values.seeds)] or [None]
     jobs = [
         Retraining(**binary.asked(), architecture=values.architecture, weights=values.weights, seed=seed)

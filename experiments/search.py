@@ -77,7 +77,7 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
 
 
 def main() -> None:
-    config, path = binary.read_config(CONFIGS)
+    config, path = binary.read_config(CONFIGS, trains=False)
     with training.open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)

@@ -26,7 +26,7 @@ def _number(count: int) -> str:
 
 
 def main() -> int:
-    config, path = binary.read_config(CONFIGS)
+    config, path = binary.read_config(CONFIGS, trains=True)
     print(pretty(config), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)

@@ -24,7 +24,7 @@ from jaxnas.training.keys import stream
 
 def main() -> None:
     """Prints the figures of one supernet."""
-    config, workdir = binary.read_config(CONFIGS)
+    config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
     space, variables = session.net.space, session.trained(workdir).evaluated()
     drawn = space.sample(stream(flags.FLAGS.draw, "ranking"), flags.FLAGS.architectures)

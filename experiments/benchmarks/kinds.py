@@ -41,7 +41,7 @@ def kinds(space: Space) -> dict[str, Space]:
 
 def main() -> None:
     """Prints a line for each kind and quarter."""
-    config, workdir = binary.read_config(CONFIGS)
+    config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
     space, variables = session.net.space, session.trained(workdir).evaluated()
     limit = config.search.limit

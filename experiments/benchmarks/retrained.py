@@ -23,7 +23,7 @@ from jaxnas.report import result
 
 
 def main() -> None:
-    config, path = binary.read_config(CONFIGS)
+    config, path = binary.read_config(CONFIGS, trains=False)
     networks: dict[str, Any] = {}
     seen = set()
     for folder in sorted(path.glob("retrained/*/subnet")):

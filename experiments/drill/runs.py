@@ -12,8 +12,9 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-_ONE_SHOT, _RELAXED = (
-    (f"--config={ROOT / 'experiments' / 'drill' / 'configs.py'}:{name}",) for name in ("one_shot", "relaxed")
+_ONE_SHOT, _RELAXED, _EVOLVING = (
+    (f"--config={ROOT / 'experiments' / 'drill' / 'configs.py'}:{name}",)
+    for name in ("one_shot", "relaxed", "evolving")
 )
 _TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
 _COMPARED = (*_TABLE, "--strategies=random,regularized_evolution")
@@ -21,7 +22,8 @@ _COMPARED = (*_TABLE, "--strategies=random,regularized_evolution")
 SAVES, _LINES, _FILES = "checkpoints/*", "*.jsonl", "*.*"
 _HISTORY, _CHUNKS, _SUBNET = "search/*.jsonl", "searches/*/*", "*subnet*/*"
 _TRAINED, _SEARCHED = (SAVES, _LINES, _FILES), (_HISTORY, _HISTORY, _SUBNET, _FILES)
-OFTEN = (SAVES, _LINES, _HISTORY, _CHUNKS)
+_OF_SPACES = "space_*/checkpoints/*"
+OFTEN = (SAVES, _LINES, _HISTORY, _CHUNKS, _OF_SPACES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,7 @@ FLOWS = {
     "comparison": Flow("compare", _COMPARED, (_CHUNKS, _CHUNKS, _FILES)),
     "differentiable": Flow("train_supernet", _RELAXED, _TRAINED),
     "trials": Flow("search", _RELAXED, _SEARCHED, "differentiable"),
+    "evolution": Flow("train_supernet", _EVOLVING, (_OF_SPACES, *_TRAINED)),
 }
 # Searches of a comparison are jobs of one process each.
 FLOWS |= {

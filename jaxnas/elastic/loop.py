@@ -21,6 +21,21 @@ from jaxnas.elastic.width import Decision, Table, Width, joint
 STACKED = "blocks"
 
 
+def run_layer(call: Callable[[Any, Any], Any], layer: nn.Module, x: Any, *, remat: bool) -> Any:
+    """Runs one layer, by itself or of several that are not of equal form.
+
+    Args:
+      call: `call(layer, x)` runs the layer. What it uses beside x is in its closure.
+      layer: a module, or the network in whose `compact` method this is called.
+      x: what goes from layer to layer, a pytree of arrays.
+      remat: whether the backward pass computes the layer again, so that of the layer only x is kept.
+
+    Returns:
+      What `call` returns.
+    """
+    return (nn.remat(call) if remat else call)(layer, x)
+
+
 def run_layers(
     network: nn.Module,
     make: Callable[..., nn.Module],
@@ -77,7 +92,7 @@ def run_layers(
         outputs = []
         for i, one in enumerate(inputs):
             layer = functools.partial(lambda one, module, x: call(module, x, one), one)
-            x, output = (nn.remat(layer) if remat else layer)(make(name=f"block_{i}"), x)
+            x, output = run_layer(layer, make(name=f"block_{i}"), x, remat=remat)
             outputs.append(output)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 

@@ -8,6 +8,7 @@ the best heads, is then built as deep as the task asks for, and trained from scr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,8 +19,10 @@ import numpy as np
 
 from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.recurrent import sinusoids
+from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
 
@@ -53,6 +56,7 @@ class DARTFormer(nn.Module):
         "mean" of all.
       dropout: of embeddings, branches and hidden activations.
       dtype: of the computation, float32 or bfloat16.
+      remat: compute the attention of each layer again in the backward pass, and keep its input only.
 
     Raises:
       TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
@@ -79,6 +83,7 @@ class DARTFormer(nn.Module):
     pool: Literal["first", "mean"] = "first"
     dropout: float = 0.1
     dtype: Any = jnp.float32
+    remat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,9 +187,15 @@ class DARTFormer(nn.Module):
         names = [str(option) for option in choice.options]
         if choice.length is None:
             blocks = {one: self.mechanism(one, self.num_heads, layer) for one in names}
-            return Mixture(blocks, name=name)(decisions["mechanism"], x, mask)
+            return self._mix(blocks, name, decisions["mechanism"], x, mask)
         heads = []
         for i in range(choice.length):
             blocks = {one: self.mechanism(one, 1, layer * choice.length + i) for one in names}
-            heads.append(Mixture(blocks, name=f"{name}_{i}")(decisions["mechanism", i], x, mask))
+            heads.append(self._mix(blocks, f"{name}_{i}", decisions["mechanism", i], x, mask))
         return jnp.mean(jnp.stack(heads), axis=0)
+
+    def _mix(
+        self, blocks: dict[str, nn.Module], name: str, choice: Decision, x: jax.Array, mask: jax.Array
+    ) -> jax.Array:
+        call = functools.partial(lambda choice, mask, mixture, x: mixture(choice, x, mask), choice, mask)
+        return run_layer(call, Mixture(blocks, name=name), x, remat=self.remat)

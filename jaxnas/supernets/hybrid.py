@@ -33,6 +33,7 @@ from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_branch, gelu
+from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
 from jaxnas.elastic.squeeze import SqueezeExcite
@@ -278,6 +279,7 @@ class Hybrid(nn.Module):
         the first block of each stage is 0.
       dropout_rate: of what the classifier sees.
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
+      remat: compute each block again in the backward pass, and keep its input only.
 
     Raises:
       TypeError, ValueError: a space of other decisions or with options out of range; resolutions that the
@@ -296,6 +298,7 @@ class Hybrid(nn.Module):
     drop_path_rate: float = 0.0
     dropout_rate: float = 0.0
     dtype: Any = jnp.float32
+    remat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -332,7 +335,8 @@ class Hybrid(nn.Module):
             make = functools.partial(self._block, stage, place, train, rate)
             kind, chosen = self._chosen(decisions, stage, place)
             blocks = {name: make(name) for name in kind.options}
-            x = Mixture(blocks, name=f"stage_{stage}_{place}")(kind, x, chosen=chosen)
+            mixture = Mixture(blocks, name=f"stage_{stage}_{place}")
+            x = run_layer(functools.partial(_call, kind, chosen), mixture, x, remat=self.remat)
         last, head = width(int, decisions[f"width_{len(self.strides)}"]), width(int, decisions["width_head"])
         if self.head_expansion:
             inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.strides)}"])
@@ -387,6 +391,10 @@ class Hybrid(nn.Module):
 
     def _dense(self, name: str) -> Dense:
         return Dense(kernel_init=nn.initializers.lecun_normal(), dtype=self.dtype, name=name)
+
+
+def _call(kind: Decision, chosen: Chosen, mixture: Mixture, x: jax.Array) -> jax.Array:
+    return mixture(kind, x, chosen=chosen)
 
 
 # ---- What is refused.

@@ -33,6 +33,7 @@ from jaxnas.elastic.layers import (
     normalise,
     trunc_normal,
 )
+from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.parameter import parameter, record_macs
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Table, Width, combine, constant, fixed, width
@@ -277,6 +278,7 @@ class Swin(nn.Module):
       dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
       init_std: standard deviation of the kernels at the start; the authors' 0.02 suits widths of some
         hundreds, narrow networks learn faster from more.
+      remat: compute each block again in the backward pass, and keep its input only.
 
     Raises:
       TypeError: no space.
@@ -292,6 +294,7 @@ class Swin(nn.Module):
     drop_path_rate: float = 0.0
     dtype: Any = jnp.float32
     init_std: float = 0.02
+    remat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -357,8 +360,10 @@ class Swin(nn.Module):
                 x = self._merge(x, stage, embeds[stage - 2], embed)
             for number in range(depth):
                 block = Block(number % 2 == 1, dtype, self.init_std, name=f"stage_{stage}_block_{number}")
-                sizes, rate = block_widths(decisions, stage, number), next(rates)
-                x = block(x, embed, **sizes, drop_path_rate=rate if drops else None)
+                sizes = block_widths(decisions, stage, number)
+                rate = next(rates) if drops else None
+                call = functools.partial(_call, embed, sizes, rate)
+                x = run_layer(call, block, x, remat=self.remat)
         x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
         x = x.mean(axis=(1, 2))  # [B, E]
         classes = fixed(self.num_classes, "classes")
@@ -375,6 +380,10 @@ class Swin(nn.Module):
             4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
         )
         return merge(x, width_in, width_out)[..., 0, :]
+
+
+def _call(embed: Width, sizes: dict[str, Width], rate: float | None, block: Block, x: jax.Array) -> jax.Array:
+    return block(x, embed, **sizes, drop_path_rate=rate)
 
 
 def block_widths(decisions: Decisions, stage: int, number: int) -> dict[str, Width]:

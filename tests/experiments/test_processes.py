@@ -202,6 +202,36 @@ def test_a_process_with_another_config_is_named(config, tmp_path):
     assert not (tmp_path / "config.json").exists()
 
 
+JOINED = """
+import os, signal, sys, time
+from absl import flags
+from experiments import binary
+binary.define_flags({})
+flags.FLAGS(sys.argv)
+try:
+    binary.read_config({}, trains=%s)
+except ValueError as error:
+    assert "--config is missing" in str(error)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.5)
+print("goes on")
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_at_once_what_has_nothing_to_save_and_leaves_a_training_time():
+    """JAX takes SIGTERM in processes that are a run together, and a search would never ask for it."""
+    started = []
+    for trains in (False, True):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            joined = [f"--coordinator=localhost:{free.getsockname()[1]}", "--processes=1", "--process=0"]
+        command = [sys.executable, "-c", JOINED % trains, *joined]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+    assert [process.communicate(timeout=120)[0] for process in started] == ["", "goes on\n"]
+    assert [process.returncode for process in started] == [-signal.SIGTERM, 0]
+
+
 @pytest.mark.parametrize(
     "given, message",
     [

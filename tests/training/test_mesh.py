@@ -14,7 +14,7 @@ from small_tasks import TASKS, disturbed, net_of, perceptron, task_of
 
 import jaxnas
 from experiments.benchmarks.collectives import communicated
-from jaxnas import files, spaces, supernets
+from jaxnas import files, search, spaces, supernets
 from jaxnas.training import (
     Attentive,
     Distillation,
@@ -176,6 +176,27 @@ def test_devices_evaluate_different_architectures_and_say_what_one_says():
     macs = np.asarray(jax.vmap(lambda arch: jnp.float32(jaxnas.cost(net, task.inputs)(arch)["macs"]))(archs))
     work = macs[dealt].sum(axis=1)
     assert set(dealt.ravel()) == set(range(11)) and work.max() <= macs.max() + np.sort(macs)[len(macs) // 2]
+
+
+@pytest.mark.slow
+def test_a_search_on_eight_devices_has_the_history_of_a_search_on_one():
+    """The same architectures in the same order, with the same scores, and so the same children of them."""
+    task, net, histories = task_of("images"), perceptron(3), []
+    variables = jaxnas.init(net, jax.random.key(0), task.inputs)
+    variables = jax.tree.map(lambda x: x + jax.random.normal(jax.random.key(2), x.shape), variables)
+    settings = dict(evaluations=20, population=10, parents=3, mutations=5, crossovers=5)
+    for devices in (1, 8):
+        evaluate = make_evaluator(task, net, "search", mesh=make_mesh(devices))
+        found = search.run(
+            search.Evolution(net.space, **settings),
+            lambda archs, evaluate=evaluate: evaluate.scores(variables, archs),
+            jax.random.key(1),
+        )
+        histories.append(
+            [(line["generation"], line["architecture"], line["score"]) for line in found.history]
+        )
+    assert histories[0] == histories[1] and len({score for _, _, score in histories[0]}) > 2
+    assert {generation for generation, _, _ in histories[0]} == {0, 1}
 
 
 def test_axes_are_divided_by_their_names():
