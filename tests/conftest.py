@@ -38,6 +38,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
+# Tracing makes many objects that live long: Python looks for garbage among them less often.
+gc.set_threshold(100_000, 20, 100)
+
 import hypothesis
 import jax
 import pytest

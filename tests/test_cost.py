@@ -91,6 +91,7 @@ def test_costs_are_those_of_the_extracted_network(name, seed):
     assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
 
 
+@pytest.mark.slow
 def test_macs_are_half_of_xlas_flops():
     """What XLA counts beyond the products (norms, softmax, activations) is little at this size."""
     net, arch = autoformer("tiny"), spaces.published("tiny")

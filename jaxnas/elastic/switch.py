@@ -342,19 +342,23 @@ def _largest(plan: _Plan, operands: Any, keep: Keep) -> Any:
     return plan.function(*operands, **_asked(plan.function, active, keep))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _traced(plan: _Plan, *operands: jax.Array) -> tuple[Any, tuple[jax.Array, ...]]:
+    """The outputs of the function at its largest size and what it keeps; only their shapes are asked for.
+
+    Under `jit`, since JAX then keeps the shapes: every branch of every layer of one form asks for the same.
+    """
+    kept: list[jax.Array] = []
+    outputs = _largest(plan, operands, functools.partial(_record, kept))
+    return outputs, tuple(kept)
+
+
 def _outputs_like(plan: _Plan, operands: Any) -> Any:
-    return jax.eval_shape(lambda *operands: _largest(plan, operands, _return), *operands)
+    return jax.eval_shape(_traced, plan, *operands)[0]
 
 
 def _kept_like(plan: _Plan, operands: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes of what the function keeps, at its largest size."""
-
-    def kept(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        arrays: list[jax.Array] = []
-        _largest(plan, operands, functools.partial(_record, arrays))
-        return tuple(arrays)
-
-    return jax.eval_shape(kept, *operands)
+    return jax.eval_shape(_traced, plan, *operands)[1]
 
 
 def _record(arrays: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -217,6 +217,7 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
     assert 0 < shown["times"]["evaluation"] <= 1 and shown["times"]["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
     process = start("train_supernet", DIGITS, tmp_path, data_dir)
     code, output = stop_when(process, lambda: (tmp_path / "checkpoints" / "10").exists(), signal.SIGTERM)
@@ -227,12 +228,14 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
     ("binary", "more", "message"),
     [
         ("train_supernet", ("--set=training.step=3",), "training.steps"),
-        ("train_supernet", ("--set=seed=1",), "seed: 0 (checkpoint) / 1 (now)"),
+        pytest.param(
+            "train_supernet", ("--set=seed=1",), "seed: 0 (checkpoint) / 1 (now)", marks=pytest.mark.slow
+        ),
         ("search", ("--set=search.most=10",), "reaches from"),
         ("search", ("--set=training.learning_rate=0.5",), "training.learning_rate"),
         ("evaluate", ("--architecture=best",), "expected found, smallest"),
-        ("evaluate", ("--workdir=nowhere",), "no directory"),
-        ("retrain", ("--architecture=random:99",), "within 5 %"),
+        pytest.param("evaluate", ("--workdir=nowhere",), "no directory", marks=pytest.mark.slow),
+        pytest.param("retrain", ("--architecture=random:99",), "within 5 %", marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):

@@ -137,7 +137,11 @@ def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
 
 
 @pytest.mark.parametrize(
-    "predictor", [predictors.GaussianProcess(), predictors.MlpEnsemble(members=3, ranking=0.5)]
+    "predictor",
+    [
+        predictors.GaussianProcess(),
+        pytest.param(predictors.MlpEnsemble(members=3, ranking=0.5), marks=pytest.mark.slow),
+    ],
 )
 def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predictor):
     inputs, score = cells

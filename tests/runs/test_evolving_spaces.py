@@ -57,6 +57,7 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     assert runs.measure_last(TASK, net, last.variables, SETTINGS, tmp_path) == measured
 
 
+@pytest.mark.slow
 def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     (net, variables), said = evolved(tmp_path, carry=True, turns=1)
     assert "carried" in said[1]

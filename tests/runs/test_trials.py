@@ -42,6 +42,7 @@ def race(workdir, folder, executor=None):
     return int(arch["op"]), told, path.read_bytes(), len(list(folder.glob("*-*"))) - before
 
 
+@pytest.mark.slow
 def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(tmp_path, folder):
     here = race(tmp_path / "here", folder)
     assert here[3] == 9 + 4 + 2 and len([scores for scores in here[1] if len(scores) == 3]) == 2

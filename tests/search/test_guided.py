@@ -33,7 +33,13 @@ def scanned(strategy):
     return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
 
 
-@pytest.mark.parametrize("acquisition", ["expected_improvement", "upper_confidence", "thompson"])
+@pytest.mark.parametrize(
+    "acquisition",
+    [
+        "expected_improvement",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("upper_confidence", "thompson")),
+    ],
+)
 def test_finds_the_best_of_a_listed_space_in_few_evaluations(acquisition):
     state = scanned(guided(acquisition=acquisition))
     # Random search would need 512 on average.

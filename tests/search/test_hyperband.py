@@ -119,6 +119,7 @@ def test_bounds_and_canonical_hold():
     assert len(np.unique(entered, axis=0)) == len(entered)
 
 
+@pytest.mark.slow
 def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
     strategy = search.SuccessiveHalving(SMALL, evaluations=100, fidelities=3, first=6, eta=2)
     assert strategy.starts == (0,)

@@ -153,7 +153,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
-    [("text", "full"), ("nodes", "full"), pytest.param("text", "none", marks=pytest.mark.slow)],
+    [("nodes", "full"), *(pytest.param("text", one, marks=pytest.mark.slow) for one in ("full", "none"))],
 )
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables = net_of(kind, context), variables_of(kind, context)
@@ -197,7 +197,7 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
     np.testing.assert_allclose(jit(jax.vmap(apply))(few), one_by_one[:4], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["text", "nodes"])
+@pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.slow), "nodes"])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
 
@@ -299,6 +299,7 @@ def test_a_text_without_a_word_gives_numbers():
     np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_read_in_windows():
     x = jnp.arange(20).reshape(2, 10)
     cut = windows(x, 4, 3)

@@ -128,6 +128,7 @@ def test_converted_network_of_other_settings(seed, kwargs, channels):
     assert relative_error(jax.jit(small.apply)({"params": params}, images), expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_converted_parameters_are_those_of_extraction():
     """Names, shapes and type, of arrays of its own; from NumPy or a whole checkpoint too."""
     net = network()

@@ -33,7 +33,7 @@ def variables_of(heads=None, **changes):
     return jaxnas.init(net_of(heads, **changes), jax.random.key(0), TEXTS)
 
 
-@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize("heads", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_extraction_keeps_the_chosen_mechanisms(heads):
     net, variables = net_of(heads, layers=2), variables_of(heads, layers=2)
     cost, counts = jaxnas.cost(net, TEXTS), set()
@@ -64,7 +64,7 @@ def test_the_supernet_is_the_plain_average():
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("heads, pool", [(None, "first"), (2, "mean")])
+@pytest.mark.parametrize("heads, pool", [(None, "first"), pytest.param(2, "mean", marks=pytest.mark.slow)])
 def test_nothing_comes_from_behind_the_end(heads, pool):
     net, variables = net_of(heads, pool=pool), variables_of(heads, pool=pool)
     apply, even = jit(net.apply), jax.tree.map(jax.nn.softmax, net.space.logits())

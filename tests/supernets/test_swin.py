@@ -58,6 +58,7 @@ def specs():
 # ---- The promises.
 
 
+@pytest.mark.slow
 def test_a_thousand_architectures_are_one_trace():
     case = setting()
     batch = jax.tree.map(np.asarray, sample(case.space, 0, 1000))
@@ -182,7 +183,7 @@ def published(name):
 @pytest.mark.parametrize(
     "name, params",
     [
-        ("tiny", 28_328_674),
+        pytest.param("tiny", 28_328_674, marks=pytest.mark.slow),
         ("swin_tiny", 28_288_354),
         pytest.param("small", 49_737_298, marks=pytest.mark.slow),
         pytest.param("base", 71_125_762, marks=pytest.mark.slow),

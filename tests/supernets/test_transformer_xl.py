@@ -380,7 +380,7 @@ def test_one_program_for_every_architecture(form):
     assert len(TRACES[form]) - before <= 2
 
 
-@pytest.mark.parametrize("form", ["unrolled", "scanned"])
+@pytest.mark.parametrize("form", [pytest.param("unrolled", marks=pytest.mark.slow), "scanned"])
 def test_vmap_over_architectures_is_the_loop(form):
     """P5, hard and soft."""
     archs = SPACE.sample(jax.random.key(4), 3)

@@ -33,9 +33,8 @@ def random_soft(space, seed):
 # ---- Soft architectures.
 
 
-@pytest.mark.parametrize(
-    "name", ["narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "classic"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["narrow", "wide", "classic"])
 def test_one_hot_is_hard(name):
     case = setting(name)
     soft = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))

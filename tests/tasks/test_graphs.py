@@ -125,9 +125,8 @@ def test_a_limited_evaluation_is_a_fixed_draw_of_the_graphs_of_the_role():
     assert task.evaluation("test", 8, limit=1)["weight"].any(axis=2).all()  # a whole batch of 8 of the 9
 
 
-@pytest.mark.parametrize(
-    "recipe", [Uniform(), pytest.param(Relaxed(every=2, relaxation="softmax"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [Uniform(), Relaxed(every=2, relaxation="softmax")])
 def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
     settings = Training(steps=4, learning_rate=1e-2, warmup_steps=1, log_every=4, devices=1)

@@ -319,6 +319,7 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
         train(TASK, tmp_path, third)
 
 
+@pytest.mark.slow
 def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
     with pytest.raises(DivergedError, match=r'step 6 is not finite. It trained {"hidden": \[\d\]}'):
         train(poisoned(5), tmp_path)

@@ -81,13 +81,8 @@ def trained(kind, mesh, steps=3, recipe="uniform"):
     return state, metrics
 
 
-@pytest.mark.parametrize(
-    ("kind", "recipe"),
-    [
-        pytest.param(kind, recipe, marks=() if (kind, recipe) == ("images", "uniform") else pytest.mark.slow)
-        for kind, recipe in PAIRS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "recipe"), PAIRS)
 def test_eight_devices_train_as_one_does_by_every_recipe_on_every_task(kind, recipe):
     alone, metrics = trained(kind, make_mesh(1), recipe=recipe)
     shared, other = trained(kind, make_mesh(8, 2), recipe=recipe)  # rows over four, parameters over two

@@ -22,7 +22,8 @@ VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
 TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
 
 
-@pytest.mark.parametrize("together", [1, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, None])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
     archs = NET.space.sample(jax.random.key(0), 5)
     found = rank_correlation(TASK, NET, VARIABLES, TRAINING, archs, together=together)

@@ -54,9 +54,8 @@ def by_hand(seed, metric, patience):
     return best, best_step, values
 
 
-@pytest.mark.parametrize(
-    ("metric", "patience"), [("loss", 2), pytest.param("accuracy", 100, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("metric", "patience"), [("loss", 2), ("accuracy", 100)])
 def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patience):
     found = seeds_of(metric=metric, patience=patience)
     evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(1))

@@ -215,6 +215,7 @@ def test_devices_take_different_networks_and_give_what_one_gives(recipe):
     assert difference(*(state.params for state in states)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_step_of_several_architectures_is_traced_once():
     training = Training(steps=100, batch_size=8)
     recipe = Sandwich(random=2, sampler=Attentive(candidates=2))
