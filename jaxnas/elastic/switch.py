@@ -100,7 +100,7 @@ def run(
     sizes = joint(*widths.values())
     choice = sizes if gate is None or gate.is_fixed else joint(*widths.values(), gate)
     rows, index = _rows(choice, len(widths))
-    plan = _plan(function, axes, tuple(widths), rows, maskable, max_branches, masked)
+    plan = _plan(function, axes, tuple(widths), rows, maskable, max_branches, _by_value(masked))
     with jax.named_scope(ELASTIC_SCOPE):
         if masked is not None and (choice.is_soft or (max_branches == 1 and len(rows) > 1)):
             outputs = masked(dict(zip(widths, sizes.masks(), strict=True)), *operands)
@@ -134,6 +134,25 @@ class _Plan:
     branch_of: tuple[int, ...]
     maskable: tuple[str, ...]
     masked: Callable[..., Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Method:
+    """A method of an object that equals the same method of an equal object.
+
+    Python's own bound methods are equal for one and the same object only. With these, layers of one form
+    have one plan, and so they are traced once.
+    """
+
+    function: Callable[..., Any]
+    owner: Any
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(self.owner, *arguments)
+
+
+def _by_value(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    return _Method(function.__func__, function.__self__) if inspect.ismethod(function) else function
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
 """Running plain functions at their active sizes: against the function of the active parts alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -176,6 +177,38 @@ def test_every_architecture_is_one_trace_for_each_branch():
             if not first and not second:
                 count = len(TRACES)
     assert len(TRACES) == count
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """An operation as the layers have them: an object for each layer, with a masked method."""
+
+    factor: float
+
+    def __call__(self, x, kernel):
+        TRACES.append(kernel.shape)
+        return self.factor * x @ kernel
+
+    def masked(self, masks, x, kernel):
+        return self.factor * x @ kernel * masks["out"][None, :]
+
+
+@pytest.mark.parametrize("others, times", [((2.0,) * 5, 1), ((3.0, 4.0), 3)])
+def test_equal_operations_of_many_layers_are_traced_once(others, times):
+    def traces(factors):
+        def network(kernels, index):
+            x, sizes = normal(4, 6), {"in": choose("in", OUT, index), "out": choose("out", OUT, index)}
+            for factor, kernel in zip(factors, kernels, strict=True):
+                layer = Scaled(factor)
+                x = run(layer, "rows in, in out -> rows out", sizes, x, kernel, masked=layer.masked)
+            return jnp.sum(x)
+
+        jax.clear_caches()
+        TRACES.clear()
+        jax.jit(jax.grad(network)).trace([normal(6, 6)] * len(factors), jnp.int32(1))
+        return len(TRACES)
+
+    assert traces((2.0, *others)) == times * traces((2.0,))
 
 
 def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():
