@@ -34,7 +34,7 @@ _PREDICTORS = flags.DEFINE_list(
     "predictors",
     ["gp", "mlp", "transformer", "transformer_tokens"],
     "Of gp, gp_decisions (one-hot decisions), mlp, transformer, transformer_tokens (no path counts), "
-    "transformer_supervised (trained on accuracies, no path counts).",
+    "transformer_supervised (trained on accuracies, no path counts), transformer_plain (not pretrained).",
 )
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
 _DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
@@ -111,6 +111,9 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         return predictors.GaussianProcess(), table["inputs"]["decisions"]
     if name == "mlp":
         return predictors.MlpEnsemble(), table["inputs"]["features"]
+    if name == "transformer_plain":
+        plain = predictors.SupervisedTransformer(table["kinds"], table["places"], structure=False)
+        return plain, table["inputs"]
     if name == "transformer_supervised":
         teacher = predictors.TransformerPredictor(
             table["kinds"], table["places"], steps=_STEPS.value, members=3
