@@ -103,6 +103,7 @@ FASHION_MNIST_SMALL = dataclasses.replace(
         FASHION_MNIST.training,
         steps=6000,
         batch_size=64,
+        learning_rate=5e-3,
         evaluate_every=2000,
         checkpoint_every=2000,
         steps_per_call=10,

@@ -16,14 +16,14 @@ def test_what_is_done_is_kept(tmp_path):
     def run(*more):
         command = [sys.executable, "-m", "experiments.benchmarks.recipes", "--config=autoformer_digits"]
         command += [f"--data_dir={tmp_path}", f"--out={kept}", "--random=3", "--alone=2", "--passes=8"]
+        command += ["--set=network.space=vit((8, 16), (1,), (1, 2), (1.0,))", "--set=training.batch_size=8"]
         command += ["--set=training.warmup_steps=1", "--set=retraining.steps=2", "--set=search.limit=1"]
-        return subprocess.run(
-            [*command, *more], capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
-        )
+        fast = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+        return subprocess.run([*command, *more], capture_output=True, text=True, env=os.environ | fast)
 
     first = run("--seeds=1", "--recipes=single path")
     assert first.returncode == 0, first.stderr
-    alone, line = map(json.loads, first.stdout.splitlines())
+    alone, line = (json.loads(text) for text in first.stdout.splitlines() if text.startswith("{"))
     assert alone["steps"] == 2
     assert line["recipe"] == "single path" and line["steps"] == 8 and line["networks"] == 1
     before = json.loads(kept.read_text())
@@ -34,11 +34,10 @@ def test_what_is_done_is_kept(tmp_path):
     before["recipes"]["single path"]["0"]["smallest"] = 0.125
     kept.write_text(json.dumps(before))
     picture = tmp_path / "recipes.png"
-    more = run("--seeds=1", "--recipes=single path,four random", f"--picture={picture}")
+    more = run("--seeds=1", "--recipes=single path", f"--picture={picture}")
     assert more.returncode == 0, more.stderr
-    _, line, other = map(json.loads, more.stdout.splitlines())
+    _, line = (json.loads(text) for text in more.stdout.splitlines() if text.startswith("{"))
     assert line["smallest"]["mean"] == 0.125
-    assert other["recipe"] == "four random" and other["steps"] == 2
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     refused = run("--seeds=1", "--recipes=single path", "--passes=12")
