@@ -67,6 +67,8 @@ def recipes(space: Space, steps: int) -> dict[str, tuple[Any, int]]:
         "sandwich on labels": (Sandwich(distill=None), 4),
         "sandwich": (Sandwich(), 4),
         "sandwich, alpha-divergence": (Sandwich(distill=_ALPHA), 4),
+        # The gradient of all but the largest is limited, as where it is projected, and never projected.
+        "sandwich, limited": (Sandwich(distill=_ALPHA, project_after=1.0), 4),
         "sandwich, projected": (Sandwich(distill=_ALPHA, project_after=0.25), 4),
         "best-up": (Sandwich(sampler=Attentive(pick="best")), 4),
         "worst-up": (Sandwich(sampler=Attentive(pick="worst")), 4),
