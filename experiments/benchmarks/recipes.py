@@ -6,13 +6,18 @@
 Every recipe trains its supernet for as many forward and backward passes on a batch, so that one with four
 networks in a step makes a quarter of the steps. The same random architectures are measured with the weights
 of each, and some of them are trained alone, once. All figures are of the search role, on which nothing is
-chosen here. `--time` measures a step of each instead, in turns, as a multiple of the single path's.
+chosen here, or of the part of it that `search.limit` says. `--time` measures a step of each instead, in
+turns, as a multiple of the single path's.
+
+With --out=recipes.json what is done is kept there, by recipe and seed: the same command goes on, another one
+adds recipes, and --picture=recipes.png draws what is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import statistics
 import time
 from typing import Any
@@ -23,11 +28,12 @@ from absl import app, flags
 
 from experiments import config as config_lib
 from experiments.configs import CONFIGS
-from jaxnas import stats, training
+from jaxnas import files, stats, training
 from jaxnas.space import Space
 from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.training.keys import stream
 from jaxnas.training.prepare import prepare
+from jaxnas.training.ranking import scores_alone, usual_together
 
 _CONFIG = flags.DEFINE_string("config", "autoformer_digits", "Whose task, network and settings are used.")
 _SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
@@ -37,8 +43,12 @@ _RECIPES = flags.DEFINE_list("recipes", [], "Some of them by name; all by defaul
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each recipe.", lower_bound=1)
 _PASSES = flags.DEFINE_integer("passes", None, "Of each training; by default four times the config's steps.")
 _RANDOM = flags.DEFINE_integer("random", 50, "Random architectures whose mean is shown.", lower_bound=2)
-_ALONE = flags.DEFINE_integer("alone", 20, "Of these, how many are trained alone.", lower_bound=2)
+_ALONE = flags.DEFINE_integer("alone", 20, "Of these, how many are trained alone; 0 for none.", lower_bound=0)
 _TIME = flags.DEFINE_boolean("time", False, "Measure steps instead.")
+_OUT = flags.DEFINE_string("out", None, "A JSON file that keeps what is done.")
+_PICTURE = flags.DEFINE_string(
+    "picture", None, "A PNG of inherited against stand-alone accuracy, with --out."
+)
 
 _ALPHA = Distillation(divergence="adaptive_alpha")
 
@@ -57,6 +67,8 @@ def recipes(space: Space, steps: int) -> dict[str, tuple[Any, int]]:
         "sandwich on labels": (Sandwich(distill=None), 4),
         "sandwich": (Sandwich(), 4),
         "sandwich, alpha-divergence": (Sandwich(distill=_ALPHA), 4),
+        # The gradient of all but the largest is limited, as where it is projected, and never projected.
+        "sandwich, limited": (Sandwich(distill=_ALPHA, project_after=1.0), 4),
         "sandwich, projected": (Sandwich(distill=_ALPHA, project_after=0.25), 4),
         "best-up": (Sandwich(sampler=Attentive(pick="best")), 4),
         "worst-up": (Sandwich(sampler=Attentive(pick="worst")), 4),
@@ -76,35 +88,99 @@ def main(_: list[str]) -> None:
     chosen = {name: known[name] for name in names}
     if _TIME.value:
         return _measure_steps(task, net, config.training, chosen, mesh)
+    kept = _read(config, passes)
     archs = net.space.sample(stream(config.seed, "ranking"), _RANDOM.value)
     some = jax.tree.map(lambda x: x[: _ALONE.value], archs)
     ends = jax.tree.map(lambda *x: np.stack(x), net.space.smallest(), net.space.largest())
-    evaluate = training.make_evaluator(task, net, "search", mesh=mesh)
-    alone = training.train_seeds(
-        task,
-        net,
-        dataclasses.replace(config.alone, evaluate_every=config.alone.steps),
-        [config.seed] * _ALONE.value,
-        arch=some,
-        role="search",
-        together=1 if jax.default_backend() == "cpu" else None,
-        test=False,
-    ).metrics["search"][task.metrics[0].name]
-    print(json.dumps({"alone": _spread(alone), "steps": config.alone.steps}), flush=True)
+    evaluate = training.make_evaluator(task, net, "search", mesh=mesh, limit=config.search.limit)
+    if _ALONE.value and not kept["alone"]:
+        scores = scores_alone(task, net, config.alone, some, seed=config.seed, together=usual_together())
+        kept["alone"] = scores.tolist()
+        _write(kept)
+    if kept["alone"]:
+        print(json.dumps({"alone": _spread(kept["alone"]), "steps": config.alone.steps}), flush=True)
     for name, (recipe, networks) in chosen.items():
         settings = dataclasses.replace(config.training, steps=passes // networks)
-        rows = []
-        for seed in range(_SEEDS.value):
-            trained = training.fit(task, net, settings, recipe=recipe, seed=seed, mesh=mesh)
-            smallest, largest = evaluate.scores(trained.variables, ends)
-            scores = evaluate.scores(trained.variables, archs)
-            tau = float(stats.kendall_tau(scores[: _ALONE.value], alone))
-            rows.append((smallest, largest, scores.mean(), tau))
-        names = "smallest", "largest", "mean of random", "kendall_tau"
-        found = {what: _spread([row[i] for row in rows]) for i, what in enumerate(names)}
+        done = kept["recipes"].setdefault(name, {})
+        for seed in map(str, range(_SEEDS.value)):
+            if seed in done:
+                continue
+            trained = training.fit(task, net, settings, recipe=recipe, seed=int(seed), mesh=mesh)
+            if not trained.complete:  # A signal stopped it, and what it has come to is no result.
+                raise SystemExit(f"stopped in {name}, seed {seed}; what was done before is kept")
+            smallest, largest = evaluate.scores(trained.variables, ends).tolist()
+            scores = evaluate.scores(trained.variables, archs).tolist()
+            done[seed] = {"smallest": smallest, "largest": largest, "random": scores}
+            _write(kept)
+        rows = [done[str(seed)] for seed in range(_SEEDS.value)]
+        found = {
+            "smallest": _spread([row["smallest"] for row in rows]),
+            "largest": _spread([row["largest"] for row in rows]),
+            "mean of random": _spread([np.mean(row["random"]) for row in rows]),
+        }
+        if alone := kept["alone"]:
+            taus = [float(stats.kendall_tau(np.asarray(row["random"][: len(alone)]), alone)) for row in rows]
+            found["kendall_tau"] = _spread(taus)
         print(
             json.dumps({"recipe": name, "steps": settings.steps, "networks": networks, **found}), flush=True
         )
+    if _PICTURE.value:
+        draw(kept, _PICTURE.value)
+
+
+def _read(config: config_lib.Config, passes: int) -> dict[str, Any]:
+    """What --out has; empty at first.
+
+    Raises:
+      UsageError: it is of other settings.
+    """
+    plain = config_lib.to_dict(config)
+    said = {name: plain[name] for name in ("seed", "task", "network", "training", "retraining")}
+    said |= {"passes": passes, "random": _RANDOM.value, "alone": _ALONE.value, "limit": config.search.limit}
+    said = files.plain(said)
+    if _OUT.value is None or not pathlib.Path(_OUT.value).exists():
+        return {"settings": said, "alone": [], "recipes": {}}
+    kept = files.read_json(_OUT.value)
+    if other := [name for name, value in said.items() if kept["settings"].get(name) != value]:
+        raise app.UsageError(
+            f"--out: {_OUT.value} is of other settings ({', '.join(other)}); take another file"
+        )
+    return kept
+
+
+def _write(kept: dict[str, Any]) -> None:
+    if _OUT.value is not None:
+        files.write_json(_OUT.value, kept)
+
+
+def draw(kept: dict[str, Any], path: str) -> None:
+    """Draws, for each recipe, inherited accuracy against that after training alone.
+
+    Args:
+      kept: what --out has.
+      path: of the PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names, alone = list(kept["recipes"]), 100 * np.asarray(kept["alone"])
+    columns = min(4, len(names))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(2.6 * columns, 2.6 * rows), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for panel in panels[len(names) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels, names, strict=False):
+        taus = []
+        for row in kept["recipes"][name].values():
+            inherited = 100 * np.asarray(row["random"][: len(alone)])
+            taus.append(float(stats.kendall_tau(inherited, alone)))
+            panel.plot(alone, inherited, "o", markersize=3)
+        panel.set_title(f"{name}\ntau {np.mean(taus):.2f}", fontsize=9)
+    figure.supxlabel("accuracy after training alone, %", fontsize=9)
+    figure.supylabel("accuracy with inherited weights, %", fontsize=9)
+    figure.savefig(path)
 
 
 def _spread(values: Any) -> dict[str, float]:

@@ -76,6 +76,33 @@ FASHION_MNIST = Config(
     ),
 )
 
+_FASHION_SMALL = supernets.ViT(
+    spaces.fashion_mnist_small(),
+    image_size=28,
+    patch_size=7,
+    num_classes=10,
+    head_dim=16,
+    max_relative_position=3,
+    init_std=0.1,
+)
+
+FASHION_MNIST_SMALL = dataclasses.replace(
+    FASHION_MNIST,
+    name="autoformer_fashion_mnist_small",
+    about="The same with patches of 7 and networks of very different sizes: about five minutes on one core.",
+    network=_FASHION_SMALL,
+    training=dataclasses.replace(
+        FASHION_MNIST.training,
+        steps=6000,
+        batch_size=64,
+        learning_rate=5e-3,
+        evaluate_every=2000,
+        checkpoint_every=2000,
+        steps_per_call=10,
+    ),
+    search=runs.Search(strategy=search.Evolution(_FASHION_SMALL.space, evaluations=200), most_share=0.5),
+)
+
 # ---- CIFAR-10.
 
 _CIFAR = supernets.ViT(
@@ -177,6 +204,7 @@ CONFIGS = (
     DIGITS,
     DIGITS_GUMBEL,
     FASHION_MNIST,
+    FASHION_MNIST_SMALL,
     CIFAR10,
     CIFAR10_SMALL,
     *(_imagenet(size, most) for size, most in (("tiny", 6e6), ("small", 23e6), ("base", 54e6))),

@@ -44,7 +44,8 @@ def adaptive_alpha(teacher: jax.Array, student: jax.Array) -> jax.Array:
 
     One punishes a student that is too sure where the teacher is not. The other one punishes a student that
     overlooks what the teacher sees. The importance weights are clipped, in the value and in the gradient, so
-    that a class that one of the two finds next to impossible does not decide everything.
+    that a class that one of the two finds next to impossible does not decide everything. Its gradients are
+    still large: in a `Sandwich` set `project_after`, by which those of the students are limited.
     """
     values, gradients = zip(*(_alpha(teacher, student, alpha) for alpha in _ALPHAS), strict=True)
     surrogate = jnp.where(values[0] > values[1], gradients[0], gradients[1])
