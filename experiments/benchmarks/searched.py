@@ -27,7 +27,7 @@ from jaxnas.training.keys import stream
 
 def main() -> None:
     """Prints a line for each budget and strategy, and how often evolution was better."""
-    config, workdir = binary.read_config(CONFIGS)
+    config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
     space, variables, costs = session.net.space, session.trained(workdir).evaluated(), session.costs(workdir)
     limit = config.search.limit
