@@ -132,8 +132,11 @@ def _evolution(space: Space, random: int, rounds: int, batch: int) -> search.Evo
 
 
 _SST = supernets.AutoAttendText(spaces.autoattend(24), num_classes=5, width=64)
-# Few layers: in as few steps, most networks of six layers learned no more than the most frequent class.
-_SST_SMALL = supernets.AutoAttendText(spaces.autoattend(3), num_classes=5, width=32, num_heads=4)
+# Few layers: in as few steps, most networks of six layers learned no more than the most frequent class. The
+# contexts of an operation share its weights, since each copy would be trained in few steps only.
+_SST_SMALL = supernets.AutoAttendText(
+    spaces.autoattend(3), num_classes=5, width=32, num_heads=4, context="none"
+)
 
 AUTOATTEND_SST = Config(
     name="autoattend_sst",
@@ -160,11 +163,15 @@ AUTOATTEND_SST_SMALL = dataclasses.replace(
     AUTOATTEND_SST,
     name="autoattend_sst_small",
     about="3 narrow layers on SST-5: about a quarter of an hour on two cores.",
-    task=tasks.Text(data="sst5", phrases=True, length=48, embeddings="glove6b_50d", label_smoothing=0.0),
+    task=tasks.Text(
+        data="sst5", phrases=True, lengths=(8, 20, 48), embeddings="glove6b_50d", label_smoothing=0.0
+    ),
     network=_SST_SMALL,
     training=dataclasses.replace(AUTOATTEND_SST.training, steps=4000, batch_size=64, learning_rate=2e-3),
     search=runs.Search(strategy=_evolution(_SST_SMALL.space, 100, 4, 25)),
-    retraining=dataclasses.replace(AUTOATTEND_SST.alone, steps=3000, batch_size=64, learning_rate=1e-3),
+    retraining=dataclasses.replace(
+        AUTOATTEND_SST.alone, steps=2000, batch_size=64, learning_rate=1e-3, evaluate_every=250
+    ),
     architectures={},
 )
 

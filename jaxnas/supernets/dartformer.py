@@ -38,7 +38,7 @@ class DARTFormer(nn.Module):
     Attributes:
       space: the search space.
       num_classes: of sequences.
-      vocabulary: number of different tokens.
+      vocabulary: number of different tokens; not used where the task gives vectors, which a dense layer maps.
       max_length: longest sequence, for the mechanisms that are made for one length.
       width: of the residual stream.
       num_heads: of attention.
@@ -135,7 +135,8 @@ class DARTFormer(nn.Module):
         """Classifies sequences.
 
         Args:
-          inputs: "tokens" int32 [B, T] and "mask" bool [B, T], True where there is a token.
+          inputs: "tokens" int32 [B, T] and "mask" bool [B, T], True where there is a token, and
+            "vectors", float32 [B, T, G], if the task gives some.
           arch: architecture of the space, hard or soft; not needed if the space has only one.
           train: whether dropout is on (needs the "dropout" random stream).
 
@@ -152,9 +153,7 @@ class DARTFormer(nn.Module):
                 f"DARTFormer: sequences have {tokens.shape[1]} tokens, and max_length is {self.max_length}. "
                 "Make the network for the longest, or cut them (length of the task)."
             )
-        x = nn.Embed(self.vocabulary, self.width, embedding_init=nn.initializers.normal(1.0), name="embed")(
-            tokens
-        )
+        x = self._embed(tokens, inputs.get("vectors"))
         if self.pool == "first":
             first = self.param("first", nn.initializers.zeros, (self.width,))
             x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, self.width)), x], axis=1)
@@ -174,6 +173,13 @@ class DARTFormer(nn.Module):
             x = jnp.sum(x * weight, axis=1) / jnp.maximum(jnp.sum(weight, axis=1), 1)
         x = nn.relu(self._dense(self.hidden, "head_in")(x))
         return nn.Dense(self.num_classes, name="head_out")(x.astype(jnp.float32))
+
+    def _embed(self, tokens: jax.Array, vectors: jax.Array | None) -> jax.Array:
+        """What each token is in the residual stream, [B, T, D]."""
+        if vectors is not None:
+            return self._dense(self.width, "embed")(vectors)
+        normal = nn.initializers.normal(1.0)
+        return nn.Embed(self.vocabulary, self.width, embedding_init=normal, name="embed")(tokens)
 
     def _norm(self, name: str) -> nn.LayerNorm:
         return nn.LayerNorm(dtype=self.dtype, name=name)

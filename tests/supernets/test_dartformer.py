@@ -64,6 +64,20 @@ def test_the_supernet_is_the_plain_average():
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
 
 
+def test_vectors_of_the_task_take_the_place_of_the_embedding():
+    net = net_of()
+    texts = {**TEXTS, "vectors": jnp.asarray(RNG.normal(size=(3, LENGTH, 5)), jnp.float32)}
+    variables = jaxnas.init(net, jax.random.key(0), texts)
+    assert variables["params"]["embed"]["kernel"].shape == (5, net.width)
+    arch = net.space.from_dict({"mechanism": "linear"})
+    small = jaxnas.extract(net, variables, arch, verify=texts)
+    assert small.error < 1e-5
+    apply = jit(net.apply)
+    before = apply(variables, texts, arch)
+    np.testing.assert_array_equal(apply(variables, {**texts, "tokens": texts["tokens"] * 0}, arch), before)
+    assert not np.allclose(apply(variables, {**texts, "vectors": -texts["vectors"]}, arch), before)
+
+
 @pytest.mark.parametrize("heads, pool", [(None, "first"), pytest.param(2, "mean", marks=pytest.mark.slow)])
 def test_nothing_comes_from_behind_the_end(heads, pool):
     net, variables = net_of(heads, pool=pool), variables_of(heads, pool=pool)

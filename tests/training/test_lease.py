@@ -65,7 +65,14 @@ def test_a_workdir_in_a_bucket_is_held_by_one_run_and_given_back(bucket, caplog)
 
 
 @pytest.mark.parametrize(
-    "left", [None, {"held": False}, {"held": True, "holder": "pid 1 on lost"}, "pid 1 on old", "[1]"]
+    "left",
+    [
+        None,
+        {"held": False},
+        {"held": True, "holder": "pid 1 on lost"},
+        pytest.param("pid 1 on old", marks=pytest.mark.slow),
+        pytest.param("[1]", marks=pytest.mark.slow),
+    ],
 )
 def test_of_many_that_want_a_lock_one_gets_it(bucket, store, left):
     """Where there is none, one that was given back, one of a killed run, or a file of something else."""

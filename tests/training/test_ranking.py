@@ -39,6 +39,7 @@ def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together)
     assert (found.role, found.steps) == ("search", 6)
 
 
+@pytest.mark.slow
 def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
     archs = NET.space.sample(jax.random.key(1), 3)
     both = train_seeds(TASK, NET, TRAINING, [4, 4, 5], arch=archs, role="search", test=False, together=1)

@@ -71,7 +71,8 @@ def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patie
             assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
 
 
-@pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [1, 2])
 def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
     other = seeds_of(together=together)
     assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
@@ -79,6 +80,7 @@ def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
         np.testing.assert_allclose(two, one, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_patience_begins_with_the_first_measurement():
     """A seed that was not measured yet goes on, however short the patience is."""
     found = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
@@ -109,7 +111,8 @@ def test_every_task_takes_it(kind):
         assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
 
 
-@pytest.mark.parametrize("network", [GCN, pytest.param(GAT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [GCN, GAT])
 def test_the_known_networks_learn_and_are_networks_of_the_road(network):
     net = network(2, dropout=0.1)
     settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)

@@ -1,0 +1,106 @@
+"""DARTFormer's searches beside the truth: every mechanism of attention trained alone, over several seeds.
+
+  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
+  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads
+
+First each mechanism is trained alone. Then a supernet is trained for each kind of search and each seed, and
+what the search finds is compared with that: how much the supernet loses without a mechanism (Brown et al.,
+arXiv 2210.00641, section 2), evolution with a supernet of random mechanisms, and Gumbel-softmax. With
+`--heads` each head has a mechanism of its own, and the network that is found is trained alone, once for each
+seed. Networks are compared on the search role of the data, and measured on the test role.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+from experiments import config as config_lib
+from experiments.configs import CONFIGS
+from jaxnas import runs, search, spaces, stats, tasks, training
+from jaxnas.training import Relaxed, Uniform
+
+_CONFIG = flags.DEFINE_string("config", "dartformer_listops_small", "One of DARTFormer's.")
+_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
+_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
+_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each search, and trainings alone.", lower_bound=1)
+_HEADS = flags.DEFINE_boolean("heads", False, "Search a mechanism for each head.")
+_ALONE = flags.DEFINE_boolean("alone", True, "Train each mechanism alone.")
+_METHODS = flags.DEFINE_list("methods", [], "Which searches; none for all.")
+_EVALUATIONS = flags.DEFINE_integer("evaluations", 200, "Of evolution by heads.", lower_bound=1)
+
+_EVEN = Relaxed(order="joint", relaxation="average")
+
+
+def searches(heads: bool, space: Any) -> dict[str, tuple[Any, runs.Search]]:
+    """By name: the recipe of the supernet, and how the architecture is found."""
+    removals = ("pruning", "strongest") if heads else ("perturbation",)
+    found: dict[str, tuple[Any, runs.Search]] = {
+        name: (_EVEN, runs.Search(method=name, limit=5 if name == "pruning" else None)) for name in removals
+    }
+    strategy: search.Strategy = search.RandomSearch(space, evaluations=space.cardinality)
+    if heads:  # of more networks than can all be evaluated
+        sizes = dict(population=20, parents=10, mutations=10, crossovers=10)
+        strategy = search.Evolution(space, evaluations=_EVALUATIONS.value, **sizes)
+    found["evolution"] = (Uniform(), runs.Search(method="strategy", strategy=strategy))
+    found["gumbel"] = (Relaxed(order="first", every=1, start_temperature=2.0), runs.Search(method="argmax"))
+    return found
+
+
+def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: list[int]) -> dict[str, list]:
+    """The accuracy of the only architecture of a network, in per cent by role and seed."""
+    trained = training.train_seeds(task, net, settings, seeds, role="search", together=1)
+    return {role: [float(100 * x) for x in one["accuracy"]] for role, one in trained.metrics.items()}
+
+
+def main(_: list[str]) -> None:
+    """Prints a line for each mechanism alone, and for each search."""
+    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
+    task, net, mesh = config.task.load(_DATA.value, _SOURCE.value), config.network, config.training.mesh()
+    names, seeds = net.space["mechanism"].options, list(range(_SEEDS.value))
+    truth = []
+    for name in names if _ALONE.value else ():
+        began = time.perf_counter()
+        own = net.clone(space=net.space.fix(net.space.from_dict({"mechanism": name})))
+        found = alone(task, own, config.alone, seeds)
+        truth.append(np.mean(found["search"]))
+        print(json.dumps({"alone": name, **found, "seconds": time.perf_counter() - began}), flush=True)
+    if _HEADS.value:
+        net = net.clone(space=spaces.dartformer(names, heads=net.num_heads))
+    methods = searches(_HEADS.value, net.space)
+    for method in _METHODS.value or methods:
+        recipe, settings = methods[method]
+        for seed in seeds:
+            began = time.perf_counter()
+            trained = training.fit(task, net, config.training, recipe=recipe, seed=seed, mesh=mesh)
+            line: dict[str, Any] = {"search": method, "seed": seed}
+            if settings.method == "strategy":
+                found = runs.search_space(task, net, trained.variables, settings, seed=seed, mesh=mesh)
+            else:
+                state, given = trained.state, dict(recipe=recipe, training=config.training)
+                found = runs.select(task, net, state, settings, **given, seed=seed, mesh=mesh)
+            line["found"] = net.space.to_dict(found.arch)["mechanism"]
+            if method == "perturbation" and found.selection is not None:
+                (decision,) = found.selection.decisions
+                line["drops"] = dict(zip(names, decision["drops"], strict=True))
+                if truth:
+                    line["kendall_tau"] = float(
+                        stats.kendall_tau(np.asarray(decision["drops"]), np.asarray(truth))
+                    )
+            if _HEADS.value:
+                others = {"found": found.arch, **found.others}
+                for label, arch in others.items():
+                    own = net.clone(space=net.space.fix(arch))
+                    line[label] = net.space.to_dict(arch)["mechanism"]
+                    line[f"{label} alone"] = alone(task, own, config.alone, [seed])
+            line["seconds"] = time.perf_counter() - began
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,112 @@
+"""What AutoAttend found on a text beside a Transformer and a BiGRU, over many seeds and several data sets.
+
+  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
+  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
+
+"found" is what a search with `--config` found, and "random search" what the random search beside it found.
+"transformer" has as many layers and is as wide. "bigru" is one bidirectional GRU between the same stem and
+head. All are trained from scratch by the config's `retraining`, and each seed is kept where it was best on
+the held-out texts (Guan et al., ICML 2021, section 5.1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import flax.linen as nn
+import jax
+import numpy as np
+from absl import app, flags
+
+from experiments import config as config_lib
+from experiments.config import Config
+from experiments.configs import CONFIGS
+from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
+
+_CONFIG = flags.DEFINE_string("config", "autoattend_sst_small", "One of AutoAttend's on texts.")
+_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as retraining.steps=1000.")
+_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
+_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Of the search, for found and random search.")
+_SETS = flags.DEFINE_list(
+    "sets", ["sst5"], "Names of data sets; the phrases of sst5 and sst2 are trained on."
+)
+_NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Which.")
+_SEEDS = flags.DEFINE_integer("seeds", 5, "How many.", lower_bound=1)
+_FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
+_TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
+
+
+def text_task(config: Config, name: str) -> tasks.Text:
+    """The config's task with another data set, of whose training texts a tenth is held out if need be."""
+    task = config.task
+    assert isinstance(task, tasks.Text)
+    if name == task.data:
+        return task
+    phrases = task.phrases and name in ("sst5", "sst2")
+    return dataclasses.replace(
+        task, data=name, phrases=phrases, search_fraction=None if name == "sst2" else 0.1
+    )
+
+
+def network(config: Config, name: str, classes: int, length: int) -> nn.Module:
+    """A network by its name; see the text above."""
+    net = config.network
+    assert isinstance(net, supernets.AutoAttendText)
+    if name == "transformer":
+        return supernets.DARTFormer(
+            Space(mechanism=Choice("softmax")),
+            num_classes=classes,
+            vocabulary=1,
+            max_length=length,
+            width=net.width,
+            num_heads=net.num_heads,
+            hidden=2 * net.width,
+            layers=net.space["layer"].length or 1,
+            dropout=net.dropout,
+            pool="mean",
+        )
+    net = net.clone(num_classes=classes)
+    if name == "bigru":
+        space = spaces.autoattend(1)
+        one = {"layer": ["addition"], "source": [0], "first": ["gru"], "second": ["zero"]}
+        return net.clone(space=space.fix(space.from_dict({**one, "key": [None], "value": [None]})))
+    if _WORKDIR.value is None:
+        raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
+    result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
+    found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
+    return net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
+
+
+def main(_: list[str]) -> None:
+    """Prints a line for each data set and network."""
+    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
+    seeds = range(_FIRST.value, _FIRST.value + _SEEDS.value)
+    for name in _SETS.value:
+        task = text_task(config, name).load(_DATA.value, _SOURCE.value)
+        for label in _NETWORKS.value:
+            began = time.perf_counter()
+            net = network(config, label, task.dataset.num_classes, task.dataset.length)
+            found = training.train_seeds(
+                *(task, net, config.alone, seeds), role="search", together=_TOGETHER.value
+            )
+            line = {
+                "set": name,
+                "network": label,
+                "seeds": list(seeds),
+                "parameters": sum(x[0].size for x in jax.tree.leaves(found.variables)),
+                "seconds": round(time.perf_counter() - began),
+                "mean_best_step": float(found.best_steps.mean()),
+            }
+            for role, metrics in found.metrics.items():
+                values = 100 * metrics["accuracy"]
+                deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
+                line[role] = [round(float(x), 2) for x in (values.mean(), deviation)]
+                line[f"{role}_by_seed"] = [round(float(x), 1) for x in values]
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
