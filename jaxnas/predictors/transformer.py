@@ -187,9 +187,10 @@ class SupervisedTransformer:
     pairs of a batch that differ: softplus(told of the lower - told of the higher). Targets are normal
     quantiles of ranks. Members differ in their initial weights and their batches.
 
-    Do not take it for tokens alone: at each size that was measured, a `GaussianProcess` on one-hot decisions
-    ranked better (docs/benchmarks/predictors.md). It is for inputs with features beside the tokens, and for
-    experiments with losses and pretraining.
+    Do not take it first: a `GaussianProcess` on the features of paths ranked better at each size that was
+    measured (docs/benchmarks/predictors.md). On tokens alone this one ranks better than a process on one-hot
+    decisions where few cells are known, and no better where many are. It is for inputs with features beside
+    the tokens, and for experiments with losses and pretraining.
 
         predictor = SupervisedTransformer(kinds=3, places=3)
         fitted = predictor.fit(key, {"tokens": tokens, "features": features}, targets, mask)
