@@ -76,15 +76,7 @@ FASHION_MNIST = Config(
     ),
 )
 
-_FASHION_SMALL = supernets.ViT(
-    spaces.fashion_mnist_small(),
-    image_size=28,
-    patch_size=7,
-    num_classes=10,
-    head_dim=16,
-    max_relative_position=3,
-    init_std=0.1,
-)
+_FASHION_SMALL = _FASHION.clone(space=spaces.fashion_mnist_small(), patch_size=7, max_relative_position=3)
 
 FASHION_MNIST_SMALL = dataclasses.replace(
     FASHION_MNIST,
