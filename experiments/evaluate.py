@@ -4,7 +4,7 @@
   python -m experiments.evaluate --config=autoformer_digits --workdir=runs/digits --architecture=largest
 
 Prints one JSON object: the architecture, its costs, the role, how many examples it has, the metrics, and
-where the time went.
+where the time went. The workdir's evaluations.jsonl gets the same as a line, if it can be written.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 import jaxnas
 from experiments import binary
 from experiments.configs import CONFIGS
-from jaxnas import training
+from jaxnas import files, processes, training
 from jaxnas.training.clock import Clock
 
 
@@ -40,19 +40,20 @@ def main() -> None:
     with clock.part("evaluation"):
         metrics = training.make_evaluator(session.task, net, role, mesh=session.mesh)(variables, arch)
         metrics = {name: float(value) for name, value in metrics.items()}
-    print(
-        json.dumps(
-            {
-                "architecture": net.space.to_dict(shown),
-                **{name: np.asarray(value).item() for name, value in costs(shown).items()},
-                "role": role,
-                session.task.examples: session.task.sizes[role],
-                **metrics,
-                "times": clock.shares(),
-            },
-            indent=2,
-        )
-    )
+    record = {
+        "architecture": net.space.to_dict(shown),
+        **{name: np.asarray(value).item() for name, value in costs(shown).items()},
+        "role": role,
+        session.task.examples: session.task.sizes[role],
+        **metrics,
+        "times": clock.shares(),
+    }
+    print(json.dumps(record, indent=2))
+    if processes.is_first():
+        try:
+            files.append_lines(workdir / "evaluations.jsonl", [record])
+        except OSError as error:  # Whoever may only read a workdir may still evaluate what is in it.
+            logging.warning("These figures are not kept in the workdir: %s", error)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The documents: their Python examples run, their links lead somewhere, and the README stays short."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from experiments.configs import CONFIGS
 
@@ -33,16 +35,35 @@ def python_of(text):
     return "\n".join(lines) + "\n"
 
 
+@pytest.fixture
+def files(tmp_path):
+    """A folder with the files of a reader, which the README names."""
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(10):
+            image = Image.new("RGB", (20, 18), (25 * number, 100, 200 if name == "cat" else 0))
+            image.save(tmp_path / "pictures" / name / f"{number}.png")
+    rows = itertools.product((16, 32, 64), ("conv", "attention"), (1, 2))
+    lines = [f"{width},{op},{depth},{width / 64 - 0.1 * depth}" for width, op, depth in rows]
+    (tmp_path / "results.csv").write_text("\n".join(["width,op,depth,accuracy", *lines]))
+    reviews = [
+        f"text number {i} is {'good' if i % 2 else 'bad'}\t{'good' if i % 2 else 'bad'}" for i in range(40)
+    ]
+    (tmp_path / "reviews.tsv").write_text("\n".join(["text\tlabel", *reviews]))
+    (tmp_path / "book.txt").write_text("Call me whatever you like. " * 400)
+    return tmp_path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if "```python" in path.read_text()], ids=name_of)
-def test_the_examples_run_in_their_order(path, tmp_path):
+def test_the_examples_run_in_their_order(path, files):
     """As a user would run them: in a process of its own, on one device, with JAX's own strictness."""
-    script = tmp_path / f"{path.stem}.py"  # A traceback names the line of the document.
+    script = files / f"{path.stem}.py"  # A traceback names the line of the document.
     script.write_text(python_of(path.read_text()))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(script)],
-        cwd=tmp_path,
+        cwd=files,
         capture_output=True,
         text=True,
         env=environment,

@@ -57,21 +57,6 @@ def _box(image: jax.Array, top, left, height, width) -> jax.Array:
     return (row >= top) & (row < top + height) & (column >= left) & (column < left + width)
 
 
-def cutout(key: jax.Array, images: jax.Array, size: int, value: float = 0) -> jax.Array:
-    """Fills a square of `size` pixels, centred anywhere in the image, with `value`.
-
-    As in Cutout (DeVries and Taylor 2017, section 3.1), the square may reach over the border.
-    """
-
-    def one(key, image):
-        rows, columns = jax.random.split(key)
-        top = jax.random.randint(rows, (), 0, image.shape[0]) - size // 2
-        left = jax.random.randint(columns, (), 0, image.shape[1]) - size // 2
-        return jnp.where(_box(image, top, left, size, size), jnp.asarray(value, image.dtype), image)
-
-    return jax.vmap(one)(jax.random.split(key, len(images)), images)
-
-
 def erase(
     key: jax.Array,
     images: jax.Array,

@@ -215,6 +215,7 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
         assert shown[name] == pytest.approx(value, rel=1e-5)
     assert shown["params"] == found["costs"]["params"] and shown["role"] == "test"
     assert 0 < shown["times"]["evaluation"] <= 1 and shown["times"]["seconds"] > 0
+    assert files.read_lines(smooth / "evaluations.jsonl")[-1] == shown
 
 
 @pytest.mark.slow
