@@ -10,7 +10,7 @@ import functools
 import graphlib
 import math
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +22,11 @@ from jaxnas.choice import Choice, Option, check_parents, nearest, parents, plain
 
 Arch = dict[str, Any]
 _NO_OPTION = -1e9  # a logit; finite, since weight decay would make NaN of an infinite one
+
+
+def _program(method: Callable[..., Any], static: tuple[int, ...] = (0,)) -> Callable[..., Any]:
+    """A method of a space as a program of its own, which is part of the caller's program under jit."""
+    return jax.jit(method, static_argnums=static, inline=True)
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -196,82 +201,30 @@ class Space:
             return False
         return True
 
-    # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed.
+    # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed. Each is one program,
+    # which is compiled once for a space: operations one by one would be compiled for each shape.
 
     def active(self, arch: Arch) -> dict[str, jax.Array]:
         """Which elements of a hard architecture count, bool of the shapes of `arch`."""
-        batch = self._check_shapes(arch, batched=True, hard=True)
-        masks: dict[str, jax.Array] = {}
-        for name in self._order:
-            choice = self.choices[name]
-            shape = batch + choice.shape
-            mask = jnp.ones(shape, bool)
-            if choice.active is not None:
-                value = jnp.asarray(self.choices[choice.active].table)[arch[choice.active]]
-                below = jax.lax.broadcasted_iota(jnp.int32, shape, len(batch)) < value[..., None]
-                mask = below & masks[choice.active][..., None]
-            if choice.condition is not None:
-                parent, options = self.choices[choice.condition[0]], choice.condition[1]
-                index = jnp.asarray(arch[choice.condition[0]], jnp.int32)
-                rows = [
-                    [k < len(row) and row[k] in options for k in range(parent.width)]
-                    for row in map(parent.options_at, range(max(parent.length or 1, 1)))
-                ]
-                table = np.asarray(rows[: parent.length] if parent.shape else rows[0], bool)
-                table = table.reshape(parent.shape + (parent.width,))
-                chosen = index[..., None] == jax.lax.broadcasted_iota(
-                    jnp.int32, batch + table.shape, len(batch) + table.ndim - 1
-                )
-                holds = jnp.any(chosen & jnp.broadcast_to(table, chosen.shape), axis=-1)
-                holds = holds & masks[choice.condition[0]]
-                if choice.shape and not parent.shape:
-                    holds = jnp.broadcast_to(holds[..., None], shape)
-                mask = mask & holds
-            masks[name] = mask
-        return {name: masks[name] for name in self}
+        return self._in_order(self._compiled_active(self._hard(arch)))
 
     def canonical(self, arch: Arch) -> Arch:
         """The architecture with inactive elements set to 0: equal networks become equal arrays."""
-        masks = self.active(arch)
-        return {name: jnp.where(masks[name], jnp.asarray(arch[name], jnp.int32), 0) for name in self}
+        return self._in_order(self._compiled_canonical(self._hard(arch)))
 
     def encode(self, arch: Arch) -> jax.Array:
         """A hard architecture as one int32 array [..., space.length]."""
-        batch = self._check_shapes(arch, batched=True, hard=True)
-        return jnp.concatenate(
-            [
-                jnp.asarray(arch[name], jnp.int32).reshape(batch + (-1,))
-                if choice.length != 0
-                else jnp.zeros(batch + (0,), jnp.int32)
-                for name, choice in self.decisions
-            ],
-            axis=-1,
-        )
+        return self._compiled_encode(self._hard(arch))
 
     def decode(self, code) -> Arch:
         """The architecture of a code, int [..., space.length]; the reverse of `encode`."""
-        code = jnp.asarray(code, jnp.int32)
-        if code.shape[-1:] != (self.length,):
-            raise ValueError(f"decode: expected a last axis of {self.length}, got {code.shape}.")
-        arch, start = {}, 0
-        for name, choice in self.decisions:
-            stop = start + math.prod(choice.shape)
-            arch[name] = code[..., start] if choice.length is None else code[..., start:stop]
-            start = stop
-        return arch
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def _masks(self, arch: Arch) -> dict[str, jax.Array]:
-        return self.active(arch)  # compiled: reading a long file takes many calls
+        if np.shape(code)[-1:] != (self.length,):
+            raise ValueError(f"decode: expected a last axis of {self.length}, got {np.shape(code)}.")
+        return self._in_order(self._compiled_decode(code))
 
     def active_code(self, arch: Arch) -> jax.Array:
         """Which elements of the code of one hard architecture count, bool [space.length]."""
         return jnp.concatenate([mask.reshape(-1) for mask in self.active(arch).values()])
-
-    def _uniform(self, key: jax.Array) -> Arch:
-        # One draw for all elements: one for each choice takes several times longer to compile.
-        sizes = jnp.asarray(self.sizes)
-        return self.decode(jax.random.randint(key, (self.length,), 0, sizes, jnp.int32))
 
     def sample(self, key: jax.Array, n: int | None = None) -> Arch:
         """A random canonical architecture.
@@ -283,9 +236,7 @@ class Space:
           key: a typed key.
           n: how many, as a batch with this leading axis; by default one, without the axis.
         """
-        if n is None:
-            return self.canonical(self._uniform(key))
-        return jax.vmap(self.sample)(jax.random.split(key, n))
+        return self._in_order(self._compiled_sample(key, n))
 
     def mutate(self, key: jax.Array, arch: Arch, probability: float | jax.Array | Mapping[str, Any]) -> Arch:
         """A canonical copy of one architecture with each element resampled with some probability.
@@ -314,17 +265,7 @@ class Space:
                 raise ValueError(
                     f"mutate: the probability of {name!r} is {probability[name]}, expected one from 0 to 1."
                 )
-        rates = jnp.concatenate(
-            [
-                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
-                for name, choice in self.decisions
-            ]
-        )
-        fresh_key, change_key = jax.random.split(key)
-        inactive = ~self.active_code(arch)
-        change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
-        fresh = self.encode(self._uniform(fresh_key))
-        return self.canonical(self.decode(jnp.where(change, fresh, self.encode(arch))))
+        return self._in_order(self._compiled_mutate(key, self._hard(arch), dict(probability)))
 
     def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
         """A canonical child, each element from either parent with equal probability.
@@ -339,6 +280,104 @@ class Space:
         """
         self.check_static(a)
         self.check_static(b)
+        return self._in_order(self._compiled_crossover(key, self._hard(a), self._hard(b)))
+
+    def _hard(self, arch: Arch) -> Arch:
+        """A hard architecture, or a batch of them, that was checked, with its names in order."""
+        self._check_shapes(arch, batched=True, hard=True)
+        return self._in_order(arch)
+
+    def _in_order(self, arch: Mapping[str, Any]) -> Arch:
+        """The same dict with its names in the order of the space; a program sorts them."""
+        return {name: arch[name] for name in self}
+
+    def _active(self, arch: Arch, lib: Any) -> dict[str, Any]:
+        """Which elements count, by NumPy (`lib` is np) on the host or by JAX (jnp) in a program."""
+        masks: dict[str, Any] = {}
+        for name in self._order:
+            choice = self.choices[name]
+            batch = np.shape(arch[name])[: np.ndim(arch[name]) - len(choice.shape)]
+            shape = batch + choice.shape
+            mask = lib.ones(shape, bool)
+            if choice.active is not None:
+                value = lib.asarray(self.choices[choice.active].table)[arch[choice.active]]
+                place = np.arange(choice.length).reshape((1,) * len(batch) + (-1,))
+                mask = (place < value[..., None]) & masks[choice.active][..., None]
+            if choice.condition is not None:
+                parent, options = self.choices[choice.condition[0]], choice.condition[1]
+                index = lib.asarray(arch[choice.condition[0]])
+                rows = [
+                    [k < len(row) and row[k] in options for k in range(parent.width)]
+                    for row in map(parent.options_at, range(max(parent.length or 1, 1)))
+                ]
+                table = np.asarray(rows[: parent.length] if parent.shape else rows[0], bool)
+                table = table.reshape((1,) * len(batch) + parent.shape + (parent.width,))
+                option = np.arange(parent.width).reshape((1,) * (table.ndim - 1) + (-1,))
+                holds = ((index[..., None] == option) & table).any(axis=-1) & masks[choice.condition[0]]
+                if choice.shape and not parent.shape:
+                    holds = lib.broadcast_to(holds[..., None], shape)
+                mask = mask & holds
+            masks[name] = mask
+        return self._in_order(masks)
+
+    def _canonical(self, arch: Arch, lib: Any) -> Arch:
+        masks = self._active(arch, lib)
+        zero = np.zeros((), np.int32)
+        return {name: lib.where(masks[name], lib.asarray(arch[name], np.int32), zero) for name in self}
+
+    @_program
+    def _compiled_active(self, arch: Arch) -> dict[str, jax.Array]:
+        return self._active(arch, jnp)
+
+    @_program
+    def _compiled_canonical(self, arch: Arch) -> Arch:
+        return self._canonical(arch, jnp)
+
+    @_program
+    def _compiled_encode(self, arch: Arch) -> jax.Array:
+        first, choice = self.decisions[0]
+        batch = arch[first].shape[: arch[first].ndim - len(choice.shape)]
+        parts = [
+            jnp.asarray(arch[name], jnp.int32).reshape((*batch, math.prod(c.shape)))
+            for name, c in self.decisions
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    @_program
+    def _compiled_decode(self, code: jax.Array) -> Arch:
+        code, arch, start = jnp.asarray(code, jnp.int32), {}, 0
+        for name, choice in self.decisions:
+            stop = start + math.prod(choice.shape)
+            arch[name] = code[..., start] if choice.length is None else code[..., start:stop]
+            start = stop
+        return arch
+
+    def _uniform(self, key: jax.Array) -> jax.Array:
+        # One draw for all elements: one for each choice takes several times longer to compile.
+        return jax.random.randint(key, (self.length,), 0, jnp.asarray(self.sizes), jnp.int32)
+
+    @functools.partial(_program, static=(0, 2))
+    def _compiled_sample(self, key: jax.Array, n: int | None) -> Arch:
+        if n is not None:
+            return jax.vmap(lambda key: self._compiled_sample(key, None))(jax.random.split(key, n))
+        return self.canonical(self.decode(self._uniform(key)))
+
+    @_program
+    def _compiled_mutate(self, key: jax.Array, arch: Arch, probability: dict[str, Any]) -> Arch:
+        rates = jnp.concatenate(
+            [
+                jnp.broadcast_to(jnp.asarray(probability[name], jnp.float32), choice.shape).reshape(-1)
+                for name, choice in self.decisions
+            ]
+        )
+        fresh_key, change_key = jax.random.split(key)
+        inactive = ~self.active_code(arch)
+        change = inactive | (jax.random.uniform(change_key, (self.length,)) < rates)
+        code = jnp.where(change, self._uniform(fresh_key), self.encode(arch))
+        return self.canonical(self.decode(code))
+
+    @_program
+    def _compiled_crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
         in_a, in_b = self.active_code(a), self.active_code(b)
         code_a, code_b = (self.encode(self.canonical(x)) for x in (a, b))
         first = jnp.where(in_a & in_b, jax.random.bernoulli(key, 0.5, (self.length,)), in_a)
@@ -381,17 +420,18 @@ class Space:
                 return range(len(options))[position]
             return options.index(pick(options))
 
-        return self.canonical(
-            {
-                name: jnp.asarray(
-                    index(choice.options)
-                    if choice.length is None
-                    else [index(choice.options_at(p)) for p in range(choice.length)],
-                    jnp.int32,
-                )
-                for name, choice in self.decisions
-            }
-        )
+        extreme = {
+            name: index(choice.options)
+            if choice.length is None
+            else [index(choice.options_at(p)) for p in range(choice.length)]
+            for name, choice in self.decisions
+        }
+        return self._host_canonical(extreme)
+
+    def _host_canonical(self, arch: Arch) -> Arch:
+        """`canonical` without compiling anything."""
+        arch = {name: np.asarray(arch[name], np.int32) for name in self}
+        return {name: jnp.asarray(x) for name, x in self._canonical(arch, np).items()}
 
     def smallest(self) -> Arch:
         """The architecture of least values; of str options, the first."""
@@ -425,7 +465,8 @@ class Space:
         """
         self.check(arch)
         self.check_static(arch)
-        return option_values.to_dict(self.choices, arch, self._masks(arch))
+        arch = {name: np.asarray(arch[name]) for name in self}
+        return option_values.to_dict(self.choices, arch, self._active(arch, np))
 
     def to_dicts(self, archs: Arch) -> list[dict[str, Any]]:
         """The option values of each of a batch of hard architectures, as by `to_dict`."""
@@ -445,9 +486,9 @@ class Space:
             a list of another length.
         """
         index, given = option_values.indices(self.choices, values)
-        arch = {name: jnp.asarray(x, jnp.int32) for name, x in index.items()}
-        option_values.check_complete(self.choices, values, given, self._masks(arch))
-        return self.canonical(arch)
+        arch = {name: np.asarray(index[name], np.int32) for name in self}
+        option_values.check_complete(self.choices, values, given, self._active(arch, np))
+        return self._host_canonical(arch)
 
     def _narrow(self, rows: dict[str, list[tuple[Option, ...]]]) -> "Space":
         """The space with these options by position; repeats end where nothing is active."""
@@ -480,7 +521,7 @@ class Space:
         """
         self.check(arch)
         self.check_static(arch)
-        arch = self.canonical(arch)
+        arch = self._host_canonical(arch)
         return self._narrow(
             {
                 name: [
