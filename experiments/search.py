@@ -1,7 +1,8 @@
 """Finds an architecture with a trained supernet, and brings out that network alone.
 
   python -m experiments.search --config=autoformer_digits --workdir=runs/digits
-  python -m experiments.search --config=autoformer_digits --workdir=runs/small --set search.most=50000
+  python -m experiments.search --config=autoformer_digits --workdir=runs/digits \\
+      --set search.strategy.evaluations=400
 
 Each workdir is of a supernet that experiments.train_supernet has trained, with the same --config.
 Architectures are compared on the search role of the data, which training did not see. The found one is

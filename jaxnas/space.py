@@ -301,7 +301,7 @@ class Space:
             mask = lib.ones(shape, bool)
             if choice.active is not None:
                 value = lib.asarray(self.choices[choice.active].table)[arch[choice.active]]
-                place = np.arange(choice.length).reshape((1,) * len(batch) + (-1,))
+                place = np.arange(shape[-1]).reshape((1,) * len(batch) + (-1,))
                 mask = (place < value[..., None]) & masks[choice.active][..., None]
             if choice.condition is not None:
                 parent, options = self.choices[choice.condition[0]], choice.condition[1]

@@ -18,6 +18,7 @@ OWN = {  # what only some settings have
     "perturbation": dict(tune_steps=1),
 }
 TRAINS, EVALUATES = ("trials", "perturbation"), set(runs.METHODS) - {"argmax"}
+QUICK = ("strategy", "argmax", "trials")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,10 @@ def state():
     return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
 
 
-@pytest.mark.parametrize("method", runs.METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [method if method in QUICK else pytest.param(method, marks=pytest.mark.slow) for method in runs.METHODS],
+)
 def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, caplog):
     """Not even an older search of the same workdir, by another method, is taken for it."""
     path = tmp_path / "search" / "times.json"

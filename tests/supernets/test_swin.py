@@ -70,6 +70,7 @@ def test_a_thousand_architectures_are_one_trace():
     assert len(set(logits)) == len(distinct) > 200
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_zeros_behind_the_active_part(seed):

@@ -337,6 +337,7 @@ def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
     assert [NET.space.to_dict(drawn)] == written["architectures"]
 
 
+@pytest.mark.slow
 def test_a_diverged_step_is_replayed(tmp_path):
     options = dict(config=config_of(TRAINING), mesh=MESH)
     with pytest.raises(FileNotFoundError, match="no diverged.json"):
@@ -357,6 +358,7 @@ def test_a_diverged_step_is_replayed(tmp_path):
         replay(TASK, NET, TRAINING, tmp_path, seed=1, **options)
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):
     skipping = dataclasses.replace(TRAINING, skip_not_finite=1)
     trained = train(poisoned(5), tmp_path, skipping)

@@ -60,6 +60,7 @@ def test_the_page_shows_what_was_ranked(tmp_path):
     assert jaxnas.report.result.read(tmp_path) == result
 
 
+@pytest.mark.slow
 def test_the_best_of_the_finalists_is_found():
     strategy = search.RandomSearch(NET.space, evaluations=6, batch=6)
     settings = runs.Search(strategy=strategy, finalists=3, finalist_steps=4, baseline=False)
