@@ -86,6 +86,7 @@ def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
     assert latency.load(tmp_path / "latency.json") == table
 
 
+@pytest.mark.slow
 def test_any_network_is_measured():
     """With batch statistics and a pytree of inputs, forward and training; the larger network takes longer."""
     net = Wide(Space(hidden=Choice(1, 2048), last=Choice("identity", "dense")))

@@ -134,6 +134,7 @@ def test_bootstrap_interval_equals_scipys(key, statistic, theirs):
         np.testing.assert_allclose(ours, expected, atol=0.06 * (expected.high - expected.low))
 
 
+@pytest.mark.slow
 def test_bootstrap_interval_covers_under_vmap():
     """19 of 20 intervals of the mean of 50 normal values hold it; the same key, the same ends."""
     keys = jax.random.split(jax.random.key(1), 400)

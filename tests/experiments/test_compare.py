@@ -238,6 +238,7 @@ def test_metrics_that_are_not_named_are_those_of_the_table():
         tables.metrics(made("a", objectives={}), None, None)
 
 
+@pytest.mark.slow
 def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
     def made(name, space, **more):
         archs = space.sample(jax.random.key(0), 3)
@@ -331,6 +332,7 @@ def test_workers_without_an_executor_are_refused(tmp_path):
     assert done.returncode == 2 and "--workers=2 needs --executor=processes or" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_table_or_other_code_is_refused(tmp_path):
     grid(tmp_path / "grid.csv")
     place = str(tmp_path / "grid.csv"), None, ("score=max",), ("loss",)

@@ -43,6 +43,7 @@ def test_the_home_folder_is_that_of_the_process_that_was_started(monkeypatch):
     assert binary.absolute("~/data") == "/home/me/data"
 
 
+@pytest.mark.slow
 def test_an_error_is_said_before_the_jobs_that_run_have_ended_and_no_others_begin(monkeypatch, tmp_path):
     with_flags(monkeypatch, executor="processes", workers=2, worker_gpus=0)
     said = []

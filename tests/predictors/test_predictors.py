@@ -127,6 +127,7 @@ def test_marginal_likelihood_gradient_is_that_of_autodiff():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
     _, score = cells
     noise = jax.random.normal(jax.random.key(1), (60, 5))
@@ -300,7 +301,13 @@ def test_fit_wants_two_points(predictor):
         predictor.fit(jax.random.key(0), x, jnp.ones(3), jnp.ones(2, bool))
 
 
-@pytest.mark.parametrize("predictor", [predictors.GaussianProcess(steps=1), predictors.MlpEnsemble(steps=1)])
+@pytest.mark.parametrize(
+    "predictor",
+    [
+        predictors.GaussianProcess(steps=1),
+        pytest.param(predictors.MlpEnsemble(steps=1), marks=pytest.mark.slow),
+    ],
+)
 def test_inputs_that_cannot_be_right_are_refused(predictor):
     key, mask = jax.random.key(0), jnp.array([True, True, True, False])
     x, y = jnp.arange(8.0).reshape(4, 2), jnp.arange(4.0)

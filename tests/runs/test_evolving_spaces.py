@@ -73,6 +73,7 @@ def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, variables)
 
 
+@pytest.mark.slow
 def test_a_workdir_of_another_evolution_is_refused(tmp_path):
     evolved(tmp_path, turns=1)
     for changes in (dict(turns=2), dict(rules={}), dict(top=4)):

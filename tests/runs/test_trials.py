@@ -78,6 +78,7 @@ def test_a_race_on_ray_does_the_trial_of_a_killed_worker_again(tmp_path, folder,
     assert (here[3], there[3]) == (15, 16) and not (folder / "kill").exists()
 
 
+@pytest.mark.slow
 def test_calls_that_began_are_not_made_again_and_are_given_up_after_an_error():
     with executors.processes(2) as executor:
         calls = executors.Calls(objectives.product, executor, 2)
@@ -92,6 +93,7 @@ def test_calls_that_began_are_not_made_again_and_are_given_up_after_an_error():
             executors.Calls(lambda x: x, executor)
 
 
+@pytest.mark.slow
 def test_before_is_called_with_the_state_of_each_evaluation_that_is_not_recorded(tmp_path):
     seen = []
     strategy = search.RandomSearch(SPACE, evaluations=4, batch=2)

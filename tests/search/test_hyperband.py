@@ -97,6 +97,7 @@ def test_the_budget_in_seconds_ends_a_search_and_counts():
     assert np.mean([scores[fidelity == 2].max() for _, scores, fidelity, _ in each(state)]) > 2
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_with_a_larger_budget(tmp_path):
     path = tmp_path / "history.jsonl"
     first = search.run(dataclasses.replace(TIMED, budget=60.0), evaluate, KEYS[0], history_path=path)

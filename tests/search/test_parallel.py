@@ -38,7 +38,14 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "reinforce"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "guided" else pytest.param(name, marks=pytest.mark.slow)
+        for name in STRATEGIES
+        if name != "reinforce"
+    ],
+)
 def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_any_order(name):
     strategy, random = STRATEGIES[name], np.random.default_rng(0)
     state, running, told = strategy.init(KEY), [], []

@@ -313,6 +313,7 @@ def test_the_survivors_are_the_better_half(many_seeds):
     assert np.all(np.diff(state.memory.rank) >= 0)
 
 
+@pytest.mark.slow
 def test_nan_scores_are_skipped():
     state = STRATEGY.init(jax.random.key(0))
     with pytest.raises(ValueError, match="none of 0 evaluations gave a number"):

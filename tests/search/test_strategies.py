@@ -148,7 +148,14 @@ def test_the_budget_is_spent_on_different_canonical_architectures(name):
             assert len(np.unique(codes, axis=0)) == 60
 
 
-@pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in ("random", "ppo")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n == "local" else pytest.param(n, marks=pytest.mark.slow)
+        for n in STRATEGIES
+        if n not in ("random", "ppo")
+    ],
+)
 def test_learns_more_than_random_search(name):
     """Mean of the scores of the last 20 evaluations."""
     last = {n: np.asarray(scanned(n).scores)[:, -20:].mean() for n in (name, "random")}
@@ -175,13 +182,8 @@ def test_bounds_and_canonical_hold(name):
     assert len(np.unique(codes, axis=0)) == 60
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        search.LocalSearch,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (search.Reinforce, search.PPO)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [search.LocalSearch, search.Reinforce, search.PPO])
 def test_an_exhausted_space_ends_the_search(kind):
     strategy = kind(space=SMALL, evaluations=100)
     result = search.run(strategy, lambda a: jnp.sum(a["op"], 1).astype(jnp.float32), SEEDS[0], traced=True)
@@ -189,7 +191,9 @@ def test_an_exhausted_space_ends_the_search(kind):
     assert bool(result.state.exhausted) and result.score == 6
 
 
-@pytest.mark.parametrize("name", ["local", "ageing", pytest.param("reinforce", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["ageing", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "reinforce"))]
+)
 def test_failed_evaluations_are_skipped_and_counted(name):
     def sometimes(archs):
         scores = evaluate(archs)
@@ -332,6 +336,7 @@ def test_what_functions_of_a_users_own_return_is_checked():
         search.run(strategy, evaluate, SEEDS[0], history_path=5)
 
 
+@pytest.mark.slow
 def test_a_strategy_asks_by_one_thread_of_the_blas_and_evaluations_have_theirs():
     def threads():
         return [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]

@@ -168,9 +168,8 @@ def sampled_archs(seed, n):
     return [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(n)]
 
 
-@pytest.mark.parametrize(
-    "scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["unrolled", "scanned"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
 def test_converted_supernet_is_the_official_one(scan_layers):
     """At every architecture, from one conversion and one trace."""
     net = network(qkv_bias_by_heads=True, scan_layers=scan_layers)
@@ -190,7 +189,10 @@ def test_converted_supernet_is_the_official_one(scan_layers):
 
 @pytest.mark.parametrize(
     "net",
-    [network(qkv_bias_by_heads=True), network(SPACE.restrict(num_heads=2))],
+    [
+        pytest.param(network(qkv_bias_by_heads=True), marks=pytest.mark.slow),
+        network(SPACE.restrict(num_heads=2)),
+    ],
     ids=["heads", "one number of heads"],
 )
 def test_extraction_from_a_converted_supernet_is_the_converted_architecture(net):
@@ -306,6 +308,7 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
     assert len(expected) == len(specs) - sum(path[0] == "block_2" for path in specs)
 
 
+@pytest.mark.slow
 def test_files_of_checkpoints_are_read_without_running_anything(tmp_path):
     net, images = network(qkv_bias_by_heads=True), random_images(network())
     tensors = {name: torch.as_tensor(x) for name, x in checkpoint(net).items()}

@@ -64,6 +64,7 @@ def test_the_supernet_is_the_plain_average():
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_vectors_of_the_task_take_the_place_of_the_embedding():
     net = net_of()
     texts = {**TEXTS, "vectors": jnp.asarray(RNG.normal(size=(3, LENGTH, 5)), jnp.float32)}

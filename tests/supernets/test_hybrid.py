@@ -371,6 +371,7 @@ def noise():
     return tasks.Images(data=data.from_arrays(images, labels, images, labels), evaluation_batch_size=48)
 
 
+@pytest.mark.slow
 def test_evaluation_makes_batch_statistics_and_asks_for_none():
     """Whatever statistics are stored, a score is that of the architecture's own."""
     net, task = NET.clone(space=TINY.fix(sample(TINY, 0))), noise()

@@ -94,6 +94,7 @@ def test_zeros_behind_the_active_part(seed):
         assert np.any(leaf) == np.any(mask), path
 
 
+@pytest.mark.slow
 @pytest.mark.hlo
 @settings(max_examples=2)
 @given(seed=seeds)
@@ -185,7 +186,7 @@ def published(name):
     "name, params",
     [
         pytest.param("tiny", 28_328_674, marks=pytest.mark.slow),
-        ("swin_tiny", 28_288_354),
+        pytest.param("swin_tiny", 28_288_354, marks=pytest.mark.slow),
         pytest.param("small", 49_737_298, marks=pytest.mark.slow),
         pytest.param("base", 71_125_762, marks=pytest.mark.slow),
     ],

@@ -404,6 +404,7 @@ def test_soft_costs_are_expected_costs(seed):
         np.testing.assert_allclose(expected, np.sum(probability * exact), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_alone():
     net = NET.clone(dropout=0.5, attention_dropout=0.5, scan_blocks=True)
 

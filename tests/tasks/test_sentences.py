@@ -95,6 +95,7 @@ def task_with_vectors(tmp_path):
     return tasks.Text(data=given, embeddings=str(path), lengths=(4, 8, 12), evaluation_batch_size=16).load()
 
 
+@pytest.mark.slow
 def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_with_vectors, tmp_path):
     traces = []
 

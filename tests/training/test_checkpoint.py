@@ -361,6 +361,7 @@ for step in itertools.count(first):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, caplog):
     example = {"x": jnp.zeros(200_000), "step": 0}
     random = np.random.default_rng(0)

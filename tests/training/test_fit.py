@@ -141,7 +141,7 @@ def whole_runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("complete", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_records_that_were_lost_or_changed_are_noticed(complete, tmp_path):
     if complete:
         train(TASK, tmp_path)
@@ -255,6 +255,7 @@ def test_other_settings_are_refused_without_a_config_too(tmp_path):
     assert train(TASK, tmp_path, other, config=None).complete
 
 
+@pytest.mark.slow
 def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
     recipe = dataclasses.replace(RELAXED, confidence=0.01)
     trained = train(TASK, tmp_path, recipe=recipe)
@@ -404,6 +405,7 @@ def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_st
 # ---- Averages, times, defaults.
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_weights_and_is_what_is_evaluated():
     training = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
     state, step, batch = prepare(TASK, NET, training, Uniform(), MESH)
@@ -442,6 +444,7 @@ def test_one_architecture_is_trained_where_there_is_only_one():
     assert trained.complete and trained.state.recipe == ()
 
 
+@pytest.mark.slow
 def test_what_the_caller_gave_can_be_read_afterwards():
     variables = jaxnas.init(NET, jax.random.key(3), TASK.inputs)
     arch = NET.space.largest()

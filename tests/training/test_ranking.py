@@ -101,6 +101,7 @@ def best_of(found, strategy):
     return list(distinct.values())
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_left_out_of_the_ranking():
     wild = dataclasses.replace(TRAINING, learning_rate=1e30, warmup_steps=0)
     found = rank_correlation(TASK, NET, VARIABLES, wild, 3, together=1)

@@ -230,6 +230,7 @@ def test_a_step_of_several_architectures_is_traced_once():
 # ---- A trained teacher.
 
 
+@pytest.mark.slow
 def test_a_trained_teacher_teaches_without_its_own_dropout():
     arch = SPACE.largest()
     variables = {"params": random_params(NET, TASK.inputs.shape)}
@@ -283,6 +284,7 @@ def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
 # ---- What is drawn.
 
 
+@pytest.mark.slow
 def test_fairness_trains_every_option_equally_often():
     problem = problem_of(DEEP)
     for count, key in ((6, 0), (3, 1), (12, 2), (4, 3)):
@@ -298,6 +300,7 @@ def test_fairness_trains_every_option_equally_often():
     assert all(sorted(column) == [0, 1, 2] for column in np.asarray(metrics["archs"]["hidden"]).T)
 
 
+@pytest.mark.slow
 def test_stratified_sizes_are_even_where_uniform_options_are_not():
     net = perceptron(8, (1, 2, 4, 8))
     cost = jaxnas.cost(net, TASK.inputs)

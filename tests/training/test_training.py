@@ -110,6 +110,7 @@ def test_steps_of_scanned_layers_leave_inactive_weights_and_moments_bit_identica
     assert check_untouched(step, copy(state), batch, used, 8) > 1000
 
 
+@pytest.mark.slow
 def test_the_official_behaviour_moves_inactive_weights():
     state, step, batch = made(freeze_inactive=False)
     state, moved = copy(state), 0
@@ -158,7 +159,8 @@ def test_eight_devices_give_what_one_gives():
     assert difference(*results) < 1e-5
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
 def test_several_steps_in_one_call_are_one_after_another(devices):
     state, step, batch = made(devices, sgd=True)
     state, together = copy(state), copy(state)
