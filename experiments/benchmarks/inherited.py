@@ -4,8 +4,9 @@
   python -m experiments.benchmarks.inherited --config=autoformer_fashion_mnist --workdir=runs/classic \
       --set network.sharing=classic
 
-Prints a line. The random architectures depend on `--draw` alone and not on the config's seed, so that the
-supernets of several runs are asked for the same ones. All figures are of the search role.
+Prints a line, and keeps all scores in inherited.json of the workdir, which `claims` draws. The random
+architectures depend on `--draw` alone and not on the config's seed, so that the supernets of several runs are
+asked for the same ones. All figures are of the search role.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from absl import flags
 
 from experiments import binary
 from experiments.configs import CONFIGS
-from jaxnas import training
+from jaxnas import files, training
 from jaxnas.training.keys import stream
 
 
@@ -44,6 +45,7 @@ def main() -> None:
         "best": scores.max(),
     }
     print(json.dumps(line), flush=True)
+    files.write_json(workdir / "inherited.json", scores.tolist())
 
 
 if __name__ == "__main__":

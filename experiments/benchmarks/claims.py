@@ -1,0 +1,89 @@
+"""A picture of AutoFormer's claims, of runs that the binaries and `inherited` have made.
+
+  python -m experiments.benchmarks.claims --entangled=runs/small0,runs/small1 --classic=runs/classic0 \\
+      --out=docs/claims.png
+
+Three panels: the same random architectures with the weights of supernets of either sharing; the found network
+with inherited weights, fine-tuned and from scratch; and the best score so far of evolution and random search.
+Each colour is a run of its own.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from absl import app, flags
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from jaxnas import files
+from jaxnas.report import result
+
+_ENTANGLED = flags.DEFINE_list("entangled", None, "Workdirs that were searched and retrained.", required=True)
+_CLASSIC = flags.DEFINE_list("classic", [], "Workdirs of supernets with network.sharing=classic.")
+_METRIC = flags.DEFINE_string("metric", "accuracy", "What is drawn, a share of one.")
+_OUT = flags.DEFINE_string("out", None, "PNG file to write.", required=True)
+
+
+def draw_sharing(panel: Axes, sharings: dict[str, list[pathlib.Path]]) -> None:
+    """Draws inherited.json of each run beside the others."""
+    place, centres = 0, {}
+    for name, workdirs in sharings.items():
+        for number, workdir in enumerate(workdirs):
+            scores = 100 * np.asarray(files.read_json(workdir / "inherited.json"))
+            across = place + np.linspace(-0.3, 0.3, len(scores))  # apart, in no meaningful order
+            panel.plot(across, scores, "o", color=f"C{number}", markersize=2.5)
+            panel.plot([place - 0.4, place + 0.4], [scores.mean()] * 2, color="black")
+            place += 1
+        centres[name] = place - (len(workdirs) + 1) / 2
+        place += 1
+    panel.set_xticks(list(centres.values()), list(centres))
+    panel.set_title("random architectures, inherited weights\n(search images; lines are means)", fontsize=9)
+
+
+def draw_found(panel: Axes, workdirs: list[pathlib.Path]) -> None:
+    """Draws the test figures of the found network in its three forms."""
+    names = ("inherited", "fine-tuned", "from scratch")
+    for number, workdir in enumerate(workdirs):
+        alone = (next((workdir / "retrained").glob(f"found-{form}-*")) for form in ("inherited", "scratch"))
+        forms = [workdir, *alone]
+        values = [result.read(form).found.metrics["test"][_METRIC.value] or np.nan for form in forms]
+        panel.plot(range(3), 100 * np.asarray(values), "o-", color=f"C{number}", markersize=4, linewidth=1)
+    panel.set_xticks(range(3), names)
+    panel.set_title("the found network (test images)", fontsize=9)
+
+
+def draw_searches(panel: Axes, workdirs: list[pathlib.Path]) -> None:
+    """Draws the best score so far of both searches against evaluations."""
+    styles = {"evolution": "-", "random": "--"}
+    for number, workdir in enumerate(workdirs):
+        lines = files.read_lines(workdir / "search" / "history.jsonl", ("strategy", "score"))
+        for strategy, style in styles.items():
+            scores = [line["score"] for line in lines if line["strategy"] == strategy]
+            best = 100 * np.maximum.accumulate(np.asarray(scores))
+            label = {"evolution": "evolution", "random": "random search"}[strategy] if number == 0 else None
+            panel.plot(1 + np.arange(len(best)), best, style, color=f"C{number}", linewidth=1, label=label)
+    panel.legend(fontsize=8)
+    panel.set_xlabel("evaluations", fontsize=9)
+    panel.set_title("best so far (search images)", fontsize=9)
+
+
+def main(_: list[str]) -> None:
+    """Writes the picture."""
+    entangled, classic = (
+        [pathlib.Path(one) for one in given] for given in (_ENTANGLED.value, _CLASSIC.value)
+    )
+    figure = Figure(figsize=(10, 3.4), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, right = figure.subplots(1, 3)
+    draw_sharing(left, {"entangled": entangled, "classic": classic} if classic else {"entangled": entangled})
+    draw_found(middle, entangled)
+    draw_searches(right, entangled)
+    left.set_ylabel(f"{_METRIC.value}, %", fontsize=9)
+    figure.savefig(_OUT.value)
+
+
+if __name__ == "__main__":
+    app.run(main)
