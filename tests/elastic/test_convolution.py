@@ -159,6 +159,7 @@ calibrated = jit(lambda arch: jaxnas.calibrate(NET, variables_of(), arch, PIXELS
 trained = jit(run_network)
 
 
+@pytest.mark.slow
 @pytest.mark.hlo
 def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
     """P3 and P7, with batch statistics of the architecture."""

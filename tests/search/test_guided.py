@@ -33,6 +33,7 @@ def scanned(strategy):
     return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "acquisition",
     [

@@ -51,6 +51,7 @@ def each(state):
         yield one.codes[rows], one.scores[rows], one.memory.fidelity[rows], one.memory.seconds[rows]
 
 
+@pytest.mark.slow
 def test_races_halve_and_carry_the_best_on():
     assert [RACES.rungs(start) for start in range(3)] == [[9, 3, 1], [3, 1], [1]]
     sweep = [0] * 9 + [1] * 3 + [2] + [1] * 3 + [2] + [2]
@@ -85,6 +86,7 @@ def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
     assert path.read_text() == "".join(lines)
 
 
+@pytest.mark.slow
 def test_the_budget_in_seconds_ends_a_search_and_counts():
     state = scanned(TIMED)
     for i, (codes, scores, fidelity, seconds) in enumerate(each(state)):

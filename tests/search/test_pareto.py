@@ -351,6 +351,7 @@ def test_three_objectives_until_the_space_is_exhausted():
     assert len(strategy.best(state)[1]) == np.sum(~brute_beats(scores).any(0)) > 1
 
 
+@pytest.mark.slow
 def test_nsga2_clear_errors():
     archs, asked = STRATEGY.ask(STRATEGY.init(jax.random.key(0)))
     for scores, came in ((np.zeros((20, 3)), 3), (np.zeros(20), 1)):

@@ -108,6 +108,7 @@ def test_sampling_takes_the_best_and_never_a_nan():
         search.sampling(found.archs, lambda archs: np.zeros(3))
 
 
+@pytest.mark.slow
 def test_architectures_of_similar_cost():
     space = Space(width=Choice(*range(10, 30)).repeat(4))
 

@@ -150,6 +150,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 # ---- The promises.
 
 
+@pytest.mark.slow
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
@@ -217,6 +218,7 @@ def test_a_gradient_is_zero_outside_of_the_architecture(kind):
         assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (found, again)), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "nodes"])
 def test_nothing_comes_from_behind_the_end(kind):
     net, variables = net_of(kind), variables_of(kind)

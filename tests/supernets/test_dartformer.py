@@ -53,6 +53,7 @@ def outputs_of(net, variables, arch):
     return state["intermediates"]["attention_0"]["__call__"][0]
 
 
+@pytest.mark.slow
 def test_the_supernet_is_the_plain_average():
     net, variables = net_of(), variables_of()
     even = {"mechanism": jnp.full(4, 0.25)}
@@ -93,6 +94,7 @@ def test_nothing_comes_from_behind_the_end(heads, pool):
     assert np.all(np.abs(gradient) > 0)
 
 
+@pytest.mark.slow
 def test_every_mechanism_runs_in_it():
     names = ("softmax", "sinkhorn", *spaces.DARTFORMER)
     net = net_of().clone(space=spaces.dartformer(names), window=4, summary=1, num_random=1, chunk=4)

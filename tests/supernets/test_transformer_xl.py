@@ -150,6 +150,7 @@ def reference_embedding(p, tokens):
     return np.sqrt(WIDTH) * np.asarray(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", range(3))
 def test_hidden_states_are_those_of_the_paper(row):
     """Compared are the memories: the inputs of every block."""

@@ -210,6 +210,7 @@ def test_times_are_told_for_each_record_of_the_training(tmp_path):
     assert times[3]["evaluation_share"] > 0 == times[2]["evaluation_share"]
 
 
+@pytest.mark.slow
 def test_the_best_state_is_kept_and_found_beside_the_latest(tmp_path):
     training = dataclasses.replace(TRAINING, steps=12, evaluate_every=1, checkpoint_every=1)
     train(TASK, tmp_path, training)
@@ -283,6 +284,7 @@ def finite(workdir):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

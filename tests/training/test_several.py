@@ -143,6 +143,7 @@ def by_hand(params, rows, archs):
     return one(params, first, labels), [one(params, arch, soft) for arch in others]
 
 
+@pytest.mark.slow
 def test_the_sandwich_trains_the_largest_on_labels_and_the_others_on_its_predictions():
     before, after, metrics, rows = stepped(Sandwich())
     archs = metrics["archs"]
@@ -261,6 +262,7 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     assert difference(*(state.params for state in states)) == 0
 
 
+@pytest.mark.slow
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
     other = perceptron().clone(classes=3, space=SPACE.fix(SPACE.largest()))
     teacher = Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
@@ -339,6 +341,7 @@ def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss(pick):
     assert len(set(among)) > 1
 
 
+@pytest.mark.slow
 def test_a_schedule_of_spaces_grows_without_another_program():
     first = SPACE.restrict(hidden=4)
     second = SPACE.restrict(hidden=(2, 4))

@@ -125,6 +125,7 @@ def test_the_official_behaviour_moves_inactive_weights():
     assert moved > 100
 
 
+@pytest.mark.slow
 def test_one_program_trains_a_thousand_architectures():
     traces = []
 
