@@ -337,6 +337,7 @@ class Normalised(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_calibration_is_the_statistics_of_all_data():
     """Against NumPy on the inputs, under jit, vmap and lax.map, and for architectures of a supernet."""
     net, data = Normalised(), 3 * normal(4, 6, 8) + 5

@@ -191,7 +191,8 @@ def test_arrays_that_all_differ_in_what_they_mean_are_refused():
         jaxnas.carry_weights(*(x for net in nets for x in (net, random(net, 0, (2, 4)))), (2, 4))
 
 
-@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
 def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first(stacked):
     space = spaces.vit((8,), (2,), (2,), (0.5, 1.0, 2.0))
     net = vit(space, scan_layers=stacked)

@@ -18,7 +18,7 @@ OWN = {  # what only some settings have
     "perturbation": dict(tune_steps=1),
 }
 TRAINS, EVALUATES = ("trials", "perturbation"), set(runs.METHODS) - {"argmax"}
-QUICK = ("strategy", "argmax", "trials")
+QUICK = ("strategy", "argmax")
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ def test_races_halve_and_carry_the_best_on():
         assert len(np.unique(codes[starts], axis=0)) == len(starts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [RACES, pytest.param(TIMED, marks=pytest.mark.slow)])
 def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
     path, many = tmp_path / "history.jsonl", scanned(strategy)

@@ -338,6 +338,7 @@ def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
     assert run(evaluations=60, score=never, history_path=path).resumed == 60
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on(finished_run, tmp_path):
     """30 is not a whole number of generations: the cut one is completed."""
     path = tmp_path / "history.jsonl"

@@ -198,6 +198,7 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
     np.testing.assert_allclose(jit(jax.vmap(apply))(few), one_by_one[:4], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.slow), "nodes"])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
@@ -293,6 +294,7 @@ def test_the_maximum_of_neighbours_leaves_padding_out():
     np.testing.assert_allclose(got[0], [[1, 1], [1, 1], [0, 0]], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_text_without_a_word_gives_numbers():
     net, variables = net_of("text"), variables_of("text")
     empty = TEXTS | {"mask": jnp.zeros_like(TEXTS["mask"])}

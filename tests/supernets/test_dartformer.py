@@ -33,6 +33,7 @@ def variables_of(heads=None, **changes):
     return jaxnas.init(net_of(heads, **changes), jax.random.key(0), TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_extraction_keeps_the_chosen_mechanisms(heads):
     net, variables = net_of(heads, layers=2), variables_of(heads, layers=2)
