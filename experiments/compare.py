@@ -27,7 +27,7 @@ on a cluster of Ray, with the same results, by --executor. A chunk of 50 searche
 takes about 3 GB of memory for 100 evaluations, and 11 GB for 500.
 
   python -m experiments.compare --strategies=random,gaussian_process --executor=processes --workers=2 \\
-      --seeds=200 --evaluations=100 --chunk=50 --workdir=runs/guided
+      --seeds=200 --evaluations=40 --chunk=50 --workdir=runs/guided
 """
 
 from __future__ import annotations
