@@ -251,7 +251,7 @@ class Space:
         Raises:
           ValueError: an unknown or missing name, or a probability outside [0, 1].
         """
-        self.check_static(arch)
+        arch = self._hard(arch, batched=False)
         if not isinstance(probability, Mapping):
             probability = dict.fromkeys(self, probability)
         for name in (*probability, *self):
@@ -265,7 +265,7 @@ class Space:
                 raise ValueError(
                     f"mutate: the probability of {name!r} is {probability[name]}, expected one from 0 to 1."
                 )
-        return self._in_order(self._compiled_mutate(key, self._hard(arch), dict(probability)))
+        return self._in_order(self._compiled_mutate(key, arch, dict(probability)))
 
     def crossover(self, key: jax.Array, a: Arch, b: Arch) -> Arch:
         """A canonical child, each element from either parent with equal probability.
@@ -278,13 +278,12 @@ class Space:
           a: a hard architecture, without batch axes.
           b: another one.
         """
-        self.check_static(a)
-        self.check_static(b)
-        return self._in_order(self._compiled_crossover(key, self._hard(a), self._hard(b)))
+        parents = (self._hard(one, batched=False) for one in (a, b))
+        return self._in_order(self._compiled_crossover(key, *parents))
 
-    def _hard(self, arch: Arch) -> Arch:
+    def _hard(self, arch: Arch, batched: bool = True) -> Arch:
         """A hard architecture, or a batch of them, that was checked, with its names in order."""
-        self._check_shapes(arch, batched=True, hard=True)
+        self._check_shapes(arch, batched=batched, hard=True)
         return self._in_order(arch)
 
     def _in_order(self, arch: Mapping[str, Any]) -> Arch:
@@ -464,12 +463,12 @@ class Space:
         what is not active at all is left out.
         """
         self.check(arch)
-        self.check_static(arch)
-        arch = {name: np.asarray(arch[name]) for name in self}
+        arch = {name: np.asarray(x) for name, x in self._hard(arch, batched=False).items()}
         return option_values.to_dict(self.choices, arch, self._active(arch, np))
 
     def to_dicts(self, archs: Arch) -> list[dict[str, Any]]:
         """The option values of each of a batch of hard architectures, as by `to_dict`."""
+        archs = {name: np.asarray(x) for name, x in archs.items()}  # slices of arrays of JAX are compiled
         count = len(next(iter(archs.values())))
         return [self.to_dict({name: x[i] for name, x in archs.items()}) for i in range(count)]
 
@@ -520,8 +519,7 @@ class Space:
         architecture in it.
         """
         self.check(arch)
-        self.check_static(arch)
-        arch = self._host_canonical(arch)
+        arch = self._host_canonical(self._hard(arch, batched=False))
         return self._narrow(
             {
                 name: [

@@ -260,7 +260,12 @@ def test_soft_architectures():
     assert not RAGGED.contains(ragged)  # position 0 has no third option
     ragged["width"][0] = [0.5, 0.5, 0]
     assert RAGGED.contains(ragged)
-    for f in (TINY.active, TINY.canonical, TINY.encode):
+    key, hard = jax.random.key(0), TINY.smallest()
+    for f in (
+        *(TINY.active, TINY.canonical, TINY.encode, TINY.to_dict, TINY.fix),
+        lambda arch: TINY.mutate(key, arch, 0.1),
+        lambda arch: TINY.crossover(key, hard, arch),
+    ):
         with pytest.raises(TypeError, match="is soft"):
             f(soft)
 
