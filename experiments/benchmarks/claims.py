@@ -57,14 +57,15 @@ def draw_found(panel: Axes, workdirs: list[pathlib.Path]) -> None:
 
 def draw_searches(panel: Axes, workdirs: list[pathlib.Path]) -> None:
     """Draws the best score so far of both searches against evaluations."""
-    styles = {"evolution": "-", "random": "--"}
+    kinds = {"evolution": ("evolution", "-"), "random": ("random search", "--")}
     for number, workdir in enumerate(workdirs):
         lines = files.read_lines(workdir / "search" / "history.jsonl", ("strategy", "score"))
-        for strategy, style in styles.items():
-            scores = [line["score"] for line in lines if line["strategy"] == strategy]
+        for strategy, (label, style) in kinds.items():
+            scores = [one["score"] for one in lines if one["strategy"] == strategy]
             best = 100 * np.maximum.accumulate(np.asarray(scores))
-            label = {"evolution": "evolution", "random": "random search"}[strategy] if number == 0 else None
-            panel.plot(1 + np.arange(len(best)), best, style, color=f"C{number}", linewidth=1, label=label)
+            (line,) = panel.plot(1 + np.arange(len(best)), best, style, color=f"C{number}", linewidth=1)
+            if number == 0:
+                line.set_label(label)
     panel.legend(fontsize=8)
     panel.set_xlabel("evaluations", fontsize=9)
     panel.set_title("best so far (search images)", fontsize=9)

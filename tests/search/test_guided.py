@@ -38,7 +38,8 @@ def scanned(strategy):
     "acquisition",
     [
         "expected_improvement",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("upper_confidence", "thompson")),
+        "upper_confidence",
+        "thompson",
     ],
 )
 def test_finds_the_best_of_a_listed_space_in_few_evaluations(acquisition):

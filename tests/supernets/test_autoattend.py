@@ -154,7 +154,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
-    [("nodes", "full"), *(pytest.param("text", one, marks=pytest.mark.slow) for one in ("full", "none"))],
+    [("nodes", "full"), ("text", "full"), ("text", "none")],
 )
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables = net_of(kind, context), variables_of(kind, context)
@@ -199,7 +199,7 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.slow), "nodes"])
+@pytest.mark.parametrize("kind", ["text", "nodes"])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
 

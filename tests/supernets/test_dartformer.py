@@ -34,7 +34,7 @@ def variables_of(heads=None, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [None, 2])
 def test_extraction_keeps_the_chosen_mechanisms(heads):
     net, variables = net_of(heads, layers=2), variables_of(heads, layers=2)
     cost, counts = jaxnas.cost(net, TEXTS), set()

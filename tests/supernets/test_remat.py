@@ -45,8 +45,8 @@ NETWORKS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("Swin", marks=pytest.mark.slow),
-        pytest.param("Hybrid", marks=pytest.mark.slow),
+        "Swin",
+        "Hybrid",
         "DARTFormer",
     ],
 )

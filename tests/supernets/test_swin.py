@@ -182,14 +182,10 @@ def published(name):
     return supernets.Swin(spaces.s3("tiny" if name == "swin_tiny" else name), 224, 4, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, params",
-    [
-        pytest.param("tiny", 28_328_674, marks=pytest.mark.slow),
-        pytest.param("swin_tiny", 28_288_354, marks=pytest.mark.slow),
-        pytest.param("small", 49_737_298, marks=pytest.mark.slow),
-        pytest.param("base", 71_125_762, marks=pytest.mark.slow),
-    ],
+    [("tiny", 28_328_674), ("swin_tiny", 28_288_354), ("small", 49_737_298), ("base", 71_125_762)],
 )
 def test_released_networks_are_members_of_their_exact_size(name, params):
     net = published(name)

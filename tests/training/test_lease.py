@@ -71,8 +71,8 @@ def test_a_workdir_in_a_bucket_is_held_by_one_run_and_given_back(bucket, caplog)
         None,
         {"held": False},
         {"held": True, "holder": "pid 1 on lost"},
-        pytest.param("pid 1 on old", marks=pytest.mark.slow),
-        pytest.param("[1]", marks=pytest.mark.slow),
+        "pid 1 on old",
+        "[1]",
     ],
 )
 def test_of_many_that_want_a_lock_one_gets_it(bucket, store, left):
