@@ -383,7 +383,7 @@ def hybrid(stages, stem, head, resolution=(), per_block: bool = True) -> Space:
     """
     convolutions = ("mbconv", "fused_mbconv")
     kinds = {"kernel": convolutions, "expansion": convolutions, "squeeze": convolutions}
-    kinds |= {"heads": ("transformer",), "mlp_ratio": ("transformer",)}
+    kinds |= {"heads": ("transformer",), "mlp_ratio": ("transformer", "nasvit")}
     choices = {"resolution": Choice(*resolution)} if resolution else {}
     choices |= {"width_stem": Choice(*stem), "width_head": Choice(*head)}
     for i, stage in enumerate(stages, 1):
@@ -513,23 +513,32 @@ def alphanet_published(name: str) -> Arch:
     return alphanet().from_dict(values)
 
 
-def nasvit(resolution=(192, 256)) -> Space:
-    """Returns the sizes of NASViT's space (Gong et al., ICLR 2022): Transformer blocks in the last 4 stages.
+def nasvit(resolution=(192, 224, 256, 288)) -> Space:
+    """Returns NASViT's space (Gong et al., ICLR 2022): its own blocks in the last four stages.
 
-    For `supernets.Hybrid` with `**supernets.hybrid.NASVIT`. The first block of
-    each Transformer stage is an MBConv. The Transformer blocks are those of `supernets.Hybrid`, with heads of
-    8 channels, and not NASViT's own, which have two MLPs and mix their heads. Its resolutions 224 and 288 are
-    left out: they are no multiples of its strides, 64 in all.
+    For `supernets.Hybrid` with `**supernets.hybrid.NASVIT`. The first block of every stage is an MBConv.
     """
     sizes = {
         "width": (*_ALPHANET["width"][:5], (160, 168, 176, 184), (208, 216, 224)),
         "depth": (*_ALPHANET["depth"][:4], range(3, 10), range(3, 9), (3, 4, 5, 6)),
         "kernel": ((3, 5), (3, 5), *((3,),) * 5),
-        "block": (("mbconv",),) * 3 + (("transformer",),) * 4,
+        "block": (("mbconv",),) * 3 + (("nasvit",),) * 4,
     }
     stages = _stages(_ALPHANET | sizes)
-    stages = [*stages[:3], *(stage | {"first": ("mbconv",), "mlp_ratio": (2,)} for stage in stages[3:])]
+    stages = [*stages[:3], *(stage | {"first": ("mbconv",), "mlp_ratio": (1,)} for stage in stages[3:])]
     return hybrid(stages, (16, 24), (1792, 1984), resolution, per_block=False)
+
+
+def nasvit_small() -> Space:
+    """Returns a space like NASViT's for small images: an MBConv, and NASViT's own blocks after it.
+
+    For `supernets.Hybrid` with `**supernets.hybrid.SMALL` and `head_dim=8`.
+    """
+    sizes = {"width": ((16, 24), (32, 40), (48, 64)), "depth": ((1, 2), (1, 2, 3), (1, 2, 3))}
+    choices = {"expansion": ((1, 2), (2, 4), (2, 4)), "block": (("mbconv",), ("nasvit",), ("nasvit",))}
+    stages = _stages(sizes | choices)
+    late = [stage | {"first": ("mbconv",), "mlp_ratio": (1, 2)} for stage in stages[1:]]
+    return hybrid([stages[0], *late], (16,), (128,), per_block=False)
 
 
 def hybrid_small(resolution=()) -> Space:

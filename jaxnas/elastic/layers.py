@@ -301,24 +301,25 @@ class LayerNorm(LayerNormParameters):
 
 @dataclasses.dataclass(frozen=True)
 class _Mlp:
-    """Two dense layers with a GELU between. The hidden activations are kept, before the GELU."""
+    """Two dense layers with an activation between. What the first one makes is kept."""
 
     dtype: Any
+    activation: Callable[[jax.Array], jax.Array]
 
     def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep) -> jax.Array:
         kernel_in, bias_in, kernel_out, bias_out = weights
         hidden = keep(affine(x, kernel_in, bias_in, self.dtype))
-        return affine(gelu(hidden), kernel_out, bias_out, self.dtype)
+        return affine(self.activation(hidden), kernel_out, bias_out, self.dtype)
 
     def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
         embed, hidden = (masks[name].astype(self.dtype)[None, :] for name in ("embed", "hidden"))
         kernel_in, bias_in, kernel_out, bias_out = weights
         y = affine(x, kernel_in, bias_in, self.dtype) * hidden
-        return affine(gelu(y), kernel_out, bias_out, self.dtype) * embed
+        return affine(self.activation(y), kernel_out, bias_out, self.dtype) * embed
 
 
 class Mlp(nn.Module):
-    """Two weight-entangled dense layers with a GELU between, as one operation.
+    """Two weight-entangled dense layers with an activation between, as one operation.
 
     Example, in the `compact` method of a network whose residual stream has the width `embed`:
 
@@ -328,11 +329,13 @@ class Mlp(nn.Module):
     Attributes:
       dtype: that it computes in.
       sharing, kernel_init: see `DenseParameters`.
+      activation: of the hidden channels, a function of a module that leaves zero zero.
     """
 
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
     kernel_init: Initializer = trunc_normal
+    activation: Callable[[jax.Array], jax.Array] = gelu
 
     @nn.compact
     def __call__(
@@ -361,7 +364,14 @@ class Mlp(nn.Module):
         axes = "rows embed, embed hidden, hidden, hidden embed, embed -> rows embed"
         widths = {"embed": embed, "hidden": hidden}
         y = run_normalised(
-            norm, _Mlp(self.dtype), axes, widths, as_rows(x), *weights, gate=gate, maskable=("hidden",)
+            norm,
+            _Mlp(self.dtype, self.activation),
+            axes,
+            widths,
+            as_rows(x),
+            *weights,
+            gate=gate,
+            maskable=("hidden",),
         )
         return y.reshape(x.shape)
 

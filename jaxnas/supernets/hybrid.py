@@ -1,13 +1,15 @@
 """A supernet whose blocks are convolutions or Transformer blocks, as the architecture says.
 
 A network is a stem, stages of blocks, and a head. The first block of a stage sets its width and its size,
-and the others are residual. A block is one of three:
+and the others are residual. A block is one of four:
 
 * "mbconv": expand, convolve depthwise, project (MobileNetV2, Sandler et al., CVPR 2018, section 3.3), with
   squeeze-and-excitation or without.
 * "fused_mbconv": the first two as one dense convolution (EfficientNetV2, Tan and Le, ICML 2021, section 3.2).
 * "transformer": pre-norm attention and MLP (Dosovitskiy et al., ICLR 2021, section 3.1) over the pixels. A
   depthwise convolution tells their positions (Chu et al., ICLR 2023, section 3.3), at any resolution.
+* "nasvit": NASViT's attention and two MLPs (Gong et al., ICLR 2022), each with a learned factor for every
+  channel, which each depth and width of the stage has of its own.
 
 The decisions of stage 3 are `width_3`, `depth_3` and `block_3`, and those of its blocks that a space has:
 `kernel_3`, `expansion_3`, `squeeze_3`, `heads_3` and `mlp_ratio_3`, each one for all blocks or one for each.
@@ -36,12 +38,15 @@ from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, dr
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
+from jaxnas.elastic.parameter import parameter
 from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.width import Decision, Width, fixed, width
 from jaxnas.space import Arch, Space
+from jaxnas.supernets.talking_attention import TalkingAttention
 
 ACTIVATIONS = {"silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": gelu, "hard_swish": jax.nn.hard_swish}
-KINDS = ("mbconv", "fused_mbconv", "transformer")
+KINDS = ("mbconv", "fused_mbconv", "transformer", "nasvit")
+ATTENTION = ("transformer", "nasvit")  # those of them that have heads
 # What is taken where a space does not choose it; 0 heads are as many as `head_dim` makes.
 DEFAULTS = {"kernel": 3, "expansion": 4, "squeeze": 0, "heads": 0, "mlp_ratio": 4}
 Chosen = dict[str, Decision]  # the decisions of one block by their names, and "before", that of its input
@@ -53,7 +58,7 @@ class Stage:
 
     Attributes:
       stride: of its first block.
-      activation, squeeze_of, shortcut, head_dim: the same for all stages.
+      activation, squeeze_of, shortcut, head_dim, largest_map, layer_scale: the same for all stages.
     """
 
     stride: int = 2
@@ -61,6 +66,8 @@ class Stage:
     squeeze_of: Literal["input", "expanded"] = "input"
     shortcut: Literal["none", "pooled"] = "none"
     head_dim: int = 16
+    largest_map: int = 18
+    layer_scale: float = 1e-4
 
     def heads(self, channels: int, heads: int) -> tuple[int, int]:
         """The number of heads and the width of each."""
@@ -78,7 +85,7 @@ _ATTENTIVE = {"squeeze_of": "expanded", "shortcut": "pooled", "head_expansion": 
 SMALL: dict[str, Any] = {"strides": (1, 2, 1)}
 EFFICIENTNETV2: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2)}
 ALPHANET: dict[str, Any] = {"strides": (1, 2, 2, 2, 1, 2, 1)} | _ATTENTIVE
-NASVIT: dict[str, Any] = {"strides": (1, 2, 2, 2, 2, 1, 2), "head_dim": 8} | _ATTENTIVE
+NASVIT: dict[str, Any] = {"strides": (1, 2, 2, 2, 2, 1, 2), "head_dim": 8, "odd_maps": "padded"} | _ATTENTIVE
 
 
 def add_where(on: Width, y: jax.Array, x: jax.Array) -> jax.Array:
@@ -91,7 +98,12 @@ def add_where(on: Width, y: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def pool(x: jax.Array, stride: int) -> jax.Array:
-    """The averages of squares of pixels, [B, H, W, C] to [B, H / stride, W / stride, C]."""
+    """The averages of squares of pixels, [B, H, H, C] to [B, ceil(H / stride), ceil(H / stride), C].
+
+    What is missing for the last square are zeros above and to the left, as PyTorch pads them.
+    """
+    missing = -x.shape[1] % stride
+    x = jnp.pad(x, [(0, 0), (missing, 0), (missing, 0), (0, 0)]) if missing else x
     batch, rows, columns, channels = x.shape
     return x.reshape(batch, rows // stride, stride, columns // stride, stride, channels).mean(axis=(2, 4))
 
@@ -133,6 +145,17 @@ class Block(nn.Module):
     def gate(self, chosen: Chosen) -> Width:
         """0 where the block is beyond the depth of its stage."""
         return width(lambda depth: int(self.place < depth), chosen["depth"])
+
+    def downsampled(self, x: jax.Array, chosen: Chosen, embed: Width) -> jax.Array:
+        """What attention sees of images [B, H, W, in maximum]: [B, H / stride, W / stride, embed maximum].
+
+        The first block of a stage begins with a convolution; all others take x itself.
+        """
+        if self.place:
+            return x
+        size = fixed(3 if self.stride > 1 else 1)
+        layer = ConvNorm(self.train, self.stride, dtype=self.dtype, name="downsample")
+        return layer(x, width(int, chosen["before"]), embed, size)
 
     def drop(self, y: jax.Array) -> jax.Array:
         """A branch y [B, ...], without that of some examples in training.
@@ -209,10 +232,7 @@ class Transformer(Block):
         heads = width(lambda c, h: self.stage.heads(c, h)[0], *of_heads, axis="heads")
         head_dim = width(lambda c, h: self.stage.heads(c, h)[1], *of_heads)
         hidden = width(lambda c, r: int(c * r), chosen["width"], chosen["mlp_ratio"], axis="mlp")
-        if self.place == 0:
-            size = fixed(3 if self.stride > 1 else 1)
-            layer = ConvNorm(self.train, self.stride, dtype=self.dtype, name="downsample")
-            x = layer(x, width(int, chosen["before"]), embed, size)
+        x = self.downsampled(x, chosen, embed)
         positions = Conv(depthwise=True, symmetric=True, dtype=self.dtype, name="positions")
         x = x + positions(x, embed, embed, fixed(3), gate=gate)
         shape = x.shape
@@ -225,6 +245,35 @@ class Transformer(Block):
         mlp = Mlp(dtype=self.dtype, kernel_init=kernel_init, name="mlp")
         x = x + self.drop(mlp(x, embed, hidden, gate=gate, norm=norm))
         return x.reshape(shape)
+
+
+class NasvitBlock(Block):
+    """NASViT's block: attention with talking heads, and two MLPs; see `TalkingAttention`."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, chosen: Chosen) -> jax.Array:
+        """Maps images [B, H, W, in maximum] to [B, H / stride, W / stride, out maximum]."""
+        embed, gate, dtype = width(int, chosen["width"], axis="embed"), self.gate(chosen), self.dtype
+        of_heads = chosen["width"], chosen["heads"]
+        heads = width(lambda c, h: self.stage.heads(c, h)[0], *of_heads, axis="heads")
+        hidden = width(lambda c, r: int(c * r), chosen["width"], chosen["mlp_ratio"], axis="mlp")
+        x = self.downsampled(x, chosen, embed)
+        init = nn.initializers.normal(embed.maximum**-0.5)
+        attention = TalkingAttention(self.stage.largest_map, dtype=dtype, kernel_init=init, name="attention")
+        normed = LayerNorm(dtype=dtype, name="attention_norm")(x, embed, gate=gate)
+        y = attention(normed, embed, heads, self.stage.head_dim, gate=gate)
+        x = x + self._scaled("attention", y, embed, gate, chosen)
+        for name in ("mlp_1", "mlp_2"):
+            norm = LayerNormParameters(dtype=dtype, name=f"{name}_norm")(embed, gate=gate)
+            mlp = Mlp(dtype=dtype, kernel_init=init, activation=jax.nn.silu, name=name)
+            x = x + self._scaled(name, mlp(x, embed, hidden, gate=gate, norm=norm), embed, gate, chosen)
+        return x
+
+    def _scaled(self, name: str, y: jax.Array, embed: Width, gate: Width, chosen: Chosen) -> jax.Array:
+        """A branch y [B, H, W, embed maximum], with the factor of its channels at this depth and width."""
+        init, each = nn.initializers.constant(self.stage.layer_scale), (width(int, chosen["depth"]), embed)
+        scale = parameter(self, f"{name}_scale", init, (embed,), gate=gate, options=each)
+        return self.drop(y * scale.astype(y.dtype)[None, None, None])
 
 
 class Resized(nn.Module):
@@ -271,7 +320,13 @@ class Hybrid(nn.Module):
         "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
       shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
         "pooled" to the new size by averages and mapped to a new width by a 1 x 1 convolution (AttentiveNAS).
-      head_dim: channels of an attention head in the stages without a choice of the number of heads.
+      head_dim: channels of an attention head in the stages without a choice of the number of heads. NASViT's
+        blocks have no such choice.
+      largest_map: rows and columns of the largest map that a block of NASViT's sees, for which it stores the
+        biases of relative positions; NASViT has 18, for 288 pixels.
+      layer_scale: what the factors of NASViT's blocks begin with.
+      odd_maps: whether a map that a stride does not divide is "refused", or "padded" by zeros, as NASViT's
+        of 224 and 288 pixels are.
       head_expansion: 0 for a head that is a 1 x 1 convolution to `width_head`, averaged over the pixels. A
         number for one that expands the channels so many times, averages, and then maps them to `width_head`
         by a dense layer (MobileNetV3, Howard et al., ICCV 2019, section 5.1).
@@ -294,6 +349,9 @@ class Hybrid(nn.Module):
     squeeze_of: Literal["input", "expanded"] = "input"
     shortcut: Literal["none", "pooled"] = "none"
     head_dim: int = 16
+    largest_map: int = 18
+    layer_scale: float = 1e-4
+    odd_maps: Literal["refused", "padded"] = "refused"
     head_expansion: int = 0
     drop_path_rate: float = 0.0
     dropout_rate: float = 0.0
@@ -351,7 +409,7 @@ class Hybrid(nn.Module):
     @property
     def divisor(self) -> int:
         """What a resolution has to be a multiple of."""
-        return math.prod((self.stem_stride, *self.strides))
+        return math.prod((self.stem_stride, *self.strides)) if self.odd_maps == "refused" else 1
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -384,9 +442,10 @@ class Hybrid(nn.Module):
 
     def _block(self, stage: int, place: int, train: bool, rate: float, kind: str) -> nn.Module:
         common = self.activation, self.squeeze_of, self.shortcut, self.head_dim
-        given = Stage(self.strides[stage - 1], *common), place, train, rate, self.dtype
-        if kind == "transformer":
-            return Transformer(*given, parent=None)
+        form = Stage(self.strides[stage - 1], *common, self.largest_map, self.layer_scale)
+        given = form, place, train, rate, self.dtype
+        if kind in ATTENTION:
+            return (Transformer if kind == "transformer" else NasvitBlock)(*given, parent=None)
         return MBConv(*given, fused=kind == "fused_mbconv", parent=None)
 
     def _dense(self, name: str) -> Dense:
@@ -418,7 +477,7 @@ def check(net: Hybrid) -> None:
             f"A Hybrid space of {len(net.strides)} stages has no decision {unknown[0]!r}"
             f"{nearest(unknown[0], known)}"
         )
-    check_counts(net, "num_classes", "stem_stride", "head_dim")
+    check_counts(net, "num_classes", "stem_stride", "head_dim", "largest_map")
     for i, stride in enumerate(net.strides, 1):
         if stride < 1:
             raise ValueError(f"Hybrid: the stride of stage {i} is {stride}, expected at least 1.")
@@ -428,6 +487,7 @@ def check(net: Hybrid) -> None:
             f"head_expansion {net.head_expansion}; expected 0 to less than 1, the same, and at least 0."
         )
     values = {"squeeze_of": ("input", "expanded"), "shortcut": ("none", "pooled"), "activation": ACTIVATIONS}
+    values |= {"odd_maps": ("refused", "padded")}
     for name, allowed in values.items():
         if getattr(net, name) not in allowed:
             raise ValueError(f"Hybrid: {name} is {getattr(net, name)!r}, expected one of {list(allowed)}.")
@@ -465,8 +525,13 @@ def _check_stage(space: Space, i: int, head_dim: int) -> None:
         raise ValueError(
             f"A Hybrid space: 'block_{i}' has the options {kinds}; {unknown} are none of {KINDS}."
         )
-    if "transformer" not in kinds:
+    if not set(ATTENTION) & set(kinds):
         return
+    if "nasvit" in kinds and f"heads_{i}" in space:
+        raise ValueError(
+            f"A Hybrid space: stage {i} has blocks of NASViT's, whose number of heads follows from the width "
+            f"and head_dim; leave 'heads_{i}' out."
+        )
     numbers: tuple[Any, ...] = space[f"heads_{i}"].options if f"heads_{i}" in space else (0,)
     widths: tuple[Any, ...] = space[f"width_{i}"].options
     for channels in widths:
