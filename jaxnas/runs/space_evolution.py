@@ -20,11 +20,11 @@ import jaxnas
 from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
-from jaxnas.cost import cost
+from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.describe import describe_evolved
 from jaxnas.runs.plain import to_dict
-from jaxnas.space import Space
+from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
@@ -34,6 +34,7 @@ from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 
 NAME = "spaces.json"
+_DRAWS = 50  # how often a whole sample is drawn, before a bound is taken for one that leaves too few
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,11 @@ class SpaceEvolution:
 
     Attributes:
       turns: how often its options move.
-      sample: architectures whose errors are measured in each space.
+      sample: architectures whose errors are measured in each space; all of them within the bound.
       top: of these, how many count for the top-tier error.
       rules: by name of a choice, how it may move.
       fixed: names of choices that do not move.
-      budget: name of a cost; only architectures count that cost at most `most`.
+      budget: name of a cost; only architectures are drawn that cost at most `most`.
       most: see `budget`; None for all.
       steps: of each supernet but the last one; None for as many as that has.
       carry: whether a supernet begins with the weights that it shares with the one before.
@@ -146,7 +147,7 @@ def evolve(
     decided = files.plain({"evolution": to_dict(settings), "space": net.space.to_json(), "seed": seed})
     known = read_spaces(root)
     if known is None:
-        _check(task, net, settings)
+        _check(task, net, settings, seed)
         known = Spaces((net.space,), config=decided)
     elif known.config != decided:
         raise ValueError(
@@ -174,7 +175,7 @@ def evolve(
         if not trained.complete:
             return None
         if turn == done:
-            archs, errors, costs = _sample(task, net, trained.variables, settings, seed, turn, mesh)
+            archs, errors = _sample(task, net, trained.variables, settings, seed, turn, mesh)
             rules = {name: rule for name, rule in settings.rules.items() if name in net.space}
             evolved = search.evolve_space(
                 net.space,
@@ -183,8 +184,6 @@ def evolve(
                 rules=rules,
                 fixed=settings.fixed,
                 top=settings.top,
-                costs=costs,
-                limit=settings.most,
             )
             sampled = (*known.sampled, describe_evolved(name, evolved))
             known = Spaces((*known.spaces, evolved.space), sampled, decided)
@@ -207,17 +206,19 @@ def _name(turn: int) -> str:
     return chr(ord("A") + turn)
 
 
-def _check(task: Task, net: nn.Module, settings: SpaceEvolution) -> None:
+def _check(task: Task, net: Any, settings: SpaceEvolution, seed: int) -> None:
     """Refuses settings that a space cannot have, before anything is trained.
 
     Raises:
-      ValueError: too small a sample, an unknown cost or choice, or options that their rule does not allow.
+      ValueError: too small a sample, an unknown cost or choice, options that their rule does not allow, or a
+        bound that leaves too few architectures.
     """
     if settings.sample < search.LEAST_SAMPLE:
         raise ValueError(
             f"evolution.sample is {settings.sample}, expected at least {search.LEAST_SAMPLE} architectures."
         )
-    known = cost(net, task.inputs)(net.space.smallest())
+    costs = cost(net, task.inputs)
+    known = costs(net.space.smallest())
     if settings.budget not in known:
         near = nearest(settings.budget, known) or "."
         raise ValueError(
@@ -233,6 +234,7 @@ def _check(task: Task, net: nn.Module, settings: SpaceEvolution) -> None:
     for name, rule in settings.rules.items():
         options: Any = net.space[name].options
         search.shift_options(name, options, 0, rule)
+    _draw(net, costs, settings, seed, 0)
 
 
 def measure_last(
@@ -250,12 +252,11 @@ def measure_last(
     assert known is not None  # written by `evolve`
     if len(known.sampled) > settings.turns:
         return known
-    _, errors, costs = _sample(task, net, variables, settings, seed, settings.turns, mesh)
-    kept = errors if settings.most is None else errors[np.asarray(costs) <= settings.most]
+    _, errors = _sample(task, net, variables, settings, seed, settings.turns, mesh)
     last = SampledSpaceOf(
         name=_name(settings.turns),
-        et_error=search.et_error(errors, top=settings.top, costs=costs, limit=settings.most),
-        errors=tuple(float(x) for x in kept),
+        et_error=search.et_error(errors, top=settings.top),
+        errors=tuple(float(x) for x in errors),
     )
     known = dataclasses.replace(known, sampled=(*known.sampled, last))
     known.write(workdir)
@@ -270,12 +271,33 @@ def _sample(
     seed: int,
     turn: int,
     mesh: Mesh | None,
-) -> tuple[Any, np.ndarray, np.ndarray]:
-    """Random architectures, their errors with inherited weights, and their costs."""
-    key = jax.random.fold_in(stream(seed, "spaces"), turn)
-    archs = net.space.sample(key, settings.sample)
+) -> tuple[Arch, np.ndarray]:
+    """Random architectures within the bound, and their errors with inherited weights."""
+    archs = _draw(net, cost(net, task.inputs), settings, seed, turn)
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    metric, costs = task.metrics[0], cost(net, task.inputs)
+    metric = task.metrics[0]
     values = np.asarray(metric.score(evaluate(variables, archs)[metric.name]), np.float64)
-    errors = 1 - values if metric.direction == "max" else -values
-    return archs, errors, np.asarray(jax.vmap(lambda arch: costs(arch)[settings.budget])(archs), np.float64)
+    return archs, 1 - values if metric.direction == "max" else -values
+
+
+def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int) -> Arch:
+    """As many architectures [sample] as are asked for, of those that are not above the bound."""
+    key, most = jax.random.fold_in(stream(seed, "spaces"), turn), settings.most
+    of_all = jax.jit(jax.vmap(lambda arch: costs(arch)[settings.budget]))
+    within: list[Arch] = []
+    for draw in range(_DRAWS):
+        archs = net.space.sample(jax.random.fold_in(key, draw), settings.sample)
+        if most is None:
+            return archs
+        kept = np.flatnonzero(np.asarray(of_all(archs)) <= most)
+        within.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[kept], archs))
+        found = sum(len(next(iter(one.values()))) for one in within)
+        if found >= settings.sample:
+            joined: Arch = jax.tree.map(lambda *x: np.concatenate(x)[: settings.sample], *within)
+            return joined
+    drawn = _DRAWS * settings.sample
+    raise ValueError(
+        f"Of {drawn:,} random architectures of space {_name(turn)} only {found} have at most {most:,g} "
+        f"{settings.budget}, and evolution.sample is {settings.sample}. Raise evolution.most, or make "
+        "evolution.sample smaller."
+    )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from small_tasks import perceptron
 
+import jaxnas
 from experiments.configs import CONFIGS
 from jaxnas import data, runs, search, tasks
 from jaxnas.training import Training, Uniform, fit, make_evaluator
@@ -45,7 +46,7 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     assert tuple(net.space["hidden"].options) == second.shifts[0].new
     # The errors are those of the sample with the weights of that space's supernet.
     trained = fit(TASK, NET, TRAINING.shortened(6))
-    key = jax.random.fold_in(runs.space_evolution.stream(0, "spaces"), 0)
+    key = jax.random.fold_in(jax.random.fold_in(runs.space_evolution.stream(0, "spaces"), 0), 0)
     accuracy = make_evaluator(TASK, NET, "search")(trained.variables, NET.space.sample(key, 30))["accuracy"]
     np.testing.assert_allclose(first.errors, 1 - accuracy, atol=1e-6)
     # Once more: nothing is done again, and the last space is measured once.
@@ -73,6 +74,17 @@ def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, variables)
 
 
+def test_a_sample_has_its_size_and_is_within_the_bound():
+    costs = jaxnas.cost(NET, TASK.inputs)
+    bound = costs(NET.space.from_dict({"hidden": [2, 2]}))["params"]
+    archs = runs.space_evolution._draw(NET, costs, dataclasses.replace(SETTINGS, most=bound), 0, 1)
+    params = jax.vmap(lambda arch: costs(arch)["params"])(archs)
+    assert len(params) == 30 and np.max(params) <= bound
+    assert (
+        np.max(jax.vmap(lambda arch: costs(arch)["params"])(NET.space.sample(jax.random.key(0), 30))) > bound
+    )
+
+
 @pytest.mark.slow
 def test_a_workdir_of_another_evolution_is_refused(tmp_path):
     evolved(tmp_path, turns=1)
@@ -89,6 +101,7 @@ def test_a_workdir_of_another_evolution_is_refused(tmp_path):
         (dict(fixed=("hiden",)), "evolution.fixed has 'hiden'"),
         (dict(rules={"hiden": search.ShiftRule()}), "evolution.rules has 'hiden'"),
         (dict(rules={"hidden": search.ShiftRule(multiple=2)}), "are not legal"),
+        (dict(most=10), "space A only 0 have at most 10 params, and evolution.sample is 30. Raise"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_trained(tmp_path, changes, message):
