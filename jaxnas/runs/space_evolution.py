@@ -284,7 +284,7 @@ def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int)
     """As many architectures [sample] as are asked for, of those that are not above the bound."""
     key, most = jax.random.fold_in(stream(seed, "spaces"), turn), settings.most
     of_all = jax.jit(jax.vmap(lambda arch: costs(arch)[settings.budget]))
-    within: list[Arch] = []
+    found, within = 0, list[Arch]()
     for draw in range(_DRAWS):
         archs = net.space.sample(jax.random.fold_in(key, draw), settings.sample)
         if most is None:
