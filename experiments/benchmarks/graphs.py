@@ -45,14 +45,17 @@ _DROPOUT = flags.DEFINE_float("dropout", None, "Another one than that of the pap
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 
-def decayed_adam(learning_rate: float, decay: float, first_alone: bool) -> optax.GradientTransformation:
-    """Adam on the loss with an L2 term, of all parameters or of the first layer's alone."""
+def decayed_adam(
+    learning_rate: float, decay: float, *, first_alone: bool = False, biases: bool = True
+) -> optax.GradientTransformation:
+    """Adam on the loss with an L2 term: of all layers or the first alone, with biases or without."""
+
+    def decays(path: tuple[Any, ...], _: Any) -> bool:
+        names = [key.key for key in path]
+        return (names[0] == "first" or not first_alone) and (biases or names[-1] != "bias")
 
     def mask(params: Any) -> Any:
-        return {
-            name: jax.tree.map(lambda _, n=name: n == "first" or not first_alone, x)
-            for name, x in params.items()
-        }
+        return jax.tree_util.tree_map_with_path(decays, params)
 
     return optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(learning_rate))
 
@@ -72,12 +75,12 @@ def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, optax.Grad
     """A network with its optimizer and its number of steps."""
     options: dict[str, Any] = {} if _DROPOUT.value is None else {"dropout": _DROPOUT.value}
     if name in ("found", "random search"):
-        return searched(name, graph), decayed_adam(5e-3, 5e-4, first_alone=False), 1000
+        return searched(name, graph), decayed_adam(5e-3, 5e-4), 1000
     if name == "gcn":
         return GCN(classes, **options), decayed_adam(1e-2, 5e-4, first_alone=True), 200
     if graph == "pubmed":  # as the paper has it for this graph
-        return GAT(classes, last_heads=8, **options), decayed_adam(1e-2, 1e-3, first_alone=False), 1000
-    return GAT(classes, **options), decayed_adam(5e-3, 5e-4, first_alone=False), 1000
+        return GAT(classes, last_heads=8, **options), decayed_adam(1e-2, 1e-3, biases=False), 1000
+    return GAT(classes, **options), decayed_adam(5e-3, 5e-4, biases=False), 1000
 
 
 def main(_: list[str]) -> None:

@@ -42,14 +42,15 @@ class GCN(nn.Module):
 
 
 class GAT(nn.Module):
-    """Two layers of graph attention (Velickovic et al., ICLR 2018, section 3.3).
+    """Two layers of graph attention (Velickovic et al., ICLR 2018, section 3.3, and the authors' code).
 
     Attributes:
       num_classes: of nodes.
       features: of each head of the first layer, whose heads are concatenated.
       num_heads: of the first layer.
       last_heads: of the last layer, over which logits are averaged.
-      dropout: of what each layer gets, and of the weights of attention.
+      dropout: of what each layer gets, of the weights of attention and, as in the authors' code, of the
+        projected features that are summed.
       space: of one architecture.
     """
 
@@ -67,8 +68,9 @@ class GAT(nn.Module):
         """Takes graphs as of `tasks.Graphs`, gives logits [G, N, classes]."""
         x, graph = union(inputs)
         x = Dropout(self.dropout)(x, train=train)
-        first = GATConv(self.num_heads * self.features, self.num_heads, dropout=self.dropout, name="first")
+        drops = {"dropout": self.dropout, "sum_dropout": self.dropout}
+        first = GATConv(self.num_heads * self.features, self.num_heads, name="first", **drops)
         x = nn.elu(first(x, graph, train=train))  # [G * N, heads * features]
         x = Dropout(self.dropout)(x, train=train)
-        last = GATConv(self.num_classes, self.last_heads, merge="mean", dropout=self.dropout, name="last")
+        last = GATConv(self.num_classes, self.last_heads, merge="mean", name="last", **drops)
         return last(x, graph, train=train).reshape(*inputs["node_mask"].shape, self.num_classes)

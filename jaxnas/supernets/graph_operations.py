@@ -297,6 +297,7 @@ class GATConv(nn.Module):
       merge: how heads become one: "concatenate", where each has features / heads, or their "mean" or "sum".
       dropout: probability that the weight of an edge is dropped in training.
       self_loops: whether a node counts among its neighbours.
+      sum_dropout: probability that a projected feature is dropped in training, where neighbours are summed.
     """
 
     features: int
@@ -304,11 +305,12 @@ class GATConv(nn.Module):
     merge: Merge = "concatenate"
     dropout: float = 0.0
     self_loops: bool = True
+    sum_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        return _message_passing(self, "gat", x, graph, self.self_loops, train)
+        return _message_passing(self, "gat", x, graph, self.self_loops, train, self.sum_dropout)
 
 
 class GeoLayer(nn.Module):
@@ -391,7 +393,13 @@ def _bias(module: nn.Module, x: jax.Array) -> jax.Array:
 
 
 def _message_passing(
-    module: Any, coefficient: Coefficient, x: jax.Array, graph: Graph, self_loops: bool, train: bool
+    module: Any,
+    coefficient: Coefficient,
+    x: jax.Array,
+    graph: Graph,
+    self_loops: bool,
+    train: bool,
+    sum_dropout: float = 0.0,
 ) -> jax.Array:
     """The multi-head form of `GATConv` and `GeoLayer`, with parameters of the module."""
     count, heads, features = x.shape[0], module.heads, module.features
@@ -419,6 +427,7 @@ def _message_passing(
 
     weights = _coefficients(module, coefficient, x, edges, vector)  # [E, heads]
     weights = nn.Dropout(module.dropout, deterministic=not train)(weights)
+    x = nn.Dropout(sum_dropout, deterministic=not train)(x)
     y = propagate(edges, x, weights[:, :, None])  # [N, heads, C]
     if concatenates:
         return _bias(module, y.reshape(count, features))

@@ -240,9 +240,13 @@ def test_a_union_of_graphs_is_each_graph_alone(name):
         np.testing.assert_allclose(y, run(op, variables, x, graph_of(edges)), atol=1e-5)
 
 
-def test_attention_drops_edges_in_training_alone():
+def test_attention_drops_edges_or_features_in_training_alone():
     x, edges = random_graph()
-    for op in (ops.GATConv(OUT, 4, dropout=0.5), ops.GeoLayer(OUT, "const", 4, dropout=0.5)):
+    for op in (
+        ops.GATConv(OUT, 4, dropout=0.5),
+        ops.GATConv(OUT, 4, sum_dropout=0.5),
+        ops.GeoLayer(OUT, "const", 4, dropout=0.5),
+    ):
         variables = op.init(jax.random.key(0), x, graph_of(edges))
         rngs = {"dropout": jax.random.key(1)}
         still = op.apply(variables, x, graph_of(edges), rngs=rngs)
