@@ -55,7 +55,7 @@ NASVIT_DIGITS = dataclasses.replace(
 FASHION_MNIST = dataclasses.replace(
     DIGITS,
     name="hybrid_fashion_mnist",
-    about="The same on Fashion-MNIST: about an hour on two cores.",
+    about="The same on Fashion-MNIST: an hour or two on two cores.",
     task=tasks.Images(data="fashion_mnist", search_fraction=1 / 6, flip=True),
     network=_SMALL,
     training=dataclasses.replace(
