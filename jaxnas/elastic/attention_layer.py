@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from jaxnas.elastic.attention import products, softmax_from
 from jaxnas.elastic.layers import Initializer, affine, trunc_normal
-from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, run
-from jaxnas.elastic.width import Width, combine, joint
+from jaxnas.elastic.width import Width, joint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +138,11 @@ class Attention(nn.Module):
             parameter(self, "out_kernel", self.kernel_init, (heads, head_dim, embed), gate=gate),
             parameter(self, "out_bias", zeros, (embed,), gate=gate),
         )
-        tables = (embed, heads, kv_heads, head_dim, *(() if gate is None else (gate,)))
 
-        def macs(e: int, h: int, k: int, d: int, on: int = 1) -> int:
-            return on * tokens * d * (2 * e * (h + k) + 2 * tokens * h)
+        def macs(e: int, h: int, k: int, d: int) -> int:
+            return tokens * d * (2 * e * (h + k) + 2 * tokens * h)
 
-        record_macs(self, combine(macs, *(one.table for one in tables)))
+        record_macs(self, gated_macs(gate, macs, embed, heads, kv_heads, head_dim))
         return run(
             _Attend(self.dtype),
             "batch tokens embed, ..., dim, embed heads dim, embed kv dim, embed kv dim, heads dim, kv dim, "

@@ -13,9 +13,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.parameter import Sharing, parameter, record_macs
+from jaxnas.elastic.parameter import Sharing, gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, as_rows, run
-from jaxnas.elastic.width import Width, combine, constant, fixed
+from jaxnas.elastic.width import Width, fixed
 
 Arrays = tuple[jax.Array, ...]
 Masks = dict[str, jax.Array]
@@ -76,8 +76,7 @@ class DenseParameters(nn.Module):
         common = dict(gate=gate, options=options)
         kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
         bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
-        tables = width_in.table, width_out.table, constant(1) if gate is None else gate.table
-        record_macs(self, combine(lambda i, o, g: rows * i * o * g, *tables))
+        record_macs(self, gated_macs(gate, lambda i, o: rows * i * o, width_in, width_out))
         return kernel, bias
 
 

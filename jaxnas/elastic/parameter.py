@@ -212,6 +212,18 @@ def record_macs(module: nn.Module, macs: Table) -> None:
         module.sow(MACS, "macs", StaticTable(macs))
 
 
+def gated_macs(gate: Width | None, macs: Callable[..., int], *widths: Width) -> Table:
+    """A table of multiply-accumulates, for `record_macs`.
+
+    Args:
+      gate: 0 where the layer is skipped, which then has none; None for a layer that always runs.
+      macs: their number, as a function of the sizes of `widths`.
+      widths: what it depends on.
+    """
+    tables = constant(1) if gate is None else gate.table, *(one.table for one in widths)
+    return combine(lambda on, *sizes: on * macs(*sizes), *tables)
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class StaticTable:

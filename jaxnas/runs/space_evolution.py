@@ -24,6 +24,7 @@ from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
 from jaxnas.runs.describe import describe_evolved
 from jaxnas.runs.plain import to_dict
+from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.training.divergence import MENDS
@@ -282,22 +283,18 @@ def _sample(
 
 def _draw(net: Any, costs: Cost, settings: SpaceEvolution, seed: int, turn: int) -> Arch:
     """As many architectures [sample] as are asked for, of those that are not above the bound."""
-    key, most = jax.random.fold_in(stream(seed, "spaces"), turn), settings.most
-    of_all = jax.jit(jax.vmap(lambda arch: costs(arch)[settings.budget]))
-    found, within = 0, list[Arch]()
+    space, key = net.space, jax.random.fold_in(stream(seed, "spaces"), turn)
+    bounds = ((settings.budget, None, settings.most),)
+    found = np.zeros((0, space.length), np.int32)
     for draw in range(_DRAWS):
-        archs = net.space.sample(jax.random.fold_in(key, draw), settings.sample)
-        if most is None:
-            return archs
-        kept = np.flatnonzero(np.asarray(of_all(archs)) <= most)
-        within.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[kept], archs))
-        found = sum(len(next(iter(one.values()))) for one in within)
-        if found >= settings.sample:
-            joined: Arch = jax.tree.map(lambda *x: np.concatenate(x)[: settings.sample], *within)
-            return joined
-    drawn = _DRAWS * settings.sample
+        codes = space.encode(space.sample(jax.random.fold_in(key, draw), settings.sample))
+        kept = np.asarray(feasible(space, costs, bounds, codes))
+        found = np.concatenate([found, np.asarray(codes)[kept]])
+        if len(found) >= settings.sample:
+            drawn: Arch = space.decode(found[: settings.sample])
+            return drawn
     raise ValueError(
-        f"Of {drawn:,} random architectures of space {_name(turn)} only {found} have at most {most:,g} "
-        f"{settings.budget}, and evolution.sample is {settings.sample}. Raise evolution.most, or make "
-        "evolution.sample smaller."
+        f"Of {_DRAWS * settings.sample:,} random architectures of space {_name(turn)} only {len(found)} have "
+        f"at most {settings.most:,g} {settings.budget}, and evolution.sample is {settings.sample}. Raise "
+        "evolution.most, or make evolution.sample smaller."
     )

@@ -46,7 +46,6 @@ from jaxnas.supernets.talking_attention import TalkingAttention
 
 ACTIVATIONS = {"silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": gelu, "hard_swish": jax.nn.hard_swish}
 KINDS = ("mbconv", "fused_mbconv", "transformer", "nasvit")
-ATTENTION = ("transformer", "nasvit")  # those of them that have heads
 # What is taken where a space does not choose it; 0 heads are as many as `head_dim` makes.
 DEFAULTS = {"kernel": 3, "expansion": 4, "squeeze": 0, "heads": 0, "mlp_ratio": 4}
 Chosen = dict[str, Decision]  # the decisions of one block by their names, and "before", that of its input
@@ -254,8 +253,7 @@ class NasvitBlock(Block):
     def __call__(self, x: jax.Array, *, chosen: Chosen) -> jax.Array:
         """Maps images [B, H, W, in maximum] to [B, H / stride, W / stride, out maximum]."""
         embed, gate, dtype = width(int, chosen["width"], axis="embed"), self.gate(chosen), self.dtype
-        of_heads = chosen["width"], chosen["heads"]
-        heads = width(lambda c, h: self.stage.heads(c, h)[0], *of_heads, axis="heads")
+        heads = width(lambda c: c // self.stage.head_dim, chosen["width"], axis="heads")
         hidden = width(lambda c, r: int(c * r), chosen["width"], chosen["mlp_ratio"], axis="mlp")
         x = self.downsampled(x, chosen, embed)
         init = nn.initializers.normal(embed.maximum**-0.5)
@@ -274,6 +272,9 @@ class NasvitBlock(Block):
         init, each = nn.initializers.constant(self.stage.layer_scale), (width(int, chosen["depth"]), embed)
         scale = parameter(self, f"{name}_scale", init, (embed,), gate=gate, options=each)
         return self.drop(y * scale.astype(y.dtype)[None, None, None])
+
+
+ATTENTION = {"transformer": Transformer, "nasvit": NasvitBlock}  # the kinds that have heads
 
 
 class Resized(nn.Module):
@@ -322,8 +323,8 @@ class Hybrid(nn.Module):
         "pooled" to the new size by averages and mapped to a new width by a 1 x 1 convolution (AttentiveNAS).
       head_dim: channels of an attention head in the stages without a choice of the number of heads. NASViT's
         blocks have no such choice.
-      largest_map: rows and columns of the largest map that a block of NASViT's sees, for which it stores the
-        biases of relative positions; NASViT has 18, for 288 pixels.
+      largest_map: rows and columns of the largest map that one of NASViT's blocks sees, for which it stores
+        the biases of relative positions; NASViT has 18, for 288 pixels.
       layer_scale: what the factors of NASViT's blocks begin with.
       odd_maps: whether a map that a stride does not divide is "refused", or "padded" by zeros, as NASViT's
         of 224 and 288 pixels are.
@@ -445,7 +446,7 @@ class Hybrid(nn.Module):
         form = Stage(self.strides[stage - 1], *common, self.largest_map, self.layer_scale)
         given = form, place, train, rate, self.dtype
         if kind in ATTENTION:
-            return (Transformer if kind == "transformer" else NasvitBlock)(*given, parent=None)
+            return ATTENTION[kind](*given, parent=None)
         return MBConv(*given, fused=kind == "fused_mbconv", parent=None)
 
     def _dense(self, name: str) -> Dense:
@@ -486,8 +487,12 @@ def check(net: Hybrid) -> None:
             f"Hybrid: drop_path_rate {net.drop_path_rate}, dropout_rate {net.dropout_rate} and "
             f"head_expansion {net.head_expansion}; expected 0 to less than 1, the same, and at least 0."
         )
-    values = {"squeeze_of": ("input", "expanded"), "shortcut": ("none", "pooled"), "activation": ACTIVATIONS}
-    values |= {"odd_maps": ("refused", "padded")}
+    values = {
+        "squeeze_of": ("input", "expanded"),
+        "shortcut": ("none", "pooled"),
+        "activation": ACTIVATIONS,
+        "odd_maps": ("refused", "padded"),
+    }
     for name, allowed in values.items():
         if getattr(net, name) not in allowed:
             raise ValueError(f"Hybrid: {name} is {getattr(net, name)!r}, expected one of {list(allowed)}.")
@@ -525,7 +530,7 @@ def _check_stage(space: Space, i: int, head_dim: int) -> None:
         raise ValueError(
             f"A Hybrid space: 'block_{i}' has the options {kinds}; {unknown} are none of {KINDS}."
         )
-    if not set(ATTENTION) & set(kinds):
+    if not ATTENTION.keys() & set(kinds):
         return
     if "nasvit" in kinds and f"heads_{i}" in space:
         raise ValueError(

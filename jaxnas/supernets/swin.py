@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -34,9 +33,9 @@ from jaxnas.elastic.layers import (
     trunc_normal,
 )
 from jaxnas.elastic.loop import run_layer
-from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import run
-from jaxnas.elastic.width import Table, Width, combine, constant, fixed, width
+from jaxnas.elastic.width import Width, combine, fixed, width
 from jaxnas.space import Space
 
 OF_BLOCK = ("window", "num_heads", "mlp_ratio", "qkv_dim")
@@ -165,7 +164,7 @@ class NormalisedDense(nn.Module):
         ]
         rows = x.shape[1] * x.shape[2]
         of_parts = rows * self.parts_in * self.parts_out
-        record_macs(self, _gated(gate, lambda i, o: of_parts * i * o, width_in, width_out))
+        record_macs(self, gated_macs(gate, lambda i, o: of_parts * i * o, width_in, width_out))
         axes = "rows from in, from in, from in, from in to out"
         axes += ", to out -> rows to out" if self.use_bias else " -> rows to out"
         y = run(
@@ -178,12 +177,6 @@ class NormalisedDense(nn.Module):
             maskable=("out",),
         )
         return y.reshape(*x.shape[:3], *y.shape[1:])
-
-
-def _gated(gate: Width | None, macs: Callable[..., int], *widths: Width) -> Table:
-    """A table of multiply-accumulates, 0 where a layer is skipped."""
-    tables = constant(1) if gate is None else gate.table, *(one.table for one in widths)
-    return combine(lambda on, *sizes: on * macs(*sizes), *tables)
 
 
 class Block(nn.Module):
@@ -240,7 +233,7 @@ class Block(nn.Module):
         table = parameter(self, "relative_bias", trunc_normal, axes, gate=gate, centred=(0, 1))
         dim = Width(combine(lambda q, h: q // h, qkv.table, heads.table), {**qkv.values, **heads.values})
         tokens = x.shape[1] * x.shape[2]
-        record_macs(self, _gated(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
+        record_macs(self, gated_macs(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
         return run(
             _WindowAttention(self.shifted, self.dtype),
             "batch rows columns three qkv, heads window window window window, ... -> batch rows columns qkv",

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxnas.elastic.attention import products
 from jaxnas.elastic.convolution import centre, convolve
 from jaxnas.elastic.layers import Initializer, affine, trunc_normal
-from jaxnas.elastic.parameter import parameter, record_macs
+from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, run
-from jaxnas.elastic.width import Width, combine, constant, fixed
+from jaxnas.elastic.width import Width, fixed
 from jaxnas.supernets.swin import relative_bias
 
 
@@ -124,13 +124,11 @@ class TalkingAttention(nn.Module):
         ]
         tokens = side**2
 
-        def macs(e: int, h: int, on: int) -> int:
+        def macs(e: int, h: int) -> int:
             dense = 2 * e * h * (head_dim + value_dim) + 9 * h * value_dim
-            return on * tokens * (dense + tokens * h * (head_dim + value_dim + 2 * h))
+            return tokens * (dense + tokens * h * (head_dim + value_dim + 2 * h))
 
-        record_macs(
-            self, combine(macs, embed.table, heads.table, constant(1) if gate is None else gate.table)
-        )
+        record_macs(self, gated_macs(gate, macs, embed, heads))
         return run(
             _Attend(self.dtype),
             "batch rows columns embed, heads rows columns rows columns, embed heads dim, embed heads dim, "

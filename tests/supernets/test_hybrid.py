@@ -141,9 +141,7 @@ def test_blocks_are_those_of_pytorch(name):
     values = hybrid.DEFAULTS | {"before": before, "width": after, "depth": 2} | given
     chosen = {key: Decision((key, None), (value,), np.zeros((), np.int32)) for key, value in values.items()}
     if kind in hybrid.ATTENTION:
-        block = {"transformer": hybrid.Transformer, "nasvit": hybrid.NasvitBlock}[kind](
-            stage, place, train=True
-        )
+        block = hybrid.ATTENTION[kind](stage, place, train=True)
     else:
         block = hybrid.MBConv(stage, place, train=True, fused=kind == "fused_mbconv")
     x, key = normal(3, 8, 8, before), jax.random.key(0)
@@ -178,7 +176,9 @@ def test_blocks_are_those_of_pytorch(name):
     np.testing.assert_allclose(found[0], expected.detach().numpy(), atol=2e-5)
     np.testing.assert_allclose(found[2], images.grad.numpy(), atol=2e-4)
     # Some gradients, as of a key's bias, are nothing but rounding.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3), found[1], gradients)
+    # Those of NASViT's blocks are of some thousands here.
+    close = {"atol": 1e-3, "rtol": 1e-5 if kind == "nasvit" else 1e-7}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found[1], gradients)
 
 
 def test_the_stem_is_that_of_pytorch():
@@ -268,6 +268,11 @@ NETS = {
     "transformer": NET,
     "nasvit": supernets.Hybrid(TALKING, 5, head_dim=2, largest_map=5, layer_scale=0.5, **STAGES),
 }
+BLOCKS_OF = {
+    "transformer": ["stage_1_0", "stage_2_0", "stage_2_1"],
+    "nasvit": ["stage_1_0", "stage_2_0", "stage_2_1", "stage_2_2"],
+}
+DISTINCT = {"transformer": 50, "nasvit": 25}  # at least, of 60; the second space has 84 networks
 IMAGES = normal(4, 8, 8, 3)
 
 
@@ -310,10 +315,10 @@ trained = jit(run, static_argnums=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
-def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_gradients(name):
+@pytest.mark.parametrize("name_of_net", NETS)
+def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_gradients(name_of_net):
     """P1, P2 and P6; new statistics too are only of what is used."""
-    net = NETS[name]
+    net = NETS[name_of_net]
     recorded, variables, space = annotations(net, IMAGES), variables_of(net), net.space
     batch = jax.tree.map(np.asarray, sample(space, 0, 60))
     logits = set()
@@ -336,18 +341,20 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
             np.testing.assert_array_equal(leaf[~active], old[~active])
             assert not active.any() or not np.array_equal(leaf[active], old[active])
         values = space.to_dict({name: np.asarray(x) for name, x in arch.items()})
-        assert len(outputs) == len(net.places)
+        assert list(outputs) == BLOCKS_OF[name_of_net]
         for name, out in outputs.items():
             channels = values[f"width_{name[6]}"]
             assert not np.any(out["__call__"][0][..., channels:]), name
             assert np.any(out["__call__"][0][..., :channels]), name
     distinct = {tuple(row) for row in np.asarray(space.encode(batch)).tolist()}
-    assert len(traces) == 1 and len(logits) == len(distinct) > 25
+    assert len(traces) == 1 and len(logits) == len(distinct) > DISTINCT[name_of_net]
 
 
 @pytest.mark.slow
 @pytest.mark.hlo
-@pytest.mark.parametrize("name, seed", [("transformer", 0), ("transformer", 3), ("nasvit", 0), ("nasvit", 1)])
+@pytest.mark.parametrize(
+    "name, seed", [*(("transformer", seed) for seed in (0, 3, 5)), ("nasvit", 0), ("nasvit", 1)]
+)
 def test_extracted_is_the_same_function_with_exact_costs(name, seed):
     """P3 and P7, with the statistics of the architecture."""
     net = NETS[name]
@@ -537,10 +544,8 @@ def test_the_cost_of_a_member_is_that_of_the_network_alone():
 def test_nasvit_spans_its_published_range():
     """From 208 to 757 million products, of A0 and A5; the smallest network has 190 million."""
     net = supernets.Hybrid(spaces.nasvit(), 1000, **hybrid.NASVIT)
-    smallest, largest = (
-        jaxnas.cost(alone(net, arch), (1, 288, 288, 3))(net.space.fix(arch).smallest())["macs"]
-        for arch in (net.space.smallest(), net.space.largest())
-    )
+    cost = jaxnas.cost(net, (1, 288, 288, 3))
+    smallest, largest = (cost(arch)["macs"] for arch in (net.space.smallest(), net.space.largest()))
     assert 180e6 < smallest < 208e6 and largest > 757e6
 
 
