@@ -21,7 +21,14 @@ from jaxnas.elastic.width import Decision, Table, Width, joint
 STACKED = "blocks"
 
 
-def run_layer(call: Callable[[Any, Any], Any], layer: nn.Module, x: Any, *, remat: bool) -> Any:
+def run_layer(
+    call: Callable[[Any, Any], Any],
+    layer: nn.Module,
+    x: Any,
+    *,
+    remat: bool = False,
+    gate: Width | None = None,
+) -> Any:
     """Runs one layer, by itself or of several that are not of equal form.
 
     Args:
@@ -29,11 +36,25 @@ def run_layer(call: Callable[[Any, Any], Any], layer: nn.Module, x: Any, *, rema
       layer: a module, or the network in whose `compact` method this is called.
       x: what goes from layer to layer, a pytree of arrays.
       remat: whether the backward pass computes the layer again, so that of the layer only x is kept.
+      gate: a width of 1, or of 0 where the layer is skipped and x goes on as it is. `call` has to give the
+        same there; with a gate nothing of it runs, while operations write the zeros that are added to x. It
+        is no use while parameters are initialised, while collections are written, and if it is soft.
 
     Returns:
       What `call` returns.
     """
-    return (nn.remat(call) if remat else call)(layer, x)
+    run = nn.remat(call) if remat else call
+    chosen = None if gate is None or gate.is_fixed else joint(gate)
+    if chosen is None or chosen.is_soft or layer.is_initializing() or _writes(layer, "intermediates"):
+        return run(layer, x)
+    runs = jnp.asarray(chosen.rows)[chosen.index(), 0] > 0
+    return nn.cond(runs, run, lambda _, x: x, layer, x)
+
+
+def _writes(module: nn.Module, *also: str) -> bool:
+    """Whether a call of the module writes collections: annotations, its own ones or those named here."""
+    own = {SPECS, MACS, *module.variables} - {"intermediates"}  # which a scan can capture from outside
+    return any(map(module.is_mutable_collection, {*own, *also}))
 
 
 def run_layers(
@@ -79,9 +100,7 @@ def run_layers(
     Raises:
       ValueError: stacked parameters, where the layers have to be unrolled.
     """
-    written = {SPECS, MACS, *network.variables} - {"intermediates"}  # captured outside of a scan only
-    recording = any(map(network.is_mutable_collection, written))
-    stacked = None if not scan or recording or network.is_initializing() else _stack_inputs(inputs)
+    stacked = None if not scan or _writes(network) or network.is_initializing() else _stack_inputs(inputs)
     if stacked is None:
         if STACKED in network.variables.get("params", {}):
             raise ValueError(

@@ -356,7 +356,7 @@ class Swin(nn.Module):
                 sizes = block_widths(decisions, stage, number)
                 rate = next(rates) if drops else None
                 call = functools.partial(_call, embed, sizes, rate)
-                x = run_layer(call, block, x, remat=self.remat)
+                x = run_layer(call, block, x, remat=self.remat, gate=sizes["gate"])
         x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
         x = x.mean(axis=(1, 2))  # [B, E]
         classes = fixed(self.num_classes, "classes")

@@ -15,6 +15,8 @@ from small_nets import SHAPE, difference, flatten, jit, masks_of, normal, sample
 import jaxnas
 from jaxnas import Choice, Space, elastic
 from jaxnas.elastic import Decisions, stack_layers, unstack_layers
+from jaxnas.elastic.layers import drop_branch
+from jaxnas.elastic.loop import run_layer
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -124,6 +126,67 @@ def test_a_network_of_ones_own_is_scanned_and_unrolled(soft):
         assert difference((y, inputs), expected) <= 1e-5
     scans = {scan: "scan[" in str(jax.make_jaxpr(apply)(arch)) for scan, apply in of.items()}
     assert scans == {False: False, True: True}
+
+
+class Gated(nn.Module):
+    """Residual MLPs of which those beyond the depth are skipped, by their gate alone or as a whole."""
+
+    space: Any
+    whole: bool = True
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        embed = elastic.fixed(x.shape[-1])
+        for i in range(3):
+            gate = elastic.width(lambda depth, i=i: int(i < depth), decisions["depth"])
+            hidden = elastic.width(int, decisions["hidden", i])
+
+            def call(layer, x, hidden=hidden, gate=gate):
+                y = layer(x, embed, hidden, gate=gate)
+                return x + drop_branch(layer, y, 0.5 if train else None)
+
+            layer = elastic.Mlp(name=f"block_{i}", kernel_init=nn.initializers.normal(0.5))
+            x = run_layer(call, layer, x, gate=gate if self.whole else None)
+        return x
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["hard", "soft"])
+def test_a_layer_that_is_skipped_as_a_whole_gives_what_its_gate_gives(soft):
+    space, x, key = own_space(2, 4, 8), normal(2, 4, 6), jax.random.key(3)
+    net = Gated(space)
+    variables = jaxnas.init(net, jax.random.key(0), x.shape)
+    arch = {**sample(space, 1), "depth": jnp.int32(0)}
+    arch = space.soften(arch) if soft else arch
+
+    def gradient(whole, variables, arch):
+        def loss(variables):
+            y = net.clone(whole=whole).apply(variables, x, arch, train=True, rngs={"dropout": key})
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.grad(loss, has_aux=True)(variables)
+
+    of = {whole: jit(functools.partial(gradient, whole)) for whole in (False, True)}
+    for depth in range(3):
+        value = jnp.int32(depth)
+        arch["depth"] = jax.nn.one_hot(value, 3) if soft else value
+        assert difference(of[True](variables, arch), of[False](variables, arch)) <= 1e-6
+    archs = jax.tree.map(lambda *x: jnp.stack(x), *(sample(space, seed) for seed in range(3)))
+    many = [jax.vmap(functools.partial(net.clone(whole=w).apply, variables, x))(archs) for w in (False, True)]
+    assert difference(*many) <= 1e-6
+
+
+def test_nothing_of_a_skipped_layer_runs():
+    """Each layer that may be skipped is behind a condition, of which one side has nothing in it."""
+
+    def skipped(depths):
+        net = Gated(Space(depth=Choice(*depths), hidden=Choice(4).repeat(3)))
+        variables = jaxnas.init(net, jax.random.key(0), (2, 4, 6))
+        program = jax.make_jaxpr(net.apply)(variables, normal(2, 4, 6), sample(net.space, 0))
+        sides = [one.params["branches"] for one in program.eqns if one.primitive.name == "cond"]
+        return sum(any(not side.jaxpr.eqns for side in both) for both in sides)
+
+    assert [skipped(depths) for depths in ((1, 2, 3), (2, 3), (3,))] == [2, 1, 0]
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])

@@ -1,13 +1,15 @@
-"""What a supernet of convolutions costs against the networks it contains: compile time and step time.
+"""What a supernet of images costs against the networks it contains: compile time and step time.
 
-  python -m experiments.benchmarks.convolutions --architectures=6 --repeats=7
-  python -m experiments.benchmarks.convolutions --size=64
+  python -m experiments.benchmarks.steps --network=convolutions --size=64
+  python -m experiments.benchmarks.steps --network=swin --size=28 --kinds=forward,gradient
 
-Four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch normalisation. Two things are
-measured of a gradient in training: the processor time of its compilation, over that of the largest extracted
-network, and the time of a call, over that of the network extracted at the same architecture. Calls are timed
-in turns in one process; shown are medians over repeats, by the clock and in processor time. Only the latter
-says something of a machine that others use too, and only of CPUs.
+"convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch normalisation.
+"swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its space for small
+images. Two things are measured of a forward pass, or of a gradient in training: the processor time of its
+compilation, over that of the largest extracted network, and the time of a call, over that of the network
+extracted at the same architecture. Calls are timed in turns in one process; shown are medians over repeats,
+by the clock and in processor time. Only the latter says something of a machine that others use too, and only
+of CPUs. `experiments.benchmarks.elastic` is the one for AutoFormer's networks.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ import jax.numpy as jnp
 from absl import app, flags
 
 import jaxnas
-from jaxnas import Choice, Space, elastic
+from jaxnas import Choice, Space, elastic, spaces, supernets
+from jaxnas.supernets import hybrid
 
-_ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled.")
+_NETWORK = flags.DEFINE_enum("network", "convolutions", ["convolutions", "swin", "hybrid"], "Which.")
+_KINDS = flags.DEFINE_list("kinds", ["gradient"], "forward, gradient.")
+_ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled; the smallest comes, too.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each network.")
 _BATCH = flags.DEFINE_integer("batch", 16, "Images.")
 _SIZE = flags.DEFINE_integer("size", 32, "Of the images; the blocks see maps of half that size.")
@@ -66,17 +71,30 @@ class Network(nn.Module):
         return elastic.Dense(name="head")(x.mean(axis=(1, 2)), width, elastic.fixed(10))
 
 
-def compiled(net: nn.Module, *given: Any) -> tuple[Callable[..., Any], float]:
-    """The gradient of a network in training, and the processor seconds that its compilation took."""
+def network() -> tuple[nn.Module, int]:
+    """The supernet that was asked for, and the channels of its images."""
+    if _NETWORK.value == "swin":
+        space = spaces.s3_small_images(_SIZE.value)
+        return supernets.Swin(space, _SIZE.value, 1 if _SIZE.value == 28 else 2, num_classes=10), 1
+    if _NETWORK.value == "hybrid":
+        return supernets.Hybrid(spaces.hybrid_small(), num_classes=10, **hybrid.SMALL), 1
+    return Network(SPACE), 3
+
+
+def compiled(kind: str, net: nn.Module, *given: Any) -> tuple[Callable[..., Any], float]:
+    """A pass of a network, in training if it is a gradient, and the processor seconds of its compilation."""
 
     def loss(params: Any, rest: Any, images: jax.Array, *arch: Any) -> jax.Array:
-        variables = {"params": params, **rest}
-        logits, _ = net.apply(variables, images, *arch, train=True, mutable=["batch_stats"])
+        mutable = list(rest)
+        logits, _ = net.apply({"params": params, **rest}, images, *arch, train=True, mutable=mutable)
         return jnp.mean(jnp.square(logits))
+
+    def forward(params: Any, rest: Any, images: jax.Array, *arch: Any) -> Any:
+        return net.apply({"params": params, **rest}, images, *arch)
 
     jax.clear_caches()  # what was traced for one network is not there for the next: each is the first
     start = time.process_time()
-    program = jax.jit(jax.grad(loss)).lower(*given).compile()
+    program = jax.jit(jax.grad(loss) if kind == "gradient" else forward).lower(*given).compile()
     return program, time.process_time() - start
 
 
@@ -95,30 +113,30 @@ def median_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict
     return {name: (clock, processor) for name, (clock, processor) in medians.items()}
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
-    jax.config.update("jax_enable_compilation_cache", False)
+def measure(kind: str) -> None:
+    """Prints a line for each architecture, and means over those that were sampled."""
     weights_key, images_key, key = jax.random.split(jax.random.key(_SEED.value), 3)
-    net, images = Network(SPACE), jax.random.normal(images_key, (_BATCH.value, _SIZE.value, _SIZE.value, 3))
+    net, channels = network()
+    space: Space = net.space  # pyrefly: ignore[missing-attribute]
+    images = jax.random.normal(images_key, (_BATCH.value, _SIZE.value, _SIZE.value, channels))
     variables = jaxnas.init(net, weights_key, images)
 
     def split(variables: Any) -> tuple[Any, Any]:
-        return variables["params"], {"batch_stats": variables["batch_stats"]}
+        return variables["params"], {name: x for name, x in variables.items() if name != "params"}
 
     def extracted(arch: Any) -> tuple[nn.Module, tuple[Any, ...]]:
         small = jaxnas.extract(net, variables, arch, inputs=images.shape)
         return small.net, (*split(small.variables), images)
 
-    largest, given = extracted(SPACE.largest())
-    _, base = compiled(largest, *given)
-    supernet, seconds = compiled(net, *split(variables), images, SPACE.largest())
-    print(f"compile: {seconds:.1f} s, {seconds / base:.1f} x the largest extracted network's {base:.1f} s")
+    largest, given = extracted(space.largest())
+    _, base = compiled(kind, largest, *given)
+    supernet, seconds = compiled(kind, net, *split(variables), images, space.largest())
+    print(f"{kind}: compile {seconds:.1f} s, {seconds / base:.1f} x {base:.1f} s of the largest network")
     ratios = []
-    for arch_key in jax.random.split(key, _ARCHITECTURES.value):
-        arch = SPACE.sample(arch_key)
+    sampled = [space.sample(arch_key) for arch_key in jax.random.split(key, _ARCHITECTURES.value)]
+    for arch in (*sampled, space.smallest()):
         small, given = extracted(arch)
-        alone, _ = compiled(small, *given)
+        alone, _ = compiled(kind, small, *given)
         calls = {
             "supernet": functools.partial(supernet, *split(variables), images, arch),
             "extracted": functools.partial(alone, *given),
@@ -128,9 +146,23 @@ def main(argv: list[str]) -> None:
         clock, processor = (ours / own for ours, own in pairs)
         ratios.append((clock, processor))
         shown = ", ".join(f"{name} {1e3 * x:.1f} ms ({1e3 * y:.1f})" for name, (x, y) in times.items())
-        print(f"{SPACE.to_dict(arch)}: {shown}, {clock:.2f} x ({processor:.2f})", flush=True)
-    clock, processor = (statistics.mean(column) for column in zip(*ratios, strict=True))
-    print(f"steps: mean {clock:.2f} x by the clock, {processor:.2f} x of processor time")
+        print(f"{space.to_dict(arch)}: {shown}, {clock:.2f} x ({processor:.2f})", flush=True)
+    clock, processor = (statistics.mean(column) for column in zip(*ratios[:-1], strict=True))
+    print(
+        f"{kind}: mean {clock:.2f} x by the clock, {processor:.2f} x of processor time, without the smallest"
+    )
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+    if wrong := set(_KINDS.value) - {"forward", "gradient"}:
+        raise app.UsageError(
+            f"--kinds={','.join(_KINDS.value)}: {wrong.pop()!r} is neither forward nor gradient."
+        )
+    jax.config.update("jax_enable_compilation_cache", False)
+    for kind in _KINDS.value:
+        measure(kind)
 
 
 if __name__ == "__main__":
