@@ -5,7 +5,8 @@ from any earlier one. An addition sums two inputs, and an attention takes querie
 each input passes through an operation of its own. There are no other projections.
 
 Every operation has weights for each pair of layers that it may connect, and for each context: the kind of
-the layer that it comes from, and the role that it plays where it goes to (section 4.2.2).
+the layer that it comes from, and the role that it plays where it goes to (section 4.2.2). Where the input,
+the layers and the result differ in width, pairs whose weights have the same shapes share a bank.
 
 `run_graph` has a loop of its own, where other networks use `elastic.run_layers`. The layers of that one are
 modules that have their own weights and see only the layer before. Here weights belong to pairs of layers and
@@ -19,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
@@ -31,7 +32,7 @@ from jaxnas.choice import nearest
 from jaxnas.elastic.bank import bank
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, record_macs
-from jaxnas.elastic.width import Decision, Table, width
+from jaxnas.elastic.width import Table, width
 from jaxnas.space import Space
 
 Context = Literal["none", "source", "target", "full"]
@@ -126,6 +127,29 @@ def _numbers(space: Space, arch: Mapping[str, Any], operations: Sequence[str]) -
 
 
 @dataclasses.dataclass(frozen=True)
+class Pairs:
+    """Pairs of layers between which an operation has weights of the same shapes.
+
+    Attributes:
+      targets: numbers of the layers that an edge may lead to, from 0.
+      of_input, of_layers: whether it may come from the input, and from another layer.
+    """
+
+    targets: range
+    of_input: bool = True
+    of_layers: bool = True
+
+    @property
+    def all_sources(self) -> bool:
+        """Whether an edge may come from anywhere."""
+        return self.of_input and self.of_layers
+
+    def have(self, source: Any) -> Any:
+        """Whether an edge from a source, which is 0 for the input, is one of them."""
+        return (source > 0) & self.of_layers | (source == 0) & self.of_input
+
+
+@dataclasses.dataclass(frozen=True)
 class OperationUses:
     """Which copies of an operation's weights an architecture uses (section 4.2.2).
 
@@ -135,17 +159,14 @@ class OperationUses:
         at the "target", or both.
       operations: all names, in order.
       operation: one of them.
+      pairs: of layers that the copies are for.
     """
 
     space: Space
     context: Context
     operations: tuple[str, ...]
     operation: str
-
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return self.space["layer"].length or 0
+    pairs: Pairs
 
     @property
     def _sizes(self) -> tuple[int, int]:
@@ -154,15 +175,21 @@ class OperationUses:
 
     @property
     def copies(self) -> int:
-        """How many copies there are: n(n + 1)/2, n², 2n(n + 1) or 4n² of n layers."""
+        """How many copies there are: n(n + 1)/2, n², 2n(n + 1) or 4n² of n layers in all."""
+        return int(self._starts[-1])
+
+    @property
+    def _starts(self) -> np.ndarray:
+        """The first copy of each layer, and behind them the number of all."""
         kinds, roles = self._sizes
-        return sum(roles * (1 + layer * kinds) for layer in range(self.layers))
+        sources = [self.pairs.of_input + layer * kinds * self.pairs.of_layers for layer in self.pairs.targets]
+        return np.cumsum([0, *(roles * count for count in sources)])
 
     @functools.cached_property
     def distinct(self) -> tuple[Table, ...]:
         """See `elastic.bank.Uses`: an edge counts if no earlier edge into its layer has the same copy."""
         decisions, tables = Decisions(self.space, None, initializing=True), []
-        for i, role in itertools.product(range(self.layers), ROLES):
+        for i, role in itertools.product(self.pairs.targets, ROLES):
             if role in self.space:
                 names = self._deciding(role)
                 count = functools.partial(self._counts, i, role, names)
@@ -176,8 +203,10 @@ class OperationUses:
 
     def _deciding(self, role: str) -> tuple[str, ...]:
         """The decisions of a layer that say whether the edge of a role needs one more copy."""
-        if role == "first" or (self._apart and role != "second"):
+        if role == "first":
             return "layer", role
+        if self._apart and role != "second":
+            return ("layer", role) if self.pairs.all_sources else ("layer", "source", role)
         earlier = ("first", "key") if role == "value" else ("first",)
         return "layer", "source", *earlier, role
 
@@ -186,23 +215,27 @@ class OperationUses:
         x = dict(zip(names, options, strict=True))
         if x[role] != self.operation or ROLES[role] not in (None, x["layer"]):
             return False
+        if not self.pairs.all_sources and not self.pairs.have(i if role == "first" else x["source"]):
+            return False
         as_first = x.get("source") == i and x.get("first") == self.operation and role != "first"
         return not as_first and (role != "value" or x.get("key") != self.operation)
 
     def __call__(self, arch: dict[str, Any]) -> tuple[Any, Any]:
-        """The copy that each edge takes, int32 [3 layers], and whether it is in use, bool [3 layers]."""
+        """The copy that each edge takes, int32 [3 T], and whether it is in use, bool [3 T], of T targets."""
         x = _numbers(self.space, arch, self.operations)
         kinds, roles = self._sizes
-        layers = np.arange(self.layers)
-        start = roles * (layers + kinds * (layers * (layers - 1) // 2))  # of each layer's copies
-        source = jnp.stack([jnp.asarray(layers), x["source"], x["source"]], axis=1)  # [layers, 3]
+        targets = np.asarray(self.pairs.targets)
+        other = jnp.asarray(x["source"])[targets]
+        source = jnp.stack([jnp.asarray(targets), other, other], axis=1)  # [T, 3]
         kind = jnp.concatenate([jnp.zeros(1, jnp.int32), x["attends"]])[source]  # the input has none
-        attends = jnp.asarray(x["attends"])
+        attends = jnp.asarray(x["attends"])[targets]
         role = jnp.stack([attends, 2 * attends, 3 * attends], axis=1)
-        below = jnp.where(source > 0, 1 + (source - 1) * kinds + (kind if kinds > 1 else 0), 0)
-        index = jnp.asarray(start)[:, None] + roles * below + (role if roles > 1 else 0)
-        used = jnp.asarray(x["edges"]) == self.operations.index(self.operation)
-        return index.astype(jnp.int32).reshape(-1), used.reshape(-1)
+        below = (source - 1) * kinds + (kind if kinds > 1 else 0) + int(self.pairs.of_input)
+        below = jnp.where(source > 0, below, 0)
+        index = jnp.asarray(self._starts)[:-1, None] + roles * below + (role if roles > 1 else 0)
+        used = jnp.asarray(x["edges"])[targets] == self.operations.index(self.operation)
+        used &= self.pairs.have(source)
+        return jnp.where(used, index, 0).astype(jnp.int32).reshape(-1), used.reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,14 +263,67 @@ class NormUses:
         return jnp.arange(self.copies), jnp.asarray(attends) > 0
 
 
+class LayerKind(NamedTuple):
+    """What layers are made of.
+
+    Attributes:
+      operations: modules by name, made with `parent=None`, called as `operation(x, *inputs, train=train)`;
+        they return arrays of this width, and have parameters and dropout only.
+      attend: `attend(query, key, value, *inputs, drop)` gives an array of the shape of the value. `drop` is a
+        function that applies dropout to attention weights.
+      width: channels of what the layers give.
+    """
+
+    operations: Mapping[str, nn.Module]
+    attend: Attend
+    width: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Group:
+    """Layers of one kind, and the banks of their operations by name.
+
+    Attributes:
+      kind: of all layers of the group.
+      layers: their numbers, from 0.
+      banks: of each the pairs of layers that it is for, the name of the operation, and an input of the
+        shape that the operation gets. They are in the order in which a layer numbers its operations.
+      split: whether edges from the input have banks of their own, which are the first ones.
+    """
+
+    kind: LayerKind
+    layers: range
+    banks: Mapping[str, tuple[Pairs, str, Any]]
+    split: bool
+
+
+def _groups(count: int, layer: LayerKind, last: LayerKind | None, x: Any) -> list[_Group]:
+    """All layers as one group, or, where the last one is of another kind, as two."""
+    if last is None:
+        banks = {name: (Pairs(range(count)), name, x) for name in layer.operations}
+        return [_Group(layer, range(count), banks, False)]
+    found = []
+    hidden = jax.ShapeDtypeStruct((*x.shape[:-1], layer.width), x.dtype)
+    for kind, layers, prefix in (
+        (layer, range(count - 1), ""),
+        (last, range(count - 1, count), "last_"),
+    ):
+        banks = {f"{prefix}input_{name}": (Pairs(layers, True, False), name, x) for name in kind.operations}
+        if max(layers, default=0) > 0:
+            banks |= {f"{prefix}{name}": (Pairs(layers, False), name, hidden) for name in kind.operations}
+        if layers:
+            found.append(_Group(kind, layers, banks, True))
+    return found
+
+
 def run_graph(
     network: Any,
-    operations: Mapping[str, nn.Module],
-    attend: Attend,
+    layer: LayerKind,
     x: jax.Array,
     inputs: tuple[Any, ...],
     decisions: Decisions,
     *,
+    last: LayerKind | None = None,
     context: Context,
     dropout: float,
     attention_dropout: float,
@@ -247,74 +333,109 @@ def run_graph(
 ) -> jax.Array:
     """Runs all layers, and returns the output of the last one.
 
-    With more than one architecture the layers are compiled once and run in a `lax.scan`, which carries the
-    outputs of all layers so far. With a single one they are unrolled, each with the operations that it has.
+    With more than one architecture the layers of a kind are compiled once and run in a `lax.scan`, which
+    carries the outputs of all layers so far. With a single one they are unrolled, each with the operations
+    that it has.
 
     Args:
       network: the module with a `space` in whose `compact` method this is called.
-      operations: modules by name, made with `parent=None`, called as `operation(x, *inputs, train=train)`;
-        they return an array of the shape of x, and have parameters and dropout only. Those that the space
-        does not have are left out.
-      attend: `attend(query, key, value, *inputs, drop)` gives an array of the shape of x. `drop` is a
-        function that applies dropout to attention weights.
-      x: of layer 0, [..., D].
+      layer: what layers are made of. Operations that the space does not have are left out.
+      x: the input, [..., E].
       inputs: what operations and attention get beside x.
       decisions: of the network.
+      last: what the last layer is made of, if that is another kind. Then the input may be wider or narrower
+        than the layers, and edges from it have weights of their own; else E is the width of the layers.
       context: which copies of an operation's weights are told apart; see `OperationUses`.
       dropout: of the results of layers.
       attention_dropout: of attention weights.
-      normalise: whether an attention ends with a layer normalisation.
+      normalise: whether an attention ends with a layer normalisation; not with a last layer of another kind.
       attention_macs: multiply-accumulates of `attend` on one example.
       train: whether dropout is on.
 
     Returns:
-      Of the shape of x.
+      What the last layer gives, [..., width].
 
     Raises:
       ValueError: a soft architecture.
     """
     space, arch = network.space, decisions.arch
     options = {option for role in ROLES if role in space for option in space[role].options}
-    operations = {name: module for name, module in operations.items() if name in options}
-    names = tuple(operations)
+
+    def kept(kind: LayerKind) -> LayerKind:
+        return kind._replace(operations={k: v for k, v in kind.operations.items() if k in options})
+
+    layer, last = kept(layer), None if last is None else kept(last)
+    names = tuple(layer.operations)
     numbers = _numbers(space, arch, names)
     count, single = len(numbers["source"]), space.cardinality == 1
-    weights = {}
-    for name, operation in operations.items():
-        uses = OperationUses(space, context, names, name)
-        copies = bank(network, name, lambda key, op=operation: _init(op, key, x, inputs), uses, arch)
-        weights[name] = jax.tree.map(lambda leaf: leaf.reshape(count, 3, *leaf.shape[1:]), copies)
+    groups = _groups(count, layer, last, x)
     norm, norms = nn.LayerNorm(parent=None) if normalise else None, None
     if norm is not None:
         norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
     if network.is_mutable_collection(MACS) and not network.is_initializing():
-        _record_macs(network, operations, x, inputs, decisions, attention_macs)
+        _record_macs(network, groups, inputs, decisions, attention_macs)
     keys = None
     if train and network.has_rng("dropout"):
         keys = jax.random.split(network.make_rng("dropout"), (count, 6))
-    layer = _Layer(operations, attend, norm, dropout, attention_dropout, train)
-    turns = numbers, weights, norms, keys
+    prepared = []
+    for group in groups:
+        weights = {}
+        for name, (pairs, operation, like) in group.banks.items():
+            module = group.kind.operations[operation]
+            uses = OperationUses(space, context, names, operation, pairs)
+            copies = bank(network, name, lambda key, m=module, x=like: _init(m, key, x, inputs), uses, arch)
+            weights[name] = jax.tree.map(lambda leaf: leaf.reshape(-1, 3, *leaf.shape[1:]), copies)
+        operations = {
+            # An edge from an input of another width takes it from here.
+            name: (group.kind.operations[operation], None if pairs.of_layers else x)
+            for name, (pairs, operation, _) in group.banks.items()
+        }
+        run = _Layer(operations, group.kind, norm, dropout, attention_dropout, train)
+        here = slice(group.layers.start, group.layers.stop)
+        of_layers, of_norms, of_keys = jax.tree.map(
+            lambda leaf, here=here: leaf[here], (numbers, norms, keys)
+        )
+        of_layers["edges"] = _numbers_of_banks(of_layers, names, group)
+        prepared.append((group, run, (of_layers, weights, of_norms, of_keys)))
+
     with jax.named_scope(ELASTIC_SCOPE):  # The products are recorded above.
         if single:
-            outputs = [x]
-            for i in range(count):
-                turn = jax.tree.map(lambda leaf, i=i: leaf[i], turns)
-                outputs.append(layer(outputs[i], outputs[turn[0]["source"]], inputs, *turn))
-            return outputs[-1]
+            made = [x]
+            for group, run, turns in prepared:
+                for place, i in enumerate(group.layers):
+                    turn = jax.tree.map(lambda leaf, place=place: leaf[place], turns)
+                    made.append(run(made[i], made[turn[0]["source"]], inputs, *turn))
+            return made[-1]
 
-        # The backward pass runs a layer again: a switch would keep what each of its branches computed.
-        again = jax.checkpoint(layer, prevent_cse=False)
+        outputs = jnp.zeros((count + 1, *x.shape[:-1], layer.width), x.dtype)  # [n + 1, ..., D]
+        outputs = outputs if groups[0].split else outputs.at[0].set(x)
+        for group, run, turns in prepared:
+            # The backward pass runs a layer again: a switch would keep what each of its branches computed.
+            again = jax.checkpoint(run, prevent_cse=False)
 
-        def body(outputs: jax.Array, turn: Any) -> tuple[jax.Array, None]:
-            i, turn = turn
-            first, other = (
-                jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, turn[0]["source"])
-            )
-            y = again(first, other, inputs, *turn)
-            return jax.lax.dynamic_update_index_in_dim(outputs, y, i + 1, 0), None
+            def one(outputs: jax.Array, i: Any, turn: Any, again: Any = again) -> jax.Array:
+                first, other = (
+                    jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, turn[0]["source"])
+                )
+                return again(first, other, inputs, *turn)
 
-        outputs = jnp.zeros((count + 1, *x.shape), x.dtype).at[0].set(x)
-        return jax.lax.scan(body, outputs, (jnp.arange(count), turns))[0][-1]
+            if group.kind is last:
+                return one(outputs, count - 1, jax.tree.map(lambda leaf: leaf[0], turns))
+
+            def body(outputs: jax.Array, turn: Any, one: Any = one) -> tuple[jax.Array, None]:
+                y = one(outputs, *turn)
+                return jax.lax.dynamic_update_index_in_dim(outputs, y, turn[0] + 1, 0), None
+
+            outputs, _ = jax.lax.scan(body, outputs, (jnp.asarray(group.layers), turns))
+        return outputs[-1]
+
+
+def _numbers_of_banks(numbers: Any, names: tuple[str, ...], group: _Group) -> Any:
+    """The bank of each edge into a group's layers, int32 [layers, 3]; their number where there is no edge."""
+    numpy = np if isinstance(numbers["edges"], np.ndarray) else jnp
+    sources = numpy.stack([numpy.asarray(group.layers), numbers["source"], numbers["source"]], axis=1)
+    edges = numbers["edges"] + (numpy.where(sources > 0, len(names), 0) if group.split else 0)
+    return numpy.where(numbers["edges"] == len(names), len(group.banks), edges)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,8 +445,8 @@ class _Layer:
     The numbers are integers of NumPy where there is no choice, and nothing is traced that does not run.
     """
 
-    operations: Mapping[str, nn.Module]
-    attend: Attend
+    operations: Mapping[str, tuple[nn.Module, jax.Array | None]]  # and what it takes in place of a layer's
+    kind: LayerKind
     norm: nn.Module | None
     dropout: float
     attention_dropout: float
@@ -341,7 +462,7 @@ class _Layer:
         norm: Any,
         keys: Any,
     ) -> jax.Array:
-        """The output of a layer, of the shape of its inputs."""
+        """The output of a layer, [..., width]."""
         attends, operate = numbers["attends"], functools.partial(self._operate, inputs)
         edges = (numbers["edges"], weights, None if keys is None else keys[:3])
 
@@ -349,7 +470,7 @@ class _Layer:
             return _drop(x[0] + x[1], self.dropout, keys, 3)
 
         def attention(x: Any) -> Any:
-            y = self.attend(*x, *inputs, lambda weights: _drop(weights, self.attention_dropout, keys, 4))
+            y = self.kind.attend(*x, *inputs, lambda weights: _drop(weights, self.attention_dropout, keys, 4))
             y = _drop(y, self.dropout, keys, 5)
             return y if self.norm is None else self.norm.apply({"params": norm}, y)
 
@@ -369,13 +490,17 @@ class _Layer:
 
         def branch(name: str) -> Callable[[jax.Array], Any]:
             variables, rngs = {"params": weights[name] or {}}, None if key is None else {"dropout": key}
-            operation = self.operations[name]
-            return lambda x: operation.apply(variables, x, *inputs, train=self.train, rngs=rngs)
+            operation, given = self.operations[name]
+            run = functools.partial(operation.apply, train=self.train, rngs=rngs)
+            return lambda x: run(variables, x if given is None else given, *inputs)
+
+        def zeros(x: jax.Array) -> jax.Array:
+            return jnp.zeros((*x.shape[:-1], self.kind.width), x.dtype)
 
         branches = [branch(name) for name in self.operations]
         if isinstance(number, np.integer):
             return branches[number](x)
-        return jax.lax.switch(number, [*branches, jnp.zeros_like], x)
+        return jax.lax.switch(number, [*branches, zeros], x)
 
 
 def _drop(x: jax.Array, rate: float, keys: Any, place: int) -> jax.Array:
@@ -394,28 +519,40 @@ def _init(module: nn.Module, key: jax.Array, x: jax.Array, inputs: tuple[Any, ..
 
 def _record_macs(
     network: nn.Module,
-    operations: Mapping[str, nn.Module],
-    x: jax.Array,
+    groups: Sequence[_Group],
     inputs: tuple[Any, ...],
     decisions: Decisions,
     attention_macs: int,
 ) -> None:
-    """Says how many products each decision makes; x holds one example."""
+    """Says how many products each decision makes; inputs hold one example."""
 
-    def count(operation: nn.Module) -> int:
+    def count(operation: nn.Module, x: Any) -> int:
         variables = jax.eval_shape(operation.init, jax.random.key(0), x, *inputs)
         program = jax.make_jaxpr(lambda variables, x: operation.apply(variables, x, *inputs))(variables, x)
         return products.total(program.jaxpr).least
 
-    macs = {name: count(operation) for name, operation in operations.items()}
-
-    def of_role(needed: str | None, layer: Decision, chosen: Decision) -> Table:
-        return width(lambda kind, name: macs[name] if needed in (None, kind) else 0, layer, chosen).table
-
     space: Space = network.space  # pyrefly: ignore[missing-attribute]
-    for i in range(space["layer"].length or 0):
-        layer = decisions["layer", i]
-        for name, needed in ROLES.items():
-            if name in space:
-                record_macs(network, of_role(needed, layer, decisions[name, i]))
-        record_macs(network, width(lambda kind: attention_macs * (kind == "attention"), layer).table)
+    for group in groups:
+        macs = {
+            (pairs, operation): count(group.kind.operations[operation], x)
+            for pairs, operation, x in group.banks.values()
+        }
+
+        def of_edge(needed: str | None, kind: str, chosen: str, source: int, macs: Any = macs) -> int:
+            found = (
+                n for (pairs, operation), n in macs.items() if operation == chosen and pairs.have(source)
+            )
+            return next(found) if needed in (None, kind) else 0
+
+        for i in group.layers:
+            layer = decisions["layer", i]
+            for name, needed in ROLES.items():
+                if name not in space:
+                    continue
+                of_role = functools.partial(of_edge, needed)
+                if name == "first" or not group.split:
+                    made = width(functools.partial(of_role, source=i), layer, decisions[name, i])
+                else:
+                    made = width(of_role, layer, decisions[name, i], decisions["source", i])
+                record_macs(network, made.table)
+            record_macs(network, width(lambda kind: attention_macs * (kind == "attention"), layer).table)

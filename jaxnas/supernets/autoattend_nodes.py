@@ -1,12 +1,14 @@
 """AutoAttend for graphs: the network that classifies nodes by its last layer.
 
 AutoAttend (Guan et al., ICML 2021, section 5.2). Operations are those of `graph_operations`, and attention is
-computed between nodes that an edge joins. Around the layers stand a dense layer for the features and one for
-the classes, so that every operation of the pool can be anywhere.
+computed between nodes that an edge joins. In a frame, a dense layer for the features and one for the classes
+stand around the layers, so that every operation of the pool can be anywhere. Without it, as in the authors'
+code, the first layers take the features and the last one gives the classes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
-from jaxnas.supernets.attention_graph import Context, check_space, run_graph
+from jaxnas.supernets.attention_graph import ROLES, Context, LayerKind, check_space, run_graph
 from jaxnas.supernets.graph_operations import (
     Dropout,
     Graph,
@@ -72,9 +74,12 @@ class AutoAttendNodes(nn.Module):
       num_heads: of attentions.
       context: which contexts of an operation have weights of their own; "full" is the paper's.
       dropout: of features, of the input of operations and of the head, and of attention weights.
+      framed: whether the two dense layers are there. Without them operations on the features, and those of
+        the last layer, whose attention has one head, have weights of their own shapes.
 
     Raises:
-      TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide.
+      TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide;
+        the operation "identity" without a frame.
     """
 
     space: Space
@@ -84,6 +89,7 @@ class AutoAttendNodes(nn.Module):
     num_heads: int = 8
     context: Context = "full"
     dropout: float = 0.6
+    framed: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,11 +101,24 @@ class AutoAttendNodes(nn.Module):
             raise ValueError(
                 f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."
             )
+        if not self.framed and any(
+            "identity" in self.space[role].options for role in set(ROLES) & set(self.space)
+        ):
+            raise ValueError(
+                "AutoAttendNodes: 'identity' is an option, which needs as many features as the layer gives. "
+                "Leave it out of the space, or set framed=True."
+            )
 
-    def operations(self) -> dict[str, nn.Module]:
-        """The operations by the names that a space gives them."""
+    def operations(self, *, last: bool = False) -> dict[str, nn.Module]:
+        """The operations by the names that a space gives them.
+
+        Args:
+          last: those of the last layer where there is no frame. They give the classes, and average heads.
+        """
+        sizes: dict[str, Any] = {"merge": "mean"} if last else {}
+        pool = POOLS[self.pool](self.num_classes if last else self.width, dropout=self.dropout, **sizes)
         found: dict[str, nn.Module] = {}
-        for name, operation in POOLS[self.pool](self.width, dropout=self.dropout).items():
+        for name, operation in pool.items():
             plain = name in ("zero", "identity")
             found[name] = operation if plain else Operation(operation, self.dropout, parent=None)
         return found
@@ -123,14 +142,18 @@ class AutoAttendNodes(nn.Module):
           ValueError: a soft architecture.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        features, graph = union(inputs)
-        x = nn.Dense(self.width, name="stem")(Dropout(self.dropout)(features, train=train))
-        # Normalised: features that sum to one would leave next to nothing for the layers at the start.
-        x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
-        x = run_graph(
+        x, graph = union(inputs)
+        layer = LayerKind(
+            self.operations(), functools.partial(attention, num_heads=self.num_heads), self.width
+        )
+        if self.framed:
+            x = nn.Dense(self.width, name="stem")(Dropout(self.dropout)(x, train=train))
+            # Normalised: features that sum to one would leave next to nothing for the layers at the start.
+            x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
+        run = functools.partial(
+            run_graph,
             self,
-            self.operations(),
-            lambda *given: attention(*given, num_heads=self.num_heads),
+            layer,
             x,
             (graph,),
             decisions,
@@ -141,5 +164,10 @@ class AutoAttendNodes(nn.Module):
             attention_macs=0,  # Sums over edges are no products of matrices.
             train=train,
         )
-        logits = nn.Dense(self.num_classes, name="head")(Dropout(self.dropout)(x, train=train))
+        if self.framed:
+            head = nn.Dense(self.num_classes, name="head")
+            logits = head(Dropout(self.dropout)(run(), train=train))
+        else:
+            one_head = functools.partial(attention, num_heads=1)
+            logits = run(last=LayerKind(self.operations(last=True), one_head, self.num_classes))
         return logits.reshape(*inputs["node_mask"].shape, self.num_classes)

@@ -5,6 +5,7 @@ AutoAttend (Guan et al., ICML 2021, sections 4.1 and 5.1). Activations are zero 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
-from jaxnas.supernets.attention_graph import Context, check_space, run_graph
+from jaxnas.supernets.attention_graph import Context, LayerKind, check_space, run_graph
 
 
 def _within(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -205,8 +206,7 @@ class AutoAttendText(nn.Module):
         length = mask.shape[1]
         x = run_graph(
             self,
-            self.operations(),
-            lambda *given: attention(*given, num_heads=self.num_heads),
+            LayerKind(self.operations(), functools.partial(attention, num_heads=self.num_heads), self.width),
             x,
             (mask,),
             decisions,

@@ -340,14 +340,15 @@ class GeoLayer(nn.Module):
         return _message_passing(self, self.coefficient, x, graph, True, train)
 
 
-def cora_pool(features: int, *, dropout: float = 0.0) -> dict[str, nn.Module]:
+def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenate") -> dict[str, nn.Module]:
     """The 13 operations of AutoAttend on Cora, by name; modules without a parent.
 
     Args:
       features: out.
       dropout: of the weights of attention.
+      merge: of the heads of `GATConv`.
     """
-    attends = {"dropout": dropout, "parent": None}
+    attends: dict[str, Any] = {"dropout": dropout, "merge": merge, "parent": None}
     return {
         "zero": Zero(features, parent=None),
         "identity": Identity(features, parent=None),
@@ -362,17 +363,21 @@ def cora_pool(features: int, *, dropout: float = 0.0) -> dict[str, nn.Module]:
     }
 
 
-def citeseer_pool(features: int, *, dropout: float = 0.0) -> dict[str, nn.Module]:
+def citeseer_pool(
+    features: int, *, dropout: float = 0.0, merge: Merge = "concatenate"
+) -> dict[str, nn.Module]:
     """The 8 operations of AutoAttend on CiteSeer and PubMed, by name; modules without a parent.
 
     Args:
       features: out, of four heads together.
       dropout: of the weights of edges.
+      merge: of the heads.
     """
+    options: dict[str, Any] = {"dropout": dropout, "merge": merge, "parent": None}
     names: tuple[Coefficient, ...] = ("const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear")
     return {
         "zero": Zero(features, parent=None),
-        **{name: GeoLayer(features, name, dropout=dropout, parent=None) for name in names},
+        **{name: GeoLayer(features, name, **options) for name in names},
     }
 
 

@@ -1,6 +1,7 @@
 """AutoAttend: the exact size of its space, weights by context, and the promises on texts and on nodes."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -14,7 +15,7 @@ from test_cost import lower, xla_macs
 import jaxnas
 from jaxnas import Choice, Space, spaces
 from jaxnas.supernets import AutoAttendNodes, AutoAttendText
-from jaxnas.supernets.attention_graph import OperationUses
+from jaxnas.supernets.attention_graph import OperationUses, Pairs
 from jaxnas.supernets.autoattend_text import BidirectionalGRU, MaxPool, attention, windows
 from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks
@@ -38,16 +39,16 @@ CONTEXTS = ("none", "source", "target", "full")
 
 @functools.cache
 def net_of(kind, context="full"):
+    sizes = {"num_classes": CLASSES, "width": 8, "num_heads": 2, "context": context, "dropout": 0.2}
     if kind == "nodes":
-        pool = spaces.autoattend(2, ("zero", "identity", "gcn", "gat_2"))
-        return AutoAttendNodes(pool, num_classes=CLASSES, width=8, num_heads=2, context=context, dropout=0.2)
-    space = spaces.autoattend(LAYERS, SOME)
-    sizes = {"width": 8, "num_heads": 2, "embedding": 5, "dropout": 0.2}
-    return AutoAttendText(space, num_classes=CLASSES, vocabulary=WORDS, context=context, **sizes)
+        return AutoAttendNodes(spaces.autoattend(2, ("zero", "identity", "gcn", "gat_2")), **sizes)
+    if kind == "unframed":
+        return AutoAttendNodes(spaces.autoattend(3, ("zero", "gcn", "gat_2")), framed=False, **sizes)
+    return AutoAttendText(spaces.autoattend(LAYERS, SOME), vocabulary=WORDS, embedding=5, **sizes)
 
 
 def inputs_of(kind):
-    return NODES if kind == "nodes" else TEXTS
+    return TEXTS if kind == "text" else NODES
 
 
 @functools.cache
@@ -123,28 +124,38 @@ def edges_of(values, operation, context):
     return found
 
 
+WHOLE = Pairs(range(3))
+PARTS = (Pairs(range(2), of_layers=False), Pairs(range(2), of_input=False), Pairs(range(2, 3), False))
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_each_place_and_context_has_weights_of_its_own(context):
     n = 3
     expected = {"none": n * (n + 1) // 2, "source": n * n, "target": 2 * n * (n + 1), "full": 4 * n * n}
+    kinds, roles = (2 if context in ("source", "full") else 1), (4 if context in ("target", "full") else 1)
+    of_parts = (2 * roles, kinds * roles, 2 * kinds * roles)
     space, row_of = spaces.autoattend(n, SOME), {}
     archs = space.sample(jax.random.key(0), 80)
-    for operation in ("convolution_3", "gru"):
-        uses = OperationUses(space, context, SOME, operation)
-        assert uses.copies == expected[context]
+    sizes = zip((WHOLE, *PARTS), (expected[context], *of_parts), strict=True)
+    for operation, (pairs, copies) in itertools.product(("convolution_3", "gru"), sizes):
+        uses = OperationUses(space, context, SOME, operation, pairs)
+        assert uses.copies == copies
         indices, used = (np.asarray(x) for x in jax.vmap(uses)(archs))
         for i in range(80):
             arch = jax.tree.map(lambda x, i=i: np.asarray(x[i]), archs)
             names = edges_of(space.to_dict(arch), operation, context)
+            names = {
+                edge - 3 * pairs.targets.start: name
+                for edge, name in names.items()
+                if edge // 3 in pairs.targets and (pairs.of_layers if name[0] else pairs.of_input)
+            }
             for edge, name in names.items():
-                assert (
-                    used[i, edge]
-                    and row_of.setdefault((operation, name), indices[i, edge]) == indices[i, edge]
-                )
+                key = (operation, pairs, name)
+                assert used[i, edge] and row_of.setdefault(key, indices[i, edge]) == indices[i, edge]
             assert used[i].sum() == len(names)
             assert sum(table.at_host(arch) for table in uses.distinct) == len(set(names.values()))
-        rows = [row for (name, _), row in row_of.items() if name == operation]
-        assert len(set(rows)) == len(rows) and max(rows) < uses.copies  # No two names have the same copy.
+        rows = [row for (*of, _), row in row_of.items() if of == [operation, pairs]]
+        assert len(set(rows)) == len(rows) and max(rows) < copies  # No two names have the same copy.
 
 
 # ---- The promises.
@@ -154,7 +165,7 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
-    [("nodes", "full"), ("text", "full"), ("text", "none")],
+    [("nodes", "full"), ("unframed", "full"), ("unframed", "none"), ("text", "full"), ("text", "none")],
 )
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables = net_of(kind, context), variables_of(kind, context)
@@ -185,7 +196,7 @@ def test_a_found_network_is_measured_by_itself():
     np.testing.assert_allclose(*measured, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.slow), "nodes"])
+@pytest.mark.parametrize("kind", [pytest.param("text", marks=pytest.mark.slow), "nodes", "unframed"])
 def test_one_program_serves_all_and_a_batch_of_them(kind):
     net, variables = net_of(kind), variables_of(kind)
     run, traces = runner(kind)
@@ -199,7 +210,7 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "nodes"])
+@pytest.mark.parametrize("kind", ["text", "nodes", "unframed"])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
 
@@ -220,7 +231,7 @@ def test_a_gradient_is_zero_outside_of_the_architecture(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "nodes"])
+@pytest.mark.parametrize("kind", ["text", "nodes", "unframed"])
 def test_nothing_comes_from_behind_the_end(kind):
     net, variables = net_of(kind), variables_of(kind)
     inputs, archs = dict(inputs_of(kind)), net.space.sample(jax.random.key(7), 8)
@@ -234,7 +245,7 @@ def test_nothing_comes_from_behind_the_end(kind):
         inputs["edges"] = jnp.concatenate([inputs["edges"], jnp.asarray([[[5, 0]]], jnp.int32)], axis=1)
         inputs["edge_mask"] = jnp.pad(inputs["edge_mask"], [(0, 0), (0, 1)])
     after = apply(inputs)
-    after = after[:, :, : before.shape[2]] if kind == "nodes" else after
+    after = after if kind == "text" else after[:, :, : before.shape[2]]
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
@@ -343,6 +354,11 @@ def space_with(**changes):
 def test_a_network_that_cannot_be_is_refused(change, message):
     with pytest.raises((ValueError, TypeError), match=message):
         net_of("text").clone(**change)
+
+
+def test_no_identity_changes_the_number_of_features():
+    with pytest.raises(ValueError, match="'identity' is an option, which needs as many features"):
+        net_of("nodes").clone(framed=False)
 
 
 def test_soft_architectures_and_texts_without_vectors_are_refused():
