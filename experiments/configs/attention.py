@@ -179,9 +179,9 @@ AUTOATTEND_SST_SMALL = dataclasses.replace(
 def _nodes(
     name: str, operations: tuple[str, ...], classes: int, pool: Pool, width: int, about: str
 ) -> Config:
-    network = supernets.AutoAttendNodes(
-        spaces.autoattend(2, operations), num_classes=classes, pool=pool, width=width
-    )
+    # Without a frame as in the authors' code, where an identity would have to change the number of features.
+    space = spaces.autoattend(2, tuple(name for name in operations if name != "identity"))
+    network = supernets.AutoAttendNodes(space, num_classes=classes, pool=pool, width=width, framed=False)
     training = Training(
         steps=2000,
         batch_size=1,

@@ -16,8 +16,9 @@ SOME = ("local", "linear", "synthesizer")
 
 def nodes():
     task = task_of("graphs")
-    space = spaces.autoattend(2, ("zero", "identity", "gcn", "linear"))
-    return task, supernets.AutoAttendNodes(space, num_classes=2, width=8, num_heads=2), Uniform(), "strategy"
+    space = spaces.autoattend(2, ("zero", "gcn", "linear"))
+    net = supernets.AutoAttendNodes(space, num_classes=2, width=8, num_heads=2, framed=False)
+    return task, net, Uniform(), "strategy"
 
 
 def texts():
