@@ -399,35 +399,47 @@ def run_graph(
         prepared.append((group, run, (of_layers, weights, of_norms, of_keys)))
 
     with jax.named_scope(ELASTIC_SCOPE):  # The products are recorded above.
-        if single:
-            made = [x]
-            for group, run, turns in prepared:
-                for place, i in enumerate(group.layers):
-                    turn = jax.tree.map(lambda leaf, place=place: leaf[place], turns)
-                    made.append(run(made[i], made[turn[0]["source"]], inputs, *turn))
-            return made[-1]
+        return (_unroll if single else _scan)(prepared, x, inputs)
 
-        outputs = jnp.zeros((count + 1, *x.shape[:-1], layer.width), x.dtype)  # [n + 1, ..., D]
-        outputs = outputs if groups[0].split else outputs.at[0].set(x)
-        for group, run, turns in prepared:
-            # The backward pass runs a layer again: a switch would keep what each of its branches computed.
-            again = jax.checkpoint(run, prevent_cse=False)
 
-            def one(outputs: jax.Array, i: Any, turn: Any, again: Any = again) -> jax.Array:
-                first, other = (
-                    jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, turn[0]["source"])
-                )
-                return again(first, other, inputs, *turn)
+def _unroll(
+    prepared: Sequence[tuple[_Group, _Layer, Any]], x: jax.Array, inputs: tuple[Any, ...]
+) -> jax.Array:
+    """What the last of all layers gives, each with what is static of it; see `run_graph`."""
+    outputs = [x]
+    for group, run, turns in prepared:
+        for place, i in enumerate(group.layers):
+            turn = jax.tree.map(lambda leaf, place=place: leaf[place], turns)
+            outputs.append(run(outputs[i], outputs[turn[0]["source"]], inputs, *turn))
+    return outputs[-1]
 
-            if group.kind is last:
-                return one(outputs, count - 1, jax.tree.map(lambda leaf: leaf[0], turns))
 
-            def body(outputs: jax.Array, turn: Any, one: Any = one) -> tuple[jax.Array, None]:
-                y = one(outputs, *turn)
-                return jax.lax.dynamic_update_index_in_dim(outputs, y, turn[0] + 1, 0), None
+def _scan(prepared: Sequence[tuple[_Group, _Layer, Any]], x: jax.Array, inputs: tuple[Any, ...]) -> jax.Array:
+    """What the last of all layers gives; those of a group are compiled once."""
+    first_group, last_group = prepared[0][0], prepared[-1][0]
+    shape = (last_group.layers.stop + 1, *x.shape[:-1], first_group.kind.width)
+    outputs = jnp.zeros(
+        shape, x.dtype
+    )  # [n + 1, ..., D]: of the input, where it has this width, and of layers
+    outputs = outputs if first_group.split else outputs.at[0].set(x)
 
-            outputs, _ = jax.lax.scan(body, outputs, (jnp.asarray(group.layers), turns))
-        return outputs[-1]
+    def one(run: Any, outputs: jax.Array, i: Any, turn: Any) -> jax.Array:
+        first, other = (
+            jax.lax.dynamic_index_in_dim(outputs, at, keepdims=False) for at in (i, turn[0]["source"])
+        )
+        # The backward pass runs a layer again: a switch would keep what each of its branches computed.
+        return jax.checkpoint(run, prevent_cse=False)(first, other, inputs, *turn)
+
+    for group, run, turns in prepared:
+        if group.split and group is last_group:  # The result has another width than the layers.
+            return one(run, outputs, group.layers.start, jax.tree.map(lambda leaf: leaf[0], turns))
+
+        def body(outputs: jax.Array, turn: Any, run: Any = run) -> tuple[jax.Array, None]:
+            y = one(run, outputs, *turn)
+            return jax.lax.dynamic_update_index_in_dim(outputs, y, turn[0] + 1, 0), None
+
+        outputs, _ = jax.lax.scan(body, outputs, (jnp.asarray(group.layers), turns))
+    return outputs[-1]
 
 
 def _numbers_of_banks(numbers: Any, names: tuple[str, ...], group: _Group) -> Any:
