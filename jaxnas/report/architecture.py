@@ -1,11 +1,11 @@
-"""What the found network looks like: a transformer, a graph of layers, stacks of blocks, or decisions."""
+"""What the found network looks like: a transformer, layers, stages, stacks of blocks, or decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnas.report import layers, svg, words
+from jaxnas.report import layers, stages, svg, words
 from jaxnas.report.document import both, details, fixed, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import rect
@@ -34,6 +34,14 @@ def panel(run: Run) -> str:
             "layer whose number is given. A dashed line brings nothing."
         )
         parts = [say(text), layers.draw(rows)]
+    elif staged := stages.stages_of(architecture, choices):
+        rest = stages.beside(architecture)
+        text = (
+            "Each row is a stage, from the input on, with its blocks from left to right. Dashed outlines are "
+            "blocks that the largest network has. A bar compares a value with the largest option."
+        )
+        text += f" Chosen beside the stages: {svg.esc(words.listed(rest))}." if rest else ""
+        parts = [say(text), stages.draw(staged)]
     elif stacked := [n for n in architecture if words.is_stack(choices.get(n, {})) and architecture[n]]:
         parts = [stacks(run, name) for name in stacked]
     else:
