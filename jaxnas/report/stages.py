@@ -8,7 +8,6 @@ such decisions is drawn, whatever the network is called.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,8 +73,8 @@ def stages_of(architecture: Mapping[str, Any], choices: Mapping[str, Any]) -> li
 
 def beside(architecture: Mapping[str, Any]) -> list[str]:
     """The decisions that belong to no stage, each with its value."""
-    rest = {name: value for name, value in architecture.items() if not _is_of_stage(name, architecture)}
-    return [f"{words.plain(name)} {words.show(value)}" for name, value in rest.items()]
+    rest = [name for name in architecture if f"depth_{name.rpartition('_')[2]}" not in architecture]
+    return [f"{words.plain(name)} {words.show(architecture[name])}" for name in rest]
 
 
 def draw(stages: Sequence[Stage]) -> str:
@@ -115,11 +114,6 @@ def _decided(name: str, value: Any, choices: Mapping[str, Any]) -> Decided:
         share = max(0.0, value / largest)
     place = options.index(value) if value in options else 0
     return Decided(words.plain(name.rpartition("_")[0]), value, share, place)
-
-
-def _is_of_stage(name: str, architecture: Mapping[str, Any]) -> bool:
-    number = re.search(r"_(\d+)$", name)
-    return number is not None and f"depth_{number[1]}" in architecture
 
 
 def _head(stage: Stage) -> str:

@@ -417,10 +417,9 @@ def _unroll(
 def _scan(prepared: Sequence[tuple[_Group, _Layer, Any]], x: jax.Array, inputs: tuple[Any, ...]) -> jax.Array:
     """What the last of all layers gives; those of a group are compiled once."""
     first_group, last_group = prepared[0][0], prepared[-1][0]
-    shape = (last_group.layers.stop + 1, *x.shape[:-1], first_group.kind.width)
-    outputs = jnp.zeros(
-        shape, x.dtype
-    )  # [n + 1, ..., D]: of the input, where it has this width, and of layers
+    # Of the input, where it has the width of the layers, and of each layer.
+    shape = (last_group.layers.stop + 1, *x.shape[:-1], first_group.kind.width)  # [n + 1, ..., D]
+    outputs = jnp.zeros(shape, x.dtype)
     outputs = outputs if first_group.split else outputs.at[0].set(x)
 
     def one(run: Any, outputs: jax.Array, i: Any, turn: Any) -> jax.Array:
