@@ -175,10 +175,12 @@ def test_blocks_are_those_of_pytorch(name):
     gradients = jax.tree.map(lambda leaf: leaf.grad.numpy(), params)
     np.testing.assert_allclose(found[0], expected.detach().numpy(), atol=2e-5)
     np.testing.assert_allclose(found[2], images.grad.numpy(), atol=2e-4)
-    # Some gradients, as of a key's bias, are nothing but rounding.
-    # Those of NASViT's blocks are of some thousands here.
-    close = {"atol": 1e-3, "rtol": 1e-5 if kind == "nasvit" else 1e-7}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found[1], gradients)
+    def same(a, b):
+        # Rounding is that of a leaf's largest entry, and some leaves, as a
+        # key's bias, have gradients that are nothing but rounding.
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 + 1e-5 * np.abs(b).max())
+
+    jax.tree.map(same, found[1], gradients)
 
 
 def test_the_stem_is_that_of_pytorch():
