@@ -21,6 +21,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
+from experiments import config as config_lib
 from experiments.configs import CONFIGS
 from jaxnas import files, tasks
 from jaxnas.supernets import GAT, GCN
@@ -32,6 +33,7 @@ _SOURCE = flags.DEFINE_string(
 _GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Which.")
 _NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "gcn, gat, found, random search.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a search, for found and random search.")
+_SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to replace, as network.width=64.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
@@ -66,7 +68,7 @@ def searched(name: str, graph: str) -> nn.Module:
         raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
     found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
-    net = CONFIGS[f"autoattend_{graph}"].network
+    net = config_lib.override(config_lib.find(CONFIGS, f"autoattend_{graph}"), _SET.value).network
     small = net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
     return small.clone(dropout=0.6 if _DROPOUT.value is None else _DROPOUT.value)
 
