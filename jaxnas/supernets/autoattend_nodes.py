@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
-from jaxnas.supernets.attention_graph import ROLES, Context, LayerKind, check_space, run_graph
+from jaxnas.supernets.attention_graph import LayerKind, run_graph
+from jaxnas.supernets.attention_weights import ROLES, Context, check_space
 from jaxnas.supernets.graph_operations import (
     Dropout,
     Graph,

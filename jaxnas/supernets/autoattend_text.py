@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
-from jaxnas.supernets.attention_graph import Context, LayerKind, check_space, run_graph
+from jaxnas.supernets.attention_graph import LayerKind, run_graph
+from jaxnas.supernets.attention_weights import Context, check_space
 
 
 def _within(x: jax.Array, mask: jax.Array) -> jax.Array:

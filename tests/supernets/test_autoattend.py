@@ -15,7 +15,7 @@ from test_cost import lower, xla_macs
 import jaxnas
 from jaxnas import Choice, Space, spaces
 from jaxnas.supernets import AutoAttendNodes, AutoAttendText
-from jaxnas.supernets.attention_graph import OperationUses, Pairs
+from jaxnas.supernets.attention_weights import OperationUses, Pairs
 from jaxnas.supernets.autoattend_text import BidirectionalGRU, MaxPool, attention, windows
 from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks

@@ -175,6 +175,7 @@ def test_blocks_are_those_of_pytorch(name):
     gradients = jax.tree.map(lambda leaf: leaf.grad.numpy(), params)
     np.testing.assert_allclose(found[0], expected.detach().numpy(), atol=2e-5)
     np.testing.assert_allclose(found[2], images.grad.numpy(), atol=2e-4)
+
     def same(a, b):
         # Rounding is that of a leaf's largest entry, and some leaves, as a
         # key's bias, have gradients that are nothing but rounding.
