@@ -176,10 +176,12 @@ def test_blocks_are_those_of_pytorch(name):
     np.testing.assert_allclose(found[0], expected.detach().numpy(), atol=2e-5)
     np.testing.assert_allclose(found[2], images.grad.numpy(), atol=2e-4)
 
+    # Gradients of NASViT's blocks are of some thousands here, and their rounding is that of a leaf's largest.
+    relative = 1e-5 if kind == "nasvit" else 0.0
+
     def same(a, b):
-        # Rounding is that of a leaf's largest entry, and some leaves, as a
-        # key's bias, have gradients that are nothing but rounding.
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 + 1e-5 * np.abs(b).max())
+        # Some gradients, as of a key's bias, are nothing but rounding.
+        np.testing.assert_allclose(a, b, atol=1e-3 + relative * np.abs(b).max())
 
     jax.tree.map(same, found[1], gradients)
 
