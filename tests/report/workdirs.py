@@ -290,7 +290,7 @@ def language(root, blocks=12, method="trials", retrained=True):
             folder.mkdir(parents=True)
             net = network(name, blocks_of, loss, weights="from scratch", seed=seed, steps=3000)
             result_lib.write(folder, Result(found=net, **common))
-            times = {"seconds": 60.0, "training_step_ms": 23.4, "inference_examples_per_second": 41_000.0}
+            times = {"seconds": 60.0, "training_step_ms": 23.4, "inference_rows_per_second": 41_000.0}
             (folder / "times.json").write_text(json.dumps(times))
     return root
 
