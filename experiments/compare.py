@@ -39,15 +39,15 @@ from concurrent.futures import Executor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 from absl import app, flags, logging
 
 from experiments import binary, tables
 from experiments import searches as searches_lib
 from experiments import strategies as strategies_lib
 from experiments.searches import Searches
-from jaxnas import executors, files, stats, tabular
+from jaxnas import executors, files, tabular
 from jaxnas.report import comparison, times_line
 from jaxnas.tabular.anytime import anytime, at_seconds, spent_seconds
 from jaxnas.training.clock import Clock
@@ -271,18 +271,14 @@ def summarise(
     """The curves and figures of one strategy, for the table, the page and the JSON file."""
     found, reported = curves.at("found", at), curves.at("reported", at)
     seeds = len(found)
+    keys = jax.random.split(jax.random.key(0), 400)
+    resamples = np.asarray(jax.vmap(lambda key: jax.random.randint(key, (seeds,), 0, seeds))(keys))
 
     def band(values: np.ndarray) -> dict[str, list[float]]:
-        low, high = jax.vmap(
-            lambda column: jnp.stack(stats.bootstrap_interval(jax.random.key(0), column, samples=400)),
-            in_axes=1,
-            out_axes=1,
-        )(jnp.asarray(values))
-        return {
-            "mean": np.mean(values, axis=0).tolist(),
-            "low": np.asarray(low).tolist(),
-            "high": np.asarray(high).tolist(),
-        }
+        """The mean of the searches, and 95 % of its bootstrap distribution."""
+        means = np.stack([np.mean(values[rows], axis=0, dtype=float) for rows in resamples])
+        low, high = np.quantile(means, (0.025, 0.975), axis=0)
+        return {"mean": np.mean(values, axis=0).tolist(), "low": low.tolist(), "high": high.tolist()}
 
     reached = np.isfinite(curves.to_best)
     # A search that never found it took longer than any that did.
@@ -319,7 +315,7 @@ def rank(summaries: list[dict[str, Any]], larger_is_better: bool) -> None:
     """Adds to each summary its mean rank among the strategies, search by search; 1 is best."""
     values = np.stack([s.pop("_at_points") for s in summaries])  # [strategies, seeds, points]
     values = -values if larger_is_better else values
-    ranks = np.asarray(jax.vmap(jax.vmap(stats.ranks, 1, 1), 1, 1)(jnp.asarray(values)))
+    ranks = scipy.stats.rankdata(values, axis=0)
     for summary, mean in zip(summaries, ranks.mean(axis=1), strict=True):
         summary["rank"] = mean.tolist()
 

@@ -5,7 +5,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
-    ("files", "choice", "checks", "stats", "executors"),
+    ("files", "choice", "checks", "executors"),
     ("counting", "option_values", "processes"),
     ("space",),
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),

@@ -52,7 +52,7 @@ SETTINGS = {
 }
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
-    *(training.Problem, training.Ranking, training.Replay, training.Seeds),
+    *(training.Problem, training.Replay, training.Seeds),
     *(search.EvolvedSpace, search.Perturbed, search.Result, search.Standing, search.State),
     runs.LivePage,
 }

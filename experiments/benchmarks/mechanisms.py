@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
+from scipy.stats import kendalltau
 
 from experiments import config as config_lib
 from experiments.configs import CONFIGS
-from jaxnas import runs, search, spaces, stats, tasks, training
+from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.training import Relaxed, Uniform
 
 _CONFIG = flags.DEFINE_string("config", "dartformer_listops_small", "One of DARTFormer's.")
@@ -89,9 +90,7 @@ def main(_: list[str]) -> None:
                 (decision,) = found.selection.decisions
                 line["drops"] = dict(zip(names, decision["drops"], strict=True))
                 if truth:
-                    line["kendall_tau"] = float(
-                        stats.kendall_tau(np.asarray(decision["drops"]), np.asarray(truth))
-                    )
+                    line["kendall_tau"] = float(kendalltau(decision["drops"], truth).statistic)
             if _HEADS.value:
                 others = {"found": found.arch, **found.others}
                 for label, arch in others.items():

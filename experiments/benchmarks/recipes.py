@@ -25,10 +25,11 @@ from typing import Any
 import jax
 import numpy as np
 from absl import app, flags
+from scipy.stats import kendalltau
 
 from experiments import config as config_lib
 from experiments.configs import CONFIGS
-from jaxnas import files, stats, training
+from jaxnas import files, training
 from jaxnas.space import Space
 from jaxnas.training import Attentive, Distillation, Fair, Progressive, Sandwich, Stratified, Uniform
 from jaxnas.training.keys import stream
@@ -119,7 +120,7 @@ def main(_: list[str]) -> None:
             "mean of random": _spread([np.mean(row["random"]) for row in rows]),
         }
         if alone := kept["alone"]:
-            taus = [float(stats.kendall_tau(np.asarray(row["random"][: len(alone)]), alone)) for row in rows]
+            taus = [kendalltau(row["random"][: len(alone)], alone).statistic for row in rows]
             found["kendall_tau"] = _spread(taus)
         print(
             json.dumps({"recipe": name, "steps": settings.steps, "networks": networks, **found}), flush=True
@@ -175,7 +176,7 @@ def draw(kept: dict[str, Any], path: str) -> None:
         taus = []
         for row in kept["recipes"][name].values():
             inherited = 100 * np.asarray(row["random"][: len(alone)])
-            taus.append(float(stats.kendall_tau(inherited, alone)))
+            taus.append(kendalltau(inherited, alone).statistic)
             panel.plot(alone, inherited, "o", markersize=3)
         panel.set_title(f"{name}\ntau {np.mean(taus):.2f}", fontsize=9)
     figure.supxlabel("accuracy after training alone, %", fontsize=9)

@@ -162,14 +162,14 @@ class SelectionOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankingOf:
-    """How well a supernet ranks architectures; see `jaxnas.training.rank_correlation`.
+    """How well a supernet ranks architectures; see `jaxnas.runs.rank`.
 
     Attributes:
       architectures: option values by choice.
       inherited: the task's first metric with the supernet's weights.
       alone: the same after training alone; None of a training that diverged.
-      kendall_tau: rank correlation of the two.
-      interval: 95 % of its bootstrap distribution.
+      kendall_tau: rank correlation (tau-b) of the two, from -1 to 1; None where all of one are equal.
+      interval: 95 % of its bootstrap distribution over architectures.
       role: of the data.
       steps: of each training alone.
     """

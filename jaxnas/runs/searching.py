@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxnas import files, processes, search, stats
+from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.cost import Cost, cost
 from jaxnas.executors import Calls
@@ -28,6 +28,7 @@ from jaxnas.report.result import (
     SelectionOf,
 )
 from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.ranking import kendall_tau
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
@@ -353,7 +354,7 @@ def select(
                 arch, told = _race(space, settings, here, drawn, seed, history, trials, clock)
                 found["trial_steps"] = settings.trial_steps
                 firsts = [scores[0] for scores in told]
-                found["kendall_tau"] = float(stats.kendall_tau(supernet, np.asarray(firsts)))
+                found["kendall_tau"] = kendall_tau(supernet, firsts)
             metric = task.metrics[0]
             found["candidates"] = tuple(
                 Candidate(

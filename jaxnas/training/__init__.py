@@ -6,7 +6,6 @@ from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
-from jaxnas.training.ranking import Ranking, rank_correlation
 from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.recipes import Fair, Fixed, Progressive, Sandwich, Uniform
 from jaxnas.training.relaxed import Relaxed
@@ -32,7 +31,6 @@ __all__ = [
     "Problem",
     "Progressive",
     "Random",
-    "Ranking",
     "Recipe",
     "Relaxed",
     "Replay",
@@ -51,7 +49,6 @@ __all__ = [
     "make_mesh",
     "make_step",
     "open_workdir",
-    "rank_correlation",
     "replay",
     "restore",
     "train_seeds",

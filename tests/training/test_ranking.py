@@ -13,7 +13,8 @@ from small_tasks import perceptron, task_of
 
 import jaxnas
 from jaxnas import executors, runs, search
-from jaxnas.training import Training, make_evaluator, rank_correlation, train_seeds
+from jaxnas.runs.ranking import _interval, kendall_tau
+from jaxnas.training import Training, make_evaluator, train_seeds
 from jaxnas.training.keys import stream
 from jaxnas.training.ranking import scores_alone
 
@@ -26,17 +27,39 @@ TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
 @pytest.mark.parametrize("together", [1, None])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
     archs = NET.space.sample(jax.random.key(0), 5)
-    found = rank_correlation(TASK, NET, VARIABLES, TRAINING, archs, together=together)
-    expected = make_evaluator(TASK, NET, "search").scores(VARIABLES, archs)
-    np.testing.assert_array_equal(found.inherited, expected)
+    alone = scores_alone(TASK, NET, TRAINING, archs, together=together)
     for i in (0, 3):
         once = dataclasses.replace(TRAINING, evaluate_every=6)
         own = train_seeds(TASK, NET, once, [0], arch=take(archs, i), role="search", test=False)
-        assert own.metrics["search"]["accuracy"][0] == pytest.approx(found.alone[i], abs=1e-6)
+        assert own.metrics["search"]["accuracy"][0] == pytest.approx(alone[i], abs=1e-6)
         assert set(own.metrics) == {"search"}  # nothing is measured on the test data
+
+
+@pytest.mark.slow
+def test_a_ranking_has_inherited_scores_and_those_alone():
+    found = runs.rank(TASK, NET, VARIABLES, TRAINING, 5)
+    archs = jax.tree.map(lambda *x: np.stack(x), *map(NET.space.from_dict, found.architectures))
+    expected = make_evaluator(TASK, NET, "search").scores(VARIABLES, archs)
+    np.testing.assert_array_equal(np.float32(found.inherited), expected)
+    np.testing.assert_array_equal(
+        np.float32(found.alone), scores_alone(TASK, NET, TRAINING, archs, together=1)
+    )
     tau = scipy.stats.kendalltau(found.inherited, found.alone).statistic
-    assert found.kendall_tau == pytest.approx(tau, nan_ok=True, abs=1e-6)
+    assert found.kendall_tau == (None if np.isnan(tau) else tau)
     assert (found.role, found.steps) == ("search", 6)
+
+
+def test_kendall_tau_and_its_interval():
+    """As SciPy has it; NaN, and no warning, where there is none; an interval over resampled rows."""
+    assert kendall_tau([1, 2, 3, 3], [1, 3, 2, 3]) == pytest.approx(0.4)
+    for x, y in (([], []), ([1.0], [1.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, np.nan], [1.0, 2.0])):
+        assert np.isnan(kendall_tau(np.asarray(x), np.asarray(y)))
+        assert np.isnan(_interval(np.asarray(x), np.asarray(y), jax.random.key(0), 9)).all()
+    x = np.arange(30.0)
+    y = x + np.random.default_rng(0).normal(size=30) * 10
+    low, high = _interval(x, y, jax.random.key(0))
+    assert 0 < low < kendall_tau(x, y) < high < 1
+    assert _interval(x, x, jax.random.key(0), 9) == pytest.approx((1, 1))
 
 
 @pytest.mark.slow
@@ -104,13 +127,13 @@ def best_of(found, strategy):
 @pytest.mark.slow
 def test_a_training_that_diverges_is_left_out_of_the_ranking():
     wild = dataclasses.replace(TRAINING, learning_rate=1e30, warmup_steps=0)
-    found = rank_correlation(TASK, NET, VARIABLES, wild, 3, together=1)
-    assert np.isnan(found.alone).all() and np.isnan(found.kendall_tau) and np.isnan(found.interval).all()
+    found = runs.rank(TASK, NET, VARIABLES, wild, 3)
+    assert found.alone == (None,) * 3 and found.kendall_tau is None and found.interval == (None, None)
 
 
 def test_what_cannot_be_ranked_is_refused(tmp_path):
     cases = [
-        (lambda: rank_correlation(TASK, NET, VARIABLES, TRAINING, 1), "archs is 1, expected at least 2"),
+        (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), "count is 1, expected at least 2"),
         (lambda: runs.Search(ranked=1), "search.ranked is 1"),
         (lambda: runs.Search(finalists=-1), "search.finalists is -1"),
         *(
