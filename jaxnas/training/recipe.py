@@ -118,30 +118,30 @@ def check_cost(owner: str, name: str, known: Mapping[str, Any]) -> None:
 
 
 class Recipe(Protocol):
-    """How a training step goes."""
+    """How a training step goes. What inherits it writes `gradients`, and what else differs."""
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of the data that a step takes a batch of."""
-        ...
+        return ("train",)
 
     @property
     def watches(self) -> Watches:
         """What is looked at meanwhile: architectures of the space, one network, or probabilities."""
-        ...
+        return "architectures"
 
     @property
     def needs_cost(self) -> bool:
         """Whether gradients ask for the cost of architectures."""
-        ...
+        return False
 
     def check(self, space: Space, cost: Cost | None) -> None:
         """Raises ValueError for a space or costs that the recipe cannot work with."""
-        ...
+        del space, cost
 
     def init(self, space: Space) -> tuple[Any, Any]:
         """Architecture parameters and the recipe's own state at the start; () for none."""
-        ...
+        return (), ()
 
     def begin(self, problem: Problem, state: TrainState) -> TrainState:
         """The state that the gradients of a step are computed at: the given one, or with weights moved."""
@@ -155,8 +155,8 @@ class Recipe(Protocol):
 
     def numbers(self, step: int) -> Mapping[str, int]:
         """For each role the number of its batch at a step."""
-        ...
+        return dict.fromkeys(self.roles, step)
 
     def done(self, record: Mapping[str, Any]) -> bool:
         """Whether a record of the training (see `fit`) says that it is done before its last step."""
-        ...
+        return False

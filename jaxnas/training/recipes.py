@@ -27,7 +27,7 @@ from jaxnas.training.together import Given, train_alone, train_together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Sampling:
+class _Sampling(Recipe):
     """What recipes share that train hard architectures on the training batches.
 
     Attributes:
@@ -38,21 +38,6 @@ class _Sampling:
 
     distill: Distillation | None = None
     spread: bool = False
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Only training batches are taken."""
-        return ("train",)
-
-    @property
-    def watches(self) -> Watches:
-        """Random architectures of the space."""
-        return "architectures"
-
-    @property
-    def needs_cost(self) -> bool:
-        """Gradients ask for no cost."""
-        return False
 
     def check(self, space: Space, cost: Cost | None) -> None:
         """Refuses a distillation without a teacher."""
@@ -68,18 +53,6 @@ class _Sampling:
         if self.distill is None or self.distill.teacher is None:
             return (), ()
         return (), {"teacher": load_teacher(self.distill.teacher).variables}
-
-    def begin(self, problem: Problem, state: TrainState) -> TrainState:
-        """Weights stay where they are."""
-        return state
-
-    def numbers(self, step: int) -> Mapping[str, int]:
-        """The batches follow one another."""
-        return {"train": step}
-
-    def done(self, record: Mapping[str, Any]) -> bool:
-        """The training goes on to its last step."""
-        return False
 
     def given(self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array) -> Given:
         """What the networks of a step are trained on, with what a trained teacher says of it."""
@@ -305,7 +278,7 @@ class Fixed(_Sampling):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Progressive:
+class Progressive(Recipe):
     """Progressive shrinking: a schedule of spaces, from the largest network to all of them.
 
     Each phase draws from a part of the space that holds the part before (Cai et al., Once-for-All, ICLR 2020,
@@ -333,16 +306,6 @@ class Progressive:
             )
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles of the inner recipe."""
-        return self.recipe.roles
-
-    @property
-    def watches(self) -> Watches:
-        """What the inner recipe watches."""
-        return self.recipe.watches
-
-    @property
     def needs_cost(self) -> bool:
         """Whether the inner recipe asks for costs."""
         return self.recipe.needs_cost
@@ -364,14 +327,6 @@ class Progressive:
     def init(self, space: Space) -> tuple[Any, Any]:
         """The first state of the inner recipe."""
         return self.recipe.init(space)
-
-    def numbers(self, step: int) -> Mapping[str, int]:
-        """The numbers of batches by the inner recipe."""
-        return self.recipe.numbers(step)
-
-    def done(self, record: Mapping[str, Any]) -> bool:
-        """Whether the inner recipe is done."""
-        return self.recipe.done(record)
 
     def begin(self, problem: Problem, state: TrainState) -> TrainState:
         """Sorts channels where a phase after the first begins."""

@@ -25,11 +25,11 @@ class Sampler(Protocol):
     @property
     def needs_cost(self) -> bool:
         """Whether it asks for the cost of architectures."""
-        ...
+        return False
 
     def check(self, space: Space, cost: Cost | None) -> None:
         """Raises ValueError for a space or costs that the sampler cannot work with."""
-        ...
+        del space, cost
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
         """A batch of `count` architectures that are fair to compare, such as those of one size; traceable."""
@@ -37,13 +37,8 @@ class Sampler(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Random:
+class Random(Sampler):
     """Every option of every choice is equally likely."""
-
-    needs_cost = False
-
-    def check(self, space: Space, cost: Cost | None) -> None:
-        """Any space will do."""
 
     def alike(self, problem: Problem, loss: BatchLoss, key: jax.Array, count: int) -> Arch:
         """Independent architectures."""
