@@ -1,7 +1,7 @@
-"""AdamW for weight-shared networks: weights that an architecture does not use stay as they are.
+"""Optimizer steps of weight-shared networks: weights that an architecture does not use stay as they are.
 
 Weight decay and momentum would move every stored weight at every step, also those of layers and
-channels that were not sampled. `freeze_inactive` wraps an optimizer so that they do not.
+channels that were not sampled. `training.freeze_inactive` asks for steps in which they do not.
 """
 
 from __future__ import annotations
@@ -16,41 +16,8 @@ import optax
 Params = dict[str, Any]
 
 
-def warmup_cosine(
-    peak: float, steps: int, warmup_steps: int, *, start: float = 1e-6, end: float = 1e-5
-) -> optax.Schedule:
-    """Linear warm-up to `peak`, then a cosine down to `end` (AutoFormer, section 4.1).
-
-    Args:
-      peak, start, end: learning rates; `start` and `end` are cut to `peak`.
-      steps: of the whole training, warm-up included.
-      warmup_steps: of the warm-up, fewer than `steps`.
-
-    Raises:
-      ValueError: a warm-up as long as the training.
-    """
-    if not 0 <= warmup_steps < steps:
-        raise ValueError(
-            f"warmup_steps is {warmup_steps}; it must be at least 0 and less than steps={steps}."
-        )
-    return optax.warmup_cosine_decay_schedule(
-        min(start, peak), peak, warmup_steps, steps, end_value=min(end, peak)
-    )
-
-
-def adamw(
-    learning_rate: optax.Schedule,
-    *,
-    weight_decay: float = 0.05,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    epsilon: float = 1e-8,
-) -> optax.GradientTransformation:
-    """AdamW with decay on the kernels only: not on biases, norms, tokens, positions or their tables."""
-    return optax.adamw(learning_rate, b1, b2, epsilon, weight_decay=weight_decay, mask=_is_kernel)
-
-
-def _is_kernel(params: Params) -> Params:
+def is_kernel(params: Params) -> Params:
+    """Which parameters decay: kernels, and not biases, norms, tokens, positions or their tables."""
     flat = flax.traverse_util.flatten_dict(params)
     kernels = {path: path[-1].endswith("kernel") for path in flat}
     return flax.traverse_util.unflatten_dict(kernels)

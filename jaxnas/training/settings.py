@@ -9,8 +9,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.mesh import make_mesh
+from jaxnas.training.optimizer import is_kernel
 
 # Settings that change no weights.
 FREE = (
@@ -110,10 +110,16 @@ class Training:
         return max(self.steps // 10, 1) if asked is None else asked
 
     def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
-        """AdamW, with clipped gradients if asked for, and its learning rate by step."""
+        """AdamW, with clipped gradients if asked for, and its learning rate by step.
+
+        The rate rises linearly, and falls as a cosine to 1e-5 (AutoFormer, section 4.1).
+        """
         warmup = self.steps // 20 if self.warmup_steps is None else self.warmup_steps
-        schedule = optimizer_lib.warmup_cosine(self.learning_rate, self.steps, warmup)
-        adamw = optimizer_lib.adamw(schedule, weight_decay=self.weight_decay)
+        rate = self.learning_rate
+        schedule = optax.warmup_cosine_decay_schedule(
+            min(1e-6, rate), rate, warmup, self.steps, end_value=min(1e-5, rate)
+        )
+        adamw = optax.adamw(schedule, weight_decay=self.weight_decay, mask=is_kernel)
         # The state has one structure, so that a training that diverged can go on with a limit.
         clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
         chain = optax.chain(clip, adamw)

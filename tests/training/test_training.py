@@ -22,8 +22,7 @@ from jaxnas.training.step import active_masks
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
 WIDEST = 4
-SCHEDULE = optimizer_lib.warmup_cosine(1e-2, 40, 4)
-OPTIMIZER = optimizer_lib.adamw(SCHEDULE)
+OPTIMIZER, SCHEDULE = Training(steps=40, learning_rate=1e-2, warmup_steps=4).optimizer()
 SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
 
 
