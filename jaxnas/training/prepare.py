@@ -23,7 +23,7 @@ from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
-from jaxnas.training.state import TrainState, init_state
+from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step, make_step
 
 
@@ -108,8 +108,17 @@ def initial_state(
     if variables is None:
         variables = init(net, stream(seed, f"{name}_init"), task.inputs)
     variables = _stacked(net, variables, task.inputs)
-    key, average = stream(seed, name), training.average > 0
-    return init_state(task, net, recipe, optimizer, variables, batch_size, key, average=average)
+    logits, own = recipe.init(net.space)
+    return TrainState(
+        step=jnp.int32(0),
+        variables=variables,
+        opt_state=optimizer.init(variables["params"]),
+        carry={role: task.carry(net, batch_size) for role in recipe.roles},
+        logits=logits,
+        recipe=own,
+        average=variables["params"] if training.average else (),
+        key=stream(seed, name),
+    )
 
 
 def abstract_state(

@@ -6,8 +6,6 @@ from typing import Any
 
 import flax.struct
 import jax
-import jax.numpy as jnp
-import optax
 
 
 @flax.struct.dataclass
@@ -46,37 +44,3 @@ class TrainState:
     def evaluated(self) -> Any:
         """The variables to evaluate with: with the average of the parameters where one is kept."""
         return self.variables if self.average == () else {**self.variables, "params": self.average}
-
-
-def init_state(
-    task: Any,
-    net: Any,
-    recipe: Any,
-    optimizer: optax.GradientTransformation,
-    variables: Any,
-    batch_size: int,
-    key: jax.Array,
-    *,
-    average: bool = False,
-) -> TrainState:
-    """The state before the first step.
-
-    Args:
-      task, net, recipe: what is trained, and how.
-      optimizer: of the parameters.
-      variables: the network's at the start.
-      batch_size: rows of a batch.
-      key: typed key of the run.
-      average: whether an average of the parameters is kept.
-    """
-    logits, own = recipe.init(net.space)
-    return TrainState(
-        step=jnp.int32(0),
-        variables=variables,
-        opt_state=optimizer.init(variables["params"]),
-        carry={role: task.carry(net, batch_size) for role in recipe.roles},
-        logits=logits,
-        recipe=own,
-        average=variables["params"] if average else (),
-        key=key,
-    )
