@@ -353,21 +353,8 @@ def parse_json(data: bytes, name: str) -> Any:
         raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
 
 
-def begin_lines(path: Path) -> None:
-    """Makes an empty file of JSON lines where there is none.
-
-    Raises:
-      OSError: what appending to it would raise.
-    """
-    if not is_remote(path):
-        with open(path, "ab"):
-            return
-    if not as_path(path).exists():
-        write_bytes(path, b"")
-
-
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Appends records to a file of JSON lines and puts them safely on disk.
+    """Appends records to a file of JSON lines and puts them safely on disk; none make an empty file.
 
     A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores and
     `truncate_lines` removes. In an object store the whole file is written anew.
@@ -376,8 +363,9 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     data = text.encode("utf-8")
     if is_remote(path):
         path = as_path(path)
-        before = path.read_bytes() if path.exists() else b""
-        write_bytes(path, before + data)
+        before = path.read_bytes() if path.exists() else None
+        if data or before is None:
+            write_bytes(path, (before or b"") + data)
         return
     with room_for(path, len(data), "The lines before are kept"), open(path, "ab") as file:
         file.write(data)
@@ -415,17 +403,9 @@ def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:
 def truncate_lines(path: Path, keep: int) -> None:
     """Cuts a file of JSON lines behind its first `keep` lines; a file that is not there stays so."""
     path = as_path(path)
-    if not path.exists():
-        return
-    lines = path.read_bytes().splitlines(keepends=True)
-    if is_remote(path):
-        if lines[keep:]:
-            write_bytes(path, b"".join(lines[:keep]))
-        return
-    kept = sum(len(line) for line in lines[:keep])
-    with open(path, "r+b") as file:
-        file.truncate(kept)
-        os.fsync(file.fileno())
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines[keep:]:
+        write_bytes(path, b"".join(lines[:keep]))
 
 
 _ABSENT = object()

@@ -47,7 +47,7 @@ def read(path: str | os.PathLike, name: str) -> list[Line]:
             f"{path.parent} is a file, so that no history can be in it; choose a folder."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.begin_lines(path)  # Raises now what appending would raise after an expensive evaluation.
+    files.append_lines(path, [])  # Raises now what appending would raise after an expensive evaluation.
     rest = path.read_bytes().rpartition(b"\n")[2]
     if rest[: len(_FIRST)] != _FIRST[: len(rest)]:
         raise ValueError(

@@ -113,10 +113,10 @@ def test_files_in_a_bucket(bucket):
     with pytest.raises(FileNotFoundError, match="Did you mean value.json"):
         files.read_json(root / "valu.json")
     lines = root / "lines.jsonl"
-    files.begin_lines(lines)
+    files.append_lines(lines, [])
     for number in range(3):
         files.append_lines(lines, [{"number": number}])
-    files.begin_lines(lines)
+    files.append_lines(lines, [])
     assert files.read_lines(lines, ("number",)) == [{"number": 0}, {"number": 1}, {"number": 2}]
     files.truncate_lines(lines, 2)
     assert lines.read_bytes() == b'{"number": 0}\n{"number": 1}\n'
