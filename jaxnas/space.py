@@ -193,14 +193,6 @@ class Space:
                     "Option values (not indices) go through space.from_dict."
                 )
 
-    def contains(self, arch: Arch) -> bool:
-        """Whether an architecture, or all of a batch, belongs to the space; on the host."""
-        try:
-            self.check(arch)
-        except (ValueError, TypeError):
-            return False
-        return True
-
     # ---- Per architecture: pure, under jit and vmap; leading batch axes are allowed. Each is one program,
     # which is compiled once for a space: operations one by one would be compiled for each shape.
 

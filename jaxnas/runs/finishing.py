@@ -212,7 +212,6 @@ def retrain(
     costs: Cost | None = None,
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
-    may_differ: tuple[str, ...] = (),
     mesh: Mesh | None = None,
 ) -> Result | None:
     """Trains one architecture alone, on all training data, and measures it.
@@ -226,16 +225,12 @@ def retrain(
       name: what the network is called in the result.
       variables: of the supernet, to start from its part of them; None for new ones.
       costs, seed, config, mesh: see `fit` and `finish`.
-      may_differ: fields of the config that a checkpoint may differ in.
 
     Returns:
       What result.json holds; None if the training was stopped and saved before its end.
     """
-    space, root, mesh = (
-        net.space,
-        files.as_path(workdir),
-        training.mesh() if mesh is None else mesh,
-    )
+    space, root = net.space, files.as_path(workdir)
+    mesh = training.mesh() if mesh is None else mesh
     costs = cost(net, task.inputs) if costs is None else costs
     small, start = net.clone(space=space.fix(arch)), None
     if variables is not None:
@@ -250,7 +245,6 @@ def retrain(
         seed=seed,
         workdir=root,
         config=config,
-        may_differ=may_differ,
         mesh=mesh,
         name="retraining",
     )

@@ -11,7 +11,7 @@ from jaxnas import files
 
 
 class JsonlWriter:
-    """An append-only file of JSON records, one a line, ordered by a counter such as the step.
+    """An append-only file of JSON records, one a line, ordered by their "step".
 
     A run that was killed after its checkpoint at step k has lines beyond k, and perhaps half a
     line. Opened with `resume=k`, those are cut off; the resumed run writes them again, so the file
@@ -19,15 +19,12 @@ class JsonlWriter:
     nor a rate; those belong on the terminal (`progress.py`).
     """
 
-    def __init__(
-        self, path: files.Path, resume: int | None = None, counter: str = "step", digest: str | None = None
-    ) -> None:
+    def __init__(self, path: files.Path, resume: int | None = None, digest: str | None = None) -> None:
         """Cuts the file to what the run goes on from.
 
         Args:
           path: the file; its directory exists.
-          resume: keep records whose counter is at most this; None starts an empty file.
-          counter: the integer key that every record has and that never decreases.
+          resume: keep records whose step is at most this; None starts an empty file.
           digest: that the writer of before had where the file is cut; None compares nothing.
 
         Raises:
@@ -35,14 +32,13 @@ class JsonlWriter:
             nothing is cut.
         """
         self.path = files.as_path(path)
-        self.counter = counter
         self._last: int | None = None
         kept = 0
-        records = files.read_lines(self.path, (counter,)) if resume is not None else []
+        records = files.read_lines(self.path, ("step",)) if resume is not None else []
         for record in records:
-            if self._count(record) > (resume or 0):
+            if self._step(record) > (resume or 0):
                 break
-            self._last = record[counter]
+            self._last = record["step"]
             kept += 1
         if records and not kept:
             digest = None  # The file was deleted, and has none of the records that the digest is of.
@@ -61,21 +57,21 @@ class JsonlWriter:
         """Appends a record and puts it safely on disk; NaN and the infinities become null.
 
         Raises:
-          ValueError: the counter is missing, not an integer, or smaller than the last one.
+          ValueError: the step is missing, not an integer, or smaller than the last one.
         """
         record = files.plain(record)
-        self._last = self._count(record)
+        self._last = self._step(record)
         files.append_lines(self.path, [record])
         self._digest.update((json.dumps(record) + "\n").encode())
 
-    def _count(self, record: Mapping[str, Any]) -> int:
-        count = record.get(self.counter)
-        if type(count) is not int or (self._last is not None and count < self._last):
+    def _step(self, record: Mapping[str, Any]) -> int:
+        step = record.get("step")
+        if type(step) is not int or (self._last is not None and step < self._last):
             after = "" if self._last is None else f" not below {self._last}, the one before"
             raise ValueError(
-                f"a record of {self.path} needs an integer {self.counter!r}{after}: got {count!r} in {record}"
+                f"a record of {self.path} needs an integer 'step'{after}: got {step!r} in {record}"
             )
-        return count
+        return step
 
 
 def check_unchanged(path: files.Path, digest: str | None, written: bytes | None = None) -> None:

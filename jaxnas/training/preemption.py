@@ -19,10 +19,9 @@ from jax.experimental import multihost_utils
 
 @dataclasses.dataclass
 class Stop:
-    """Whether the run was asked to stop, and by which signal; the loop reads it after each step."""
+    """Whether the run was asked to stop; the loop reads it after each step."""
 
     requested: bool = False
-    signal_name: str = ""
 
     def reached(self, turn: int) -> bool:
         """Whether to stop now; asked once in each turn of a loop, from 1, the same in all processes."""
@@ -32,16 +31,11 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_on_signals(
-    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
-) -> Iterator[Stop]:
+def stop_on_signals() -> Iterator[Stop]:
     """Turns the first SIGTERM or Ctrl-C into a request that the loop can answer by saving.
 
     A second signal acts as it would have without this context, so that an impatient user is not
     made to wait. The handlers of before come back at the end.
-
-    Args:
-      signals: the signals to take.
 
     Yields:
       A `Stop` whose `requested` becomes True.
@@ -51,8 +45,8 @@ def stop_on_signals(
     """
     stop = Stop()
     together = jax.process_count() > 1
-    if together:  # JAX has a handler of its own for SIGTERM, which tells the other processes.
-        signals = tuple(number for number in signals if number != signal.SIGTERM)
+    # With several, JAX has a handler of its own for SIGTERM, which tells the other processes.
+    signals = (signal.SIGINT,) if together else (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in signals}
 
     def restore() -> None:
@@ -61,8 +55,8 @@ def stop_on_signals(
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        stop.requested, stop.signal_name = True, signal.Signals(number).name
+        del number, frame
+        stop.requested = True
         restore()
         if together:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -367,7 +367,8 @@ def test_the_next_space_is_a_space_whose_values_are_legal(case):
         if choice.active is not None and new["depth"] != space["depth"]:
             assert choice.length == max(new["depth"].options)
     drawn = new.sample(jax.random.key(0))
-    assert new.contains(drawn) and new.contains(new.largest())
+    new.check(drawn)
+    new.check(new.largest())
 
 
 # ---- Refusals.

@@ -134,16 +134,16 @@ def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line
     assert path.read_bytes() == before
 
 
-def test_the_counter_never_decreases(tmp_path):
-    path = tmp_path / "history.jsonl"
-    writer = metrics.JsonlWriter(path, counter="index")
-    with pytest.raises(ValueError, match="needs an integer 'index': got None"):
-        writer.write({"step": 3})
-    writer.write({"index": 3})
-    writer = metrics.JsonlWriter(path, resume=3, counter="index")
-    with pytest.raises(ValueError, match="'index' not below 3, the one before: got 2"):
-        writer.write({"index": 2})
-    assert files.read_lines(path) == [{"index": 3}]
+def test_the_step_never_decreases(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = metrics.JsonlWriter(path)
+    with pytest.raises(ValueError, match="needs an integer 'step': got None"):
+        writer.write({"index": 3})
+    writer.write({"step": 3})
+    writer = metrics.JsonlWriter(path, resume=3)
+    with pytest.raises(ValueError, match="'step' not below 3, the one before: got 2"):
+        writer.write({"step": 2})
+    assert files.read_lines(path) == [{"step": 3}]
 
 
 class _Terminal(io.StringIO):
@@ -186,7 +186,7 @@ def test_a_signal_asks_to_stop_and_a_second_one_acts_as_before(number):
         with preemption.stop_on_signals() as stop:
             assert not stop.requested
             signal.raise_signal(number)
-            assert stop.requested and stop.signal_name == number.name and not seen
+            assert stop.requested and not seen
             signal.raise_signal(number)
             assert seen == [True]
         signal.raise_signal(number)
