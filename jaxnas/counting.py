@@ -14,8 +14,8 @@ Element = tuple[str, int]
 Elements = dict[Element, list[tuple[Element, frozenset[int]]]]
 
 
-def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
-    """Each element with its parents and the indices of a parent for which it is active."""
+def elements_of(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
+    """See `Space.elements`; `order` has parents first."""
     elements: Elements = {}
     for name in order:
         choice = choices[name]
@@ -41,9 +41,8 @@ def _elements(choices: Mapping[str, Choice], order: Iterable[str]) -> Elements:
     return elements
 
 
-def cardinality(choices: Mapping[str, Choice], order: Iterable[str]) -> int:
-    """The number of distinct canonical architectures; `order` has parents first."""
-    elements = _elements(choices, order)
+def cardinality(choices: Mapping[str, Choice], elements: Elements) -> int:
+    """The number of distinct canonical architectures."""
 
     def count(undecided: list[Element], decided: dict[Element, int | None]) -> int:
         # Settles what is inactive, then multiplies over parts that no longer depend on each
@@ -82,9 +81,8 @@ def _parts(left: list[Element], elements: Elements) -> list[list[Element]]:
     return list(parts.values())
 
 
-def enumerate_all(choices: Mapping[str, Choice], order: Iterable[str]) -> dict[str, np.ndarray]:
+def enumerate_all(choices: Mapping[str, Choice], elements: Elements) -> dict[str, np.ndarray]:
     """All distinct canonical architectures, int32 [cardinality, ...] by name."""
-    elements = _elements(choices, order)
     columns: dict[Element, np.ndarray] = {}
     active: dict[Element, np.ndarray] = {}
     count = 1

@@ -255,21 +255,12 @@ def options_table(
 
 def _active(space: Space, name: str, position: int) -> Table:
     """Whether an element counts: 1 or 0 by the decisions that it depends on."""
-    choice, gate = space.choices[name], constant(1)
-    if choice.active is not None:
-        depth = space.choices[choice.active]
-        runs = tuple(map(int, position < depth.table))
-        gate = combine(
-            lambda on, above: on * above,
-            _of_decision(choice.active, depth, 0, runs),
-            _active(space, choice.active, 0),
-        )
-    if choice.condition is not None:
-        parent, wanted = space.choices[choice.condition[0]], choice.condition[1]
-        at = 0 if parent.length is None else position
-        holds = tuple(int(option in wanted) for option in parent.options_at(at))
-        own = _of_decision(choice.condition[0], parent, at, holds)
-        gate = combine(lambda *all_on: math.prod(all_on), gate, own, _active(space, choice.condition[0], at))
+    gate = constant(1)
+    for (parent, at), allowed in space.elements[name, position]:
+        choice = space.choices[parent]
+        on = tuple(int(index in allowed) for index in range(len(choice.options_at(at))))
+        own = _of_decision(parent, choice, at, on)
+        gate = combine(lambda *all_on: math.prod(all_on), gate, own, _active(space, parent, at))
     return gate
 
 

@@ -7,6 +7,7 @@ are. Everything else that `jaxnas.init`, `cost`, `extract` and their like need i
 
 import functools
 import inspect
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -16,7 +17,7 @@ import numpy as np
 
 from jaxnas import products
 from jaxnas.annotations import Annotations, annotations
-from jaxnas.choice import Choice, nearest
+from jaxnas.choice import nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Arch, Space
@@ -153,27 +154,13 @@ def _that_matter(table: Table) -> list[Any]:
 
 def _elements(space: Space) -> list[tuple[str, int | None]]:
     """The decisions that are left to an architecture, by name and position."""
-    elements: list[tuple[str, int | None]] = []
-    for name, choice in space.decisions:
-        positions = [None] if choice.length is None else range(_reach(space, choice))
-        left = [p for p in positions if len(choice.options_at(p or 0)) > 1]
-        elements += [(name, p) for p in left if _can_hold(space, choice, p)]
-    return elements
-
-
-def _can_hold(space: Space, choice: Choice, position: int | None) -> bool:
-    """Whether the condition of a choice is met at a position in some architecture of the space."""
-    if choice.condition is None:
-        return True
-    parent, options = space.choices[choice.condition[0]], choice.condition[1]
-    return bool(set(options) & set(parent.options_at(position or 0)))
-
-
-def _reach(space: Space, choice: Choice) -> int:
-    """How many positions of a repeated choice can be active."""
-    if choice.active is None:
-        return choice.length or 0
-    return min(choice.length or 0, int(space.choices[choice.active].table.max()))
+    return [
+        (name, None if choice.length is None else position)
+        for name, choice in space.decisions
+        for position in range(math.prod(choice.shape))
+        if len(choice.options_at(position)) > 1
+        and all(allowed for _, allowed in space.elements[name, position])
+    ]
 
 
 def _samples(space: Space) -> list[Arch]:

@@ -103,9 +103,18 @@ class Space:
         return np.concatenate([choice.sizes.reshape(-1) for _, choice in self.decisions])
 
     @functools.cached_property
+    def elements(self) -> counting.Elements:
+        """The elements, (name, position), parents first, each with what it takes for it to be active.
+
+        These are its parents, each with the indices of the options that allow it. The position of a choice
+        that is not repeated is 0.
+        """
+        return counting.elements_of(self.choices, self._order)
+
+    @functools.cached_property
     def cardinality(self) -> int:
         """The exact number of distinct networks: what inactive elements hold does not count."""
-        return counting.cardinality(self.choices, self._order)
+        return counting.cardinality(self.choices, self.elements)
 
     # ---- Checks.
 
@@ -443,7 +452,7 @@ class Space:
                 f"enumerate: the space has {self.cardinality:,} architectures, the "
                 f"limit is {limit:,}. Raise it, sample, or restrict the space."
             )
-        arrays = counting.enumerate_all(self.choices, self._order)
+        arrays = counting.enumerate_all(self.choices, self.elements)
         return {name: jnp.asarray(arrays[name]) for name in self}
 
     # ---- Option values and files.
