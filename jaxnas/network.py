@@ -21,7 +21,7 @@ from jaxnas.choice import nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Arch, Space
-from jaxnas.tensors import flatten
+from jaxnas.tensors import check_tensors, flatten
 
 # What a network may compute in; a whole number loses what lies between.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -188,18 +188,14 @@ def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arc
         ) from error
     stored = flatten(nn.meta.unbox(variables).get("params", {}))
     shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
-    expected = {path: shape for path, shape in shapes.items() if shape is not None}
-    different = [
-        f"{'/'.join(path)} is {_shape(expected.get(path))} and {_shape(stored.get(path))}"
-        for path in sorted({*expected, *stored})
-        if expected.get(path) != getattr(stored.get(path), "shape", None)
-    ]
-    if different:
-        raise ValueError(
-            f"{what}: the parameters by the network's annotations, and those of the extracted network, "
-            f"differ: {'; '.join(different[:5])}. Whatever depends on a decision must be declared by a layer "
-            "of jaxnas.elastic or by jaxnas.elastic.parameter, or be in a block of a Mixture."
-        )
+    expected = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in shapes.items() if x is not None}
+    check_tensors(
+        stored,
+        expected,
+        f"the annotations of {what}",
+        "They are the extracted network's. Whatever depends on a decision must be declared by a layer of "
+        "jaxnas.elastic or by jaxnas.elastic.parameter, or be in a block of a Mixture.",
+    )
     macs = sum(table.at_host(host) for table in recorded.macs)
     least, most = products.total(program.jaxpr)
     if not least <= macs <= most:
@@ -210,8 +206,3 @@ def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arc
             "jaxnas.elastic, or be recorded by jaxnas.elastic.record_macs in the module that computes it, "
             "with all other products of that module."
         )
-
-
-def _shape(value: Any) -> str:
-    shape = getattr(value, "shape", value)
-    return "absent" if shape is None else str(tuple(shape))

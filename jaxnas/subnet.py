@@ -145,23 +145,16 @@ def check_variables(variables: Any) -> Variables:
 def _check_cut(small: nn.Module, active: dict[tuple[str, ...], Any], example: Any) -> None:
     """Checks the collections beside the parameters, which are checked for every network (`network.check`)."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    expected = nn.meta.unbox(jax.eval_shape(small.init, key, example))
-    flat = flatten(expected)
-    wrong = [
-        f"{'/'.join(path)} ({_shape(active.get(path))}, expected {_shape(flat.get(path))})"
-        for path in sorted({*active, *flat})
-        if path[0] != "params" and _shape(active.get(path)) != _shape(flat.get(path))
-    ]
-    if wrong:
-        raise ValueError(
-            f"These variables of {type(small).__name__} cannot be cut for the extracted network: "
-            f"{', '.join(wrong[:8])}. Say how large they are in each architecture by "
-            "jaxnas.elastic.annotate, where the module makes them."
-        )
-
-
-def _shape(value: Any) -> str:
-    return "absent" if value is None else str(tuple(value.shape))
+    expected = flatten(nn.meta.unbox(jax.eval_shape(small.init, key, example)))
+    given, others = (
+        {path: x for path, x in tensors.items() if path[0] != "params"} for tensors in (active, expected)
+    )
+    check_tensors(
+        given,
+        others,
+        f"the extracted {type(small).__name__}",
+        "Say how large each is in an architecture by jaxnas.elastic.annotate, where the module makes it.",
+    )
 
 
 def _difference(

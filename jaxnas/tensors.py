@@ -15,11 +15,11 @@ flatten: Callable[..., dict[Path, Any]] = flax.traverse_util.flatten_dict
 unflatten: Callable[[dict[Path, Any]], dict[str, Any]] = flax.traverse_util.unflatten_dict
 
 
-def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str) -> None:
+def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str, advice: str = "") -> None:
     """Compares names and shapes of tensors.
 
     Raises:
-      ValueError: names the missing, unexpected and misshapen tensors.
+      ValueError: names the missing, unexpected and misshapen tensors, and ends with the advice.
     """
     missing = sorted("/".join(p) for p in expected.keys() - given.keys())
     extra = sorted("/".join(p) for p in given.keys() - expected.keys())
@@ -34,7 +34,7 @@ def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str) 
         if names
     ]
     if problems:
-        raise ValueError(f"These tensors don't fit {what}. " + "; ".join(problems) + ".")
+        raise ValueError(f"These tensors don't fit {what}. {'; '.join(problems)}. {advice}".rstrip())
 
 
 def check_finite(tensors: dict[Path, Any], what: str) -> None:
