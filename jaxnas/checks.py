@@ -41,21 +41,20 @@ def check_counts(
             object.__setattr__(owner, name, operator.index(value))
 
 
-def check_increasing(owner: Any, name: str, *, least: int = 1, group: str | None = None) -> None:
-    """Checks that a field is one whole number or more, each larger than the one before; see `check_counts`.
+def check_increasing(owner: Any, name: str, *, group: str | None = None) -> None:
+    """Checks that a field is one count or more, each larger than the one before; see `check_counts`.
 
     Args:
       owner, group: see `check_counts`.
       name: of the field, which becomes a tuple of plain ints.
-      least: the smallest number that is allowed.
 
     Raises:
       ValueError: it is something else.
     """
     value = getattr(owner, name)
     whole = isinstance(value, tuple | list) and len(value) > 0 and all(map(_is_whole, value))
-    if not whole or value[0] < least or any(b <= a for a, b in itertools.pairwise(value)):
-        wanted = f"whole numbers of at least {least} that increase, such as {16 * least}, {32 * least}"
+    if not whole or value[0] < 1 or any(b <= a for a, b in itertools.pairwise(value)):
+        wanted = "whole numbers of at least 1 that increase, such as 16, 32"
         raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
     object.__setattr__(owner, name, tuple(map(operator.index, value)))
 

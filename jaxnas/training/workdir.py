@@ -17,11 +17,11 @@ LOCK = ".lock"
 
 
 class WorkdirError(RuntimeError):
-    """A workdir cannot be used: not writable, held by another run, or not empty."""
+    """A workdir cannot be used: it is not writable, or held by another run."""
 
 
 @contextlib.contextmanager
-def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pathlib.Path]:
+def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Creates a workdir and holds it for this run until the context ends.
 
     The kernel drops the lock when its process ends, however it ends: a killed run leaves nothing
@@ -31,13 +31,12 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
 
     Args:
       path: the directory, or gs://bucket/folder; parents are created.
-      resume_ok: if False, a directory that already has files in it is refused.
 
     Yields:
       The absolute path of the directory.
 
     Raises:
-      WorkdirError: not writable, in use by another run, or not empty while `resume_ok` is False.
+      WorkdirError: not writable, or in use by another run.
     """
     workdir = files.absolute(files.as_path(path).expanduser())
     if not processes.is_first():
@@ -63,12 +62,6 @@ def open_workdir(path: str | os.PathLike, resume_ok: bool = True) -> Iterator[pa
             raise WorkdirError(
                 f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
             ) from error
-        present = sorted(entry.name for entry in workdir.iterdir() if entry.name != LOCK)
-        if present and not resume_ok:
-            raise WorkdirError(
-                f"the workdir {workdir} already holds a run ({', '.join(present[:5])}). "
-                "Choose a new or empty directory, or move this one away."
-            )
         processes.wait("the workdir is there")
         yield workdir
 

@@ -73,14 +73,6 @@ def test_an_unwritable_workdir_is_refused(tmp_path, monkeypatch):
         pass
 
 
-def test_a_workdir_with_files_is_refused_on_demand(tmp_path):
-    with workdir.open_workdir(tmp_path, resume_ok=False):
-        (tmp_path / "config.json").write_text("{}")
-    refused = pytest.raises(workdir.WorkdirError, match=r"already holds a run \(config.json\)")
-    with refused, workdir.open_workdir(tmp_path, resume_ok=False):
-        pass
-
-
 _records = st.lists(st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12).map(
     lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))]
 )
