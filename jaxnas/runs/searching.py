@@ -406,32 +406,11 @@ def _without_options(
 
     options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
     if settings.method == "perturbation":
-        arch, decisions = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
-        return arch, tuple(
-            {
-                "name": one.name,
-                "position": one.position,
-                "kept": space[one.name].options_at(one.position or 0)[one.option],
-                "drops": list(one.drops),
-            }
-            for one in decisions
-        )
-    arch, rounds = search.pruning(space, weights, scores, at_once=settings.method == "strongest", **options)
-    (name,) = space
-
-    def block(position: int, option: int) -> list[Any]:
-        return [position, space[name].options_at(position)[option]]
-
-    return arch, tuple(
-        {
-            "name": name,
-            "position": None,
-            "blocks": [block(*one) for one in found.blocks],
-            "drops": list(found.drops),
-            "removed": [block(*one) for one in found.removed],
-        }
-        for found in rounds
-    )
+        arch, found = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
+    else:
+        at_once = settings.method == "strongest"
+        arch, found = search.pruning(space, weights, scores, at_once=at_once, **options)
+    return arch, tuple(found)
 
 
 def _draw(

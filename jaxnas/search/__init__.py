@@ -6,7 +6,7 @@ from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
 from jaxnas.search.pending import begin_evaluation, end_evaluation
-from jaxnas.search.perturbation import Perturbed, perturbation
+from jaxnas.search.perturbation import perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import PredictorGuided
 from jaxnas.search.proposals import propose
@@ -39,7 +39,6 @@ __all__ = [
     "EvolvedSpace",
     "Hyperband",
     "LocalSearch",
-    "Perturbed",
     "Pool",
     "PredictorGuided",
     "RandomSearch",
