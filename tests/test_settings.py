@@ -36,6 +36,7 @@ SETTINGS = {
     search.ShiftRule: {},
     search.SoftmaxPolicy: {},
     search.Strategy: SPACE,
+    search.SuccessiveHalving: SPACE,
     search.TransformerPolicy: {},
     predictors.ChainCell: {"nodes": 2, "operations": 3},
     predictors.EdgeCell: {"edges": ((0, 1),), "operations": 3},

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 
 import jax
@@ -247,10 +246,8 @@ def test_clear_errors():
         TIMED.best(TIMED.init(KEYS[0]))
 
 
-def test_successive_halving_has_the_settings_of_hyperband_but_for_its_starts():
-    named = inspect.signature(search.SuccessiveHalving).parameters
-    fields = {field.name: field.default for field in dataclasses.fields(search.Hyperband)}
-    del fields["starts"]
-    assert {name: one.default for name, one in named.items() if name != "space"} == {
-        name: default for name, default in fields.items() if name != "space"
-    }
+def test_successive_halving_starts_at_the_cheapest_fidelity_and_nowhere_else():
+    strategy = dataclasses.replace(search.SuccessiveHalving(SPACE, fidelities=3), eta=2)
+    assert strategy.starts == (0,) and strategy.name == "SuccessiveHalving"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'starts'"):
+        search.SuccessiveHalving(SPACE, starts=(1,))
