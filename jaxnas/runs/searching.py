@@ -317,7 +317,8 @@ def select(
       trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
 
     Raises:
-      ValueError: "argmax" without architecture parameters; draws that all miss the target.
+      ValueError: "argmax" without architecture parameters; draws that all miss the target, or whose scores
+        are all no numbers.
     """
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
@@ -346,7 +347,12 @@ def select(
                 supernet = evaluate.scores(variables, drawn.archs)
             told: list[tuple[float, ...]] = [()] * len(supernet)
             if method == "sampling":
-                arch, _ = search.sampling(drawn.archs, lambda archs: supernet)
+                usable = np.isfinite(supernet)
+                if not usable.any():
+                    raise ValueError(
+                        f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
+                    )
+                arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
             else:
                 steps = settings.trial_steps
                 here = make_trials(task, net, training, steps, evaluate, mesh, seed=seed, clock=clock)

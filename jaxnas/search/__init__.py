@@ -15,7 +15,7 @@ from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, Standing, check_strategy, run, scan
-from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
+from jaxnas.search.selections import Candidates, argmax, candidates, similar_cost
 from jaxnas.search.space_evolution import (
     LEAST_SAMPLE,
     EvolvedSpace,
@@ -69,7 +69,6 @@ __all__ = [
     "reachable",
     "run",
     "run_parallel",
-    "sampling",
     "scan",
     "shift_options",
     "similar_cost",
