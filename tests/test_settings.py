@@ -54,7 +54,7 @@ SETTINGS = {
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
     *(training.Problem, training.Ranking, training.Replay, training.Seeds),
-    *(search.EvolvedSpace, search.Result, search.Standing, search.State),
+    *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
     runs.LivePage,
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}

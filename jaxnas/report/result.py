@@ -1,7 +1,8 @@
 """What a run found, as `result.json` holds it: written and read here, by one schema with a version.
 
-The schema knows no kind of data and no search method. A page shows what is there: probabilities where
-a search had architecture parameters, candidates where some were trained alone, and so on.
+The schema knows no kind of data, and no search method but for the record of how a space moved. A page shows
+what is there: probabilities where a search had architecture parameters, candidates where some were trained
+alone, and so on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxnas import files
+from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
@@ -184,31 +186,6 @@ class RankingOf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShiftOf:
-    """How the options of a choice moved from one space to the next; see `jaxnas.search.evolve_space`.
-
-    Attributes:
-      name: of the choice.
-      old: its options.
-      new: its options in the next space.
-      step: the distance of one step.
-      steps: how many were made; below 0 towards smaller values.
-      slope: of the line through the errors of the options, for each unit of the option.
-      standard_error: of the slope.
-      r_squared: the part of the differences of these errors that the line explains.
-    """
-
-    name: str
-    old: tuple[float, ...]
-    new: tuple[float, ...]
-    step: float
-    steps: int
-    slope: float
-    standard_error: float
-    r_squared: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledSpaceOf:
     """One of the spaces that an evolution of the space went through.
 
@@ -222,7 +199,7 @@ class SampledSpaceOf:
     name: str
     et_error: float
     errors: tuple[float, ...]
-    shifts: tuple[ShiftOf, ...] = ()
+    shifts: tuple[Shift, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from jaxnas.search.selections import Candidates, argmax, candidates, similar_cos
 from jaxnas.search.space_evolution import (
     LEAST_SAMPLE,
     EvolvedSpace,
+    Shift,
     ShiftRule,
     decompose,
     et_error,
@@ -45,6 +46,7 @@ __all__ = [
     "RegularizedEvolution",
     "Reinforce",
     "Result",
+    "Shift",
     "ShiftRule",
     "SoftmaxPolicy",
     "Standing",

@@ -13,7 +13,6 @@ from jaxnas import report, search, spaces
 from jaxnas.report import read_run, space_evolution, words
 from jaxnas.report import result as result_lib
 from jaxnas.report.result import SampledSpaceOf
-from jaxnas.runs.describe import describe_evolved
 
 SVG = "{http://www.w3.org/2000/svg}"
 START = (4.5, 0.0, 0.9 * 4.5)  # px from where the path of a mark begins to its middle, by space
@@ -31,8 +30,10 @@ def evolution():
         errors = 0.14 - 0.0012 * values["embed_dim"] + 0.015 * values["mlp_ratio"].mean(1)
         errors = errors - 0.01 * values["depth"] + np.abs(rng.normal(0, 0.012, 400))
         evolved = search.evolve_space(space, archs, errors, rules=RULES)
-        last = SampledSpaceOf(name=name, et_error=evolved.et_error, errors=evolved.errors)
-        found.append(describe_evolved(name, evolved) if name < "C" else last)
+        shifts = evolved.shifts if name < "C" else ()
+        found.append(
+            SampledSpaceOf(name=name, et_error=evolved.et_error, errors=evolved.errors, shifts=shifts)
+        )
         space = evolved.space if name < "C" else space
     return space, tuple(found)
 
