@@ -108,7 +108,7 @@ def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
     if not path.is_file():
         return None
     values = files.read_json(path)
-    sampled = tuple(parse(one, SampledSpaceOf, str(path)) for one in values["sampled"])
+    sampled = tuple(parse(one, SampledSpaceOf, path) for one in values["sampled"])
     return Spaces(tuple(map(Space.from_json, values["spaces"])), sampled, values["config"])
 
 

@@ -148,20 +148,3 @@ def test_one_space_a_loss_and_odd_names_are_shown_too(tmp_path, evolution):
         values = [x.text for x in figure.iter(f"{SVG}text") if x.get("class") == "number"]
         assert values == ["1", "1000"]  # those between would lie on each other
         assert sum(x.get("class").startswith("mark") for x in figure.iter(f"{SVG}path")) == 10
-
-
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (dict(errors=()), "spaces: number 2 has no errors"),
-        (dict(errors=(0.1, float("nan"))), "spaces: errors: expected float, found None|spaces: .*None"),
-        (dict(shifts="old"), "number 2 has no errors, or a shift without options"),
-    ],
-)
-def test_a_damaged_evolution_is_named(tmp_path, evolution, damage, message):
-    _, (first, second, third) = evolution
-    if damage == dict(shifts="old"):
-        damage = dict(shifts=(dataclasses.replace(second.shifts[0], old=()),))
-    with_spaces(tmp_path, (first, dataclasses.replace(second, **damage), third))
-    with pytest.raises(ValueError, match=message):
-        report.write(tmp_path)
