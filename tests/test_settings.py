@@ -36,6 +36,7 @@ SETTINGS = {
     search.ShiftRule: {},
     search.SoftmaxPolicy: {},
     search.Strategy: SPACE,
+    search.SuccessiveHalving: SPACE,
     search.TransformerPolicy: {},
     predictors.ChainCell: {"nodes": 2, "operations": 3},
     predictors.EdgeCell: {"edges": ((0, 1),), "operations": 3},
@@ -53,7 +54,7 @@ SETTINGS = {
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
     *(training.Problem, training.Replay, training.Seeds),
-    *(search.EvolvedSpace, search.Perturbed, search.Result, search.Standing, search.State),
+    *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
     runs.LivePage,
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}

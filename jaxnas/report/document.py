@@ -6,8 +6,10 @@ say that they take HTML.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from flax.traverse_util import flatten_dict
 
 from jaxnas.report import style, svg
 from jaxnas.report.svg import esc
@@ -108,15 +110,8 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def facts(title: str, values: Any) -> str:
+def facts(title: str, values: Mapping[str, Any]) -> str:
     """A titled list of names and values from nested dictionaries; "" if there are none."""
-    rows = "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in flat(values))
+    flat = flatten_dict(values, sep=".")  # an empty dictionary has no leaf
+    rows = "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in flat.items())
     return f'<h3>{esc(title)}</h3><dl class="facts">{rows}</dl>' if rows else ""
-
-
-def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """(dotted name, value) of every leaf of nested dictionaries; {} has none."""
-    if isinstance(value, dict):
-        inner = f"{name}." if name else ""
-        return [leaf for key, part in value.items() for leaf in flat(part, f"{inner}{key}")]
-    return [(name, value)]

@@ -52,7 +52,7 @@ _PANELS = (
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes report.html of a finished run and, with Pillow, pictures of its probabilities.
+    """Writes report.html of a finished run, and pictures of its probabilities.
 
     Args:
       workdir: of the run; see `read_run` for its files.

@@ -1,14 +1,12 @@
 """How probable each option of each decision is: a heat map, as a PNG, and over time as a GIF.
 
 The options of a repeated choice are rows and its positions columns, as dark as they are probable; the
-most probable option of each position is framed, with its probability in per cent. Pictures need Pillow
-(`pip install 'jaxnas[images]'`).
+most probable option of each position is framed, with its probability in per cent.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -124,9 +122,9 @@ def trajectory(run: Run) -> list[tuple[int, Probabilities]]:
 
 
 def pictures(run: Run) -> dict[str, bytes]:
-    """The last moment as PNG and all as GIF, by file name; {} without probabilities or Pillow."""
+    """The last moment as PNG and all as GIF, by file name; {} without probabilities."""
     moments, choices = trajectory(run), run.result.space.choices
-    if not moments or importlib.util.find_spec("PIL") is None:
+    if not moments:
         return {}
     # The last moment is always there.
     every = -(-len(moments) // MOST_FRAMES)

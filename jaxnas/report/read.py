@@ -135,13 +135,13 @@ def read_run(workdir: str | os.PathLike) -> Run:
       ValueError: a file is damaged; the message names it, and the line or the field.
     """
     root = files.as_path(workdir)
-    result, retrained = _read_result(root), []
+    result, retrained = result_lib.read(root), []
     for path in sorted(root.glob("retrained/*/result.json")):
         times = path.with_name("times.json")
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(_read_result(path.parent).found, values))
+        retrained.append(Retrained(result_lib.read(path.parent).found, values))
     metrics, history = read_records(root, result.space.choices)
     return Run(result, metrics, history, tuple(retrained), mends=read_mends(root))
 
@@ -187,28 +187,6 @@ def read_records(
     )
 
 
-def _read_result(folder: pathlib.Path) -> Result:
-    """The result of a folder; ValueError where its spaces, architectures or probabilities cannot be drawn."""
-    result, where = result_lib.read(folder), f"{folder / result_lib.NAME}"
-    for name, choice in result.space.choices.items():
-        right = isinstance(choice, dict) and isinstance(choice.get("options"), list)
-        if not (right and isinstance(choice.get("length", 1), int)):
-            raise ValueError(f"{where}: space: choices: {name!r} is not what Space.to_json() writes.")
-    selection = result.selection
-    for one in (result.found, *result.networks, *(selection.candidates if selection else ())):
-        check_architecture(one.architecture, where)
-    if selection is not None:
-        place = f"{where}: selection: probabilities"
-        check_probabilities(selection.probabilities, result.space.choices, place)
-        for number, decision in enumerate(selection.decisions):
-            place = f"{where}: selection: decisions: number {number + 1}"
-            check_removals(decision, result.space.choices, place)
-    for number, one in enumerate(result.spaces, 1):
-        if not (one.errors and all(shift.old and shift.new for shift in one.shifts)):
-            raise ValueError(f"{where}: spaces: number {number} has no errors, or a shift without options.")
-    return result
-
-
 def check_architecture(architecture: Any, where: str) -> None:
     """Raises ValueError, beginning with `where`, unless it has options, or lists of options, by choice."""
     values = architecture.items() if isinstance(architecture, Mapping) else [("architecture", {})]
@@ -250,29 +228,3 @@ def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: s
         if not (right and all(is_number(value) and 0 <= value <= 1 for row in table for value in row)):
             shape = f"[{options}]" if length is None else f"[{length}, {options}]"
             raise ValueError(f"{where}: {name!r} should be probabilities of shape {shape}.")
-
-
-def check_removals(decision: Mapping[str, Any], choices: Mapping[str, Any], where: str) -> None:
-    """Raises ValueError, beginning with `where`, unless a decision, or a round, is one that can be shown."""
-    name, drops, blocks = decision.get("name"), decision.get("drops"), decision.get("blocks")
-    if not isinstance(name, str) or name not in choices:
-        raise ValueError(f"{where}: {name!r} is no choice of the space; it has {', '.join(choices)}.")
-    places, place = range(choices[name].get("length") or 1), decision.get("position")
-    if blocks is None:
-        if place is not None and place not in places:
-            raise ValueError(f"{where}: position is {place!r}, expected one of {name!r}, or null.")
-        options, kept = words.options_of(choices[name], place), words.show(decision.get("kept"))
-        if kept not in options:
-            raise ValueError(f"{where}: kept is {kept!r}, expected one of {', '.join(options)}.")
-        expected = len(options)
-    else:
-        removed = decision.get("removed")
-        right = isinstance(blocks, list) and isinstance(removed, list) and all(x in blocks for x in removed)
-        pairs = right and all(isinstance(x, list) and len(x) == 2 and x[0] in places for x in blocks)
-        if not pairs:
-            raise ValueError(f"{where}: expected blocks as [position, option], and some of them in removed.")
-        expected = len(blocks)
-    if not (isinstance(drops, list) and len(drops) == expected and all(map(is_number, drops))):
-        raise ValueError(
-            f"{where}: drops should be {expected} numbers, one for each option, found {drops!r}."
-        )

@@ -1,7 +1,8 @@
 """What a run found, as `result.json` holds it: written and read here, by one schema with a version.
 
-The schema knows no kind of data and no search method. A page shows what is there: probabilities where
-a search had architecture parameters, candidates where some were trained alone, and so on.
+The schema knows no kind of data, and no search method but for the record of how a space moved. A page shows
+what is there: probabilities where a search had architecture parameters, candidates where some were trained
+alone, and so on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxnas import files
+from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
@@ -184,31 +186,6 @@ class RankingOf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShiftOf:
-    """How the options of a choice moved from one space to the next; see `jaxnas.search.evolve_space`.
-
-    Attributes:
-      name: of the choice.
-      old: its options.
-      new: its options in the next space.
-      step: the distance of one step.
-      steps: how many were made; below 0 towards smaller values.
-      slope: of the line through the errors of the options, for each unit of the option.
-      standard_error: of the slope.
-      r_squared: the part of the differences of these errors that the line explains.
-    """
-
-    name: str
-    old: tuple[float, ...]
-    new: tuple[float, ...]
-    step: float
-    steps: int
-    slope: float
-    standard_error: float
-    r_squared: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledSpaceOf:
     """One of the spaces that an evolution of the space went through.
 
@@ -222,7 +199,7 @@ class SampledSpaceOf:
     name: str
     et_error: float
     errors: tuple[float, ...]
-    shifts: tuple[ShiftOf, ...] = ()
+    shifts: tuple[Shift, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,67 +272,59 @@ def read(workdir: str | os.PathLike) -> Result:
 
     Raises:
       FileNotFoundError: there is none; the message says what to run first.
-      ValueError: it is damaged or was changed, is of another version, or lacks a field; the message names
-        file and field.
+      ValueError: it is damaged or was changed, or is of another version; the message names it.
     """
     path = files.as_path(workdir) / NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: first run a search in this workdir to its end.")
     values = files.read_json(path)
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected an object, found {type(values).__name__}.")
-    version = values.get("version")
+    version = values.get("version") if isinstance(values, dict) else None
     if version != VERSION:
         raise ValueError(
             f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "
             "search again in its workdir, which writes it anew."
         )
-    digest = values.pop("sha256", None)
-    result = parse(values, Result, str(path))
-    if digest is not None and digest != _digest(values):
+    if values.pop("sha256", None) != _digest(values):
         raise ValueError(
             f"{path} was changed after it was written; run the search or the retraining again, which writes "
             "it anew."
         )
-    if not result.task.metrics:
-        raise ValueError(f"{path}: task: metrics: expected at least one metric, found none.")
-    return result
+    return parse(values, Result, path)
 
 
 def _digest(values: Any) -> str:
     return files.sha256(json.dumps(values, sort_keys=True).encode())[:16]
 
 
-def parse(value: Any, hint: Any, where: str) -> Any:
-    """A JSON value as a value of a type, such as a dataclass; ValueError says where it is not one."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
+def parse(value: Any, kind: Any, path: pathlib.Path) -> Any:
+    """What a JSON file holds as a value of a type, such as a dataclass.
+
+    Fields that the type does not have are left out, as those of a later version.
+
+    Raises:
+      ValueError: it holds something else; the message names the file.
+    """
+    try:
+        return _as(value, kind)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} does not hold a {kind.__name__}: {error}. Bring the file back, or delete it and run "
+            "again what writes it."
+        ) from error
+
+
+def _as(value: Any, kind: Any) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        return parse(value, next(arg for arg in args if arg is not type(None)), where)
-    mapping = origin is not None and issubclass(origin, Mapping)
-    if (mapping or dataclasses.is_dataclass(hint)) and not isinstance(value, dict):
-        raise ValueError(f"{where}: expected an object, found {type(value).__name__}.")
-    if mapping:
-        return {name: parse(part, args[1], f"{where}: {name}") for name, part in value.items()}
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        for field in dataclasses.fields(hint):
-            required = field.default is field.default_factory is dataclasses.MISSING
-            if required and field.name not in value:
-                raise ValueError(f"{where}: {field.name!r} is missing.")
-        known = {name: part for name, part in value.items() if name in hints}
-        return hint(**{name: parse(part, hints[name], f"{where}: {name}") for name, part in known.items()})
+        return None if value is None else _as(value, args[0])
+    if dataclasses.is_dataclass(kind):
+        hints: Any = typing.get_type_hints(kind)
+        return kind(**{name: _as(part, hints[name]) for name, part in value.items() if name in hints})
     if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{where}: expected a list, found {type(value).__name__}.")
-        items = (args[0],) * len(value) if args[-1] is Ellipsis else args
-        if len(items) != len(value):
-            raise ValueError(f"{where}: expected {len(items)} values, found {len(value)}.")
-        return tuple(parse(item, kind, where) for item, kind in zip(value, items, strict=True))
-    kinds = (int, float) if hint is float else hint
-    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
-        raise ValueError(f"{where}: expected {hint.__name__}, found {value!r}.")
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return tuple(_as(part, one) for part, one in zip(value, kinds, strict=True))
+    if origin is not None:
+        return {name: _as(part, args[1]) for name, part in value.items()}
+    if kind is not Any and not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"expected {kind.__name__}, found {value!r}")
     return value

@@ -13,7 +13,8 @@ from jaxnas.report import svg, words
 from jaxnas.report.document import both, details, note, plain_table, say, section
 from jaxnas.report.lines import Axis, Line, around, plot
 from jaxnas.report.read import Run
-from jaxnas.report.result import SampledSpaceOf, ShiftOf
+from jaxnas.report.result import SampledSpaceOf
+from jaxnas.search import Shift
 
 # The marks of the spaces, in turn: they are told apart by shape as well as by colour.
 SHAPES = ("circle", "diamond", "square", "up")
@@ -35,7 +36,7 @@ class Row:
     number: int
     space: str
     options: tuple[float, ...]
-    shift: ShiftOf | None
+    shift: Shift | None
 
 
 def rows_of(spaces: Sequence[SampledSpaceOf]) -> dict[str, list[Row]]:
@@ -182,14 +183,14 @@ def _bands(frame: svg.Frame, rows: Sequence[Row]) -> list[str]:
     return out
 
 
-def _moved(run: Run, shift: ShiftOf, short: bool = False) -> str:
+def _moved(run: Run, shift: Shift, short: bool = False) -> str:
     """The slope over one step with its standard error, and where the options went."""
     where = "stays" if not shift.steps else "up" if shift.steps > 0 else "down"
     far = f" by {words.show(abs(shift.steps) * shift.step)}" if shift.steps and not short else ""
     return f"{_slope(run, shift, unit=False)}: {where}{far}"
 
 
-def _slope(run: Run, shift: ShiftOf, unit: bool = True) -> str:
+def _slope(run: Run, shift: Shift, unit: bool = True) -> str:
     """How much the error rises over one step: "−0.52 ± 0.04 points"."""
     rise, *name = words.difference_text(run.metric, shift.slope * shift.step).split(maxsplit=1)
     spread = words.difference_text(run.metric, shift.standard_error * shift.step).split()[0]

@@ -42,9 +42,9 @@ def is_number(value: Any) -> TypeGuard[float]:
     return number and math.isfinite(value)
 
 
-def percent(value: object, digits: int = 1, space: str = NBSP) -> str:
+def percent(value: object, digits: int = 1) -> str:
     """A fraction as per cent, such as "98.2 %"; a dash where there is no finite number."""
-    return f"{100 * value:.{digits}f}{space}%" if is_number(value) else "–"
+    return f"{100 * value:.{digits}f}{NBSP}%" if is_number(value) else "–"
 
 
 def count(value: object) -> str:

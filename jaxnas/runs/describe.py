@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 import jaxnas
-from jaxnas import files, search
+from jaxnas import files
 from jaxnas.inputs import describe
-from jaxnas.report.result import MetricOf, Network, Result, SampledSpaceOf, ShiftOf, SpaceOf, TaskOf
+from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 
@@ -49,24 +49,6 @@ def describe_task(task: Task) -> TaskOf:
 def describe_space(space: Space) -> SpaceOf:
     """The space's part of a result."""
     return SpaceOf(cardinality=str(space.cardinality), choices=space.to_json())
-
-
-def describe_evolved(name: str, evolved: search.EvolvedSpace) -> SampledSpaceOf:
-    """A space that evolved into the next one, for `Result.spaces`; `name` is that of the old one, as "A"."""
-    shifts = [
-        ShiftOf(
-            name=choice,
-            old=shift.old,
-            new=shift.new,
-            step=shift.step,
-            steps=shift.steps,
-            slope=shift.line.slope,
-            standard_error=shift.line.standard_error,
-            r_squared=shift.line.r_squared,
-        )
-        for choice, shift in evolved.shifts.items()
-    ]
-    return SampledSpaceOf(name=name, et_error=evolved.et_error, errors=evolved.errors, shifts=tuple(shifts))
 
 
 def versions() -> dict[str, str]:

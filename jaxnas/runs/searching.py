@@ -318,7 +318,8 @@ def select(
       trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
 
     Raises:
-      ValueError: "argmax" without architecture parameters; draws that all miss the target.
+      ValueError: "argmax" without architecture parameters; draws that all miss the target, or whose scores
+        are all no numbers.
     """
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
@@ -347,7 +348,12 @@ def select(
                 supernet = evaluate.scores(variables, drawn.archs)
             told: list[tuple[float, ...]] = [()] * len(supernet)
             if method == "sampling":
-                arch, _ = search.sampling(drawn.archs, lambda archs: supernet)
+                usable = np.isfinite(supernet)
+                if not usable.any():
+                    raise ValueError(
+                        f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
+                    )
+                arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
             else:
                 steps = settings.trial_steps
                 here = make_trials(task, net, training, steps, evaluate, mesh, seed=seed, clock=clock)
@@ -407,32 +413,11 @@ def _without_options(
 
     options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
     if settings.method == "perturbation":
-        arch, decisions = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
-        return arch, tuple(
-            {
-                "name": one.name,
-                "position": one.position,
-                "kept": space[one.name].options_at(one.position or 0)[one.option],
-                "drops": list(one.drops),
-            }
-            for one in decisions
-        )
-    arch, rounds = search.pruning(space, weights, scores, at_once=settings.method == "strongest", **options)
-    (name,) = space
-
-    def block(position: int, option: int) -> list[Any]:
-        return [position, space[name].options_at(position)[option]]
-
-    return arch, tuple(
-        {
-            "name": name,
-            "position": None,
-            "blocks": [block(*one) for one in found.blocks],
-            "drops": list(found.drops),
-            "removed": [block(*one) for one in found.removed],
-        }
-        for found in rounds
-    )
+        arch, found = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
+    else:
+        at_once = settings.method == "strongest"
+        arch, found = search.pruning(space, weights, scores, at_once=at_once, **options)
+    return arch, tuple(found)
 
 
 def _draw(

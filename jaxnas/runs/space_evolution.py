@@ -22,7 +22,6 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
-from jaxnas.runs.describe import describe_evolved
 from jaxnas.runs.plain import to_dict
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
@@ -109,7 +108,7 @@ def read_spaces(workdir: str | os.PathLike) -> Spaces | None:
     if not path.is_file():
         return None
     values = files.read_json(path)
-    sampled = tuple(parse(one, SampledSpaceOf, str(path)) for one in values["sampled"])
+    sampled = tuple(parse(one, SampledSpaceOf, path) for one in values["sampled"])
     return Spaces(tuple(map(Space.from_json, values["spaces"])), sampled, values["config"])
 
 
@@ -186,11 +185,13 @@ def evolve(
                 fixed=settings.fixed,
                 top=settings.top,
             )
-            sampled = (*known.sampled, describe_evolved(name, evolved))
-            known = Spaces((*known.spaces, evolved.space), sampled, decided)
+            measured = SampledSpaceOf(
+                name=name, et_error=evolved.et_error, errors=evolved.errors, shifts=evolved.shifts
+            )
+            known = Spaces((*known.spaces, evolved.space), (*known.sampled, measured), decided)
             known.write(root)
             done += 1
-            moved = [choice for choice, shift in evolved.shifts.items() if shift.steps]
+            moved = [shift.name for shift in evolved.shifts if shift.steps]
             say(f"space {name}: E-T error {evolved.et_error:.4f}; moved are {', '.join(moved) or 'none'}")
         if settings.carry:
             following = net.clone(space=known.spaces[turn + 1])

@@ -6,7 +6,7 @@ from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
 from jaxnas.search.pending import begin_evaluation, end_evaluation
-from jaxnas.search.perturbation import Perturbed, perturbation
+from jaxnas.search.perturbation import perturbation
 from jaxnas.search.policies import SoftmaxPolicy, TransformerPolicy
 from jaxnas.search.predictor_guided import PredictorGuided
 from jaxnas.search.proposals import propose
@@ -15,10 +15,11 @@ from jaxnas.search.random_search import RandomSearch
 from jaxnas.search.regularized_evolution import RegularizedEvolution
 from jaxnas.search.reinforce import PPO, Reinforce
 from jaxnas.search.runner import Result, Standing, check_strategy, run, scan
-from jaxnas.search.selections import Candidates, argmax, candidates, sampling, similar_cost
+from jaxnas.search.selections import Candidates, argmax, candidates, similar_cost
 from jaxnas.search.space_evolution import (
     LEAST_SAMPLE,
     EvolvedSpace,
+    Shift,
     ShiftRule,
     decompose,
     et_error,
@@ -39,13 +40,13 @@ __all__ = [
     "EvolvedSpace",
     "Hyperband",
     "LocalSearch",
-    "Perturbed",
     "Pool",
     "PredictorGuided",
     "RandomSearch",
     "RegularizedEvolution",
     "Reinforce",
     "Result",
+    "Shift",
     "ShiftRule",
     "SoftmaxPolicy",
     "Standing",
@@ -70,7 +71,6 @@ __all__ = [
     "reachable",
     "run",
     "run_parallel",
-    "sampling",
     "scan",
     "shift_options",
     "similar_cost",

@@ -133,7 +133,7 @@ def _mutants(space: Space, key: jax.Array, codes: jax.Array) -> jax.Array:
 _neighbours = jax.jit(neighbours, static_argnums=0)
 
 
-def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[str, tuple]:
+def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
     """The least and the greatest value of each cost over the space.
 
     Exact for spaces of up to 20,000 architectures, which are all costed. In larger ones, for each
@@ -145,7 +145,6 @@ def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[st
     Args:
       space: the search space.
       cost: a function from an architecture to {name: number}, traceable.
-      key: for random starting points; by default `jax.random.key(0)`.
 
     Returns:
       {name: (min, max)}, as plain numbers.
@@ -155,9 +154,8 @@ def reachable(space: Space, cost: Cost, key: jax.Array | None = None) -> dict[st
         if codes is not None:
             costs = _host(costs_of(space, cost, jnp.asarray(codes)))
             return {name: (x.min().item(), x.max().item()) for name, x in costs.items()}
-        key = jax.random.key(0) if key is None else key
         ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
-        starts = jnp.concatenate([ends, _samples(space, key)])
+        starts = jnp.concatenate([ends, _samples(space, jax.random.key(0))])
         costs = _host(costs_of(space, cost, starts))
         return {
             name: tuple(
@@ -187,19 +185,13 @@ def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> i
         code, best = around[row], values[row]
 
 
-@functools.lru_cache(maxsize=32)
-def _checked(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
-    return _find(space, cost, bounds, jax.random.key(0))
-
-
-def check_bounds(space: Space, cost: Cost | None, bounds: Any, key: jax.Array | None = None) -> np.ndarray:
+def check_bounds(space: Space, cost: Cost | None, bounds: Any) -> np.ndarray:
     """Finds some architectures within the bounds, before any search.
 
     Args:
       space: the search space.
       cost: a function from an architecture to {name: number}, traceable.
       bounds: {name: (min | None, max | None)}.
-      key: for random attempts; by default `jax.random.key(0)`.
 
     Returns:
       Their codes, int32 [n, length] with n from 1 to 64.
@@ -209,14 +201,12 @@ def check_bounds(space: Space, cost: Cost | None, bounds: Any, key: jax.Array | 
         message has), or nothing was found between the bounds: by listing a small space, otherwise
         by a walk towards the bounds over 100 x 1,024 architectures.
     """
-    bounds = normalise(bounds)
     with jax.ensure_compile_time_eval():
-        if key is None:
-            return _checked(space, cost, bounds)
-        return _find(space, cost, bounds, key)
+        return _find(space, cost, normalise(bounds))
 
 
-def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np.ndarray:
+@functools.lru_cache(maxsize=32)
+def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
     if not bounds:
         return np.asarray(space.encode(space.smallest()))[None]
     if cost is None:
@@ -224,7 +214,7 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
             f"bounds: given for {[name for name, *_ in bounds]}, but no cost "
             "function; pass cost=jaxnas.cost(net, input_shape)."
         )
-    ranges = reachable(space, cost, key)
+    ranges = reachable(space, cost)
     for name, low, high in bounds:
         if name not in ranges:
             raise ValueError(
@@ -253,7 +243,7 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
         found = codes[np.asarray(feasible(space, cost, bounds, jnp.asarray(codes)))][:64]
         costs = _host(costs_of(space, cost, jnp.asarray(codes)))
     else:
-        found, costs, tried = _walk(space, cost, bounds, key, ranges)
+        found, costs, tried = _walk(space, cost, bounds, ranges)
     if len(found):
         return found
     order = np.argsort(_distance(bounds, costs, ranges), kind="stable")
@@ -276,8 +266,9 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds, key: jax.Array) -> np
     )
 
 
-def _walk(space: Space, cost: Cost, bounds: Bounds, key: jax.Array, ranges: dict):
+def _walk(space: Space, cost: Cost, bounds: Bounds, ranges: dict):
     """Looks for architectures within bounds: random ones, then mutants of those least far away."""
+    key = jax.random.key(0)
     ends = jnp.stack([space.encode(space.smallest()), space.encode(space.largest())])
     codes = jnp.concatenate([ends, _samples(space, jax.random.fold_in(key, 0))])
     tried = len(codes)

@@ -36,6 +36,7 @@ class Evolution(Strategy):
       random_first: how many evaluations are random before there are children; at least one generation is.
     """
 
+    name = "evolution"
     population: int = 50
     parents: int = 10
     mutations: int = 25
@@ -60,11 +61,6 @@ class Evolution(Strategy):
                 f"Evolution: random_first is {self.random_first}, expected 0 to the {self.evaluations} "
                 "evaluations."
             )
-
-    @property
-    def name(self) -> str:
-        """As histories call it."""
-        return "evolution"
 
     @property
     def batch(self) -> int:

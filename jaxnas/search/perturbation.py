@@ -6,7 +6,6 @@ decision by decision, the option is kept whose removal hurts the supernet most.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,23 +16,6 @@ import numpy as np
 from jaxnas.space import Arch, Space
 
 
-@dataclasses.dataclass(frozen=True)
-class Perturbed:
-    """What was found out about one decision.
-
-    Attributes:
-      name: of the choice.
-      position: in it, or None.
-      option: the one that was kept, an index.
-      drops: what each option's removal costs: the score with all options, less that without it.
-    """
-
-    name: str
-    position: int | None
-    option: int
-    drops: tuple[float, ...]
-
-
 def perturbation(
     space: Space,
     weights: Arch,
@@ -42,7 +24,7 @@ def perturbation(
     *,
     tune: Callable[[Arch], None] | None = None,
     renormalise: bool = False,
-) -> tuple[Arch, list[Perturbed]]:
+) -> tuple[Arch, list[dict[str, Any]]]:
     """The architecture that is left when decisions are made one by one, in random order.
 
     An option is removed by giving it no weight. It holds for any mixture: options may be operations,
@@ -60,7 +42,9 @@ def perturbation(
         leaves them as they are.
 
     Returns:
-      The hard architecture, canonical, and what was found for each decision, in the order made.
+      The hard architecture, canonical, and what was found for each decision, in the order made: the "name" of
+      the choice, the "position" in it or None, the option that was "kept", and "drops", what the removal of
+      each option costs: the score with all of them, less that without it.
 
     Raises:
       ValueError: a score that is not a number.
@@ -74,15 +58,15 @@ def perturbation(
     found = []
     for number, at in enumerate(np.asarray(jax.random.permutation(key, len(elements))).tolist()):
         name, position = elements[at]
-        options = len(space[name].options_at(position or 0))
+        options = space[name].options_at(position or 0)
         place = () if position is None else (position,)
-        rows = {key: np.repeat(x[None], options + 1, axis=0) for key, x in soft.items()}
-        for option in range(options):
+        rows = {key: np.repeat(x[None], len(options) + 1, axis=0) for key, x in soft.items()}
+        for option in range(len(options)):
             remove(rows[name][(option + 1, *place)], option, renormalise)
         drops = falls(evaluate, rows, f"{name!r}{'' if position is None else f' at {position}'}")
         best = int(np.argmax(drops))
         soft[name][place] = np.eye(soft[name].shape[-1], dtype=np.float32)[best]
-        found.append(Perturbed(name, position, best, tuple(drops.tolist())))
+        found.append({"name": name, "position": position, "kept": options[best], "drops": drops.tolist()})
         if tune is not None and number + 1 < len(elements):
             tune(jax.tree.map(jnp.asarray, soft))
     return space.harden(jax.tree.map(jnp.asarray, soft)), found

@@ -6,7 +6,6 @@ each option, and any of all these blocks may stay. As many stay as there are pos
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,21 +16,6 @@ from jaxnas.search.perturbation import falls, remove
 from jaxnas.space import Arch, Space
 
 
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """What was found out in one round.
-
-    Attributes:
-      blocks: those that were there, (position, option) each.
-      drops: what each one's removal costs, in their order.
-      removed: those that were taken out.
-    """
-
-    blocks: tuple[tuple[int, int], ...]
-    drops: tuple[float, ...]
-    removed: tuple[tuple[int, int], ...]
-
-
 def pruning(
     space: Space,
     weights: Arch,
@@ -40,7 +24,7 @@ def pruning(
     at_once: bool = False,
     tune: Callable[[Arch], None] | None = None,
     renormalise: bool = False,
-) -> tuple[Arch, list[Round]]:
+) -> tuple[Arch, list[dict[str, Any]]]:
     """The options of the strongest blocks, as many as there are positions.
 
     Args:
@@ -54,8 +38,10 @@ def pruning(
       renormalise: whether the weights of a position are made to keep their sum when a block goes.
 
     Returns:
-      The hard architecture, and all rounds. Of two blocks that stay at one position the second moves to one
-      that is empty: there the weights of a supernet are those of another block.
+      The hard architecture, and what was found in each round: the "name" of the decision, its "position",
+      which is None, the "blocks" that were there, [position, option] each, "drops", what the removal of each
+      of them costs, and those that were "removed". Of two blocks that stay at one position the second moves
+      to one that is empty: there the weights of a supernet are those of another block.
 
     Raises:
       ValueError: a space with other decisions, or a score that is not a number.
@@ -67,16 +53,17 @@ def pruning(
             f"such as the mechanism of each head; got {space}."
         )
     soft = np.asarray(weights[name], np.float32).copy()
-    blocks = [(p, o) for p in range(choice.length) for o in range(len(choice.options))]
-    rounds = []
+    named = {(p, o): [p, option] for p in range(choice.length) for o, option in enumerate(choice.options)}
+    blocks, rounds = list(named), []
     while len(blocks) > choice.length:
         rows = np.repeat(soft[None], len(blocks) + 1, axis=0)
         for row, (position, option) in enumerate(blocks, 1):
             remove(rows[row, position], option, renormalise)
         drops = falls(evaluate, {name: rows}, f"{name!r}")
         count = len(blocks) - choice.length if at_once else 1
-        removed = tuple(blocks[i] for i in np.argsort(drops, kind="stable")[:count])
-        rounds.append(Round(tuple(blocks), tuple(drops.tolist()), removed))
+        removed = [blocks[i] for i in np.argsort(drops, kind="stable")[:count]]
+        found = {"name": name, "position": None, "blocks": [named[block] for block in blocks]}
+        rounds.append(found | {"drops": drops.tolist(), "removed": [named[block] for block in removed]})
         for position, option in removed:
             remove(soft[position], option, renormalise)
         blocks = [block for block in blocks if block not in removed]

@@ -19,17 +19,9 @@ class RandomSearch(Strategy):
       batch: how many to ask for at a time.
     """
 
+    name = "random"
+    learns = False  # it is what others are compared with
     batch: int = 50
-
-    @property
-    def name(self) -> str:
-        """As histories call it."""
-        return "random"
-
-    @property
-    def learns(self) -> bool:
-        """Nothing: it is what others are compared with."""
-        return False
 
     @functools.partial(jax.jit, static_argnums=0)
     def ask(self, state: State) -> tuple[Arch, State]:

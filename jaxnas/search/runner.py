@@ -5,7 +5,6 @@ gives the same architectures in the same order.
 """
 
 import dataclasses
-import functools
 import inspect
 import logging
 import math
@@ -181,7 +180,6 @@ def run(
     name: str | None = None,
     before: Callable[[State], None] | None = None,
     progress: Callable[[Standing], None] | None = None,
-    traced: bool = False,
 ) -> Result:
     """Runs a search to its end, and returns what it found.
 
@@ -201,8 +199,6 @@ def run(
       before: called before each generation that has to be evaluated, with the state that the strategy was
         asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.
-      traced: compile the evaluation and the search into one program (`scan`), for functions that JAX
-        can trace; without a history file and progress.
 
     Raises:
       TypeError: something else than a strategy, a function or a typed key.
@@ -216,16 +212,6 @@ def run(
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     check_cost(strategy)
     name, settings = name or strategy.name, history.settings_of(strategy, key)
-    if traced:
-        if history_path is not None or progress is not None or before is not None:
-            raise ValueError(
-                "run: a traced search has neither a history file nor progress, nor calls before."
-            )
-        # Compiled anew in each call: what the evaluation closes over may have changed.
-        with one_thread():
-            state = jax.block_until_ready(jax.jit(functools.partial(scan, strategy, evaluate))(key))
-        return make_result(strategy, state, make_lines(strategy, name, settings, state, []), 0)
-
     recorded = [] if history_path is None else history.read(history_path, name)
     processes.wait("the history is read")  # before the first of several processes writes to it
     history.check_settings(recorded, settings, history_path)

@@ -1,8 +1,7 @@
 """Selections: from the architecture parameters of a differentiable search to one architecture.
 
-For any space and any task. The most probable options are `argmax`; the best of several draws under an
-evaluation is `sampling` of `candidates`; `perturbation` has a file of its own; and candidates that are
-trained alone run as a race:
+For any space and any task. The most probable options are `argmax`; several draws to evaluate are
+`candidates`; `perturbation` has a file of its own; and candidates that are trained alone run as a race:
 
     drawn = search.candidates(space, logits, key, 8, explore=0.25)
     race = search.SuccessiveHalving(space, given=search.Pool(space.encode(drawn.archs)), batch=1)
@@ -130,29 +129,6 @@ def _first(space: Space, codes: np.ndarray, canonical: Callable[[Arch], Arch] | 
     if canonical is not None and len(codes):
         codes = np.asarray(space.encode(jax.vmap(canonical)(space.decode(codes))))
     return np.sort(np.unique(codes, axis=0, return_index=True)[1])
-
-
-def sampling(archs: Arch, evaluate: Callable[[Arch], Any]) -> tuple[Arch, np.ndarray]:
-    """The best of some architectures by an evaluation, as with the supernet's weights.
-
-    Args:
-      archs: a batch of hard architectures, leading axis n, such as `candidates(...).archs`.
-      evaluate: from the batch to scores, float [n]; higher is better. NaN never is the best.
-
-    Returns:
-      The best architecture, and the scores of all, float64 [n].
-
-    Raises:
-      ValueError: scores of another shape, or none that is a number.
-    """
-    scores = np.asarray(evaluate(archs), np.float64)
-    count = len(next(iter(archs.values())))
-    if scores.shape != (count,):
-        raise ValueError(f"sampling: the scores are {list(scores.shape)} for {count} architectures.")
-    if not np.isfinite(scores).any():
-        raise ValueError(f"sampling: none of the {count} scores is a number; look at the evaluation.")
-    best = int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))
-    return jax.tree.map(lambda x: x[best], archs), scores
 
 
 def similar_cost(

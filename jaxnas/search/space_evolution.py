@@ -34,7 +34,7 @@ _SURE = 2  # standard errors; a slope within them is taken for chance
 # ---- The E-T error of a sample.
 
 
-def et_error(errors: Any, *, top: int = TOP, costs: Any = None, limit: float | None = None) -> float:
+def et_error(errors: Any, *, top: int = TOP) -> float:
     """The E-T error Q = (Q_e + Q_t) / 2 of a sample of architectures (S3, the measure of a space).
 
     Q_e, the expected error, is the mean of all; Q_t, the top-tier error, is the mean of the `top` least ones.
@@ -42,15 +42,12 @@ def et_error(errors: Any, *, top: int = TOP, costs: Any = None, limit: float | N
     Args:
       errors: of the architectures, [n]; less is better.
       top: how many count for the top-tier error; all, where there are no more.
-      costs: of the architectures, [n]; needed for a limit.
-      limit: only architectures that cost at most this count.
 
     Raises:
-      ValueError: errors that are no numbers, other shapes, fewer than 10 architectures within the limit, or a
-        top below 1.
+      ValueError: errors that are no numbers, another shape, fewer than 10 architectures, or a top below 1.
     """
-    errors, kept = _sample(errors, costs, limit, top)
-    return float(np.mean(_terms(errors[kept], np.ones(kept.sum()), top)))
+    errors = _sample(errors, top)
+    return float(np.mean(_terms(errors, np.ones(len(errors)), top)))
 
 
 def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
@@ -68,8 +65,8 @@ def _terms(errors: np.ndarray, weights: np.ndarray, top: int) -> np.ndarray:
     return (errors + worst - np.maximum(worst - errors, 0) / share) / 2
 
 
-def _sample(errors: Any, costs: Any, limit: float | None, top: int) -> tuple[np.ndarray, np.ndarray]:
-    """The errors, float64 [n], and which of the architectures count, bool [n]; refuses what is no sample."""
+def _sample(errors: Any, top: int) -> np.ndarray:
+    """The errors, float64 [n]; refuses what is no sample."""
     errors = np.asarray(errors, np.float64)
     if errors.ndim != 1:
         raise ValueError(
@@ -83,22 +80,12 @@ def _sample(errors: Any, costs: Any, limit: float | None, top: int) -> tuple[np.
         )
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise ValueError(f"top is {top!r}, expected a whole number of architectures, at least 1.")
-    kept = np.ones(len(errors), bool)
-    if limit is not None:
-        costs = np.asarray([] if costs is None else costs, np.float64)
-        if costs.shape != errors.shape or not np.isfinite(costs).all():
-            raise ValueError(
-                f"A limit of {limit:g} needs a cost, a finite number, of each of the {len(errors)} "
-                f"architectures; got costs of the shape {list(costs.shape)}."
-            )
-        kept = costs <= limit
-    if kept.sum() < LEAST_SAMPLE:
-        within = "" if limit is None else f" of {len(errors)} that cost at most {limit:g}"
+    if len(errors) < LEAST_SAMPLE:
         raise ValueError(
-            f"Got {kept.sum()} architectures{within}; expected at least {LEAST_SAMPLE}, and better hundreds "
+            f"Got {len(errors)} architectures; expected at least {LEAST_SAMPLE}, and better hundreds "
             "(the paper has 1,000): with so few, the errors of the options differ by chance."
         )
-    return errors, kept
+    return errors
 
 
 # ---- Its decomposition, and a line through it.
@@ -145,7 +132,7 @@ def decompose(
       ValueError: architectures of another space or number; an unknown name; what `et_error` refuses; an
         option without members.
     """
-    errors, _ = _sample(errors, None, None, top)
+    errors = _sample(errors, top)
     _check_archs(space, archs, len(errors))
     _check_names(space, names or (), "names")
     shares = _shares(space, archs, len(errors))
@@ -200,27 +187,14 @@ def _of_options(
     return OptionErrors(options, found, deviations)
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """The line w v + b through the E-T errors of the options v of a choice, by least squares.
+def fit_line(found: OptionErrors) -> tuple[float, float, float]:
+    """The line through the E-T errors of the options of a choice, by least squares (S3: of each subspace).
 
-    Attributes:
-      slope: w, error for each unit of the option.
-      intercept: b.
-      standard_error: of the slope, by the chance of which architectures were sampled. That of training and
-        of the data that they were measured on is not in it; a threshold keeps small slopes from counting.
-      r_squared: the part of the differences between the options that the line explains, from 0 to 1; 0 where
-        there is no difference, and always 1 of two options that differ.
-    """
-
-    slope: float
-    intercept: float
-    standard_error: float
-    r_squared: float
-
-
-def fit_line(found: OptionErrors) -> Line:
-    """The line through the E-T errors of a choice (S3: the linear fit of each subspace).
+    Returns:
+      Its slope w, error for each unit of the option. The standard error of the slope, by the chance of which
+      architectures were sampled; that of training and of the data that they were measured on is not in it,
+      and a threshold keeps small slopes from counting. The part of the differences between the options that
+      the line explains, from 0 to 1; 0 where there is no difference, and always 1 of two options that differ.
 
     Raises:
       ValueError: fewer than two options, or options that are no numbers.
@@ -233,12 +207,8 @@ def fit_line(found: OptionErrors) -> Line:
     slope = float(factors @ found.errors)
     around = found.errors - found.errors.mean()
     all_of_it, rest = float(around @ around), float(np.sum((around - slope * centred) ** 2))
-    return Line(
-        slope,
-        float(found.errors.mean() - slope * values.mean()),
-        float(np.linalg.norm(found.deviations @ factors)),
-        min(max(1 - rest / all_of_it, 0.0), 1.0) if all_of_it > 0 else 0.0,
-    )
+    explained = min(max(1 - rest / all_of_it, 0.0), 1.0) if all_of_it > 0 else 0.0
+    return slope, float(np.linalg.norm(found.deviations @ factors)), explained
 
 
 # ---- The shift of a choice.
@@ -280,11 +250,12 @@ class ShiftRule:
             )
 
 
-def steps_of(line: Line, step: float, threshold: float | None = None) -> int:
+def steps_of(slope: float, standard_error: float, step: float, threshold: float | None = None) -> int:
     """How many steps the options of a choice make along the negative slope; see `ShiftRule`.
 
     Args:
-      line: through the errors of the options.
+      slope: of the line through the errors of the options.
+      standard_error: of the slope.
       step: the distance of one step, gamma.
       threshold: the fall of the line over one step that is needed, tau gamma.
 
@@ -293,8 +264,8 @@ def steps_of(line: Line, step: float, threshold: float | None = None) -> int:
       -1, 0 or 1.
     """
     if threshold is None:
-        return -int(math.copysign(1, line.slope)) if abs(line.slope) > _SURE * line.standard_error else 0
-    return -int(line.slope * step / threshold)  # int() cuts towards 0
+        return -int(math.copysign(1, slope)) if abs(slope) > _SURE * standard_error else 0
+    return -int(slope * step / threshold)  # int() cuts towards 0
 
 
 def shift_options(
@@ -392,21 +363,23 @@ class Shift:
     """What became of one choice.
 
     Attributes:
+      name: of the choice.
       old: its options.
       new: its options in the next space.
-      errors: the E-T error of each old option.
-      line: through these.
       step: the distance of one step.
       steps: how many were made along the negative slope; below 0 towards smaller values, and 0 where rounding
         brought all options back.
+      slope, standard_error, r_squared: of the line through the errors of the options; see `fit_line`.
     """
 
+    name: str
     old: tuple[float, ...]
     new: tuple[float, ...]
-    errors: tuple[float, ...]
-    line: Line
     step: float
     steps: int
+    slope: float
+    standard_error: float
+    r_squared: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,14 +389,14 @@ class EvolvedSpace:
     Attributes:
       space: the next space, with the same names in the same order.
       et_error: of the sample of the old space.
-      errors: of its architectures within the limit of the cost, as they were given.
-      shifts: by choice, of those that could move.
+      errors: of its architectures, as they were given.
+      shifts: of the choices that could move.
     """
 
     space: Space
     et_error: float
     errors: tuple[float, ...]
-    shifts: Mapping[str, Shift]
+    shifts: tuple[Shift, ...]
 
 
 def evolve_space(
@@ -434,8 +407,6 @@ def evolve_space(
     rules: Mapping[str, ShiftRule] | None = None,
     fixed: Collection[str] = (),
     top: int = TOP,
-    costs: Any = None,
-    limit: float | None = None,
 ) -> EvolvedSpace:
     """One step of the evolution of a space (S3, its algorithm of space evolution).
 
@@ -448,13 +419,12 @@ def evolve_space(
     Args:
       space: the search space.
       archs: a batch of hard architectures, leading axis n, drawn uniformly: `space.sample(key, n)`.
-      errors: of these, [n], such as 1 - accuracy with the weights of the supernet; less is better.
+      errors: of these, [n], such as 1 - accuracy with the weights of the supernet; less is better. Where all
+        are within a bound of the cost, those of a wide option are narrow in other choices, so that a slope
+        is closer to that of the error at equal cost.
       rules: by name of a choice, how it may move; others follow `ShiftRule()`.
       fixed: names of choices that do not move.
       top: how many architectures count for a top-tier error.
-      costs: of the architectures, [n]; needed for a limit.
-      limit: only architectures that cost at most this count. Those of a wide option are then narrow in other
-        choices, so that a slope is closer to that of the error at equal cost.
 
     Returns:
       The next space and what led to it.
@@ -475,21 +445,18 @@ def evolve_space(
                 f"evolve_space: there is a rule for {name!r}, which does not move: {space[name]}. Only "
                 f"choices of sizes that are not fixed do; here they are {movable}."
             )
-    errors, kept = _sample(errors, costs, limit, top)
-    _check_archs(space, archs, len(errors))
-    archs, errors = {name: np.asarray(archs[name])[kept] for name in space}, errors[kept]
-
-    shifts = {}
+    errors, shifts = _sample(errors, top), []
     for name, found in decompose(space, archs, errors, top=top, names=movable).items():
-        line, rule = fit_line(found), rules.get(name, ShiftRule())
+        slope, error, explained = fit_line(found)
         options: Any = found.options
+        rule = rules.get(name, ShiftRule())
         step = step_of(options, rule)
-        steps = steps_of(line, step, rule.threshold)
+        steps = steps_of(slope, error, step, rule.threshold)
         new = shift_options(name, options, steps, rule)
         steps = steps if new != options else 0
-        shifts[name] = Shift(options, new, tuple(found.errors.tolist()), line, step, steps)
-    moved = _replace(space, {name: shift.new for name, shift in shifts.items()})
-    return EvolvedSpace(moved, et_error(errors, top=top), tuple(errors.tolist()), shifts)
+        shifts.append(Shift(name, options, new, step, steps, slope, error, explained))
+    moved = _replace(space, {shift.name: shift.new for shift in shifts})
+    return EvolvedSpace(moved, et_error(errors, top=top), tuple(errors.tolist()), tuple(shifts))
 
 
 def _movable(space: Space, fixed: Collection[str]) -> list[str]:

@@ -80,7 +80,8 @@ class Strategy:
         arch, score = strategy.best(state)
 
     `ask`, `tell` and `finished` are pure and work under jit, vmap and scan. The properties below say
-    what a strategy has; a subclass replaces one by a property of its own, or by a field with a default.
+    what a strategy has; a subclass replaces one by a property or an attribute of its own, or by a field with
+    a default.
 
     Attributes:
       space: the search space.

@@ -6,7 +6,6 @@ cheapest (few epochs), the last one is what counts.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.search.bounds import Cost
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State, next_rows
 from jaxnas.search.strategy import Pool, Strategy, as_told, check_pool
@@ -255,54 +253,18 @@ class Hyperband(Strategy):
         return jax.tree.map(lambda a, b: jnp.where(complete, a, b), after, race)
 
 
-def SuccessiveHalving(
-    space: Space,
-    cost: Cost | None = None,
-    bounds: Any = (),
-    evaluations: int = 1000,
-    *,
-    canonical: Callable[[Arch], Arch] | None = None,
-    fidelities: int = 2,
-    budget: float | None = None,
-    eta: int = 3,
-    first: int = 27,
-    batch: int = 0,
-    given: Pool | None = None,
-) -> Hyperband:
+@dataclasses.dataclass(frozen=True)
+class SuccessiveHalving(Hyperband):
     """A `Hyperband` whose races all start at the cheapest fidelity.
 
         candidates = search.Pool(space.encode(archs))
         race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
         result = search.run(race, evaluate, key, history_path=path)  # evaluate(archs, fidelity)
 
-    Args:
-      space: the search space.
-      cost, bounds, canonical: see `Strategy`.
-      evaluations: at most, of all fidelities together.
-      fidelities: how many there are.
-      budget: seconds, as the evaluation tells them; None for no limit.
-      eta: one in `eta` goes on to the next fidelity, and at least one.
-      first: architectures at the start of a race.
-      batch: how many to ask for at a time; 0 for `first`.
-      given: the architectures of the only race; they say what `first` and `evaluations` are.
-
-    Raises:
-      ValueError: settings out of range; bounds, or equal architectures, where they are given.
+    All other settings are those of `Hyperband`.
     """
-    return Hyperband(
-        space,
-        cost,
-        bounds,
-        evaluations,
-        canonical=canonical,
-        fidelities=fidelities,
-        budget=budget,
-        eta=eta,
-        first=first,
-        starts=(0,),
-        batch=batch,
-        given=given,
-    )
+
+    starts: tuple[int, ...] | None = dataclasses.field(default=(0,), init=False)
 
 
 def check_given(space: Space, given: Pool, bounds: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from jaxnas import executors
 
@@ -128,12 +128,6 @@ class Workers:
         """Ends the processes that are ours."""
         for slot in self._slots:
             self._end(slot)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _slot(self) -> _Slot:
         if self._given is not None:

@@ -142,23 +142,3 @@ def test_names_are_escaped_and_do_not_leave_the_figure(tmp_path):
     for figure in drawings(root):
         labels = [text.text for text in figure.iter(f"{SVG}text")]
         assert max(map(len, labels)) < 60 and names[1] in figure.find(f"{SVG}desc").text
-
-
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (dict(name="depth"), r"number 1: 'depth' is no choice of the space; it has mechanism"),
-        (dict(drops=[0.1]), r"drops should be 6 numbers, one for each option, found \[0.1\]"),
-        (dict(drops=["much"] * 6), "drops should be 6 numbers"),
-        (dict(position=9), "position is 9, expected one of 'mechanism', or null"),
-        (dict(kept="softmax"), "kept is 'softmax', expected one of bigbird, linear"),
-        (dict(blocks=[[0]], removed=[]), r"expected blocks as \[position, option\]"),
-        (dict(blocks=[[0, "linear"]], removed=[[1, "linear"]]), "and some of them in removed"),
-    ],
-)
-def test_a_damaged_decision_is_named(tmp_path, damage, message):
-    root = workdirs.mechanisms(tmp_path, method="perturbation")
-    first, *rest = read_run(root).result.selection.decisions
-    change(root, decisions=({**first, **damage}, *rest))
-    with pytest.raises(ValueError, match=message):
-        report.write(root)

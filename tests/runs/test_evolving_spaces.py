@@ -1,6 +1,7 @@
 """A search space that evolves before its last supernet is trained, and what a workdir keeps of it."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from small_tasks import perceptron
 import jaxnas
 from experiments.configs import CONFIGS
 from jaxnas import data, runs, search, tasks
+from jaxnas.report.result import SampledSpaceOf
 from jaxnas.training import Training, Uniform, fit, make_evaluator
 
 
@@ -123,3 +125,24 @@ def test_what_no_evolution_can_be_is_refused():
     for name in ("turns", "sample", "steps", "limit"):
         with pytest.raises(ValueError, match=f"evolution.{name} is 0"):
             runs.SpaceEvolution(**{name: 0})
+
+
+@pytest.mark.parametrize("name, value", [("slope", "steep"), ("old", 3), ("errors", None), ("step", "gone")])
+def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
+    shift = search.Shift("hidden", (1, 2), (2, 3), 1.0, 1, -0.1, 0.01, 0.9)
+    sampled = SampledSpaceOf(name="A", et_error=0.2, errors=(0.1, 0.3), shifts=(shift,))
+    spaces = runs.Spaces((NET.space, NET.space), (sampled,), {"seed": 0})
+    spaces.write(tmp_path)
+    assert runs.read_spaces(tmp_path) == spaces
+    path = tmp_path / "spaces.json"
+    values = json.loads(path.read_text())
+    (written,) = values["sampled"]
+    changed = written if name in written else written["shifts"][0]
+    del changed[name]
+    if value != "gone":
+        changed[name] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(
+        ValueError, match=r"spaces\.json does not hold a SampledSpaceOf: .*Bring the file back"
+    ):
+        runs.read_spaces(tmp_path)

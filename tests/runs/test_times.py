@@ -1,7 +1,9 @@
 """Every way of searching says and stores where its time went."""
 
 import logging
+import math
 
+import numpy as np
 import pytest
 from small_tasks import perceptron, task_of
 
@@ -55,3 +57,21 @@ def test_a_random_search_has_no_other_one_beside_it(state):
     settings = runs.Search(limit=1, strategy=OWN["strategy"]["strategy"])
     found = runs.search_space(TASK, NET, state.variables, settings, mesh=make_mesh(1))
     assert not found.others and [one.name for one in found.searches] == ["random"]
+
+
+def test_sampling_takes_the_best_and_never_a_nan(state, monkeypatch):
+    class Scores(list):
+        def scores(self, variables, archs):
+            return np.asarray(self, np.float32)[: len(next(iter(archs.values())))]
+
+    def select(*scores):
+        monkeypatch.setattr(runs.searching, "make_evaluator", lambda *args, **more: Scores(scores))
+        settings = runs.Search(method="sampling", samples=3)
+        return runs.select(TASK, NET, state, settings, recipe=RECIPE, training=TRAINING, mesh=make_mesh(1))
+
+    found = select(0.1, 0.3, math.nan)
+    candidates = found.selection.candidates
+    assert len(candidates) == 3 and math.isnan(candidates[2].supernet)
+    assert NET.space.to_dict(found.arch) == candidates[1].architecture
+    with pytest.raises(ValueError, match="none of the 3 scores is a number"):
+        select(math.nan, math.inf, -math.inf)

@@ -109,5 +109,3 @@ def test_before_is_called_with_the_state_of_each_evaluation_that_is_not_recorded
     assert seen == [0, 2]
     go(evaluations=6)
     assert seen == [0, 2, 4]
-    with pytest.raises(ValueError, match="nor calls before"):
-        search.run(strategy, objectives.count, jax.random.key(0), before=seen.append, traced=True)

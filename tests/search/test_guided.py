@@ -75,11 +75,11 @@ def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
         evaluations=200,
         batch=5,
     )
-    result = search.run(strategy, evaluate, KEYS[0], traced=True)
+    state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
     allowed = {tuple(row) for row in np.asarray(pool).tolist() if 1 <= row[4] <= 2}
-    asked = np.asarray(result.state.codes)[: int(result.state.size)].tolist()
+    asked = np.asarray(state.codes)[: int(state.size)].tolist()
     assert {tuple(row) for row in asked} == allowed and len(asked) == len(allowed)
-    assert bool(strategy.finished(result.state))
+    assert bool(strategy.finished(state))
 
 
 def test_failed_evaluations_are_counted_and_are_never_the_best():
@@ -115,8 +115,8 @@ def test_a_batch_larger_than_the_space_asks_for_all_of_it():
     def count(archs):
         return jnp.sum(archs["op"], 1).astype(jnp.float32)
 
-    result = search.run(strategy, count, KEYS[0], traced=True)
-    assert int(result.state.size) == 8 and result.score == 3
+    state = jax.jit(functools.partial(search.scan, strategy, count))(KEYS[0])
+    assert int(state.size) == 8 and strategy.best(state)[1] == 3
 
 
 def test_clear_errors():

@@ -440,20 +440,6 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
         search.run(strategy, failing(30), jax.random.key(0), history_path=tmp_path / "none")
 
 
-@pytest.mark.slow
-def test_a_traced_evaluation_is_read_anew_in_each_run():
-    sign = [1.0]
-
-    def score(archs):
-        return sign[0] * evaluate(archs)
-
-    first = search.run(RANDOM, score, jax.random.key(0), traced=True)
-    sign[0] = -1.0
-    second = search.run(RANDOM, score, jax.random.key(0), traced=True)
-    assert first.score == max(line["score"] for line in first.history)
-    assert second.score == -min(line["score"] for line in first.history)
-
-
 def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
     def score(archs):
         chosen = archs["op"][archs["op"] > 1]  # as many as there are: no array without values can do that

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -77,18 +76,8 @@ def test_one_program_and_the_host_loop_are_the_same_search(name, tmp_path):
     assert again.resumed == 60 and again.history == result.history
 
 
-def test_a_traced_search_has_the_same_history(tmp_path):
-    strategy, key = STRATEGIES["random"], SEEDS[0]
-    fast = search.run(strategy, evaluate, key, traced=True)
-    slow = search.run(strategy, lambda archs: np.asarray(evaluate(archs)), key)
-    assert json.dumps(fast.history) == json.dumps(slow.history)
-    assert fast.score == slow.score and fast.resumed == 0
-    with pytest.raises(ValueError, match="a traced search has neither a history file nor progress"):
-        search.run(strategy, evaluate, key, traced=True, history_path=tmp_path / "history.jsonl")
-
-
-def test_an_evaluation_is_not_traced_unless_that_is_asked_for():
-    """What NumPy draws is drawn anew in each generation."""
+def test_an_evaluation_is_traced_by_a_scan_alone():
+    """What NumPy draws is drawn anew in each generation of the loop on the host."""
     random = np.random.default_rng(0)
 
     def noisy(archs):
@@ -97,8 +86,8 @@ def test_an_evaluation_is_not_traced_unless_that_is_asked_for():
     strategy = search.RandomSearch(SPACE, evaluations=20, batch=1)
     scores = [line["score"] for line in search.run(strategy, noisy, SEEDS[0]).history]
     assert len(set(scores)) == 20
-    frozen = search.run(strategy, noisy, SEEDS[0], traced=True)
-    assert len({line["score"] for line in frozen.history}) == 1
+    frozen = jax.jit(functools.partial(search.scan, strategy, noisy))(SEEDS[0])
+    assert len(np.unique(frozen.scores)) == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,9 +175,13 @@ def test_bounds_and_canonical_hold(name):
 @pytest.mark.parametrize("kind", [search.LocalSearch, search.Reinforce, search.PPO])
 def test_an_exhausted_space_ends_the_search(kind):
     strategy = kind(space=SMALL, evaluations=100)
-    result = search.run(strategy, lambda a: jnp.sum(a["op"], 1).astype(jnp.float32), SEEDS[0], traced=True)
-    assert len(result.history) == 27 and bool(strategy.finished(result.state))
-    assert bool(result.state.exhausted) and result.score == 6
+
+    def count(archs):
+        return jnp.sum(archs["op"], 1).astype(jnp.float32)
+
+    state = jax.jit(functools.partial(search.scan, strategy, count))(SEEDS[0])
+    assert int(state.size) == 27 and bool(strategy.finished(state))
+    assert bool(state.exhausted) and strategy.best(state)[1] == 6
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,14 @@ def test_perturbation_keeps_what_hurts_most_when_removed():
     arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append)
     assert SPACE.to_dict(arch) == {"width": 2, "op": ["b", "a", "a"]}
     assert sorted(seen) == [3, 3, 3, 4] and len(tuned) == 3
-    drops = {(one.name, one.position): one.drops for one in found}
+    drops = {(one["name"], one["position"]): one["drops"] for one in found}
     np.testing.assert_allclose(drops["op", 0], [0.6, 1.2], rtol=1e-5)
     # Weights are not made to sum to one when an option is taken out: both others stay.
-    assert drops["width", None] == pytest.approx((0, 1.4, 0))
-    assert [one.name for one in found] != sorted(one.name for one in found)  # in random order
+    assert drops["width", None] == pytest.approx([0, 1.4, 0])
+    kept = {(one["name"], one["position"]): one["kept"] for one in found}
+    assert kept == {("width", None): 2, ("op", 0): "b", ("op", 1): "a", ("op", 2): "a"}
+    names = [one["name"] for one in found]
+    assert names != sorted(names)  # in random order
 
 
 def test_the_weights_that_are_left_may_keep_their_sum():
@@ -149,9 +152,9 @@ def test_the_weights_that_are_left_may_keep_their_sum():
 
     _, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), renormalise=True)
     np.testing.assert_allclose(jnp.concatenate(sums), 1, rtol=1e-6)
-    drops = {(one.name, one.position): one.drops for one in found}
+    drops = {(one["name"], one["position"]): one["drops"] for one in found}
     # Without the first option the second has weight 1, worth 3 in place of .5 * (1 + 3).
-    assert drops["op", 0] == pytest.approx((-1, 1))
+    assert drops["op", 0] == pytest.approx([-1, 1])
 
 
 HEADS = Space(mechanism=Choice("a", "b", "c").repeat(2))
@@ -169,11 +172,14 @@ def test_pruning_keeps_the_strongest_blocks(at_once, rounds, kept):
     weights, tuned = {"mechanism": jnp.full((2, 3), 1 / 3)}, []
     arch, found = pruning(HEADS, weights, evaluate, at_once=at_once, tune=tuned.append)
     assert HEADS.to_dict(arch) == {"mechanism": kept}
-    assert [len(one.blocks) for one in found] == [6, 5, 4, 3][:rounds]
-    assert found[0].drops == pytest.approx((1, 0, 0.01, 0.5, 0, 0.01), abs=1e-6)
+    assert [len(one["blocks"]) for one in found] == [6, 5, 4, 3][:rounds]
+    assert found[0]["blocks"] == [[position, option] for position in range(2) for option in "abc"]
+    assert found[0]["drops"] == pytest.approx([1, 0, 0.01, 0.5, 0, 0.01], abs=1e-6)
     assert len(tuned) == rounds - 1
     for one, soft in zip(found, tuned, strict=False):
-        assert all(soft["mechanism"][block] == 0 for block in one.removed)
+        assert one["removed"] and all(
+            soft["mechanism"][position, "abc".index(option)] == 0 for position, option in one["removed"]
+        )
 
 
 def test_blocks_that_stay_keep_their_position():
