@@ -138,8 +138,7 @@ def make_corpus(
     streams = {
         role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
     }
-    search = streams.pop("search", None)
-    return Corpus(name=name, vocabulary=vocabulary, search=search, **streams)
+    return Corpus(name=name, vocabulary=vocabulary, **streams)
 
 
 def check_fraction(name: str, fraction: float) -> None:

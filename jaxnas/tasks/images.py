@@ -22,7 +22,7 @@ _MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; Ima
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Classification):
+class Images(Classification[data_lib.Dataset]):
     """Classification of images of one size.
 
     A network takes standardised images, float32 [B, H, W, C], and gives logits [B, classes].

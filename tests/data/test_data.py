@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxnas import data
+from jaxnas import data, tasks
 from jaxnas.data import augment
 from jaxnas.data.splits import Split, permutation, stratified
 
@@ -110,13 +110,12 @@ def test_splits_cannot_be_changed(digits):
 
 
 def test_the_test_split_cannot_be_searched(digits):
-    assert digits.search.require("search") is digits.search
-    with pytest.raises(ValueError, match="needs the 'search' split, and got the 'test' split"):
-        digits.test.require("search")
-    with pytest.raises(ValueError, match="'train' or 'search'"):
-        digits.test.require("train", "search")
-    with pytest.raises(ValueError, match="needs the 'search' split"):
+    with pytest.raises(ValueError, match="digits: search is data of the role 'test'; expected .* 'search'"):
         dataclasses.replace(digits, search=digits.test)
+    task = tasks.Images(data=digits)
+    for use in (lambda: task.batches("test", 4, 0), lambda: task.evaluation("train")):
+        with pytest.raises(ValueError, match="the role '(test|train)' may not be used for"):
+            use()
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,8 @@ def test_split_errors(change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"test": numbered_split(3)}, "needs the 'test' split, and got the 'train' split"),
+        ({"test": numbered_split(3)}, "some: test is data of the role 'train'; expected the role 'test'"),
+        ({"train": None, "test": None}, "some has no data of the role 'test' or 'train'"),
         ({"classes": tuple("abcde")}, "train split has the label 5, and there are 5 classes"),
         ({"test": Split("test", {"image": np.zeros((2, 1, 3, 1))}, LABELS[:2])}, r"test are \[1, 3, 1\]"),
         ({"test": Split("test", {"image": np.zeros((2, 1, 2, 3))}, LABELS[:2])}, r"test are \[1, 2, 3\]"),

@@ -20,10 +20,10 @@ def text(tmp_path):
 @pytest.mark.parametrize("tokenizer", ["byte", "word"])
 def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text, tokenizer):
     corpus = data.from_text(text, tokenizer=tokenizer)
-    parts = [corpus.vocabulary.decode(corpus.streams[role].tokens) for role in data.ROLES]
+    parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in data.ROLES]
     if tokenizer == "byte":
         assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
-    shares = [len(corpus.streams[role]) for role in data.ROLES]
+    shares = [len(corpus.splits[role]) for role in data.ROLES]
     expected = np.cumprod([1, 0.95, 0.95])
     expected = [expected[2] * 0.8, expected[2] * 0.2, expected[1] * 0.05, 0.05]
     np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)

@@ -10,7 +10,7 @@ from jaxnas import data, tasks
 
 IMAGES, LABELS = random_images(40, 0)[0], np.arange(40) % 2
 GIVEN = IMAGES, LABELS, IMAGES, LABELS
-STREAM = task_of("language").corpus.train
+STREAM = task_of("language").dataset.train
 SENTENCES = task_of("text").dataset
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ def stream(tokens):
 
 
 def corpus(tokens):
-    return dataclasses.replace(task_of("language").corpus, train=stream(tokens))
+    return dataclasses.replace(task_of("language").dataset, train=stream(tokens))
 
 
 def sentences(tokens):
@@ -117,7 +117,7 @@ CASES = {
         "Text: label_smoothing is 2, expected a number of at least 0 and below 1",
     ),
     "data of another task": (
-        lambda: tasks.Images(data=task_of("language").corpus),
+        lambda: tasks.Images(data=task_of("language").dataset),
         "Images: data is a Corpus; expected a name, or what data.from_arrays, data.from_folder or data.load",
     ),
     "texts in a list": (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxnas import data
+from jaxnas import data, tasks
 
 
 def numbered(n, role="train", documents=1):
@@ -44,16 +44,14 @@ def test_stream_errors(change, message):
 
 
 def test_the_test_stream_cannot_be_searched(corpus):
-    assert corpus.search.require("search") is corpus.search
-    assert corpus.test.require("validation", "test") is corpus.test
-    with pytest.raises(ValueError, match="needs the 'search' stream, and got the 'test' stream"):
-        corpus.test.require("search")
-    with pytest.raises(ValueError, match="'train' or 'search'"):
-        corpus.validation.require("train", "search")
-    with pytest.raises(ValueError, match="needs the 'validation' stream, and got the 'test'"):
+    with pytest.raises(ValueError, match="wikitext2: validation is data of the role 'test'; expected"):
         dataclasses.replace(corpus, validation=corpus.test)
-    with pytest.raises(ValueError, match="wikitext2 has no train stream"):
+    with pytest.raises(ValueError, match="wikitext2 has no data of the role 'train'"):
         dataclasses.replace(corpus, train=None)
+    task = tasks.Language(data=corpus, length=8)
+    for use in (lambda: task.batches("test", 4, 0), lambda: task.evaluation("train")):
+        with pytest.raises(ValueError, match="the role '(test|train)' may not be used for"):
+            use()
     with pytest.raises(dataclasses.FrozenInstanceError):
         corpus.test.role = "search"
     for values in (corpus.train.tokens, corpus.train.documents, corpus.vocabulary.counts):
