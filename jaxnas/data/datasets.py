@@ -13,7 +13,7 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.data.copies import local_copy
-from jaxnas.data.encoded import Decoder, Prepared, decoding_pool, on_demand
+from jaxnas.data.encoded import Decoder, Prepared, decoding_pool
 from jaxnas.data.labelled import Labelled
 from jaxnas.data.splits import SourceImages, Split, hold_out, permutation, select
 
@@ -63,10 +63,8 @@ def load(
     data_dir: str | os.PathLike | None = None,
     source_dir: str | os.PathLike | None = None,
     search_fraction: float = 0.2,
-    search_size: int | None = None,
     seed: int = 0,
     test_split: str | None = None,
-    in_memory: bool = True,
     image_size: int | None = None,
     workers: int | None = None,
 ) -> Dataset:
@@ -86,12 +84,9 @@ def load(
         gs://bucket/folder is copied to this machine once, see `copies`.
       source_dir: folder with original files, needed once.
       search_fraction: share of the official training part that becomes `search`, stratified.
-      search_size: the same as a number of images; goes before `search_fraction`.
-      seed: of the search split, which is a pure function of the labels, size and seed.
+      seed: of the search split, which is a pure function of the labels, the share and the seed.
       test_split: name of the official part to test on; None for "test", and for "imagenet2012", whose test
         images have no published labels, for "validation".
-      in_memory: False reads images on demand through the random-access source, for datasets
-        that don't fit; labels are always in memory.
       image_size: height and width in pixels to which images of many sizes are decoded.
       workers: processes that decode them; 0 for none, None for as many as there are processors.
 
@@ -117,12 +112,10 @@ def load(
         raise ValueError("test_split must be another one than 'train'")
 
     if image_size is None:
-        read = functools.partial(_read, builder, image_shape=image_shape, in_memory=in_memory)
+        read = functools.partial(_read, builder, image_shape=image_shape)
     else:
         read = functools.partial(_encoded, builder, image_shape=image_shape, pool=decoding_pool(workers))
     images, labels = read("train")
-    if search_size is not None:
-        search_fraction = search_size / len(labels)
     rows = hold_out(labels, {"search": search_fraction}, seed, name)
     splits = {role: Split(role, {"image": select(images, part)}, labels[part]) for role, part in rows.items()}
     gone = sorted(set(labels.tolist()) - set(splits["train"].labels.tolist()))
@@ -281,7 +274,7 @@ def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, 
     The standard deviation of a channel that is constant is given as 1. Images that have to be decoded are
     represented by 2,048 of them, always the same ones.
     """
-    if on_demand(images):
+    if isinstance(images, SourceImages):
         images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
     at_once = max(1, min(_CHUNK, 2**24 // math.prod(images.shape[1:])))  # they become float64
     count = 0

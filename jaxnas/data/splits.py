@@ -114,12 +114,12 @@ def hold_out(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceImages:
-    """Images read on demand from a random-access source, e.g. of `tfds.data_source`.
+    """Images that are decoded on demand.
 
     Indexing with an int array [b] reads these images: uint8 [b, H, W, C].
 
     Args:
-      source: has `__getitems__(list of int)`, which gives examples with an "image", such as a `Decoder`.
+      source: a `Decoder`, whose `__getitems__(list of int)` gives examples with an "image".
       rows: int64 [n], which examples of the source are ours.
       image_shape: (H, W, C).
     """

@@ -199,4 +199,4 @@ def test_a_search_split_must_leave_each_class_to_train_on(tmp_path):
     with pytest.raises(
         ValueError, match="1,196 of 1,197 images held out for a search, 1 are left to train on"
     ):
-        data.load("digits", data_dir=tmp_path, search_size=1196)
+        data.load("digits", data_dir=tmp_path, search_fraction=1196 / 1197)
