@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.data.corpus import Corpus, Stream
+from jaxnas.data.datasets import check_prepared, examples, open_prepared
 from jaxnas.data.vocabulary import (
     END_OF_LINE,
     UNKNOWN,
@@ -23,7 +24,6 @@ from jaxnas.data.vocabulary import (
     split_words,
 )
 
-_CHUNK = 4096  # Records read at a time.
 _SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
 # Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
 # a blank line on both sides: rows of tables may look like one, but for that.
@@ -75,9 +75,6 @@ def load_text(
     """
     check_fraction("search_fraction", search_fraction)
     number_of_pieces(tokenizer)
-    # Imported here: those who bring their own text don't need images.
-    from jaxnas.data.datasets import open_prepared
-
     builder = open_prepared(name, data_dir, source_dir)
     _check(name, builder.info)
     texts = {split: _read(builder, name, split) for split in ("train", "validation", "test")}
@@ -194,28 +191,18 @@ class Text:
 
 
 def _check(name: str, info: Any) -> None:
-    if "text" not in set(info.features):
-        raise ValueError(f"{name} has no feature 'text', only {', '.join(sorted(info.features))}")
+    splits = ("train", "validation", "test")
+    check_prepared(name, info, ("text",), splits, "; prepare one that has train, validation and test")
     feature = info.features["text"]
     if feature.shape != () or np.dtype(feature.np_dtype) != object:
         raise ValueError(
             f"{name}: the feature 'text' must be one string, got {np.dtype(feature.np_dtype)}"
             f" {list(feature.shape)}"
         )
-    missing = {"train", "validation", "test"} - set(info.splits)
-    if missing:
-        raise ValueError(
-            f"{name} has no split {' and '.join(map(repr, sorted(missing)))}, only"
-            f" {', '.join(sorted(info.splits))}; prepare one that has train, validation and test"
-        )
 
 
 def _read(builder: Any, name: str, split: str) -> Text:
-    source = builder.as_data_source(split=split)
-    records: list[bytes] = []
-    for start in range(0, len(source), _CHUNK):
-        rows = range(start, min(start + _CHUNK, len(source)))
-        records += [example["text"] for example in source.__getitems__(list(rows))]
+    records = [example["text"] for example in examples(builder.as_data_source(split=split))]
     if builder.name in _STARTS:
         content = b"".join(records)
         pattern = _STARTS[builder.name]
