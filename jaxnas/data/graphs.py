@@ -25,9 +25,9 @@ _SPLIT = {"train": "idx_train", "search": "idx_val", "test": "idx_test"}
 class Graphs:
     """G graphs of N nodes and E directed edges each; smaller ones are filled up.
 
-    An edge leads from a source to a target, and an edge without a direction is two. No edge leads from a
-    node to itself (an operation that looks at the node itself adds it), and none is there twice. The roles are of nodes: within one graph (transductive), or
-    each of whole graphs (inductive).
+    An edge leads from a source to a target, and an edge without a direction is two. No edge is there twice,
+    and none leads from a node to itself: an operation that looks at the node itself adds those. The roles are
+    of nodes: within one graph (transductive), or each of whole graphs (inductive).
 
     Args:
       name: of the data.

@@ -321,10 +321,11 @@ def test_fashion_mnist_from_files(fashion, tmp_path):
 def test_fashion_mnist_without_its_files(fashion, tmp_path):
     folder, _ = fashion
     root = tmp_path / "tfds"
+    (tmp_path / "empty").mkdir()
     for source_dir, message in (
         (None, "not prepared in .*source_dir.*dataset-fashion-mnist"),
         (tmp_path / "nowhere", "there is no folder"),
-        (tmp_path, "has no file train-images-idx3-ubyte or .*dataset-fashion-mnist"),
+        (tmp_path / "empty", "has no file train-images-idx3-ubyte or .*dataset-fashion-mnist"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
             data.load("fashion_mnist", data_dir=root, source_dir=source_dir)
@@ -350,7 +351,7 @@ IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
         (idx(IMAGES)[:9], "its header has 9 of 16 bytes"),
         (idx(IMAGES[0, 0]), "expected it to begin with 00 00 08 03, found 00 00 08 01"),
         (b"\x89PNG\r\n", "expected it to begin with 00 00 08 03, found 89 50 4e 47"),
-        (b"", "found nothing"),
+        (b"", "expected some content, found an empty file"),
     ],
 )
 def test_idx_errors_name_the_file(tmp_path, content, message):
