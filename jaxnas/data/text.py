@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -15,13 +16,12 @@ import numpy as np
 from jaxnas.data.corpus import Corpus, Stream
 from jaxnas.data.datasets import check_prepared, examples, open_prepared
 from jaxnas.data.vocabulary import (
-    END_OF_LINE,
-    UNKNOWN,
     ByteVocabulary,
+    PieceVocabulary,
     Vocabulary,
-    WordVocabulary,
     learn_pieces,
     split_words,
+    word_vocabulary,
 )
 
 _SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
@@ -107,31 +107,24 @@ def make_corpus(
       ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
       ImportError: sub-words without the package sentencepiece.
     """
-    vocabulary: Vocabulary
     texts, pieces = dict(texts), number_of_pieces(tokenizer)
     official = texts["train"].content
     if tokenizer == "byte":
-        vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
+        vocabulary = ByteVocabulary(counts=_count(np.frombuffer(official, np.uint8), 256))
     elif pieces:
         vocabulary = learn_pieces(name, official, pieces, folder)
     else:
-        words = split_words(official.decode())
-        found = tuple(dict.fromkeys([*words, UNKNOWN, END_OF_LINE]))
-        vocabulary = WordVocabulary(counts=np.zeros(len(found), np.int64), words=found)
+        vocabulary = word_vocabulary(collections.Counter(split_words(official.decode())))
 
     if search_fraction:
         texts["train"], texts["search"] = hold_out_end(name, texts["train"], "search", search_fraction)
     tokens, documents = {}, {}
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
-    counts = _count(tokens["train"], vocabulary.size)
-    if "search" in tokens:
-        counts += _count(tokens["search"], vocabulary.size)
-    vocabulary, order = vocabulary.by_frequency(counts)
-    if tokenizer != "byte":  # Bytes keep their numbers, and there are many of them.
-        rank = np.empty(len(order), np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        tokens = {role: rank[ids] for role, ids in tokens.items()}
+    if isinstance(vocabulary, PieceVocabulary):  # They are counted in the text as it is cut.
+        counts = np.sum([_count(tokens[role], pieces) for role in ("train", "search") if role in tokens], 0)
+        vocabulary, number = vocabulary.by_frequency(counts)
+        tokens = {role: number[ids] for role, ids in tokens.items()}
     streams = {
         role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
     }
