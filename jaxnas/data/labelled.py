@@ -114,9 +114,14 @@ def make_splits(
       classes: names of the labels.
 
     Raises:
-      ValueError: shares out of range, or a class of which "train" or a role that is held out of it gets
-        nothing.
+      ValueError: shares out of range, nothing for the test, or a class of which "train" or a role that is
+        held out of it gets nothing.
     """
+    if "test" not in given and not fractions["test"] > 0:
+        raise ValueError(
+            f"{what}: test_fraction is {fractions['test']} and nothing is given for the test, on which"
+            " chosen networks are measured. Give examples for it, or a test_fraction of 0.2, say."
+        )
     inputs, labels = given["train"]
     wanted = {role: fraction for role, fraction in fractions.items() if role not in given}
     rows = hold_out(labels, wanted, seed, what)
