@@ -46,7 +46,7 @@ def network_of(task):
     """A small network that fits a task."""
     if isinstance(task, tasks.Language):
         sizes = dict(width=32, num_heads=2, head_dim=16, hidden=64, memory_length=32)
-        words = task.corpus.vocabulary.size
+        words = task.dataset.vocabulary.size
         return supernets.TransformerXL(
             spaces.par(2), vocabulary=words, scan_blocks=True, dtype=jnp.float32, **sizes
         )

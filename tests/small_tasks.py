@@ -73,7 +73,8 @@ def task_of(kind):
 
     vocabulary = ByteVocabulary(counts=np.bincount(np.arange(7), minlength=256))
     sizes = {"train": 400, "search": 90, "validation": 80, "test": 70}
-    corpus = data.Corpus("tokens", *(stream(*item) for item in sizes.items()), vocabulary)
+    streams = {role: stream(role, count) for role, count in sizes.items()}
+    corpus = data.Corpus(name="tokens", vocabulary=vocabulary, **streams)
     return tasks.Language(data=corpus, length=8, by_document=True, evaluation_rows=4, memory_length=6)
 
 

@@ -93,7 +93,7 @@ def main(_: list[str]) -> None:
     for graph in _GRAPHS.value:
         task = tasks.Graphs(data=graph, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
         for name in _NETWORKS.value:
-            net, optimizer, steps = prepared(name, graph, task.graphs.num_classes)
+            net, optimizer, steps = prepared(name, graph, task.dataset.num_classes)
             began = time.perf_counter()
             found = train_seeds(
                 task,

@@ -4,7 +4,7 @@ from jaxnas.data import augment
 from jaxnas.data.arrays import from_arrays
 from jaxnas.data.augment import normalize
 from jaxnas.data.batches import Batches, CroppedBatches, LengthBatches, evaluation_batches, evaluation_rows
-from jaxnas.data.corpus import Corpus, Stream, join_streams
+from jaxnas.data.corpus import Corpus, Stream
 from jaxnas.data.datasets import Dataset, load
 from jaxnas.data.encoded import Decoder
 from jaxnas.data.encoding import Encoding
@@ -51,7 +51,6 @@ __all__ = [
     "from_text",
     "from_texts",
     "from_tsv",
-    "join_streams",
     "listops",
     "load",
     "load_graph",

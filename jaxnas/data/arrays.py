@@ -61,11 +61,6 @@ def from_arrays(
                 f"from_arrays: images are {_described(given['train'])} and test_images "
                 f"{_described(given['test'])}; expected one size and dtype for both."
             )
-    elif not test_fraction > 0:
-        raise ValueError(
-            f"from_arrays: test_fraction is {test_fraction} and no test images are given; chosen networks "
-            "are measured on the test images, so there must be some."
-        )
     for role, array in given.items():
         if len(array) != len(by_role[role]):
             raise ValueError(

@@ -13,7 +13,7 @@ from jax import lax
 from jaxnas.data.randaugment import randaugment as randaugment
 
 
-def normalize(images: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+def normalize(images: jax.Array, mean: jax.typing.ArrayLike, std: jax.typing.ArrayLike) -> jax.Array:
     """Returns (images - mean) / std per channel, in float32.
 
     Args:

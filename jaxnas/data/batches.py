@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxnas.data.encoded import ATTEMPTS, on_demand
-from jaxnas.data.splits import Split, permutation, uniform
+from jaxnas.data.encoded import ATTEMPTS
+from jaxnas.data.splits import SourceImages, Split, permutation, uniform
 
 _CROPS = 2**62  # The stream of random boxes of images.
 _SHUFFLES = 2**63  # The streams of the order of batches; those of the order of examples are the epochs.
@@ -20,15 +20,13 @@ class Batches:
 
     So there is no state to save: a run that resumes at a step sees what it would have seen. Every
     epoch has its own order and takes each example at most once (exactly once if the batch size
-    divides the split, or with drop_remainder=False), but for `repeats`.
+    divides the split), but for `repeats`.
 
     Args:
       split: the examples.
       batch_size: of the global batch, over all processes.
       seed: of the order, from 0 to 2**64 - 1.
       shard: (index, count): this process takes the index-th of count equal parts of each batch.
-      shuffle: False keeps the order of the split.
-      drop_remainder: False ends each epoch with a smaller batch.
       repeats: how often an example comes in an epoch, one time after the other (repeated augmentation,
         Hoffer et al. 2020, section 2): a batch then shows some examples several times, which are
         augmented differently. Epochs stay as long, and each shows a part of the examples.
@@ -41,8 +39,6 @@ class Batches:
     batch_size: int
     seed: int = 0
     shard: tuple[int, int] = (0, 1)
-    shuffle: bool = True
-    drop_remainder: bool = True
     repeats: int = 1
 
     def __post_init__(self):
@@ -54,11 +50,8 @@ class Batches:
             )
         if not 0 <= index < count:
             raise ValueError(f"shard must be (index, count) with 0 <= index < count, got {self.shard}")
-        sizes = [self.batch_size] if self.drop_remainder else [self.batch_size, n % self.batch_size]
-        for size in sizes:
-            if size % count:
-                last = "" if size == self.batch_size else ", the last of an epoch,"
-                raise ValueError(f"a batch of {size}{last} cannot be shared by {count} processes")
+        if self.batch_size % count:
+            raise ValueError(f"a batch of {self.batch_size} cannot be shared by {count} processes")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
         if self.repeats < 1:
@@ -67,8 +60,7 @@ class Batches:
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        whole, rest = divmod(len(self.split), self.batch_size)
-        return whole + (rest > 0 and not self.drop_remainder)
+        return len(self.split) // self.batch_size
 
     def at(self, step: int) -> dict[str, np.ndarray]:
         """Returns this process's part of the batch of a step.
@@ -78,8 +70,7 @@ class Batches:
 
         Returns:
           The inputs of the split by name, as {"image": uint8 [b, H, W, C]}, and "label": int32 [b],
-          b = batch_size / shard count (less in the last batch of an epoch if drop_remainder is
-          False).
+          b = batch_size / shard count.
 
         Raises:
           ValueError: a negative step.
@@ -101,9 +92,8 @@ class Batches:
 
     def order(self, epoch: int) -> np.ndarray:
         """Returns the examples in the order in which the batches of an epoch take them, int64 [n]."""
-        n = len(self.split)
-        order = permutation(n, self.seed, epoch) if self.shuffle else np.arange(n)
-        return order if self.repeats == 1 else np.repeat(order, self.repeats)[:n]
+        order = permutation(len(self.split), self.seed, epoch)
+        return order if self.repeats == 1 else np.repeat(order, self.repeats)[: len(order)]
 
     def own(self, rows: np.ndarray) -> np.ndarray:
         """Returns this process's part of the rows of a batch."""
@@ -129,7 +119,7 @@ class CroppedBatches(Batches):
 
     def __post_init__(self):
         super().__post_init__()
-        if not on_demand(self.split.images):
+        if not isinstance(self.split.images, SourceImages):
             raise ValueError(
                 f"{self.split} has images that are not decoded on demand; crop them on the device, by"
                 " augment.random_resized_crop"
@@ -138,7 +128,7 @@ class CroppedBatches(Batches):
     def at(self, step: int) -> dict[str, np.ndarray]:
         """Returns this process's part of the batch of a step; see `Batches.at`."""
         rows, images = self.rows(step), self.split.images
-        assert on_demand(images)
+        assert isinstance(images, SourceImages)
         draws = np.stack([self.draws(step, place) for place in self.own(np.arange(len(rows)))])
         own = self.own(rows)
         cropped = images.source.cropped(images.rows[own].tolist(), draws, self.scale)

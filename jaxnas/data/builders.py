@@ -26,38 +26,11 @@ _SENTENCES = (Sst5, Sst2, Trec, Mr, Subj, Cr, Mpqa, ImdbReviews, ListOps)
 BUILDERS = {builder.name: builder for builder in (*_IMAGES, *_TEXTS, *_SENTENCES)}
 
 
-def prepared_path(name: str, data_dir: str | os.PathLike | None) -> pathlib.Path | None:
-    """Returns the folder where a dataset of `BUILDERS` was prepared, if it was.
-
-    Args:
-      name: of the dataset.
-      data_dir: TFDS's data folder; None for TFDS's own default.
-
-    Raises:
-      ValueError: it was prepared from several sets of original files.
-    """
-    plain = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
-    if BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS is None:
-        return plain if plain.exists() else None
-    found = [
-        path / plain.name
-        for path in sorted(plain.parent.glob("*"))
-        if re.fullmatch("[0-9a-f]{16}", path.name) and (path / plain.name).exists()
-    ]
-    if len(found) > 1:
-        raise ValueError(
-            f"{name} was prepared from {len(found)} different sets of original files, in"
-            f" {', '.join(str(path.parent) for path in found)}; name the folder with the files that you mean"
-            " (source_dir), or delete the folders of the others"
-        )
-    return found[0] if found else None
-
-
 def prepare(
     name: str,
     data_dir: str | os.PathLike | None = None,
     source_dir: str | os.PathLike | None = None,
-) -> pathlib.Path:
+) -> pathlib.Path | None:
     """Writes a dataset of `BUILDERS` as array_record, unless it is there already.
 
     Several processes may do this at once, and each may be killed: the dataset's folder appears
@@ -67,22 +40,30 @@ def prepare(
     Args:
       name: of the dataset, such as "digits" or "fashion_mnist".
       data_dir: TFDS's data folder; None is TFDS's own default, ~/tensorflow_datasets.
-      source_dir: the folder with the original files; for all but "digits".
+      source_dir: the folder with the original files; None for "digits", which needs none, and for what was
+        prepared before.
 
     Returns:
-      The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`.
+      The dataset's folder, `data_dir/name/digest/version`; of "digits" `data_dir/name/version`. None if no
+      files are given, and it was not prepared before.
 
     Raises:
-      FileNotFoundError, ValueError: the original files are missing or damaged.
+      FileNotFoundError: the original files are missing.
+      ValueError: they are damaged; or none are given, and it was prepared from several sets of them.
       OSError: `data_dir` cannot be written.
     """
     final = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if where := BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:
         if source_dir is None:
-            raise FileNotFoundError(
-                f"{name} is not prepared in {final.parents[1]}: name the folder with its files"
-                f" (source_dir). {where}"
-            )
+            digests = sorted(p for p in final.parent.glob("*") if re.fullmatch("[0-9a-f]{16}", p.name))
+            found = [path / final.name for path in digests if (path / final.name).exists()]
+            if len(found) > 1:
+                raise ValueError(
+                    f"{name} was prepared from {len(found)} different sets of original files, in"
+                    f" {', '.join(str(path.parent) for path in found)}; name the folder with the files that"
+                    " you mean (source_dir), or delete the folders of the others"
+                )
+            return found[0] if found else None
         source_dir = local_copy(source_dir)
         if not source_dir.is_dir():
             raise FileNotFoundError(f"there is no folder {source_dir}. {where}")

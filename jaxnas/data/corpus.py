@@ -4,16 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from jaxnas.data.roles import ROLES, check_role, read_only, require_role
+from jaxnas.data.roles import Parts, check_role, read_only
 from jaxnas.data.vocabulary import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
     """The text of one role as one long sequence of tokens, which knows what it may be used for.
-
-    Whoever scores architectures for a search calls `stream.require("search")` first, and whoever
-    trains calls `stream.require("train")`; so the test text cannot reach either by accident.
 
     Args:
       role: "train", "search", "validation" or "test".
@@ -63,72 +60,34 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({self.role!r}, {len(self)} tokens, {self.n_bytes} bytes)"
 
-    def require(self, *roles: str) -> "Stream":
-        """Returns the stream itself if it has one of the roles.
+    def join(self, other: "Stream") -> "Stream":
+        """Both texts in the role of this one; that of `other` comes last and begins a new document."""
+        return Stream(
+            self.role,
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.documents, other.documents + (self.documents[-1] + 1)]),
+            self.n_bytes + other.n_bytes,
+        )
 
-        Raises:
-          ValueError: it has another role.
-        """
-        require_role("stream", self.role, roles)
-        return self
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Corpus:
-    """Real text in disjoint streams, each in the order of the text.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Corpus(Parts[Stream]):
+    """Real text in disjoint streams, each in the order of the text; see `Parts`.
 
     Args:
-      name: TFDS name.
-      train: the official training text without `search`.
-      search: held out of the official training text; compares architectures in a search. None
-        if nothing was held out.
-      validation: the official validation text.
-      test: the official test text, for the networks that were chosen.
       vocabulary: of all streams.
 
     Raises:
-      ValueError: a stream in the place of another, or a token that isn't in the vocabulary.
+      ValueError: a token that isn't in the vocabulary, or as `Parts`.
     """
 
-    name: str
-    train: Stream
-    search: Stream | None
-    validation: Stream
-    test: Stream
     vocabulary: Vocabulary
 
     def __post_init__(self):
-        for role in ROLES:
-            if (stream := getattr(self, role)) is None:
-                if role == "search":
-                    continue
-                raise ValueError(f"{self.name} has no {role} stream; only the search stream may be missing")
-            stream.require(role)
+        super().__post_init__()
+        for role, stream in self.splits.items():
             if stream.tokens.max() >= self.vocabulary.size:
                 raise ValueError(
                     f"the {role} stream has the token {stream.tokens.max()}, and the vocabulary"
                     f" has {self.vocabulary.size}; make both with one vocabulary"
                 )
-
-    @property
-    def streams(self) -> dict[str, Stream]:
-        """The streams that there are, by role."""
-        streams = {role: getattr(self, role) for role in ROLES}
-        return {role: stream for role, stream in streams.items() if stream is not None}
-
-    def whole(self) -> "Corpus":
-        """The text whose training stream includes what was held out for a search."""
-        if self.search is None:
-            return self
-        train = join_streams("train", self.train, self.search)
-        return dataclasses.replace(self, train=train, search=None)
-
-
-def join_streams(role: str, first: Stream, second: Stream) -> Stream:
-    """Joins two streams as one of a role; the second begins a document of its own."""
-    return Stream(
-        role,
-        np.concatenate([first.tokens, second.tokens]),
-        np.concatenate([first.documents, second.documents + (first.documents[-1] + 1)]),
-        first.n_bytes + second.n_bytes,
-    )

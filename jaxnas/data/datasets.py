@@ -6,6 +6,7 @@ import difflib
 import functools
 import math
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.data.copies import local_copy
-from jaxnas.data.encoded import Decoder, Prepared, decoding_pool, on_demand
+from jaxnas.data.encoded import Decoder, Prepared, decoding_pool
 from jaxnas.data.labelled import Labelled
 from jaxnas.data.splits import SourceImages, Split, hold_out, permutation, select
 
-_CHUNK = 256  # Images read at a time where all of a split are gone through.
+_CHUNK = 256  # Examples read at a time where all of a split are gone through.
 _SAMPLE = 2048  # Images that the moments are estimated from, where each has to be decoded.
 
 
@@ -63,10 +64,8 @@ def load(
     data_dir: str | os.PathLike | None = None,
     source_dir: str | os.PathLike | None = None,
     search_fraction: float = 0.2,
-    search_size: int | None = None,
     seed: int = 0,
     test_split: str | None = None,
-    in_memory: bool = True,
     image_size: int | None = None,
     workers: int | None = None,
 ) -> Dataset:
@@ -86,12 +85,9 @@ def load(
         gs://bucket/folder is copied to this machine once, see `copies`.
       source_dir: folder with original files, needed once.
       search_fraction: share of the official training part that becomes `search`, stratified.
-      search_size: the same as a number of images; goes before `search_fraction`.
-      seed: of the search split, which is a pure function of the labels, size and seed.
+      seed: of the search split, which is a pure function of the labels, the share and the seed.
       test_split: name of the official part to test on; None for "test", and for "imagenet2012", whose test
         images have no published labels, for "validation".
-      in_memory: False reads images on demand through the random-access source, for datasets
-        that don't fit; labels are always in memory.
       image_size: height and width in pixels to which images of many sizes are decoded.
       workers: processes that decode them; 0 for none, None for as many as there are processors.
 
@@ -104,25 +100,19 @@ def load(
       FileNotFoundError: the dataset is not prepared; the message says how to.
     """
     builder = open_prepared(name, data_dir, source_dir)
+    check_prepared(name, builder.info, ("image", "label"), ("train",))
     image_shape = _image_shape(name, builder.info.features, image_size)
     if test_split is None:
         test_split = "validation" if name.startswith("imagenet2012") else "test"
-    for official in ("train", test_split):
-        if official not in builder.info.splits:
-            raise ValueError(
-                f"{name} has no split {official!r}, only {', '.join(sorted(builder.info.splits))}"
-                + ("" if official == "train" else "; name one of them as test_split")
-            )
+    check_prepared(name, builder.info, (), (test_split,), "; name one of them as test_split")
     if test_split == "train":
         raise ValueError("test_split must be another one than 'train'")
 
     if image_size is None:
-        read = functools.partial(_read, builder, image_shape=image_shape, in_memory=in_memory)
+        read = functools.partial(_read, builder, image_shape=image_shape)
     else:
         read = functools.partial(_encoded, builder, image_shape=image_shape, pool=decoding_pool(workers))
     images, labels = read("train")
-    if search_size is not None:
-        search_fraction = search_size / len(labels)
     rows = hold_out(labels, {"search": search_fraction}, seed, name)
     splits = {role: Split(role, {"image": select(images, part)}, labels[part]) for role, part in rows.items()}
     gone = sorted(set(labels.tolist()) - set(splits["train"].labels.tolist()))
@@ -135,18 +125,14 @@ def load(
     images, labels = read(test_split)
     splits["test"] = Split("test", {"image": images}, labels)
 
-    feature = builder.info.features["label"]
-    classes = getattr(feature, "names", None)
-    if classes is None:
-        labels = [split.labels.max() for split in splits.values()]
-        classes = map(str, range(getattr(feature, "num_classes", None) or int(max(labels)) + 1))
+    classes = class_names(builder.info, [split.labels for split in splits.values()])
     if name.startswith("imagenet2012"):
         from jaxnas.data import imagenet
 
         mean, std = imagenet.MEAN, imagenet.STD
     else:
         mean, std, _ = moments(splits["train"].images)
-    return Dataset(name=name, classes=tuple(classes), mean=mean, std=std, **splits)
+    return Dataset(name=name, classes=classes, mean=mean, std=std, **splits)
 
 
 def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str | os.PathLike | None) -> Any:
@@ -175,19 +161,18 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     if root.exists() and not root.is_dir():
         raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None
-    if name in builders.BUILDERS:
-        if name == "digits" or source_dir is not None:
-            ours = builders.prepare(name, root, source_dir)
-        else:
-            ours = builders.prepared_path(name, root)
-        builder = None if ours is None else tfds.builder_from_directory(ours)
+    if name in builders.BUILDERS and (ours := builders.prepare(name, root, source_dir)) is not None:
+        builder = tfds.builder_from_directory(ours)
     if builder is None:
         with contextlib.suppress(tfds.core.DatasetNotFoundError):
             builder = read_only_builder.builder_from_files(name, data_dir=root)
     if builder is not None and builder.info.file_format.value == "array_record":
         return builder
     if builder is None and name in builders.BUILDERS:
-        builders.prepare(name, root, source_dir)  # Says which files are missing.
+        raise FileNotFoundError(
+            f"{name} is not prepared in {root}: name the folder with its files (source_dir)."
+            f" {builders.BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS}"
+        )
     known = {*builders.BUILDERS, *tfds.list_builders(with_community_datasets=False)}
     if builder is None and base not in known:
         near = difflib.get_close_matches(base, sorted(known), 1)
@@ -205,13 +190,45 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     )
 
 
+def check_prepared(
+    name: str, info: Any, features: Sequence[str], splits: Sequence[str], hint: str = ""
+) -> None:
+    """Checks that a prepared data set has what it is read for.
+
+    Args:
+      name: of the data set.
+      info: TFDS's, of it.
+      features: what its examples need to have.
+      splits: the parts that it needs to have.
+      hint: what to do about one that it does not have, for the message.
+
+    Raises:
+      ValueError: it has no such feature or split.
+    """
+    for kind, wanted, found in (("feature", features, info.features), ("split", splits, info.splits)):
+        if missing := sorted(set(wanted) - set(found)):
+            raise ValueError(
+                f"{name} has no {kind} {' and '.join(map(repr, missing))}, only"
+                f" {', '.join(sorted(found))}{hint}"
+            )
+
+
+def examples(source: Any) -> Iterator[dict[str, Any]]:
+    """All examples of a random-access source of TFDS in their order."""
+    for start in range(0, len(source), _CHUNK):
+        yield from source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
+
+
+def class_names(info: Any, labels: Iterable[np.ndarray]) -> tuple[str, ...]:
+    """The names of the classes of a prepared data set; where it has none, the numbers of these labels."""
+    feature = info.features["label"]
+    if (names := getattr(feature, "names", None)) is not None:
+        return tuple(names)
+    count = getattr(feature, "num_classes", None) or 1 + max(int(array.max()) for array in labels)
+    return tuple(map(str, range(count)))
+
+
 def _image_shape(name: str, features: Any, size: int | None) -> tuple[int, int, int]:
-    missing = {"image", "label"} - set(features)
-    if missing:
-        raise ValueError(
-            f"{name} has no feature {' and '.join(map(repr, sorted(missing)))}, only"
-            f" {', '.join(sorted(features))}"
-        )
     shape, dtype = features["image"].shape, np.dtype(features["image"].np_dtype)
     if (
         len(shape) != 3
@@ -233,22 +250,12 @@ def _image_shape(name: str, features: Any, size: int | None) -> tuple[int, int, 
     return size, size, shape[2]
 
 
-def _read(
-    builder: Any, split: str, *, image_shape: tuple[int, int, int], in_memory: bool
-) -> tuple[np.ndarray | SourceImages, np.ndarray]:
+def _read(builder: Any, split: str, *, image_shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a part of a data set."""
     source = builder.as_data_source(split=split)
-    n = len(source)
-    labels = np.empty(n, np.int32)
-    images = np.empty((n, *image_shape), np.uint8) if in_memory else None
-    for start in range(0, n, _CHUNK):
-        rows = range(start, min(start + _CHUNK, n))
-        for i, example in zip(rows, source.__getitems__(list(rows)), strict=True):
-            labels[i] = example["label"]
-            if images is not None:
-                images[i] = example["image"]
-    if images is None:
-        return SourceImages(source, np.arange(n), image_shape), labels
+    images, labels = np.empty((len(source), *image_shape), np.uint8), np.empty(len(source), np.int32)
+    for i, example in enumerate(examples(source)):
+        images[i], labels[i] = example["image"], example["label"]
     return images, labels
 
 
@@ -263,10 +270,7 @@ def _encoded(
     labels = files.read_arrays(kept)["labels"] if kept.is_file() else np.empty(0, np.int32)
     if len(labels) != n:
         logging.info("Gathering the labels of %d images in %s", n, builder.data_path)
-        chunks = (range(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK))
-        labels = np.array(
-            [example["label"] for rows in chunks for example in source.__getitems__(list(rows))], np.int32
-        )
+        labels = np.array([example["label"] for example in examples(source)], np.int32)
         try:
             files.write_arrays(kept, {"labels": labels})
         except OSError as error:
@@ -281,7 +285,7 @@ def moments(images: np.ndarray | SourceImages) -> tuple[np.ndarray, np.ndarray, 
     The standard deviation of a channel that is constant is given as 1. Images that have to be decoded are
     represented by 2,048 of them, always the same ones.
     """
-    if on_demand(images):
+    if isinstance(images, SourceImages):
         images = select(images, np.sort(permutation(len(images), seed=0)[:_SAMPLE]))
     at_once = max(1, min(_CHUNK, 2**24 // math.prod(images.shape[1:])))  # they become float64
     count = 0

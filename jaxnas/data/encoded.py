@@ -16,13 +16,12 @@ import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from jaxnas import executors
-from jaxnas.data.splits import SourceImages
 
 ATTEMPTS = 10  # Boxes that are drawn until one lies in the image.
 _CHUNK = 4  # Images that a worker decodes at a time.
@@ -183,11 +182,6 @@ def _in_turn(pool: concurrent.futures.Executor, given: Iterator[tuple]) -> Itera
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def on_demand(images: Any) -> TypeGuard[SourceImages]:
-    """Whether the images of a split are decoded on demand."""
-    return isinstance(images, SourceImages) and isinstance(images.source, Decoder)
 
 
 def decoding_pool(workers: int | None) -> concurrent.futures.Executor | None:

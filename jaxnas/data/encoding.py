@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxnas.checks import check_counts
 from jaxnas.data.vocabulary import (
-    END_OF_LINE,
     UNKNOWN,
     ByteVocabulary,
     SymbolVocabulary,
     Vocabulary,
     WordVocabulary,
+    word_vocabulary,
 )
 
 KINDS = ("words", "english", "bytes", "symbols")
@@ -56,10 +57,7 @@ class Encoding:
         for name, options in (("tokens", KINDS), ("keep", ("start", "end"))):
             if (value := getattr(self, name)) not in options:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}.")
-        for name in ("length", "max_words"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1.")
+        check_counts(self, "length", "max_words", none=True)
         if self.max_words is not None and self.tokens not in ("words", "english"):
             raise ValueError(f"max_words is {self.max_words}, and tokens={self.tokens!r} are no words.")
 
@@ -82,7 +80,7 @@ class Encoding:
             symbols = sorted(words)
             counts = np.array([0, *(words[symbol] for symbol in symbols)], np.int64)
             return SymbolVocabulary(counts=counts, words=(PADDING, *symbols))
-        return _word_vocabulary(words, self.max_words)
+        return word_vocabulary(words, self.max_words)
 
     def encode(
         self, texts: Sequence[Parts], vocabulary: Vocabulary, length: int, what: str
@@ -123,15 +121,3 @@ def count_unknown(rows: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> int
         return 0
     [number] = vocabulary.encode(UNKNOWN)
     return int(((rows["tokens"] == number) & rows["mask"]).sum())
-
-
-def _word_vocabulary(counts: collections.Counter[str], most: int | None) -> WordVocabulary:
-    """Words by decreasing frequency, and the two that every vocabulary has."""
-    for word in (UNKNOWN, END_OF_LINE):
-        counts.setdefault(word, 0)
-    kept = dict(counts.most_common(most))
-    lost = sum(counts.values()) - sum(kept.values())
-    for word in (UNKNOWN, END_OF_LINE):
-        kept.setdefault(word, counts[word])
-    kept[UNKNOWN] += lost
-    return WordVocabulary(counts=np.array(list(kept.values()), np.int64), words=tuple(kept))

@@ -8,11 +8,11 @@ by level, thousands at a time.
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Iterator
 
 import numpy as np
 
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.encoding import PADDING, Encoding
 from jaxnas.data.sentences import Sentences
 from jaxnas.data.splits import Split, uniform
@@ -56,15 +56,11 @@ class ListOps:
     name = "listops"
 
     def __post_init__(self) -> None:
-        least = dict(examples=1, search_examples=1, test_examples=1, max_depth=1, max_args=2, min_length=0)
-        least |= dict(max_length=self.min_length + 2, seed=0)
-        for name, low in least.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < low:
-                raise ValueError(f"ListOps: {name} is {value!r}, expected a whole number of at least {low}.")
-        share = self.operation_probability
-        if not isinstance(share, numbers.Real) or not 0 < share <= 1:
-            raise ValueError(f"ListOps: operation_probability is {share!r}, expected above 0 and at most 1.")
+        check_counts(self, "examples", "search_examples", "test_examples", "max_depth")
+        check_counts(self, "max_args", least=2)
+        check_counts(self, "min_length", "seed", least=0)
+        check_counts(self, "max_length", least=self.min_length + 2)
+        check_numbers(self, "operation_probability", above=0, most=1)
 
 
 def listops(rule: ListOps) -> Sentences:

@@ -25,9 +25,9 @@ _SPLIT = {"train": "idx_train", "search": "idx_val", "test": "idx_test"}
 class Graphs:
     """G graphs of N nodes and E directed edges each; smaller ones are filled up.
 
-    An edge leads from a source to a target, and an edge without a direction is two. No edge leads from a
-    node to itself, and none is there twice. The roles are of nodes: within one graph (transductive), or
-    each of whole graphs (inductive).
+    An edge leads from a source to a target, and an edge without a direction is two. No edge is there twice,
+    and none leads from a node to itself: an operation that looks at the node itself adds those. The roles are
+    of nodes: within one graph (transductive), or each of whole graphs (inductive).
 
     Args:
       name: of the data.
@@ -38,9 +38,6 @@ class Graphs:
       node_mask: bool [G, N], likewise.
       labels: int32 [G, N], -1 for a node without a label.
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
-      duplicates: edges that were given more than once, and are there once.
-      self_loops: edges from a node to itself that were given, and are left out. An operation that looks
-        at the node itself adds them.
 
     Raises:
       ValueError: roles that overlap or have nodes without a label, or a class that no node to train on has.
@@ -54,8 +51,6 @@ class Graphs:
     node_mask: np.ndarray
     labels: np.ndarray
     roles: Mapping[str, np.ndarray]
-    duplicates: int = 0
-    self_loops: int = 0
 
     def __post_init__(self):
         for name in ("features", "edges", "edge_mask", "node_mask", "labels"):
@@ -328,8 +323,6 @@ def _joined(
         node_mask=_stacked([np.ones(len(graph.labels), bool) for graph in graphs], nodes),
         labels=labels,
         roles=roles,
-        duplicates=duplicates,
-        self_loops=self_loops,
     )
 
 

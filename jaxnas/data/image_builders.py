@@ -1,12 +1,10 @@
 """TFDS builders that prepare images as array_record, without TensorFlow and offline."""
 
-import gzip
 import json
 import math
 import os
 import pathlib
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -15,6 +13,7 @@ from PIL import Image
 
 from jaxnas.data import splits
 from jaxnas.data.offline_builder import OfflineBuilder
+from jaxnas.data.source_files import check_there, find_source, read_bytes
 
 # fmt: off
 FASHION_CLASSES = (
@@ -47,10 +46,10 @@ Arrays = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 
 def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
-    """Reads an IDX file of unsigned bytes, plain or compressed by gzip.
+    """Reads an IDX file of unsigned bytes, plain or compressed; see `read_bytes`.
 
     Args:
-      path: the file; the content decides whether it is compressed, not the name.
+      path: of the file.
       ndim: expected number of axes, 3 for images and 1 for labels.
 
     Returns:
@@ -60,20 +59,13 @@ def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
       ValueError: not such a file, or truncated; the message says which file, what was expected
         and what was found.
     """
-    data = pathlib.Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(
-                f"{path}: truncated or corrupt gzip file of {len(data)} bytes ({error}); copy it again"
-            ) from error
+    data = read_bytes(path)
     magic = bytes([0, 0, 8, ndim])
     header = 4 + 4 * ndim
     if data[:4] != magic:
         raise ValueError(
             f"{path}: not an IDX file of bytes with {ndim} axes: expected it to begin with"
-            f" {magic.hex(' ')}, found {data[:4].hex(' ') or 'nothing'}"
+            f" {magic.hex(' ')}, found {data[:4].hex(' ')}"
         )
     if len(data) < header:
         raise ValueError(f"{path}: truncated: its header has {len(data)} of {header} bytes")
@@ -84,27 +76,6 @@ def read_idx(path: str | os.PathLike, ndim: int) -> np.ndarray:
             f" {len(data) - header}; copy it again"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def find_idx(folder: str | os.PathLike, name: str, where: str) -> pathlib.Path:
-    """Returns the path of an IDX file, e.g. of name "train-images-idx3-ubyte".
-
-    Found are also the spelling "train-images.idx3-ubyte" and compressed files (".gz").
-
-    Args:
-      folder: where to look.
-      name: of the file.
-      where: a sentence that says where the file is had.
-
-    Raises:
-      FileNotFoundError: none of these is in the folder.
-    """
-    folder = pathlib.Path(folder)
-    dotted = name.replace("-idx", ".idx")
-    for candidate in (name, f"{name}.gz", dotted, f"{dotted}.gz"):
-        if (folder / candidate).is_file():
-            return folder / candidate
-    raise FileNotFoundError(f"{folder} has no file {name} or {name}.gz. {where}")
 
 
 def read_records(path: pathlib.Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -244,8 +215,10 @@ class FashionMnist(Mnist, skip_registration=True):
 
 
 def _read_pair(folder: str | os.PathLike, prefix: str, where: str) -> tuple[np.ndarray, np.ndarray]:
-    images_path = find_idx(folder, f"{prefix}-images-idx3-ubyte", where)
-    labels_path = find_idx(folder, f"{prefix}-labels-idx1-ubyte", where)
+    images_path, labels_path = (
+        find_source(folder, (f"{prefix}-{name}", f"{prefix}-{name.replace('-', '.', 1)}"), where)
+        for name in ("images-idx3-ubyte", "labels-idx1-ubyte")  # Both spellings are in use.
+    )
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != (28, 28):
         raise ValueError(f"{images_path}: expected images of 28 x 28, found {images.shape[1:]}")
@@ -275,7 +248,7 @@ class Cifar10(_Arrays, skip_registration=True):
 
 def _read_cifar_png(folder: pathlib.Path) -> Arrays:
     batches = {"train": [f"data_batch_{i}.png" for i in range(1, 6)], "test": ["test_batch.png"]}
-    _check_there(folder, [*batches["train"], "train_lables.json", "test_lables.json"], CIFAR10_WHERE)
+    check_there(folder, [*batches["train"], "train_lables.json", "test_lables.json"], CIFAR10_WHERE)
     arrays = {}
     for split, names in batches.items():
         images = np.concatenate([read_rows(folder / name) for name in names])
@@ -286,12 +259,6 @@ def _read_cifar_png(folder: pathlib.Path) -> Arrays:
             )
         arrays[split] = images, labels
     return arrays
-
-
-def _check_there(folder: pathlib.Path, names: list[str], where: str) -> None:
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
 
 
 class Cifar100(_Arrays, skip_registration=True):
@@ -312,7 +279,7 @@ class Cifar100(_Arrays, skip_registration=True):
 def _read_cifar(
     folder: pathlib.Path, names: Mapping[str, list[str]], label_bytes: int, num_classes: int, where: str
 ) -> Arrays:
-    _check_there(folder, [name for part in names.values() for name in part], where)
+    check_there(folder, [name for part in names.values() for name in part], where)
     arrays = {}
     for split, part in names.items():
         images, labels = zip(

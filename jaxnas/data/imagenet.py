@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 
 from jaxnas import files
 from jaxnas.data.offline_builder import OfflineBuilder
+from jaxnas.data.source_files import check_there
 
 WHERE = (
     "They are ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of ImageNet's task 1 and 2 of 2012, as they"
@@ -59,9 +60,7 @@ class Imagenet2012(OfflineBuilder, skip_registration=True):
           ValueError: one is another than the published one.
         """
         folder = pathlib.Path(folder)
-        missing = [name for name in ARCHIVES if not (folder / name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {WHERE}")
+        check_there(folder, ARCHIVES, WHERE)
         for name, (size, expected) in ARCHIVES.items():
             if (found := (folder / name).stat().st_size) != size:
                 raise ValueError(

@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from jaxnas.data.roles import ROLES
+from jaxnas.data.roles import Parts
 from jaxnas.data.splits import Split, hold_out, select
 
 _SHOWN = 5  # Names of classes in a message.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Labelled:
-    """Labelled examples in disjoint splits.
+class Labelled(Parts[Split]):
+    """Labelled examples in disjoint splits; see `Parts`.
 
     Args:
-      name: of the data.
-      train: to train on, without the other splits.
-      search: compares architectures in a search; None if nothing was held out.
-      validation: watches networks that are trained; None for none.
-      test: for the networks that were chosen.
       classes: the name of each label.
 
     Raises:
-      ValueError: a split in the place of another, or a label that is no class.
+      ValueError: a label that is no class, or as `Parts`.
     """
 
-    name: str
-    train: Split
-    search: Split | None = None
-    validation: Split | None = None
-    test: Split
     classes: tuple[str, ...]
 
     def __post_init__(self):
+        super().__post_init__()
         for role, split in self.splits.items():
-            split.require(role)
             if (largest := split.labels.max()) >= len(self.classes):
                 raise ValueError(
                     f"{self.name}: the {role} split has the label {largest}, and there are"
                     f" {len(self.classes)} classes, numbered from 0"
                 )
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        """The splits that there are, by role."""
-        splits = {role: getattr(self, role) for role in ROLES}
-        return {role: split for role, split in splits.items() if split is not None}
-
-    def whole(self) -> Self:
-        """The data whose training examples include those that were held out for a search."""
-        if self.search is None:
-            return self
-        return dataclasses.replace(self, train=self.train.join(self.search), search=None)
 
     @property
     def num_classes(self) -> int:
@@ -136,9 +114,14 @@ def make_splits(
       classes: names of the labels.
 
     Raises:
-      ValueError: shares out of range, or a class of which "train" or a role that is held out of it gets
-        nothing.
+      ValueError: shares out of range, nothing for the test, or a class of which "train" or a role that is
+        held out of it gets nothing.
     """
+    if "test" not in given and not fractions["test"] > 0:
+        raise ValueError(
+            f"{what}: test_fraction is {fractions['test']} and nothing is given for the test, on which"
+            " chosen networks are measured. Give examples for it, or a test_fraction of 0.2, say."
+        )
     inputs, labels = given["train"]
     wanted = {role: fraction for role, fraction in fractions.items() if role not in given}
     rows = hold_out(labels, wanted, seed, what)

@@ -49,11 +49,6 @@ def from_texts(
     encoding = Encoding(tokens=tokens, length=length, max_words=max_words, keep=keep)
     if (test_texts is None) != (test_labels is None):
         raise ValueError("from_texts: give test_texts and test_labels, or none of the two.")
-    if test_texts is None and not test_fraction > 0:
-        raise ValueError(
-            f"from_texts: test_fraction is {test_fraction} and no test texts are given; chosen networks are "
-            "measured on them, so there must be some."
-        )
     given = {}
     for role, own, its_labels in (("train", texts, labels), ("test", test_texts, test_labels)):
         if own is None and role == "test":
@@ -115,11 +110,6 @@ def from_tsv(
     name = name or as_path(path).name
     if isinstance(text, str) != isinstance(label, str):
         raise ValueError(f"from_tsv: text={text!r} and label={label!r}; name both columns, or number both.")
-    if test is None and not test_fraction > 0:
-        raise ValueError(
-            f"from_tsv: test_fraction is {test_fraction} and no test file is given; chosen networks are "
-            "measured on the test rows, so there must be some."
-        )
     recipe = Encoding(tokens=tokens, length=length, max_words=max_words, keep=keep)
     given = {}
     for role, file in (("train", path), ("test", test)):

@@ -98,11 +98,6 @@ def from_folder(
         given[role] = select(images, kept), np.array(labels, np.int32)[rows[kept] - start]
         start += len(paths)
     fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
-    if "test" not in given and not test_fraction > 0:
-        raise ValueError(
-            f"{root}: test_fraction is {test_fraction} and there is no folder test/; chosen networks are "
-            "measured on the test images, so there must be some."
-        )
     return image_dataset(name or root.resolve().name, str(root), given, classes, fractions, seed)
 
 

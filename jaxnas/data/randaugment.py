@@ -33,7 +33,7 @@ def randaugment(
     count: int = 2,
     deviation: float = 0.5,
     probability: float = 0.5,
-    fill: float | jax.Array = 128.0,
+    fill: jax.typing.ArrayLike = 128.0,
 ) -> jax.Array:
     """Applies some random operations to each image, one after another.
 
@@ -76,7 +76,7 @@ def randaugment(
 
 
 def operate(
-    image: jax.Array, operation: jax.Array, level: jax.Array, sign: jax.Array, fill: float | jax.Array
+    image: jax.Array, operation: jax.Array, level: jax.Array, sign: jax.Array, fill: jax.typing.ArrayLike
 ) -> jax.Array:
     """Applies one operation to an image.
 
@@ -122,7 +122,7 @@ def _matrices(image: jax.Array, strength: jax.Array) -> jax.Array:
     return jnp.array(rows, jnp.float32)
 
 
-def _moved(image: jax.Array, matrix: jax.Array, fill: float | jax.Array) -> jax.Array:
+def _moved(image: jax.Array, matrix: jax.Array, fill: jax.typing.ArrayLike) -> jax.Array:
     """The image whose pixels are taken from other places, between pixels by bilinear interpolation."""
     height, width, _ = image.shape
     rows, columns = (

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from absl import logging
 
+from jaxnas.data.datasets import check_prepared, class_names, examples, open_prepared
 from jaxnas.data.encoding import Encoding, Parts, count_unknown
 from jaxnas.data.labelled import Labelled, make_splits, number_labels
 from jaxnas.data.roles import ROLES
@@ -17,7 +18,6 @@ from jaxnas.data.splits import Split
 from jaxnas.data.vectors import Vectors, read_vectors
 from jaxnas.data.vocabulary import Vocabulary, WordVocabulary
 
-_CHUNK = 4096  # Records read at a time.
 # Sets whose texts are parted already as their authors mean it. Others are English prose.
 _PARTED = {"sst5": "words", "sst2": "words", "listops": "symbols"}
 
@@ -152,17 +152,14 @@ def load_sentences(
             " would have been trained on parts of those that are held out. Leave search_fraction out, and the"
             " development part is for the search."
         )
-    # Imported here: those who bring their own texts don't need images.
-    from jaxnas.data.datasets import open_prepared
-
     builder = open_prepared(name, data_dir, source_dir)
-    _check_parts(name, builder.info, phrases)
+    check_prepared(name, builder.info, ("text", "label"), ("train", "test"))
+    if phrases and "phrases" not in builder.info.splits:
+        found = ", ".join(sorted(builder.info.splits))
+        raise ValueError(f"{name} has no labelled phrases, only {found}; phrases=True is for sst5 and sst2.")
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
     read = {role: _read(builder, part) for role, part in official.items() if part in builder.info.splits}
-    feature = builder.info.features["label"]
-    classes = getattr(feature, "names", None)
-    if classes is None:
-        classes = tuple(map(str, range(1 + max(int(labels.max()) for _, labels in read.values()))))
+    classes = class_names(builder.info, [labels for _, labels in read.values()])
     development = "validation" in read and search_fraction is None
     if development:
         read["search"] = read.pop("validation")
@@ -253,25 +250,7 @@ def _parts(encoding: Encoding, texts: Sequence[str], what: str) -> np.ndarray:
     return parts
 
 
-def _check_parts(name: str, info: Any, phrases: bool) -> None:
-    """Raises ValueError for a prepared dataset that is not texts with labels."""
-    if missing := {"text", "label"} - set(info.features):
-        raise ValueError(
-            f"{name} has no feature {' and '.join(map(repr, sorted(missing)))}, only"
-            f" {', '.join(sorted(info.features))}"
-        )
-    found = ", ".join(sorted(info.splits))
-    if missing := {"train", "test"} - set(info.splits):
-        raise ValueError(f"{name} has no split {' and '.join(map(repr, sorted(missing)))}, only {found}")
-    if phrases and "phrases" not in info.splits:
-        raise ValueError(f"{name} has no labelled phrases, only {found}; phrases=True is for sst5 and sst2.")
-
-
 def _read(builder: Any, part: str) -> tuple[list[str], np.ndarray]:
     """The texts and the labels int32 [n] of a prepared part."""
-    source = builder.as_data_source(split=part)
-    examples: list[Any] = []
-    for start in range(0, len(source), _CHUNK):
-        examples += source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
-    texts = [example["text"].decode() for example in examples]
-    return texts, np.array([example["label"] for example in examples], np.int32)
+    read = [(x["text"].decode(), x["label"]) for x in examples(builder.as_data_source(split=part))]
+    return [text for text, _ in read], np.array([label for _, label in read], np.int32)

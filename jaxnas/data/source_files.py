@@ -9,6 +9,7 @@ import os
 import pathlib
 import zipfile
 import zlib
+from collections.abc import Iterable
 
 from jaxnas import files
 
@@ -46,7 +47,7 @@ def read_bytes(path: str | os.PathLike) -> bytes:
             f"{path}: truncated or corrupt {kind} of {size} bytes ({error}); copy it again"
         ) from error
     if not data:
-        raise ValueError(f"{path}: expected text, found an empty {kind}; copy it again")
+        raise ValueError(f"{path}: expected some content, found an empty {kind}; copy it again")
     return data
 
 
@@ -105,6 +106,12 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
     raise FileNotFoundError(
         f"{folder} has no file {' or '.join(names)}, plain or with .xz, .gz or .zip after its name. {where}"
     )
+
+
+def check_there(folder: pathlib.Path, names: Iterable[str], where: str) -> None:
+    """Raises FileNotFoundError if some of the files are not in a folder; `where` says where they are had."""
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
 
 
 def read_text(path: str | os.PathLike, encoding: str = "utf-8") -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.roles import check_role, read_only, require_role
+from jaxnas.data.roles import check_role, read_only
 
 # Draws of a seed, none of which shares its random bits with an epoch of the batches.
 _STREAMS = {"search": 2**64 - 1, "test": 2**64 - 2, "validation": 2**64 - 3}
@@ -114,12 +114,12 @@ def hold_out(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SourceImages:
-    """Images read on demand from a random-access source, e.g. of `tfds.data_source`.
+    """Images that are decoded on demand.
 
     Indexing with an int array [b] reads these images: uint8 [b, H, W, C].
 
     Args:
-      source: has `__getitems__(list of int)`, which gives examples with an "image", such as a `Decoder`.
+      source: a `Decoder`, whose `__getitems__(list of int)` gives examples with an "image".
       rows: int64 [n], which examples of the source are ours.
       image_shape: (H, W, C).
     """
@@ -168,9 +168,6 @@ def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages)
 class Split:
     """Labelled examples that know what they may be used for.
 
-    Whoever scores architectures for a search calls `split.require("search")` first, and whoever
-    trains calls `split.require("train")`; so the test split cannot reach either by accident.
-
     Args:
       role: "train", "search", "validation" or "test".
       inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
@@ -215,15 +212,6 @@ class Split:
     def images(self) -> np.ndarray | SourceImages:
         """The images [n, H, W, C] of a split of images."""
         return self.inputs["image"]
-
-    def require(self, *roles: str) -> "Split":
-        """Returns the split itself if it has one of the roles.
-
-        Raises:
-          ValueError: it has another role.
-        """
-        require_role("split", self.role, roles)
-        return self
 
     def take(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Reads some examples: the inputs [b, ...] by name and "label" int32 [b], for rows int [b]."""

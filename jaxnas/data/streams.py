@@ -24,7 +24,7 @@ class ContiguousBatches:
       shard: (index, count): this process takes the index-th of count equal parts of the rows.
       seed: from 0 to 2**64 - 1: each epoch starts at a random place of the stream and goes on
         at its beginning when it comes to its end; so rows and their pieces are cut elsewhere
-        in each epoch. None starts each epoch at the beginning.
+        in each epoch.
 
     Raises:
       ValueError: rows longer than the stream, or not divisible by the shards, or the like.
@@ -34,7 +34,7 @@ class ContiguousBatches:
     batch_size: int
     length: int
     shard: tuple[int, int] = (0, 1)
-    seed: int | None = None
+    seed: int = 0
 
     def __post_init__(self):
         _check_sizes(self.stream, self.batch_size, self.length)
@@ -55,8 +55,8 @@ class ContiguousBatches:
                 f"a batch of {self.batch_size} rows cannot be shared by {count} processes; choose a"
                 f" multiple of {count}"
             )
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed must be None or in [0, 2**64), got {self.seed}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -100,8 +100,6 @@ class ContiguousBatches:
 
     def _offset(self, epoch: int) -> int:
         """Returns where in the stream an epoch starts."""
-        if self.seed is None:
-            return 0
         # NumPy promises stable raw bits of a bit generator, but not of Generator.integers.
         bits = np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
         return int(bits.random_raw()) % len(self.stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -13,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from jaxnas.data.corpus import Corpus, Stream
+from jaxnas.data.datasets import check_prepared, examples, open_prepared
 from jaxnas.data.vocabulary import (
-    END_OF_LINE,
-    UNKNOWN,
     ByteVocabulary,
+    PieceVocabulary,
     Vocabulary,
-    WordVocabulary,
     learn_pieces,
     split_words,
+    word_vocabulary,
 )
 
-_CHUNK = 4096  # Records read at a time.
 _SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
 # Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
 # a blank line on both sides: rows of tables may look like one, but for that.
@@ -75,9 +75,6 @@ def load_text(
     """
     check_fraction("search_fraction", search_fraction)
     number_of_pieces(tokenizer)
-    # Imported here: those who bring their own text don't need images.
-    from jaxnas.data.datasets import open_prepared
-
     builder = open_prepared(name, data_dir, source_dir)
     _check(name, builder.info)
     texts = {split: _read(builder, name, split) for split in ("train", "validation", "test")}
@@ -110,36 +107,28 @@ def make_corpus(
       ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
       ImportError: sub-words without the package sentencepiece.
     """
-    vocabulary: Vocabulary
     texts, pieces = dict(texts), number_of_pieces(tokenizer)
     official = texts["train"].content
     if tokenizer == "byte":
-        vocabulary = ByteVocabulary(counts=np.zeros(256, np.int64))
+        vocabulary = ByteVocabulary(counts=_count(np.frombuffer(official, np.uint8), 256))
     elif pieces:
         vocabulary = learn_pieces(name, official, pieces, folder)
     else:
-        words = split_words(official.decode())
-        found = tuple(dict.fromkeys([*words, UNKNOWN, END_OF_LINE]))
-        vocabulary = WordVocabulary(counts=np.zeros(len(found), np.int64), words=found)
+        vocabulary = word_vocabulary(collections.Counter(split_words(official.decode())))
 
     if search_fraction:
         texts["train"], texts["search"] = hold_out_end(name, texts["train"], "search", search_fraction)
     tokens, documents = {}, {}
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
-    counts = _count(tokens["train"], vocabulary.size)
-    if "search" in tokens:
-        counts += _count(tokens["search"], vocabulary.size)
-    vocabulary, order = vocabulary.by_frequency(counts)
-    if tokenizer != "byte":  # Bytes keep their numbers, and there are many of them.
-        rank = np.empty(len(order), np.int32)
-        rank[order] = np.arange(len(order), dtype=np.int32)
-        tokens = {role: rank[ids] for role, ids in tokens.items()}
+    if isinstance(vocabulary, PieceVocabulary):  # They are counted in the text as it is cut.
+        counts = np.sum([_count(tokens[role], pieces) for role in ("train", "search") if role in tokens], 0)
+        vocabulary, number = vocabulary.by_frequency(counts)
+        tokens = {role: number[ids] for role, ids in tokens.items()}
     streams = {
         role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
     }
-    search = streams.pop("search", None)
-    return Corpus(name=name, vocabulary=vocabulary, search=search, **streams)
+    return Corpus(name=name, vocabulary=vocabulary, **streams)
 
 
 def check_fraction(name: str, fraction: float) -> None:
@@ -195,28 +184,18 @@ class Text:
 
 
 def _check(name: str, info: Any) -> None:
-    if "text" not in set(info.features):
-        raise ValueError(f"{name} has no feature 'text', only {', '.join(sorted(info.features))}")
+    splits = ("train", "validation", "test")
+    check_prepared(name, info, ("text",), splits, "; prepare one that has train, validation and test")
     feature = info.features["text"]
     if feature.shape != () or np.dtype(feature.np_dtype) != object:
         raise ValueError(
             f"{name}: the feature 'text' must be one string, got {np.dtype(feature.np_dtype)}"
             f" {list(feature.shape)}"
         )
-    missing = {"train", "validation", "test"} - set(info.splits)
-    if missing:
-        raise ValueError(
-            f"{name} has no split {' and '.join(map(repr, sorted(missing)))}, only"
-            f" {', '.join(sorted(info.splits))}; prepare one that has train, validation and test"
-        )
 
 
 def _read(builder: Any, name: str, split: str) -> Text:
-    source = builder.as_data_source(split=split)
-    records: list[bytes] = []
-    for start in range(0, len(source), _CHUNK):
-        rows = range(start, min(start + _CHUNK, len(source)))
-        records += [example["text"] for example in source.__getitems__(list(rows))]
+    records = [example["text"] for example in examples(builder.as_data_source(split=split))]
     if builder.name in _STARTS:
         content = b"".join(records)
         pattern = _STARTS[builder.name]

@@ -95,21 +95,9 @@ class Vocabulary(abc.ABC):
     def _decode(self, tokens: np.ndarray) -> str:
         """Returns the text of tokens that are all in range."""
 
-    def by_frequency(self, counts: np.ndarray) -> tuple["Vocabulary", np.ndarray]:
-        """Returns the vocabulary with its tokens in order of decreasing counts, and that order.
-
-        Args:
-          counts: int64 [size], of each token as it is numbered now.
-
-        Returns:
-          The vocabulary, whose token k was `order[k]`; and the order, int64 [size].
-        """
-        order = np.argsort(-counts, kind="stable")  # Ties keep their order.
-        return dataclasses.replace(self, **self._reordered(order), counts=counts[order]), order
-
-    def _reordered(self, order: np.ndarray) -> dict[str, Any]:
-        assert self.words is not None
-        return {"words": tuple(self.words[i] for i in order.tolist())}
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words or ())}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -131,10 +119,6 @@ class ByteVocabulary(Vocabulary):
     def _decode(self, tokens: np.ndarray) -> str:
         return tokens.astype(np.uint8).tobytes().decode(errors="replace")
 
-    def by_frequency(self, counts: np.ndarray) -> tuple[Vocabulary, np.ndarray]:
-        """Returns the same bytes with these counts, and their order as it is."""
-        return dataclasses.replace(self, counts=counts), np.arange(256)
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class WordVocabulary(Vocabulary):
@@ -154,10 +138,6 @@ class WordVocabulary(Vocabulary):
         if len(self._ids) != self.size:
             [(word, times)] = collections.Counter(self.words).most_common(1)
             raise ValueError(f"each word must occur once, got {word!r} {times} times")
-
-    @functools.cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: i for i, word in enumerate(self.words or ())}
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the words of a text, int32 [n]; an unfinished last line has no `<eos>`."""
@@ -207,8 +187,20 @@ class PieceVocabulary(Vocabulary):
     def _decode(self, tokens: np.ndarray) -> str:
         return self._processor.decode(self.order[tokens].tolist())
 
-    def _reordered(self, order: np.ndarray) -> dict[str, Any]:
-        return super()._reordered(order) | {"order": self.order[order]}
+    def by_frequency(self, counts: np.ndarray) -> tuple["PieceVocabulary", np.ndarray]:
+        """Returns the sub-words in order of decreasing counts, and how they are numbered now.
+
+        Args:
+          counts: int64 [size], of each token as it was numbered.
+
+        Returns:
+          The vocabulary; and the new number of each token, int32 [size].
+        """
+        assert self.words is not None
+        order = np.argsort(-counts, kind="stable")  # Ties keep their order.
+        words = tuple(self.words[i] for i in order.tolist())
+        new = dataclasses.replace(self, words=words, order=self.order[order], counts=counts[order])
+        return new, np.argsort(order).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -223,10 +215,6 @@ class SymbolVocabulary(Vocabulary):
         super().__post_init__()
         if not self.words or len(self._ids) != self.size:
             raise ValueError(f"expected different symbols, got {self.words!r}")
-
-    @functools.cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: i for i, word in enumerate(self.words or ())}
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the symbols of a text, int32 [n].
@@ -248,6 +236,23 @@ class SymbolVocabulary(Vocabulary):
 def split_words(text: str) -> list[str]:
     """Returns the words of a text, and `<eos>` for each end of a line."""
     return text.replace("\n", f" {END_OF_LINE} ").split()
+
+
+def word_vocabulary(counts: collections.Counter[str], most: int | None = None) -> WordVocabulary:
+    """Words by decreasing frequency, and the two that every vocabulary has.
+
+    Args:
+      counts: of the words of the text to train on, in the order of the text, which ties keep.
+      most: how many words are kept, with these two or beside them; others count as unknown. None for all.
+    """
+    for word in (UNKNOWN, END_OF_LINE):
+        counts.setdefault(word, 0)
+    kept = dict(counts.most_common(most))
+    lost = counts.total() - sum(kept.values())
+    for word in (UNKNOWN, END_OF_LINE):
+        kept.setdefault(word, counts[word])
+    kept[UNKNOWN] += lost
+    return WordVocabulary(counts=np.array(list(kept.values()), np.int64), words=tuple(kept))
 
 
 def _sentencepiece() -> Any:

@@ -90,19 +90,19 @@ def unpickle(data: bytes, source: str) -> Any:
         ) from error
 
 
-def _find(path: pathlib.Path, member: str) -> str | None:
-    """Where a path holds a member of a package: its name in a wheel, a file in a folder, or itself."""
+def _find(path: pathlib.Path, member: str) -> pathlib.Path | zipfile.Path | None:
+    """What a path holds of a member of a package: a file in a wheel or in a folder, or itself."""
+    parts = pathlib.Path(member).parts
     if path.suffix in (".whl", ".zip"):
         try:
-            with zipfile.ZipFile(path) as archive:
-                return member if member in archive.namelist() else None
+            found = [zipfile.Path(path, member)]
         except zipfile.BadZipFile as error:
             raise ValueError(f"{path} is no wheel ({error}).") from error
-    parts = pathlib.Path(member).parts
-    if path.is_dir():
-        tails = [path.joinpath(*parts[k:]) for k in range(len(parts))]
-        return next((str(tail) for tail in tails if tail.is_file()), None)
-    return str(path) if path.is_file() and path.name == parts[-1] else None
+    elif path.is_dir():
+        found = [path.joinpath(*parts[k:]) for k in range(len(parts))]
+    else:
+        found = [path] if path.name == parts[-1] else []
+    return next((file for file in found if file.is_file()), None)
 
 
 def _read(path: pathlib.Path, member: str) -> tuple[Any, str]:
@@ -113,12 +113,8 @@ def _read(path: pathlib.Path, member: str) -> tuple[Any, str]:
             f"{path} holds no {pathlib.Path(member).name}: expected that file, a folder with it, or the "
             f"wheel that has {member}."
         )
-    if path.suffix in (".whl", ".zip"):
-        with zipfile.ZipFile(path) as archive:
-            data, source = archive.read(place), f"{path}:{place}"
-    else:
-        data, source = pathlib.Path(place).read_bytes(), place
-    return unpickle(data, source), source
+    source = str(place)
+    return unpickle(place.read_bytes(), source), source
 
 
 def nasbench201_arrays(path: str | os.PathLike, data: str = "cifar10") -> dict[str, np.ndarray]:

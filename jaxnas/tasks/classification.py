@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import flax.linen as nn
 import jax
@@ -13,9 +13,12 @@ import optax
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.data.labelled import Labelled
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
+
+L = TypeVar("L", bound=Labelled)
 
 METRICS = (
     Metric("accuracy", "%", "max", lambda sums: sums["correct"] / sums["examples"]),
@@ -44,7 +47,7 @@ def loss_and_sums(nats: jax.Array, correct: jax.Array, weight: jax.Array) -> tup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(Named):
+class Classification(Named[L], Generic[L]):
     """Classification of examples one by one, by logits [B, classes].
 
     Attributes:
@@ -61,20 +64,6 @@ class Classification(Named):
         super().__post_init__()
         check_numbers(self, "label_smoothing", least=0, below=1)
         check_counts(self, "evaluation_batch_size")
-
-    @property
-    def dataset(self) -> Any:
-        """The data.
-
-        Raises:
-          ValueError: they are not loaded yet.
-        """
-        return self.loaded
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of examples in each role."""
-        return {role: len(split) for role, split in self.dataset.splits.items()}
 
     def details(self) -> Mapping[str, Any]:
         """The number of classes."""

@@ -24,7 +24,7 @@ INPUTS = ("features", "edges", "edge_mask", "node_mask")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Graphs(Named):
+class Graphs(Named[data_lib.Graphs]):
     """Classification of the nodes of one graph (transductive) or of several (inductive).
 
     A network takes {"features": float32 [G, N, F], "edges": int32 [G, E, 2], "edge_mask": bool [G, E],
@@ -61,15 +61,6 @@ class Graphs(Named):
                 "negative. Give normalize=False, and features of a usual size."
             )
 
-    @property
-    def graphs(self) -> data_lib.Graphs:
-        """The data.
-
-        Raises:
-          ValueError: they are not loaded yet.
-        """
-        return self.loaded
-
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Graphs:
         """The graph of the name."""
         return data_lib.load_graph(self.name, data_dir=data_dir, source_dir=source_dir)
@@ -82,15 +73,15 @@ class Graphs(Named):
     @property
     def sizes(self) -> dict[str, int]:
         """The number of nodes in each role."""
-        return {role: int(nodes.sum()) for role, nodes in self.graphs.roles.items()}
+        return {role: int(nodes.sum()) for role, nodes in self.dataset.roles.items()}
 
     def rows(self, role: str) -> int:
         """The number of graphs that have nodes of a role."""
-        return len(self.graphs.rows(role)) if role in self.graphs.roles else 0
+        return len(self.dataset.rows(role)) if role in self.dataset.roles else 0
 
     def details(self) -> Mapping[str, Any]:
         """The numbers of classes, graphs, nodes, directed edges and features."""
-        graphs = self.graphs
+        graphs = self.dataset
         return {
             "num_classes": graphs.num_classes,
             "graphs": len(graphs.features),
@@ -106,7 +97,7 @@ class Graphs(Named):
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
         """The network's inputs, of all graphs."""
-        arrays = {name: getattr(self.graphs, name) for name in INPUTS}
+        arrays = {name: getattr(self.dataset, name) for name in INPUTS}
         if self.normalize:
             sums = arrays["features"].sum(axis=2, keepdims=True)
             arrays["features"] = arrays["features"] / np.where(sums > 0, sums, 1)
@@ -114,8 +105,8 @@ class Graphs(Named):
 
     def _batch(self, role: str, rows: np.ndarray | None) -> Batch:
         """Graphs with labels and weights, which are 1 for the nodes of the role; None for all graphs."""
-        weight = self.graphs.roles[role].astype(np.float32)
-        batch = {**self._arrays, "label": self.graphs.labels, "weight": weight}
+        weight = self.dataset.roles[role].astype(np.float32)
+        batch = {**self._arrays, "label": self.dataset.labels, "weight": weight}
         return batch if rows is None else {name: x[rows] for name, x in batch.items()}
 
     def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Batches:
@@ -133,7 +124,7 @@ class Graphs(Named):
                 "training.devices to 1 for one graph, which devices cannot share."
             )
         if len(rows) == batch_size and shard == (0, 1):
-            every = len(rows) == len(self.graphs.features)
+            every = len(rows) == len(self.dataset.features)
             return Batches(self, role, None, self._batch(role, None if every else rows))
         split = data_lib.Split(role, {"graph": rows}, np.zeros(len(rows), np.int32))
         return Batches(self, role, data_lib.Batches(split, batch_size, seed, shard), None)
@@ -144,7 +135,7 @@ class Graphs(Named):
         size = min(self.evaluation_graphs, len(rows)) if batch_size is None else batch_size
         taken, counts = data_lib.evaluation_rows(len(rows), size, limit)  # [batches, size]
         # All graphs in their order need not be copied.
-        every = taken.size == counts.sum() == len(self.graphs.features)
+        every = taken.size == counts.sum() == len(self.dataset.features)
         batch = self._batch(role, None if every else rows[taken.reshape(-1)])
         batch["weight"] = batch["weight"] * counts.reshape(-1, 1)
         return {name: x.reshape(*taken.shape, *x.shape[1:]) for name, x in batch.items()}
@@ -165,7 +156,7 @@ class Graphs(Named):
     ) -> tuple[Predictions, Any]:
         """Logits [G, N, classes], mean cross-entropy over nodes, and sums "correct", "nats", "examples"."""
         logits = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
-        expected = (*batch["label"].shape, self.graphs.num_classes)
+        expected = (*batch["label"].shape, self.dataset.num_classes)
         if logits.shape != expected:
             raise ValueError(
                 f"the network gives logits {list(logits.shape)} for graphs of {expected[1]} nodes and "
@@ -178,8 +169,8 @@ class Graphs(Named):
 
     def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:
         """The graphs of a role that may be used so."""
-        self.part(dict(self.graphs.roles), role, allowed, use)
-        return self.graphs.rows(role)
+        self.part(dict(self.dataset.roles), role, allowed, use)
+        return self.dataset.rows(role)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ import numpy as np
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
-from jaxnas.data.encoded import on_demand
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -22,7 +21,7 @@ _MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; Ima
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Classification):
+class Images(Classification[data_lib.Dataset]):
     """Classification of images of one size.
 
     A network takes standardised images, float32 [B, H, W, C], and gives logits [B, classes].
@@ -120,7 +119,7 @@ class Images(Classification):
     ) -> data_lib.Batches:
         """Shuffled batches of images [B, H, W, C] and "label" int32 [B]; see `Task.batches`."""
         batches = dataclasses.replace(super().batches(role, batch_size, seed, shard), repeats=self.repeats)
-        if not self.crop_scale or not on_demand(batches.split.images):
+        if not self.crop_scale or not isinstance(batches.split.images, data_lib.SourceImages):
             return batches
         fields = {field.name: getattr(batches, field.name) for field in dataclasses.fields(batches)}
         return data_lib.CroppedBatches(**fields, scale=self.crop_scale)
@@ -132,7 +131,7 @@ class Images(Classification):
           ValueError: images that are decoded on demand, and too many to be in memory at once.
         """
         split = self.dataset.splits.get(role)
-        if split is not None and on_demand(split.images):
+        if split is not None and isinstance(split.images, data_lib.SourceImages):
             size = self.evaluation_batch_size if batch_size is None else batch_size
             count = len(split) if limit is None else min(len(split), limit * size)
             if (memory := count * math.prod(self.dataset.image_shape)) > _MEMORY:
@@ -173,7 +172,7 @@ class Images(Classification):
         """Augmented images, float32 [B, H, W, C], and targets [B, classes], of blended images blended."""
         shift, mirror, mix, box, operate, hole = jax.random.split(key, 6)
         images, targets, dataset = batch["image"], self.targets(batch), self.dataset
-        if self.crop_scale and not on_demand(dataset.train.images):
+        if self.crop_scale and not isinstance(dataset.train.images, data_lib.SourceImages):
             images = augment.random_resized_crop(box, images, (self.crop_scale, 1.0))
         if self.crop_padding:
             images = augment.pad_and_crop(shift, images, self.crop_padding)

@@ -29,7 +29,7 @@ METRICS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Language(Named):
+class Language(Named[data_lib.Corpus]):
     """Prediction of the next token of a text.
 
     A network takes {"tokens", "targets", "documents", "memory"} as `supernets.TransformerXL` does, and
@@ -72,15 +72,6 @@ class Language(Named):
         check_counts(self, "evaluation_length", "memory_length", "clamp_length", none=True)
         check_numbers(self, "search_fraction", least=0, below=1)
 
-    @property
-    def corpus(self) -> data_lib.Corpus:
-        """The text.
-
-        Raises:
-          ValueError: it is not loaded yet.
-        """
-        return self.loaded
-
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Corpus:
         """The text of the name."""
         return data_lib.load_text(
@@ -96,29 +87,24 @@ class Language(Named):
         """A row of tokens, int32 [1, T]."""
         return {"tokens": jax.ShapeDtypeStruct((1, self.length), jnp.int32)}
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of tokens in each role."""
-        return {role: len(stream) for role, stream in self.corpus.streams.items()}
-
     def rows(self, role: str) -> int:
         """How many rows of `length` tokens a text has."""
         return max(self.sizes.get(role, 1) - 1, 0) // self.length
 
     def details(self) -> Mapping[str, Any]:
         """The number of different tokens."""
-        return {"vocabulary": self.corpus.vocabulary.size}
+        return {"vocabulary": self.dataset.vocabulary.size}
 
     def batches(
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
     ) -> data_lib.ContiguousBatches:
         """Batches in which each row goes on where it stopped; see `jaxnas.data.ContiguousBatches`."""
-        stream = self.part(self.corpus.streams, role, ("train", "search"), "training")
+        stream = self.part(self.dataset.splits, role, ("train", "search"), "training")
         return data_lib.ContiguousBatches(stream, batch_size, self.length, shard, seed)
 
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""
-        stream = self.part(self.corpus.streams, role, ("search", "validation", "test"), "an evaluation")
+        stream = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
         rows = self.evaluation_rows if batch_size is None else batch_size
         length = self.length if self.evaluation_length is None else self.evaluation_length
         batches = data_lib.evaluation_streams(stream, rows, length)
@@ -186,7 +172,7 @@ class Language(Named):
         """The loss, the sums and the weights of the log-probabilities of targets, float32 [B, T]."""
         weight = jnp.ones_like(scores) if train else batch["weight"]
         # Of a training batch the bytes are not known, only how many a token has on average.
-        average = self.corpus.train.n_bytes / len(self.corpus.train)
+        average = self.dataset.train.n_bytes / len(self.dataset.train)
         count = jnp.sum(weight * average) if train else jnp.sum(batch["bytes"])
         sums = {"nats": -jnp.sum(scores * weight), "tokens": jnp.sum(weight), "bytes": count}
         return sums["nats"] / jnp.maximum(sums["tokens"], 1), sums, weight

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from jaxnas.tasks.task import Task, check_role
 
+D = TypeVar("D", bound=Any)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Named(Task):
+class Named(Task, Generic[D]):
     """The part of a task whose data are given by a name, or as they are.
 
     Attributes:
@@ -37,7 +39,7 @@ class Named(Task):
         return self.data if isinstance(self.data, str) else self.data.name
 
     @property
-    def loaded(self) -> Any:
+    def dataset(self) -> D:
         """The data themselves.
 
         Raises:
@@ -49,20 +51,25 @@ class Named(Task):
             )
         return self.data
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of examples in each role."""
+        return {role: len(split) for role, split in self.dataset.splits.items()}
+
     def load(self, data_dir: Any = None, source_dir: Any = None) -> Self:
         """The task with its data loaded; see `jaxnas.data.load` and `load_text` for folders and errors."""
         if isinstance(self.data, self.kind):
             return self
         return dataclasses.replace(self, data=self.read(data_dir, source_dir))
 
-    def read(self, data_dir: Any, source_dir: Any) -> Any:
+    def read(self, data_dir: Any, source_dir: Any) -> D:
         """The data of the name or the rule."""
         raise ValueError(f"{type(self).__name__}: {self.data!r} is no data; give what {self.makers} returns.")
 
     def whole(self) -> Self:
         """The task with nothing held out for a search, for a retraining; see `whole` of its data."""
-        whole = self.loaded.whole()
-        return self if whole is self.loaded else dataclasses.replace(self, data=whole)
+        whole = self.dataset.whole()
+        return self if whole is self.dataset else dataclasses.replace(self, data=whole)
 
     def part(self, parts: dict[str, Any], role: str, allowed: tuple[str, ...], use: str) -> Any:
         """The data of a role that may be used so.

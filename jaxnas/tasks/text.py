@@ -20,7 +20,7 @@ _OF_VECTORS = ("embeddings", "embedding_dim")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text(Classification):
+class Text(Classification[data_lib.Sentences]):
     """Classification of texts as token sequences of one length.
 
     A network takes {"tokens": int32 [B, T], "mask": bool [B, T]}, of which the mask is False behind the end
@@ -143,7 +143,7 @@ class Text(Classification):
             raise ValueError(
                 f"The vectors of {self.embeddings!r} are not loaded yet; call task.load() first."
             )
-        return self.loaded
+        return super().dataset
 
     @property
     def inputs(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -75,7 +75,10 @@ LABELS = np.arange(10) % 2
         ),
         ({"test_labels": LABELS + 1}, "test_labels: 5 are in none of the 2 classes, the first is 2"),
         ({"test_labels": None}, "give both test_images and test_labels, or none"),
-        ({"test_labels": None, "test_images": None, "test_fraction": 0}, "test_fraction is 0 and no test"),
+        (
+            {"test_labels": None, "test_images": None, "test_fraction": 0},
+            "test_fraction is 0 and nothing is given for the test",
+        ),
         ({"classes": ("cat",)}, "labels: 5 are in none of the 1 classes, the first is 1"),
         ({"search_fraction": 0.9}, "which are divided as 0 for train, 5 for search"),
         ({"search_fraction": 1.0}, "search_fraction"),

@@ -181,7 +181,10 @@ def test_texts_in_lists(tmp_path):
         (dict(texts=[*TEXTS[1:], "  "], labels=LABELS), "texts, train: text 20 has no token"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=TEXTS), "give test_texts and test_labels, or none"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=["a"], test_labels=["left"]), "the first is 'left'"),
-        (dict(texts=TEXTS, labels=LABELS, test_fraction=0.0), "no test texts are given"),
+        (
+            dict(texts=TEXTS, labels=LABELS, test_fraction=0.0),
+            "test_fraction is 0.0 and nothing is given for the test",
+        ),
         (
             dict(
                 texts=TEXTS,

@@ -20,10 +20,10 @@ def text(tmp_path):
 @pytest.mark.parametrize("tokenizer", ["byte", "word"])
 def test_a_text_is_cut_into_roles_at_the_ends_of_lines(text, tokenizer):
     corpus = data.from_text(text, tokenizer=tokenizer)
-    parts = [corpus.vocabulary.decode(corpus.streams[role].tokens) for role in data.ROLES]
+    parts = [corpus.vocabulary.decode(corpus.splits[role].tokens) for role in data.ROLES]
     if tokenizer == "byte":
         assert "".join(parts) == LINES and all(part.endswith("\n") for part in parts)
-    shares = [len(corpus.streams[role]) for role in data.ROLES]
+    shares = [len(corpus.splits[role]) for role in data.ROLES]
     expected = np.cumprod([1, 0.95, 0.95])
     expected = [expected[2] * 0.8, expected[2] * 0.2, expected[1] * 0.05, 0.05]
     np.testing.assert_allclose(np.array(shares) / sum(shares), expected, atol=0.015)
@@ -58,7 +58,7 @@ def test_texts_that_cannot_be_right_are_refused(text, tmp_path):
             "none.txt is not there; expected a file",
         ),
         (lambda: data.from_text(tmp_path), FileNotFoundError, "is a folder; expected a file"),
-        (lambda: data.from_text(empty), ValueError, "empty.txt: expected text, found an empty file"),
+        (lambda: data.from_text(empty), ValueError, "empty.txt: expected some content, found an empty file"),
         (lambda: data.from_text(text, encoding="latin1000"), ValueError, "encoding is 'latin1000'"),
         (lambda: data.from_text(text, tokenizer="words"), ValueError, "unknown tokenizer 'words'"),
         (
@@ -137,7 +137,7 @@ def test_columns_by_number_and_files_of_their_own(tmp_path):
         (rows(20), {"classes": ("up", "flat")}, "10 are in none of the 2 classes, the first is 'down'"),
         (rows(20), {"length": 0}, "length is 0, expected a whole number"),
         (rows(20), {"max_words": 1.5}, "max_words is 1.5, expected a whole number"),
-        (rows(20), {"test_fraction": 0.0}, "no test file is given"),
+        (rows(20), {"test_fraction": 0.0}, "test_fraction is 0.0 and nothing is given for the test"),
         (rows(20), {"search_fraction": 1.0}, "search_fraction is 1.0, expected 0 to below 1"),
         ([*rows(20), ("flat film", "flat")], {}, "the class 'flat' has 1 example, which are divided as"),
         ([("good film", "up")] * 9, {}, "all labels are 'up'; expected at least two classes"),

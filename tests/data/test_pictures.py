@@ -161,7 +161,7 @@ def test_folders_that_are_none(tmp_path):
         ({"size": "8"}, "size is '8', expected an int"),
         ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), expected an int"),
         ({"size": (8, 2.5)}, r"size is \(8, 2.5\), expected an int"),
-        ({"test_fraction": 0.0}, "test_fraction is 0.0 and there is no folder test/"),
+        ({"test_fraction": 0.0}, "test_fraction is 0.0 and nothing is given for the test"),
         ({"search_fraction": float("nan")}, "search_fraction is nan, expected 0 to below 1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ from jaxnas import data, tasks
 
 IMAGES, LABELS = random_images(40, 0)[0], np.arange(40) % 2
 GIVEN = IMAGES, LABELS, IMAGES, LABELS
-STREAM = task_of("language").corpus.train
+STREAM = task_of("language").dataset.train
 SENTENCES = task_of("text").dataset
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ def stream(tokens):
 
 
 def corpus(tokens):
-    return dataclasses.replace(task_of("language").corpus, train=stream(tokens))
+    return dataclasses.replace(task_of("language").dataset, train=stream(tokens))
 
 
 def sentences(tokens):
@@ -117,7 +117,7 @@ CASES = {
         "Text: label_smoothing is 2, expected a number of at least 0 and below 1",
     ),
     "data of another task": (
-        lambda: tasks.Images(data=task_of("language").corpus),
+        lambda: tasks.Images(data=task_of("language").dataset),
         "Images: data is a Corpus; expected a name, or what data.from_arrays, data.from_folder or data.load",
     ),
     "texts in a list": (
@@ -199,4 +199,4 @@ def test_a_search_split_must_leave_each_class_to_train_on(tmp_path):
     with pytest.raises(
         ValueError, match="1,196 of 1,197 images held out for a search, 1 are left to train on"
     ):
-        data.load("digits", data_dir=tmp_path, search_size=1196)
+        data.load("digits", data_dir=tmp_path, search_fraction=1196 / 1197)

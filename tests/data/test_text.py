@@ -228,8 +228,8 @@ def test_the_content_decides_how_a_file_is_read(tmp_path, content):
 def test_files_that_cannot_be_read(tmp_path):
     path = tmp_path / "some"
     for content, message in (
-        (b"", "some: expected text, found an empty file"),
-        (gzip.compress(b""), "some: expected text, found an empty gzip file"),
+        (b"", "some: expected some content, found an empty file"),
+        (gzip.compress(b""), "some: expected some content, found an empty gzip file"),
         (zipped("a", "b"), r"some: expected a zip archive of one file, found 2 \(a, b\); unpack"),
         (lzma.compress(b"text")[:-20] + b"x" * 20, "some: truncated or corrupt xz file"),
     ):
@@ -263,7 +263,7 @@ def test_missing_files(name, where, tmp_path):
     "name, file, content, message",
     [
         ("wikitext2", "wikitext-2.test.txt", b" a \n \xff", "found the byte 0xff at offset 5"),
-        ("wikitext2", "wikitext-2.test.txt", b"", "test.txt: expected text, found an empty file"),
+        ("wikitext2", "wikitext-2.test.txt", b"", "test.txt: expected some content, found an empty file"),
         ("tiny_shakespeare", "input.txt", b"\xc3", "found the byte 0xc3 at offset 0 .unexpected"),
         ("tiny_shakespeare", "input.txt", b"a", "90, 5 and 5 %, found 1 characters"),
         ("enwik8", "enwik8", b"abc", "enwik8: expected 100,000,000 bytes of text, found 3; copy"),

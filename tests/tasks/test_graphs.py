@@ -39,7 +39,7 @@ def variables():
 @pytest.mark.parametrize(("kind", "devices"), [("one", 1), ("one", 8), ("several", 1), ("several", 8)])
 def test_metrics_are_scikit_learns_over_the_nodes_of_the_role(variables, kind, devices):
     task = ONE if kind == "one" else task_of("graphs")
-    arch, graphs = NET.space.largest(), task.graphs
+    arch, graphs = NET.space.largest(), task.dataset
     inputs = {name: jnp.asarray(getattr(graphs, name)) for name in task.inputs}
     logits = np.asarray(NET.apply(variables, inputs, arch), np.float64)[graphs.roles["test"]]
     labels = graphs.labels[graphs.roles["test"]]
@@ -92,15 +92,15 @@ def test_a_graph_is_moved_to_the_devices_once_and_never_stacked():
     assert all(second["train"][name] is first["train"][name] for name in (*shared, "weight"))
     assert all(first["search"][name] is first["train"][name] for name in shared)
     assert first["search"]["weight"] is not first["train"]["weight"]
-    assert np.shares_memory(ONE.batches("train", 1, 0).at(0)["features"], ONE.graphs.features)
-    assert np.shares_memory(ONE.evaluation("test")["features"], ONE.graphs.features)
+    assert np.shares_memory(ONE.batches("train", 1, 0).at(0)["features"], ONE.dataset.features)
+    assert np.shares_memory(ONE.evaluation("test")["features"], ONE.dataset.features)
 
 
 def test_batches_of_several_graphs_take_each_once_in_an_epoch():
     task = task_of("graphs")
     drawn = task.batches("train", 4, 0)
     features = [graph.tobytes() for step in range(4) for graph in drawn.at(step)["features"]]
-    assert set(features) == {graph.tobytes() for graph in task.graphs.features[:16]} and len(features) == 16
+    assert set(features) == {graph.tobytes() for graph in task.dataset.features[:16]} and len(features) == 16
     halves = [task.batches("train", 4, 0, (index, 2)).at(1)["features"] for index in range(2)]
     np.testing.assert_array_equal(np.concatenate(halves), drawn.at(1)["features"])
     assert task.batches("train", 16, 0).at(0) is not None
@@ -112,12 +112,12 @@ def test_a_limited_evaluation_is_a_fixed_draw_of_the_graphs_of_the_role():
     task = task_of("graphs")  # 16 graphs to train on, then 8 for the search and 9 for the test
     limited, whole = task.evaluation("test", 2, limit=3), task.evaluation("test", 2)
     assert limited["weight"].shape[:2] == (3, 2) and whole["weight"].shape[:2] == (5, 2)
-    place = {graph.tobytes(): i for i, graph in enumerate(task.graphs.features)}
+    place = {graph.tobytes(): i for i, graph in enumerate(task.dataset.features)}
     drawn = [
-        place[graph.tobytes()] for graph in limited["features"].reshape(6, *task.graphs.features.shape[1:])
+        place[graph.tobytes()] for graph in limited["features"].reshape(6, *task.dataset.features.shape[1:])
     ]
     assert drawn == sorted(set(drawn)) and set(drawn) < set(range(24, 33)) and drawn != [*range(24, 30)]
-    np.testing.assert_array_equal(limited["weight"].reshape(6, -1), task.graphs.roles["test"][drawn])
+    np.testing.assert_array_equal(limited["weight"].reshape(6, -1), task.dataset.roles["test"][drawn])
     for name, again in task.evaluation("test", 2, limit=3).items():
         np.testing.assert_array_equal(again, limited[name])
     for name, every in task.evaluation("test", 2, limit=5).items():

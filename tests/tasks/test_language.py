@@ -12,7 +12,7 @@ import jaxnas
 from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("language"), net_of("language", scan=True)
-STREAM = TASK.corpus.test
+STREAM = TASK.dataset.test
 ARCH = NET.space.from_dict({"block": ["attention", "feed_forward", "attention", "identity"]})
 
 
@@ -94,9 +94,9 @@ def test_nothing_is_held_out_of_the_whole():
     whole = TASK.whole()
     assert TASK.sizes == {"train": 400, "search": 90, "validation": 80, "test": 70}
     assert whole.sizes == {"train": 490, "validation": 80, "test": 70} and whole.whole() is whole
-    joined = np.concatenate([TASK.corpus.train.tokens, TASK.corpus.search.tokens])
-    np.testing.assert_array_equal(whole.corpus.train.tokens, joined)
-    assert whole.corpus.train.n_bytes == TASK.corpus.train.n_bytes + TASK.corpus.search.n_bytes
+    joined = np.concatenate([TASK.dataset.train.tokens, TASK.dataset.search.tokens])
+    np.testing.assert_array_equal(whole.dataset.train.tokens, joined)
+    assert whole.dataset.train.n_bytes == TASK.dataset.train.n_bytes + TASK.dataset.search.n_bytes
 
 
 def test_an_evaluation_may_have_another_memory():
