@@ -27,12 +27,17 @@ def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
+def non_dominated_rank(
+    objectives: jax.Array, valid: jax.Array | None = None, violation: jax.Array | None = None
+) -> jax.Array:
     """The front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
 
     Args:
       objectives: scores, float [N, M].
       valid: the rows that count, bool [N]; by default all.
+      violation: of constraints, float [N]; 0 (or less) where they are kept. A point that keeps them
+        dominates any that does not; of two that do not, the smaller violation does, whatever the
+        scores, and neither if they are equal (Deb et al. 2002, definition 1). NaN: not valid.
 
     Returns:
       int32 [N]; rows that are not valid have N, behind all others. Memory grows with N x N bytes.
@@ -44,6 +49,11 @@ def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None) ->
         beats |= column[:, None] > column[None, :]
         bars &= column[:, None] >= column[None, :]
     beats &= bars
+    if violation is not None:
+        excess = jnp.maximum(jnp.asarray(violation, jnp.float32), 0)
+        usable &= ~jnp.isnan(excess)
+        kept = excess == 0
+        beats = jnp.where(kept[:, None] & kept[None, :], beats, excess[:, None] < excess[None, :])
 
     def peel(carry):
         rank, left, level = carry
@@ -119,34 +129,42 @@ def pareto_front(objectives: jax.Array, valid: jax.Array | None = None) -> jax.A
 
 @jax.jit
 def hypervolume(objectives: jax.Array, reference: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """The area that is dominated by the points and above a reference, float32 []; of two objectives.
+    """The volume that is dominated by the points and above a reference, float32 [].
 
-    Exact but for rounding: a sweep in O(N log N).
+    Exact but for rounding: a sweep in O(N log N) for two objectives, O(N^2) for three.
 
     Args:
-      objectives: scores, float [N, 2].
-      reference: a lower bound, float [2]; points that are not above it in both objectives add 0.
+      objectives: scores, float [N, M], with M = 2 or 3.
+      reference: a lower bound, float [M]; points that are not above it in all objectives add 0.
       valid: the rows that count, bool [N]; by default all.
 
     Raises:
       ValueError: another number of objectives, or a reference of another shape.
     """
     scores, usable = _prepare(objectives, valid)
-    if scores.shape[1] != 2:
+    if scores.shape[1] not in (2, 3):
         raise ValueError(
             f"hypervolume: got {scores.shape[1]} objectives, [N, M] = "
-            f"{list(scores.shape)}; it is implemented for 2."
+            f"{list(scores.shape)}; it is implemented for 2 and 3."
         )
     bound = jnp.asarray(reference, jnp.float32)
-    if bound.shape != (2,):
+    if bound.shape != scores.shape[1:]:
         raise ValueError(
-            f"hypervolume: the reference has shape {list(bound.shape)}, expected [2], a number for each "
-            "objective."
+            f"hypervolume: the reference has shape {list(bound.shape)}, expected "
+            f"{list(scores.shape[1:])}, a number for each objective."
         )
     gains = jnp.where(usable[:, None], jnp.maximum(scores - bound[None, :], 0), 0)
     gains = gains[jnp.argsort(-gains[:, 0])]
     x, y = gains[:, 0], gains[:, 1]
-    return jnp.sum((x - jnp.append(x[1:], 0)) * lax.cummax(y))
+    widths = x - jnp.append(x[1:], 0)
+    if scores.shape[1] == 2:
+        return jnp.sum(widths * lax.cummax(y))
+    levels = -jnp.sort(-gains[:, 2])
+
+    def area(level):  # of the slice at one height of the third objective
+        return jnp.sum(widths * lax.cummax(jnp.where(gains[:, 2] >= level, y, 0)))
+
+    return jnp.sum((levels - jnp.append(levels[1:], 0)) * lax.map(area, levels, batch_size=_BLOCK))
 
 
 def _prepare(objectives: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,5 @@
 """Dominance, fronts, crowding and hypervolume as pymoo has them; NSGA-II finds a known front."""
 
-import re
 import warnings
 
 import jax
@@ -26,8 +25,9 @@ def pymoo():
         warnings.simplefilter("ignore")
         from pymoo.indicators.hv import HV
         from pymoo.operators.survival.rank_and_crowding.metrics import get_crowding_function
+        from pymoo.util.dominator import Dominator
         from pymoo.util.nds.non_dominated_sorting import NonDominatedSorting
-    return HV, get_crowding_function("cd"), NonDominatedSorting
+    return HV, get_crowding_function("cd"), Dominator, NonDominatedSorting
 
 
 def points(seed, m, ties):
@@ -58,7 +58,7 @@ def brute_beats(scores):
 
 @pytest.mark.parametrize("seed, m, ties", CASES)
 def test_rank_and_crowding_equal_pymoos(pymoo, seed, m, ties):
-    _, crowding, sorting = pymoo
+    _, crowding, _, sorting = pymoo
     scores, valid = points(seed, m, ties)
     valid[0] = True
     rank = np.asarray(pareto.non_dominated_rank(scores, valid))
@@ -73,14 +73,31 @@ def test_rank_and_crowding_equal_pymoos(pymoo, seed, m, ties):
         )
 
 
-@pytest.mark.parametrize("seed, ties", [(seed, ties) for seed, m, ties in CASES if m == 2])
-def test_hypervolume_equals_pymoos(pymoo, seed, ties):
-    scores, valid = points(seed, 2, ties)
+@pytest.mark.parametrize("seed, m, ties", CASES)
+def test_hypervolume_equals_pymoos(pymoo, seed, m, ties):
+    scores, valid = points(seed, m, ties)
     valid[0] = True
-    reference = np.full(2, -1.5, np.float32)
+    reference = np.full(m, -1.5, np.float32)
     expected = pymoo[0](ref_point=-reference.astype(float))(-scores[valid].astype(float))
     volume = pareto.hypervolume(scores, reference, valid)
     np.testing.assert_allclose(volume, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_constraint_domination(pymoo, seed):
+    """As pymoo's where no two points violate equally: there Deb's definition orders neither."""
+    scores, valid = points(seed, 2, True)
+    rng = np.random.default_rng(seed)
+    violation = np.where(rng.random(N) < 0.5, 0, rng.permutation(N) + 1).astype(np.float32)
+    beats = pymoo[2].calc_domination_matrix_loop(-scores, violation[:, None]) == 1
+    rank = pareto.non_dominated_rank(scores, valid, violation)
+    np.testing.assert_array_equal(rank, brute_ranks(beats, valid))
+    kept = valid & (violation == 0)
+    if kept.any() and (valid & ~kept).any():
+        assert np.max(rank[kept]) < np.min(rank[valid & ~kept])
+    same = pareto.non_dominated_rank(scores, valid, np.full(N, 2, np.float32))
+    assert np.all(same[valid] == 0)
+    assert pareto.non_dominated_rank(scores, None, violation.astype(np.float32) * np.nan)[0] == N
 
 
 @MANY
@@ -111,11 +128,11 @@ def test_order_and_scale_do_not_matter(seed, m, ties):
         )
 
 
-@given(st.integers(0, 2**31), st.booleans())
-def test_hypervolume_properties(seed, ties):
-    """The front has all of it; a point adds nothing or more; a box has its own area."""
-    scores, valid = points(seed, 2, ties)
-    reference = np.full(2, -3, np.float32)
+@MANY
+def test_hypervolume_properties(seed, m, ties):
+    """The front has all of it; a point adds nothing or more; a box has its own volume."""
+    scores, valid = points(seed, m, ties)
+    reference = np.full(m, -3, np.float32)
     volume = pareto.hypervolume(scores, reference, valid)
     front = pareto.pareto_front(scores, valid)
     np.testing.assert_allclose(pareto.hypervolume(scores, reference, front), volume, rtol=1e-5)
@@ -130,16 +147,16 @@ def test_hypervolume_properties(seed, ties):
 @settings(max_examples=20)
 def test_hypervolume_counts_cells(seed):
     """Integer points dominate unit cells, which can be counted."""
-    scores = np.random.default_rng(seed).integers(-1, 5, (N, 2))
-    cells = np.stack(np.meshgrid(*[np.arange(5)] * 2), -1).reshape(-1, 2)
+    scores = np.random.default_rng(seed).integers(-1, 5, (N, 3))
+    cells = np.stack(np.meshgrid(*[np.arange(5)] * 3), -1).reshape(-1, 3)
     count = np.any(np.all(scores[:, None] > cells[None], -1), 0).sum()
-    assert float(pareto.hypervolume(scores, np.zeros(2))) == count
+    assert float(pareto.hypervolume(scores, np.zeros(3))) == count
 
 
 def test_vmap_nan_and_infinity():
     scores = np.stack([points(seed, 3, True)[0] for seed in range(5)])
     scores[:, 3, 1], scores[:, 4, 0], scores[:, 5, 2] = np.nan, np.inf, -np.inf
-    reference = np.full(2, -3, np.float32)
+    reference = np.full(3, -3, np.float32)
 
     def everything(x):
         rank = pareto.non_dominated_rank(x)
@@ -147,7 +164,7 @@ def test_vmap_nan_and_infinity():
             rank,
             pareto.crowding_distance(x, rank),
             pareto.pareto_front(x),
-            pareto.hypervolume(x[:, :2], reference),
+            pareto.hypervolume(x, reference),
         )
 
     together = jax.jit(jax.vmap(everything))(scores)
@@ -169,7 +186,7 @@ def test_many_points_in_blocks():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), "got 4 objectives.*for 2"),
+        (lambda: pareto.hypervolume(np.zeros((3, 4)), np.zeros(4)), "got 4 objectives.*for 2 and 3"),
         (lambda: pareto.hypervolume(np.zeros((3, 1)), np.zeros(1)), "got 1 objectives"),
         (lambda: pareto.hypervolume(np.zeros((3, 2)), 0.0), r"reference has shape \[\], expected \[2\]"),
         (lambda: pareto.pareto_front(np.zeros(3)), r"got shape \[3\], expected \[N, M\]"),
@@ -338,10 +355,11 @@ def test_three_objectives_until_the_space_is_exhausted():
 @pytest.mark.slow
 def test_nsga2_clear_errors():
     archs, asked = STRATEGY.ask(STRATEGY.init(jax.random.key(0)))
-    for shape in ([20, 3], [20], [19, 2]):
-        message = re.escape(f"scores are float32{shape}, expected a float for each row asked, [20, 2]")
-        with pytest.raises(ValueError, match=message):
-            STRATEGY.tell(asked, archs, np.zeros(shape, np.float32))
+    for scores, came in ((np.zeros((20, 3)), 3), (np.zeros(20), 1)):
+        with pytest.raises(ValueError, match=f"declared with objectives=2, but {came} came"):
+            STRATEGY.tell(asked, archs, scores)
+    with pytest.raises(ValueError, match=r"float32\[19, 2\]"):
+        STRATEGY.tell(asked, archs, np.zeros((19, 2), np.float32))
     for change in (
         {"objectives": 1},
         {"crossover_probability": 1.1},
