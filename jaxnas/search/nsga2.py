@@ -98,19 +98,7 @@ class NSGA2(Strategy):
 
     @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any) -> State:
-        """The state that knows the scores, float [population, objectives]; see `Strategy`.
-
-        Raises:
-          ValueError: another number of objectives, other shapes or dtypes.
-        """
-        shape = jnp.shape(scores)
-        came = 1 if len(shape) == 1 else shape[-1] if len(shape) == 2 else None
-        if came is not None and came != self.objectives:
-            raise ValueError(
-                f"tell: NSGA2 was declared with objectives={self.objectives}, but "
-                f"{came} came: scores are {list(shape)}, expected "
-                f"{[self.population, self.objectives]}."
-            )
+        """The state that knows the scores, float [population, objectives]; see `Strategy`."""
         new = super().tell(state, archs, scores)
         rows = state.size + jnp.arange(self.population, dtype=jnp.int32)
         rows = jnp.concatenate([state.memory.rows, jnp.where(rows < new.size, rows, -1)])  # [2 P]
