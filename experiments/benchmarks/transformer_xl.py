@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
         return lambda params, arch: program(params, arch, batch, memory), seconds
 
     random = space.sample(jax.random.key(3), FLAGS.archs)
-    archs = [spaces.interleaved(FLAGS.blocks)]
+    archs = [space.from_dict({"block": spaces.interleaved_blocks(FLAGS.blocks)})]
     archs += [jax.tree.map(lambda x, i=i: x[i], random) for i in range(FLAGS.archs)]
     forms = {}
     for name, module, weights, soft in (
