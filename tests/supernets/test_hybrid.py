@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: E402
 
 # ---- Blocks against PyTorch.
 
-ATTENTIVE = Stage(2, squeeze_of="expanded", shortcut="pooled", activation="hard_swish")
+ATTENTIVE = Stage(2, squeeze_of="expanded", shortcut="pooled")
 # Kind, stage, place in it, channels in and out, and what else is chosen.
 BLOCKS = {
     "mbconv": ("mbconv", Stage(1), 0, 4, 4, {"squeeze": 0.5, "kernel": 5, "expansion": 3}),
@@ -31,7 +31,7 @@ BLOCKS = {
     "mbconv, pooled": ("mbconv", ATTENTIVE, 0, 4, 6, {"squeeze": 0.25, "expansion": 6}),
     "mbconv, pooled alone": ("mbconv", ATTENTIVE, 0, 4, 4, {}),
     "fused": ("fused_mbconv", Stage(2), 0, 4, 6, {"squeeze": 0.25, "kernel": 5}),
-    "fused, not expanded": ("fused_mbconv", Stage(1, activation="relu"), 0, 4, 4, {"expansion": 1}),
+    "fused, not expanded": ("fused_mbconv", Stage(1), 0, 4, 4, {"expansion": 1}),
     "transformer": ("transformer", Stage(2), 1, 6, 6, {"heads": 3, "mlp_ratio": 2}),
     "transformer, downsampling": ("transformer", Stage(2, head_dim=2), 0, 4, 6, {}),
     "transformer, other width": ("transformer", Stage(1, head_dim=3), 0, 4, 6, {}),
@@ -52,16 +52,15 @@ def torch_dense(p, x):
 
 
 def torch_mbconv(p, x, kind, stage, stride):
-    active = {"silu": F.silu, "relu": F.relu, "hard_swish": F.hardswish}[stage.activation]
     y = x
     if kind == "fused_mbconv":
-        y = active(torch_conv_norm(p["expand"], x, stride))
+        y = F.silu(torch_conv_norm(p["expand"], x, stride))
     else:
         if "expand" in p:
-            y = active(torch_conv_norm(p["expand"], x))
-        y = active(torch_conv_norm(p["depthwise"], y, stride, groups=y.shape[1]))
+            y = F.silu(torch_conv_norm(p["expand"], x))
+        y = F.silu(torch_conv_norm(p["depthwise"], y, stride, groups=y.shape[1]))
     if "squeeze" in p:
-        squeezed = active(torch_dense(p["squeeze"]["in"], y.mean(dim=(2, 3))))
+        squeezed = F.silu(torch_dense(p["squeeze"]["in"], y.mean(dim=(2, 3))))
         y = y * torch.sigmoid(torch_dense(p["squeeze"]["out"], squeezed))[:, :, None, None]
     if "project" in p:
         y = torch_conv_norm(p["project"], y)
