@@ -482,6 +482,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    binary.define_run_flags()
+    flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there. Required.")
     binary.define_executor_flags()
     binary.run(main)

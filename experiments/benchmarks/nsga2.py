@@ -22,9 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jax import lax
 
+from experiments import binary
 from jaxnas import files, search, tabular
 from jaxnas.search import pareto
 
@@ -202,9 +203,7 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     result = measure()
     print(show(result))
     if _OUT.value is not None:
@@ -212,4 +211,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

@@ -11,19 +11,18 @@ predictor need until they find the best architecture.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from scipy.stats import kendalltau
 from threadpoolctl import threadpool_limits
 
-from experiments import strategies
-from jaxnas import predictors, tabular
+from experiments import binary, strategies
+from jaxnas import files, predictors, tabular
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Which table.")
@@ -129,8 +128,7 @@ def correlations(predictor: Any, inputs: Any, table: Table, size: int) -> list[f
     return values
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     table = load(_DATA.value, _TABLE.value)
     record: dict[str, Any] = {
         "table": _TABLE.value,
@@ -152,16 +150,15 @@ def main(argv: list[str]) -> None:
                 raise ValueError(
                     f"--sizes has {size}, but {_TABLE.value} has {len(table['valid'])} networks."
                 )
-            one["tau"][size] = values = correlations(predictor, inputs, table, size)
+            one["tau"][str(size)] = values = correlations(predictor, inputs, table, size)
             print(
                 f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}", flush=True
             )
         if _OUT.value:
-            with open(_OUT.value, "w") as file:
-                json.dump(record, file, indent=1)
+            files.write_json(_OUT.value, record)
 
 
 if __name__ == "__main__":
     # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
-        app.run(main)
+        binary.run(main)
