@@ -41,11 +41,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 from experiments import binary, tables
 from experiments import searches as searches_lib
 from experiments import strategies as strategies_lib
+from experiments.config import ConfigError
 from experiments.searches import Searches
 from jaxnas import executors, files, stats, tabular
 from jaxnas.report import comparison, times_line
@@ -391,7 +392,7 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     if not flags.FLAGS.workdir:
-        raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
+        raise ConfigError("--workdir is missing. It is the directory that the run writes to")
     clock = Clock(("input", "search", "checkpoint"))
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:

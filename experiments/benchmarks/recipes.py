@@ -131,7 +131,7 @@ def _read(config: config_lib.Config, passes: int) -> dict[str, Any]:
     """What --out has; empty at first.
 
     Raises:
-      UsageError: it is of other settings.
+      ConfigError: it is of other settings.
     """
     plain = config_lib.to_dict(config)
     said = {name: plain[name] for name in ("seed", "task", "network", "training", "retraining")}
