@@ -44,26 +44,25 @@ flags.disclaim_key_flags()
 FREE = ("about", "search", "retraining", "architectures", "latency", "measure", "network.remat")
 
 
-def define_flags(registry: Mapping[str, Config]) -> None:
-    """Defines the flags of all binaries that run a config."""
+def define_config_flags(registry: Mapping[str, Config], default: str | None = None) -> None:
+    """Defines what every program with a config has: --config and --set, and where data are."""
     names = ", ".join(registry)
-    flags.DEFINE_string("config", None, f"Name of the config ({names}), or path/to/my_config.py.")
+    flags.DEFINE_string("config", default, f"Name of the config ({names}), or path/to/my_config.py.")
     flags.DEFINE_multi_string("set", [], "Replaces a field of the config, as in --set training.steps=300")
     flags.DEFINE_string(
         "data_dir", None, "Where prepared data sets are, also gs://; by default TFDS's own folder."
     )
     flags.DEFINE_string("source_dir", None, "Where original files are, for data that are not yet prepared.")
+
+
+def define_flags(registry: Mapping[str, Config]) -> None:
+    """Defines the flags of all binaries that run a config."""
+    define_config_flags(registry)
     flags.DEFINE_boolean("distributed", False, "One of several processes, on a TPU pod, Slurm or Kubernetes.")
     flags.DEFINE_string("coordinator", None, "Elsewhere: address:port of the first of several processes.")
     flags.DEFINE_integer("processes", None, "With --coordinator: how many processes there are.")
     flags.DEFINE_integer("process", None, "With --coordinator: which of them this is, from 0.")
-    define_run_flags()
-
-
-def define_run_flags() -> None:
-    """Defines what every binary with a workdir has: --workdir and --traceback."""
     flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there. Required.")
-    flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
 
 
 def define_executor_flags() -> None:
@@ -137,6 +136,7 @@ def run(main: Callable[[], int | None]) -> None:
     `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects and
     always show it.
     """
+    flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
     shown = sys.unraisablehook
 
     def unraisable(found: Any) -> None:
@@ -218,6 +218,8 @@ def _flag_mistake(error: flags.Error) -> str:
     if given is None or given[1] not in known:
         return f"{error}."
     name, value = given.groups()
+    if "must have a value" in str(error):
+        return f"--{name} is missing: {known[name].help}"
     parser, expected, close = known[name].parser, known[name].parser.syntactic_help, "."
     if isinstance(parser, flags.EnumParser):
         expected, close = " or ".join(parser.enum_values), nearest(value, parser.enum_values)
@@ -251,8 +253,12 @@ def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config
         raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
-    config = config_lib.override(config_lib.find(registry, values.config), values.set)
-    return config, files.as_path(values.workdir)
+    return chosen_config(registry), files.as_path(values.workdir)
+
+
+def chosen_config(registry: Mapping[str, Config]) -> Config:
+    """The config that --config and --set ask for."""
+    return config_lib.override(config_lib.find(registry, flags.FLAGS.config), flags.FLAGS.set)
 
 
 @dataclasses.dataclass(frozen=True)

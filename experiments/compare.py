@@ -41,11 +41,12 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.stats
-from absl import app, flags, logging
+from absl import flags, logging
 
 from experiments import binary, tables
 from experiments import searches as searches_lib
 from experiments import strategies as strategies_lib
+from experiments.config import ConfigError
 from experiments.searches import Searches
 from jaxnas import executors, files, tabular
 from jaxnas.report import comparison, times_line
@@ -387,7 +388,7 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     if not flags.FLAGS.workdir:
-        raise app.UsageError("--workdir is missing. It is the directory that the run writes to.")
+        raise ConfigError("--workdir is missing. It is the directory that the run writes to")
     clock = Clock(("input", "search", "checkpoint"))
     found = {name: strategies_lib.find(name) for name in _STRATEGIES.value}
     if not found:
@@ -478,6 +479,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    binary.define_run_flags()
+    flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there. Required.")
     binary.define_executor_flags()
     binary.run(main)

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 
 from experiments import expressions, typed
 from jaxnas import runs
-from jaxnas.choice import nearest
 from jaxnas.report import result
 from jaxnas.runs.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
@@ -116,7 +115,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
     if not name.endswith(".py") and not colon:
         if name not in registry:
             raise ConfigError(
-                f"there is no config {name!r}{_near(name, registry)} `python -m experiments` lists all; "
+                f"there is no config {name!r}{_near(name, registry, '_')} `python -m experiments` lists all; "
                 "--config=path/to/my_config.py is one of your own"
             )
         return registry[name]
@@ -211,7 +210,10 @@ def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
             return None
         if inner:
             raise ConfigError(f"--set {assignment}: {name} is a group; set one of {', '.join(inner)}")
-        raise ConfigError(f"--set {assignment}: there is no field {name!r}. {_suggest(name, list(fields))}")
+        raise ConfigError(
+            f"--set {assignment}: there is no field {name!r}{_near(name, fields, '.')} "
+            f"There are: {', '.join(fields)}"
+        )
     value, hint = fields[name]
     if isinstance(value, Space):
         return expressions.space(text, assignment)
@@ -276,23 +278,19 @@ def _replace(value: Any, changes: Mapping[str, Any]) -> Any:
     return dataclasses.replace(value, **new)
 
 
-def _near(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence about an unknown config: the nearest name, or those with such a part."""
-    parts = [one for one in names if difflib.get_close_matches(name, one.split("_"), 1, 0.8)]
-    if difflib.get_close_matches(name, list(names), 1, 0.5) or not parts:
-        return nearest(name, names)
-    return f"; did you mean {' or '.join(map(repr, parts[:3]))}?"
+def _near(name: str, names: Iterable[str], separator: str) -> str:
+    """The end of a sentence about an unknown name: the nearest, as a whole or by a part of it.
 
-
-def _suggest(name: str, valid: list[str]) -> str:
-    """Names the nearest valid name and lists all of them; "steps" is near "training.steps"."""
+    Args:
+      name: that is not known.
+      names: that are.
+      separator: between their parts; "steps" is near "training.steps".
+    """
 
     def likeness(full: str) -> float:
-        return max(
-            difflib.SequenceMatcher(None, name, full).ratio(),
-            difflib.SequenceMatcher(None, name, full.rpartition(".")[2]).ratio(),
-        )
+        parts = (full, *full.split(separator))
+        return max(difflib.SequenceMatcher(None, name, part).ratio() for part in parts)
 
-    closest = max(valid, key=likeness, default="")
-    hint = f"Did you mean {closest}? " if closest and likeness(closest) > 0.5 else ""
-    return f"{hint}There are: {', '.join(valid)}"
+    found = {one: likeness(one) for one in names}
+    nearest = [one for one, value in found.items() if value == max(found.values()) > 0.6]
+    return f"; did you mean {' or '.join(map(repr, nearest[:3]))}?" if nearest else "."

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 from absl import flags
 
@@ -30,23 +31,20 @@ def main() -> int:
     print(pretty(config), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
+        task, settings = session.task, config.training
+        common: dict[str, Any] = dict(seed=config.seed, mesh=session.mesh, config=session.deciding)
         print(
-            f"{_number(session.net.space.cardinality)} architectures, {session.task.sizes['train']:,} "
-            f"{session.task.examples} to train on, {session.mesh.size} device(s)",
+            f"{_number(session.net.space.cardinality)} architectures, {task.sizes['train']:,} "
+            f"{task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )
         if flags.FLAGS.replay:
             session = session.evolved(workdir, measured=False)
             step = training.replay(
-                session.task,
-                session.net,
-                config.training,
-                workdir,
+                *(task, session.net, settings, workdir),
                 recipe=config.recipe,
                 cost=session.costs(workdir),
-                seed=config.seed,
-                config=session.deciding,
-                mesh=session.mesh,
+                **common,
             )
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
             return 0
@@ -54,37 +52,28 @@ def main() -> int:
         start = None
         if config.evolution is not None:
             evolved = runs.evolve(
-                session.task,
-                session.net,
-                config.training,
-                config.recipe,
-                config.evolution,
-                workdir,
-                seed=config.seed,
-                mesh=session.mesh,
-                config=session.deciding,
+                *(task, session.net, settings, config.recipe, config.evolution, workdir), **common
             )
             if evolved is None:
                 print("stopped and saved; the same command goes on from here", flush=True)
                 return binary.STOPPED
             session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
-        page, steps = runs.LivePage(session.task, session.net.space, workdir), config.training.steps
+        page, steps = runs.LivePage(task, session.net.space, workdir), settings.steps
         trained = training.fit(
-            session.task,
-            session.net,
-            config.training,
+            *(task, session.net, settings),
             recipe=config.recipe,
             variables=start,
             cost=session.costs(workdir),
-            seed=config.seed,
             workdir=workdir,
-            config=session.deciding,
-            mesh=session.mesh,
+            **common,
             progress=lambda done, _: page.update(f"The supernet is in training: step {done:,} of {steps:,}."),
         )
         if trained.complete and config.evolution is not None:
-            settings, common = config.evolution, dict(seed=config.seed, mesh=session.mesh)
-            runs.measure_last(session.task, session.net, trained.variables, settings, workdir, **common)
+            runs.measure_last(
+                *(task, session.net, trained.variables, config.evolution, workdir),
+                seed=config.seed,
+                mesh=session.mesh,
+            )
         if trained.complete:
             page.end("The supernet is trained, and experiments.search goes on from here.")
         binary.store(config, workdir, ran=True)

@@ -42,7 +42,7 @@ class LatencyTable:
       options: by decision, as "depth" or "num_heads[3]" (or "num_heads" for all positions alike), the
         nanoseconds that each option adds, by the option as text; they may be negative.
       device: its name, as JAX gives it.
-      setting: what was measured: inputs, forward or training, sizes.
+      setting: what was measured: inputs, sizes.
     """
 
     nanoseconds: int
@@ -132,18 +132,15 @@ def measure(
     inputs: Any,
     archs: Arch,
     *,
-    train: bool = False,
     repeats: int = 30,
 ) -> np.ndarray:
-    """Measures extracted networks on the device in use, in turn.
+    """Measures the forward pass of extracted networks on the device in use, in turn.
 
     Args:
       net: any Flax module with a `space`.
       variables: its maximal variables, by collection.
       inputs: a batch, whose arrays are used, or its specification, for which zeros are.
       archs: hard architectures with a leading axis.
-      train: the forward pass as in training and the gradient of the summed predictions, instead of the
-        forward pass alone.
       repeats: timed calls of each network.
 
     Returns:
@@ -154,32 +151,15 @@ def measure(
     calls = {}
     for i in range(count):
         arch = {name: value[i] for name, value in archs.items()}
-        calls[str(i)] = _call(net, variables, inputs, arch, train)
+        calls[str(i)] = _call(net, variables, inputs, arch)
     return np.array(list(median_times(calls, repeats=repeats).values()))
 
 
-def _call(
-    net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch, train: bool
-) -> Callable[[], Any]:
+def _call(net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch) -> Callable[[], Any]:
     small = extract(net, variables, arch, inputs=inputs)
     batch = jax.tree.map(_values, specification(inputs) if isinstance(inputs, tuple) else inputs)
-    params, state = small.variables["params"], {k: v for k, v in small.variables.items() if k != "params"}
-    rngs = jax.random.key(0)  # of dropout and its like
-
-    def forward(params: Any, batch: Any) -> Any:
-        return network.predictions(small.net.apply({"params": params, **state}, batch))
-
-    def total(params: Any, batch: Any) -> jax.Array:
-        variables = {"params": params, **state}
-        outputs, _ = small.net.apply(variables, batch, train=True, rngs=rngs, mutable=list(state))
-        leaves = jax.tree.leaves(network.predictions(outputs))
-        return sum(
-            (jnp.sum(x.astype(jnp.float32)) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)),
-            jnp.float32(0),
-        )
-
-    compiled = jax.jit(jax.grad(total) if train else forward)
-    return lambda: compiled(params, batch)
+    compiled = jax.jit(lambda variables, batch: network.predictions(small.net.apply(variables, batch)))
+    return lambda: compiled(small.variables, batch)
 
 
 def _values(leaf: Any) -> jax.Array:
@@ -191,20 +171,17 @@ def table(
     variables: dict[str, Any],
     inputs: Any,
     *,
-    base: Arch | None = None,
-    train: bool = False,
     repeats: int = 30,
 ) -> LatencyTable:
-    """Measures a table: the network of one architecture, and those that differ from it in one decision.
+    """Measures a table: the largest network, and those that differ from it in one decision.
 
     This compiles one network for each option of each decision, so it suits small spaces.
 
     Args:
-      net, variables, inputs, train, repeats: see `measure`.
-      base: the architecture to start from; the largest by default.
+      net, variables, inputs, repeats: see `measure`.
     """
     space = net.space
-    start_from: Arch = space.canonical(space.largest() if base is None else base)
+    start_from: Arch = space.canonical(space.largest())
     changes: dict[tuple[str, str], Arch] = {}
     options: dict[str, dict[str, int]] = {}
     for name, choice in space.decisions:
@@ -218,39 +195,16 @@ def table(
                     value[at] = index
                     changes[label, str(option)] = {**start_from, name: jnp.asarray(value)}
     archs = jax.tree.map(lambda *leaves: jnp.stack(leaves), start_from, *changes.values())
-    start, *seconds = measure(net, variables, inputs, archs, train=train, repeats=repeats)
+    start, *seconds = measure(net, variables, inputs, archs, repeats=repeats)
     for (label, option), value in zip(changes, seconds, strict=True):
         options[label][option] = round((value - start) * 1e9)
     setting = {
         "network": type(net).__name__,
         "inputs": describe(specification(inputs)),
         "base": space.to_dict(start_from),
-        "pass": "training" if train else "inference",
+        "pass": "inference",
     }
     return LatencyTable(round(start * 1e9), options, jax.devices()[0].device_kind, setting)
-
-
-def options_table(
-    decision: str,
-    calls: Mapping[str, Callable[[], Any]],
-    *,
-    setting: Mapping[str, Any],
-    idle: str | None = None,
-    repeats: int = 30,
-) -> LatencyTable:
-    """Measures the options of a repeated decision, each by itself, for all positions alike.
-
-    Args:
-      decision: its name.
-      calls: by option, a function that runs it once; as of `supernets.transformer_xl_latency`.
-      setting: what is measured.
-      idle: the option that does nothing: what its call takes is no part of a network.
-      repeats: timed calls of each.
-    """
-    seconds = median_times(calls, repeats=repeats)
-    nothing = min(seconds.values()) if idle in seconds else 0.0
-    added = {name: round((value - nothing) * 1e9) for name, value in seconds.items()}
-    return LatencyTable(0, {decision: added}, jax.devices()[0].device_kind, setting)
 
 
 def _active(space: Space, name: str, position: int) -> Table:

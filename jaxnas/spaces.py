@@ -1,4 +1,4 @@
-"""Ready-made search spaces for the supernets, and published networks as architectures of them."""
+"""Ready-made search spaces for the supernets, and published networks by their options."""
 
 import jax.numpy as jnp
 
@@ -70,17 +70,12 @@ def autoformer(size: str) -> Space:
     return vit(*_size(size, _AUTOFORMER))
 
 
-def published(size: str) -> Arch:
-    """Returns the network found by AutoFormer's authors, as an architecture of `autoformer(size)`.
-
-    From their released configurations AutoFormer-T, -S and -B: depth 13, 13, 14.
-    Raises ValueError for a size other than "tiny", "small" and "base".
-    """
-    return autoformer(size).from_dict(published_options(size))
-
-
 def published_options(size: str) -> dict[str, object]:
-    """Returns the options of `published`, by choice."""
+    """Returns the options of the network that AutoFormer's authors found, by name of choice.
+
+    They are those of an architecture of `autoformer(size)`, from the released configurations AutoFormer-T, -S
+    and -B, of depth 13, 13 and 14. Raises ValueError for a size other than "tiny", "small" and "base".
+    """
     return dict(_size(size, _PUBLISHED))
 
 
@@ -227,34 +222,24 @@ def par(blocks: int = 32) -> Space:
     return Space(block=Choice("identity", "feed_forward", "attention").repeat(blocks))
 
 
-def interleaved(blocks: int = 32) -> Arch:
-    """Returns Transformer-XL itself in `par(blocks)`: attention and feed-forward by turns.
+def interleaved_blocks(blocks: int) -> list[str]:
+    """Returns Transformer-XL itself in `par(blocks)`, block by block: attention and feed-forward by turns.
 
     Raises ValueError for an odd number of blocks.
     """
-    return par(blocks).from_dict({"block": interleaved_blocks(blocks)})
-
-
-def interleaved_blocks(blocks: int) -> list[str]:
-    """Returns the options of `interleaved`, block by block."""
     if blocks % 2:
-        raise ValueError(f"interleaved: blocks come in pairs; got {blocks}.")
+        raise ValueError(f"interleaved_blocks: blocks come in pairs; got {blocks}.")
     return ["attention", "feed_forward"] * (blocks // 2)
 
 
-def par_rule(blocks: int = 32, ratio: float = 5) -> Arch:
-    """Returns the architecture of the PAR design rule in `par(blocks)` (section 4).
+def par_rule_blocks(blocks: int, ratio: float = 5) -> list[str]:
+    """Returns the stack of the PAR design rule in `par(blocks)`, block by block (section 4).
 
     One in `ratio` blocks is attention (at least one), spread evenly over the first two thirds of the
     depth, the first block being attention; all others are feed-forward.
     """
-    return par(blocks).from_dict({"block": par_rule_blocks(blocks, ratio)})
-
-
-def par_rule_blocks(blocks: int, ratio: float = 5) -> list[str]:
-    """Returns the options of `par_rule`, block by block."""
     if ratio < 1:
-        raise ValueError(f"par_rule: ratio is {ratio}, expected at least 1 block per attention block.")
+        raise ValueError(f"par_rule_blocks: ratio is {ratio}, expected at least 1 block per attention block.")
     count = max(round(blocks / ratio), 1)
     reach = max(-(-2 * blocks // 3), count)
     attention = {i * reach // count for i in range(count)}
@@ -317,13 +302,11 @@ def autoattend(layers: int = 24, operations=AUTOATTEND_TEXT, attention: bool = T
     return Space(**choices)
 
 
-def autoattend_sst() -> Arch:
-    """Returns the network that AutoAttend's authors found for SST-5, in `autoattend(24)`."""
-    return autoattend(24).from_dict(autoattend_sst_options())
-
-
 def autoattend_sst_options() -> dict[str, list]:
-    """Returns the options of `autoattend_sst` by name, layer by layer, with None where one does not count."""
+    """Returns the options of the network that AutoAttend's authors found for SST-5, in `autoattend(24)`.
+
+    They are by name of choice, layer by layer, with None where one does not count.
+    """
     names = AUTOATTEND_TEXT
     return {
         "layer": ["attention" if len(layer) == 4 else "addition" for layer in _PUBLISHED_SST],
@@ -428,10 +411,6 @@ _EFFICIENTNETV2 = (
     {"width": (112, 128, 144, 160), "depth": (5, 6, 7, 8, 9), "block": _BOTH},
     {"width": (192, 208, 224, 240, 256), "depth": (8, 10, 12, 15), "block": _BOTH},
 )
-_EFFICIENTNETV2_PUBLISHED = {  # widths of the stem and of the stages, and depths
-    "b0": ((32, 16, 32, 48, 96, 112, 192), (1, 2, 2, 3, 5, 8)),
-    "s": ((24, 24, 48, 64, 128, 160, 256), (2, 4, 4, 6, 9, 15)),
-}
 
 
 def efficientnetv2() -> Space:
@@ -448,23 +427,6 @@ def efficientnetv2() -> Space:
     return hybrid(stages, stem=(24, 32), head=(1280,))
 
 
-def efficientnetv2_published(name: str) -> Arch:
-    """Returns EfficientNetV2 "b0" or "s" as an architecture of `efficientnetv2()`.
-
-    Raises ValueError for another name.
-    """
-    widths, depths = _size(name, _EFFICIENTNETV2_PUBLISHED)
-    values = {"width_stem": widths[0], "width_head": 1280}
-    for i, (channels, depth) in enumerate(zip(widths[1:], depths, strict=True), 1):
-        expansion = (1, 4, 4, 4, 6, 6)[i - 1]
-        of_blocks = {"block": "fused_mbconv" if i <= 3 else "mbconv", "kernel": 3, "expansion": expansion}
-        of_blocks |= {"squeeze": 0.25} if i > 3 else {}
-        values |= {f"width_{i}": channels, f"depth_{i}": depth}
-        values |= {f"{key}_{i}": [value] * depth for key, value in of_blocks.items()}
-    space = efficientnetv2()
-    return space.from_dict({name: value for name, value in values.items() if name in space})
-
-
 # AttentiveNAS (Wang et al., CVPR 2021, table 6), whose space and networks AlphaNet (ICML 2021) took over.
 _ALPHANET = {
     "width": ((16, 24), (24, 32), (32, 40), (64, 72), (112, 120, 128), (192, 200, 208, 216), (216, 224)),
@@ -473,17 +435,6 @@ _ALPHANET = {
     "kernel": ((3, 5),) * 7,
     "squeeze": ((0,), (0,), (0.25,), (0,), (0.25,), (0.25,), (0.25,)),
     "block": (("mbconv",),) * 7,
-}
-# Resolution, width of the head, and of each stage width, depth, kernel size and expansion.
-_ALPHANET_PUBLISHED = {
-    "a0": (192, 1792, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 3, 3, 3, 1), "3333333", "1444466"),
-    "a1": (224, 1984, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 3, 3, 3, 1), "3335353", "1444466"),
-    "a2": (224, 1984, (16, 24, 32, 64, 112, 200, 224), (1, 3, 3, 3, 3, 4, 1), "3333353", "1454466"),
-    "a3": (224, 1984, (16, 24, 32, 64, 112, 208, 224), (2, 3, 3, 4, 3, 5, 1), "3335333", "1444466"),
-    "a4": (256, 1984, (16, 24, 32, 64, 112, 192, 216), (1, 3, 3, 4, 3, 5, 1), "3335353", "1445466"),
-    "a5_small": (256, 1984, (16, 24, 32, 64, 112, 208, 216), (1, 3, 3, 4, 4, 5, 1), "3333353", "1445466"),
-    "a5_base": (288, 1984, (16, 24, 32, 64, 112, 200, 216), (2, 3, 4, 3, 3, 5, 1), "3355333", "1444566"),
-    "a6": (288, 1984, (16, 24, 32, 64, 112, 216, 224), (1, 3, 3, 4, 4, 6, 1), "3333353", "1465466"),
 }
 
 
@@ -497,20 +448,6 @@ def alphanet(resolution=(192, 224, 256, 288)) -> Space:
     For `supernets.Hybrid` with `**supernets.hybrid.ALPHANET`.
     """
     return hybrid(_stages(_ALPHANET), (16, 24), (1792, 1984), resolution, per_block=False)
-
-
-def alphanet_published(name: str) -> Arch:
-    """Returns AlphaNet "a0" to "a6", with "a5_small" and "a5_base", as an architecture of `alphanet()`.
-
-    Raises ValueError for another name.
-    """
-    resolution, head, *stages = _size(name, _ALPHANET_PUBLISHED)
-    values = {"resolution": resolution, "width_stem": 16, "width_head": head}
-    for i, (channels, depth, kernel, expansion) in enumerate(zip(*stages, strict=True), 1):
-        values |= {f"width_{i}": channels, f"depth_{i}": depth, f"block_{i}": "mbconv"}
-        values |= {f"kernel_{i}": int(kernel), f"expansion_{i}": int(expansion)}
-        values |= {f"squeeze_{i}": _ALPHANET["squeeze"][i - 1][0]}
-    return alphanet().from_dict(values)
 
 
 def nasvit(resolution=(192, 224, 256, 288)) -> Space:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxnas
-from jaxnas import Choice, Space, latency, spaces, supernets
+from experiments.configs.par import measure_blocks
+from jaxnas import Choice, Space, latency, spaces, supernets, tasks
 from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
-from jaxnas.supernets.transformer_xl_latency import block_calls, setting_of
 
 SPACE = spaces.par(3)
 ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
@@ -75,27 +75,23 @@ def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
     net = supernets.TransformerXL(
         SPACE, vocabulary=5, width=64, num_heads=2, head_dim=8, hidden=512, memory_length=16
     )
-    for train in (False, True):
-        calls = block_calls(net, 4, 64, train=train)
-        setting = setting_of(net, 4, 64, train=train)
-        table = latency.options_table("block", calls, setting=setting, idle="identity", repeats=5)
-        added = table.options["block"]
-        assert added["identity"] == 0 < added["feed_forward"]
-        assert table.device == jax.devices()[0].device_kind and table.setting["memory_length"] == 16
+    table = measure_blocks(net, tasks.Language(data="tiny_shakespeare", length=64), 4)
+    added = table.options["block"]
+    assert added["identity"] == 0 < added["feed_forward"]
+    assert table.device == jax.devices()[0].device_kind and table.setting["memory_length"] == 16
     table.save(tmp_path / "latency.json")
     assert latency.load(tmp_path / "latency.json") == table
 
 
 @pytest.mark.slow
 def test_any_network_is_measured():
-    """With batch statistics and a pytree of inputs, forward and training; the larger network takes longer."""
+    """With batch statistics and a pytree of inputs; the larger network takes longer."""
     net = Wide(Space(hidden=Choice(1, 2048), last=Choice("identity", "dense")))
     inputs = {"x": jax.ShapeDtypeStruct((128, 512), jnp.float32)}
     variables = jaxnas.init(net, jax.random.key(0), inputs)
     archs = jax.tree.map(lambda *x: jnp.stack(x), net.space.smallest(), net.space.largest())
-    for train in (False, True):
-        small, large = latency.measure(net, variables, inputs, archs, train=train, repeats=5)
-        assert 0 < small < large
+    small, large = latency.measure(net, variables, inputs, archs, repeats=5)
+    assert 0 < small < large
     table = latency.table(net, variables, inputs, repeats=5)
     assert table.options["hidden"]["2048"] == 0 > table.options["hidden"]["1"]
     assert table.setting["inputs"] == "{'x': float32[128, 512]}"

@@ -22,6 +22,7 @@ NESTED = Space(
     inner=Choice(5, 6, 7).when("extra", 2),
 )
 TINY = spaces.autoformer("tiny")
+PUBLISHED = spaces.published_options("tiny")  # of AutoFormer-T
 # One option less at one position: positions with different numbers of options.
 RAGGED = Space(
     depth=Choice(1, 2),
@@ -33,7 +34,7 @@ SPACES = {
     "nested": NESTED,
     "ragged": RAGGED,
     "restricted": TINY.restrict(depth=(12, 13), num_heads=4),
-    "fixed": TINY.fix(spaces.published("tiny")),
+    "fixed": TINY.fix(TINY.from_dict(PUBLISHED)),
 }
 SMALL = ("nested", "ragged", "fixed")
 every_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
@@ -67,16 +68,16 @@ def test_cardinality_of_autoformer(size, count):
     assert space.cardinality == count
     rounded = {"tiny": "2.81e+11", "small": "7.71e+13", "base": "6.25e+15"}
     assert f"{count:.2e}" == rounded[size]
-    space.check(spaces.published(size))
+    space.check(space.from_dict(spaces.published_options(size)))
 
 
 def test_ready_made_spaces():
     assert spaces.fashion_mnist().cardinality >= 1e6
     assert spaces.digits().cardinality == 3 * sum(9**depth for depth in (2, 3, 4))
-    for name in ("autoformer", "published"):
+    for name in ("autoformer", "published_options"):
         with pytest.raises(ValueError, match="'tiny', 'small', 'base'"):
             getattr(spaces, name)("huge")
-    values = TINY.to_dict(spaces.published("tiny"))
+    values = TINY.to_dict(TINY.from_dict(PUBLISHED))
     assert values["depth"] == len(values["mlp_ratio"]) == 13
     assert values["mlp_ratio"].count(3.0) == 3
 
@@ -293,7 +294,7 @@ def test_fix(space):
 
 
 def test_fix_ends_at_the_depth():
-    fixed = TINY.fix(spaces.published("tiny"))
+    fixed = TINY.fix(TINY.from_dict(PUBLISHED))
     assert fixed["num_heads"].length == 13
     assert fixed["num_heads"].options_at(10) == (4,)
     assert fixed["num_heads"].table.shape == (13, 1)
@@ -376,7 +377,7 @@ def test_check_names_the_element_of_a_batch():
 )
 def test_from_dict(change, message):
     with pytest.raises(ValueError, match=message):
-        TINY.from_dict({**TINY.to_dict(spaces.published("tiny")), **change})
+        TINY.from_dict({**PUBLISHED, **change})
 
 
 def by_position(rows):

@@ -18,8 +18,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from experiments import binary
 from jaxnas import files
 from jaxnas.latency import median_times
 from jaxnas.supernets import attention
@@ -99,9 +100,7 @@ def show(lengths: list[int], figures: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     lengths = [int(length) for length in _LENGTHS.value]
     figures = measure(lengths)
     print(show(lengths, figures))
@@ -111,4 +110,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

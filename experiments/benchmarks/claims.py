@@ -13,11 +13,12 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments import binary
 from jaxnas import files
 from jaxnas.report import result
 
@@ -71,7 +72,7 @@ def draw_searches(panel: Axes, workdirs: list[pathlib.Path]) -> None:
     panel.set_title("best so far (search images)", fontsize=9)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Writes the picture."""
     entangled, classic = (
         [pathlib.Path(one) for one in given] for given in (_ENTANGLED.value, _CLASSIC.value)
@@ -87,4 +88,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

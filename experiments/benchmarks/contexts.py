@@ -13,27 +13,24 @@ import json
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
-from experiments import config as config_lib
+from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import spaces, training
 from jaxnas.training.keys import stream
 
-_CONFIG = flags.DEFINE_string("config", "autoattend_cora", "One of AutoAttend's.")
-_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
-_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
-_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
 _CONTEXTS = flags.DEFINE_list("contexts", ["none", "source", "target", "full"], "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each context.", lower_bound=1)
 _ARCHITECTURES = flags.DEFINE_integer("architectures", 100, "How many are measured.", lower_bound=1)
 _NO_ATTENTION = flags.DEFINE_boolean("no_attention", False, "Additions only.")
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each context."""
-    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
-    task, net, mesh = config.task.load(_DATA.value, _SOURCE.value), config.network, config.training.mesh()
+    config = binary.chosen_config(CONFIGS)
+    session = binary.bring_to_life(config)
+    task, net, mesh = session.task, session.net, session.mesh
     if _NO_ATTENTION.value:
         operations, layers = net.space["second"].options, net.space["layer"].length
         net = net.clone(space=spaces.autoattend(layers, operations, attention=False))
@@ -59,4 +56,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.define_config_flags(CONFIGS, "autoattend_cora")
+    binary.run(main)

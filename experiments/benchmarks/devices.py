@@ -24,8 +24,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import binary
 from experiments.drill.contents import arrays
 from jaxnas import files
 
@@ -119,9 +120,7 @@ def difference(one: Any, other: Any) -> float:
     return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
+def main() -> None:
     logging.set_verbosity(logging.ERROR)  # Orbax says how each file is read.
     root = pathlib.Path(_WORKDIR.value).absolute()
     shutil.rmtree(root, ignore_errors=True)
@@ -140,4 +139,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

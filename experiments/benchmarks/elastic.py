@@ -16,7 +16,6 @@ averaged over architectures. Compile times are those of a process that has compi
 from __future__ import annotations
 
 import functools
-import json
 import os
 import statistics
 import time
@@ -26,11 +25,12 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jax import lax
 
 import jaxnas
-from jaxnas import spaces
+from experiments import binary
+from jaxnas import files, spaces
 from jaxnas.elastic import stack_layers
 from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
@@ -186,8 +186,7 @@ def measure() -> dict[str, Any]:
 def write(result: dict[str, Any]) -> None:
     """Writes the JSON file, if one was asked for."""
     if _OUT.value:
-        with open(_OUT.value, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=2)
+        files.write_json(_OUT.value, result)
 
 
 def population(apply: Callable, params: Any, images: Any, archs: list, extracted: list) -> dict[str, Any]:
@@ -270,11 +269,9 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     print(show(measure()))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

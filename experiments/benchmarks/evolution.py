@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import json
 import math
 import os
 import random
@@ -22,10 +21,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from scipy import stats
 
-from jaxnas import search, tabular
+from experiments import binary
+from jaxnas import files, search, tabular
 from jaxnas.tabular.anytime import anytime
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
@@ -147,9 +147,11 @@ def measure() -> dict[str, Any]:
         "fastest_and_slowest": {name: [min(values), max(values)] for name, values in times.items()},
         "ratio": {name: seconds[name] / seconds["program"] for name in seconds},
         "compile_seconds": compiling,
-        "reported": {name: {n: float(c.reported[:, n - 1].mean()) for n in at} for name, c in curves.items()},
+        "reported": {
+            name: {str(n): float(c.reported[:, n - 1].mean()) for n in at} for name, c in curves.items()
+        },
         "standard_error": {
-            name: {n: float(c.reported[:, n - 1].std() / len(c.reported) ** 0.5) for n in at}
+            name: {str(n): float(c.reported[:, n - 1].std() / len(c.reported) ** 0.5) for n in at}
             for name, c in curves.items()
         },
         "compared_at": at[1],
@@ -159,9 +161,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     jax.config.update("jax_num_cpu_devices", _DEVICES.value)
     result = measure()
     print(
@@ -180,9 +180,8 @@ def main(argv: list[str]) -> None:
             + f"p = {result['kolmogorov_smirnov_p'][name]:.2f}"
         )
     if _OUT.value:
-        with open(_OUT.value, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=2)
+        files.write_json(_OUT.value, result)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

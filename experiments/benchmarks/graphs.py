@@ -19,9 +19,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 
+from experiments import binary
 from experiments import config as config_lib
+from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, tasks
 from jaxnas.supernets import GAT, GCN
@@ -65,7 +67,7 @@ def decayed_adam(
 def searched(name: str, graph: str) -> nn.Module:
     """The network of one architecture that a search came to, with the paper's dropout."""
     if _WORKDIR.value is None:
-        raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
+        raise ConfigError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
     found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
     net = config_lib.override(config_lib.find(CONFIGS, f"autoattend_{graph}"), _SET.value).network
@@ -85,7 +87,7 @@ def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, optax.Grad
     return GAT(classes, **options), decayed_adam(5e-3, 5e-4, biases=False), 1000
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each network and graph."""
     # The random numbers for dropout are the largest part of a step on a CPU, and these are made faster.
     jax.config.update("jax_threefry_partitionable", False)
@@ -126,4 +128,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

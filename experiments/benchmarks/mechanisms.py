@@ -17,18 +17,14 @@ import time
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from scipy.stats import kendalltau
 
-from experiments import config as config_lib
+from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.training import Relaxed, Uniform
 
-_CONFIG = flags.DEFINE_string("config", "dartformer_listops_small", "One of DARTFormer's.")
-_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
-_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
-_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each search, and trainings alone.", lower_bound=1)
 _HEADS = flags.DEFINE_boolean("heads", False, "Search a mechanism for each head.")
 _ALONE = flags.DEFINE_boolean("alone", True, "Train each mechanism alone.")
@@ -59,10 +55,11 @@ def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: list[i
     return {role: [float(100 * x) for x in one["accuracy"]] for role, one in trained.metrics.items()}
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each mechanism alone, and for each search."""
-    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
-    task, net, mesh = config.task.load(_DATA.value, _SOURCE.value), config.network, config.training.mesh()
+    config = binary.chosen_config(CONFIGS)
+    session = binary.bring_to_life(config)
+    task, net, mesh = session.task, session.net, session.mesh
     names, seeds = net.space["mechanism"].options, list(range(_SEEDS.value))
     truth = []
     for name in names if _ALONE.value else ():
@@ -102,4 +99,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.define_config_flags(CONFIGS, "dartformer_listops_small")
+    binary.run(main)

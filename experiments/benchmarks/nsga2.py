@@ -1,6 +1,6 @@
 """How much of the exact front of NAS-Bench-201 a budget finds: NSGA-II, random search and pymoo's.
 
-  python -m experiments.benchmarks.nsga2 --data=nb201_cifar10.npz --out=nsga2.json
+  python -m experiments.benchmarks.nsga2 --data_dir=tabular --out=nsga2.json
 
 Two objectives of the 15,625 cells on CIFAR-10 are minimised: validation error after 200 epochs (the
 mean of the runs there are), and latency on one device. For each method: the hypervolume of what it
@@ -13,8 +13,6 @@ rounded), and integers with uniform crossover and options drawn anew, which is w
 from __future__ import annotations
 
 import functools
-import json
-import math
 import statistics
 import time
 import warnings
@@ -24,18 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from jax import lax
 
-from jaxnas import Choice, Space, search
+from experiments import binary
+from jaxnas import files, search, tabular
 from jaxnas.search import pareto
 
-_DATA = flags.DEFINE_string(
-    "data",
-    None,
-    "The table, .npz, with ops int [15625, 6], validation accuracies and latencies.",
-    required=True,
-)
+_DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _LATENCY = flags.DEFINE_string("latency", "latency_raspi4", "The table's name of the latency.")
 _SEEDS = flags.DEFINE_integer("seeds", 200, "Searches of each kind.")
 _TOGETHER = flags.DEFINE_integer("together", 20, "How many of them run side by side, under vmap.")
@@ -46,44 +40,39 @@ _CROSSOVER = flags.DEFINE_float("crossover_probability", 0.9, "Of jaxnas's NSGA-
 _MUTATION = flags.DEFINE_float("mutation_probability", None, "Of jaxnas's NSGA-II; default 0.05.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
-_SPACE = Space(op=Choice(0, 1, 2, 3, 4).repeat(6))
 _PLACES = 5 ** np.arange(6)
 
 
-def read_table(path: str, latency: str) -> np.ndarray:
+def scores_of(table: tabular.Table, latency: str) -> np.ndarray:
     """Returns the scores of all cells, higher is better, at the place of their code; [15625, 2]."""
-    with np.load(path) as data:
-        ops = data["ops"].astype(np.int64)
-        accuracy = np.nanmean(data["cifar10_val_200ep_seeds"], axis=1)
-        times = data[latency]
-    table = np.full((5**6, 2), np.nan, np.float32)
-    table[ops @ _PLACES] = np.stack([accuracy - 100, -times], axis=1)
-    if not np.isfinite(table).all():
-        raise ValueError(f"{path} lacks validation accuracy or {latency} of some cells.")
-    return table
+    table.metric(latency)  # refuses what is none
+    accuracy, times = table.metrics["validation_accuracy"], table.metrics[latency]
+    scores = np.full((5**6, 2), np.nan, np.float32)
+    scores[table.codes @ _PLACES] = np.stack([accuracy - 100, -times], axis=1)
+    if not np.isfinite(scores).all():
+        raise ValueError(f"The table {table.name} lacks validation accuracy or {latency} of some cells.")
+    return scores
 
 
-def run_many(strategy: Any, table: jax.Array, seeds: int) -> jax.Array:
-    """Returns the scores told to as many searches, float32 [seeds, evaluations, 2]."""
+def run_many(strategy: search.Strategy, cells: jax.Array, seeds: int) -> jax.Array:
+    """Returns the scores of what as many searches evaluated, float32 [seeds, evaluations, 2]."""
     places = jnp.asarray(_PLACES, jnp.int32)
 
-    def one(key):
-        def step(state, _):
-            archs, state = strategy.ask(state)
-            found = table[_SPACE.encode(archs) @ places]
-            # What random search is told does not matter.
-            told = found[:, 0] if strategy.objectives is None else found
-            return strategy.tell(state, archs, told), (found, state.valid)
+    def evaluate(archs: Any) -> jax.Array:
+        found = cells[strategy.space.encode(archs) @ places]
+        # What random search is told does not matter.
+        return found[:, 0] if strategy.objectives is None else found
 
-        length = math.ceil(strategy.evaluations / strategy.batch)
-        scores, valid = lax.scan(step, strategy.init(key), None, length=length)[1]
-        return jnp.where(valid[..., None], scores, jnp.nan).reshape(-1, 2)
+    def one(key: jax.Array) -> jax.Array:
+        state = search.scan(strategy, evaluate, key)
+        used = jnp.arange(strategy.evaluations) < state.size
+        return jnp.where(used[:, None], cells[state.codes @ places], jnp.nan)
 
     keys = jax.random.split(jax.random.key(0), seeds)
     return lax.map(one, keys, batch_size=min(_TOGETHER.value, seeds))
 
 
-def run_pymoo(categorical: bool, table: np.ndarray, seeds: int) -> np.ndarray:
+def run_pymoo(categorical: bool, cells: np.ndarray, seeds: int) -> np.ndarray:
     """Returns the scores seen by as many of pymoo's searches, float32 [seeds, evaluations, 2]."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,7 +92,7 @@ def run_pymoo(categorical: bool, table: np.ndarray, seeds: int) -> np.ndarray:
             self.seen = []
 
         def _evaluate(self, x, out, *args, **kwargs):
-            scores = table[np.asarray(x, np.int64) @ _PLACES]
+            scores = cells[np.asarray(x, np.int64) @ _PLACES]
             self.seen.append(scores)
             out["F"] = -scores.astype(np.float64)
 
@@ -142,12 +131,13 @@ def run_pymoo(categorical: bool, table: np.ndarray, seeds: int) -> np.ndarray:
 
 def measure() -> dict[str, Any]:
     """Runs the benchmark and returns what goes into the JSON file."""
-    table = read_table(_DATA.value, _LATENCY.value)
-    reference, cells = jnp.asarray(table.min(axis=0)), jnp.asarray(table)
+    table = tabular.load("nasbench201", _DATA.value)
+    scores = scores_of(table, _LATENCY.value)
+    reference, cells = jnp.asarray(scores.min(axis=0)), jnp.asarray(scores)
     exact = float(pareto.hypervolume(cells, reference))
     evaluations, population = _EVALUATIONS.value, _POPULATION.value
     ours = search.NSGA2(
-        _SPACE,
+        table.space,
         evaluations=evaluations,
         population=population,
         crossover_probability=_CROSSOVER.value,
@@ -156,7 +146,7 @@ def measure() -> dict[str, Any]:
     methods: dict[str, Callable[[], Any]] = {}
     for name, strategy in (
         ("jaxnas NSGA2", ours),
-        ("jaxnas random", search.RandomSearch(_SPACE, evaluations=evaluations, batch=population)),
+        ("jaxnas random", search.RandomSearch(table.space, evaluations=evaluations, batch=population)),
     ):
         methods[name] = functools.partial(
             jax.jit(run_many, static_argnums=(0, 2)), strategy, cells, _SEEDS.value
@@ -168,9 +158,9 @@ def measure() -> dict[str, Any]:
             print("pymoo is not installed: left out.")
         else:
             for name, categorical in (("pymoo, SBX and PM", False), ("pymoo, uniform", True)):
-                methods[name] = functools.partial(run_pymoo, categorical, table, _PYMOO_SEEDS.value)
+                methods[name] = functools.partial(run_pymoo, categorical, scores, _PYMOO_SEEDS.value)
     result: dict[str, Any] = {
-        "table": table.shape[0],
+        "table": len(table),
         "latency": _LATENCY.value,
         "evaluations": evaluations,
         "population": population,
@@ -179,12 +169,12 @@ def measure() -> dict[str, Any]:
         "reference": [float(x) for x in reference],
         "methods": {},
     }
-    volume = jax.jit(jax.vmap(lambda scores: pareto.hypervolume(scores, reference)))
+    volume = jax.jit(jax.vmap(lambda found: pareto.hypervolume(found, reference)))
     for name, method in methods.items():
         start = time.perf_counter()
-        scores = jnp.asarray(jax.block_until_ready(method()))
+        found = jnp.asarray(jax.block_until_ready(method()))
         seconds = time.perf_counter() - start
-        ratios = (np.asarray(volume(scores), np.float64) / exact).tolist()
+        ratios = (np.asarray(volume(found), np.float64) / exact).tolist()
         result["methods"][name] = {
             "mean": statistics.mean(ratios),
             "min": min(ratios),
@@ -213,16 +203,12 @@ def show(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     result = measure()
     print(show(result))
     if _OUT.value is not None:
-        with open(_OUT.value, "w") as file:
-            json.dump(result, file, indent=2)
-            file.write("\n")
+        files.write_json(_OUT.value, result)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

@@ -19,9 +19,10 @@ import time
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from PIL import Image
 
+from experiments import binary
 from experiments.benchmarks import own_files_config
 from jaxnas import data, runs, tasks, training
 from jaxnas.report import result
@@ -59,13 +60,13 @@ def by_python(form: str, folder: pathlib.Path, workdir: pathlib.Path) -> None:
 
 def by_config(form: str, folder: pathlib.Path, workdir: pathlib.Path) -> None:
     """Does the same through the binaries."""
-    for binary in ("train_supernet", "search"):
+    for name in ("train_supernet", "search"):
         flag = f"--config={folder / 'my_config.py'}:{form}"
-        command = [sys.executable, "-m", f"experiments.{binary}", flag, f"--workdir={workdir}"]
+        command = [sys.executable, "-m", f"experiments.{name}", flag, f"--workdir={workdir}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each form and way."""
     folder = pathlib.Path(_WORKDIR.value).absolute() / _DATA.value
     if not (folder / "my_config.py").exists():
@@ -85,4 +86,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

@@ -1,32 +1,28 @@
-"""Predictors on tabular benchmarks: rank correlation, and queries to the best architecture.
+"""Predictors on tabular benchmarks: rank correlation.
 
   python -m experiments.benchmarks.predictors --table=nasbench201 --out=nasbench201.json
   python -m experiments.benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
 
-Correlation: Kendall's tau-b between predictions and test accuracy of all architectures, trained on the
-validation accuracy of N random ones. Queries: random architectures first, then one by one that of the
-largest expected improvement, refitting after each, until one of the `--top` best in validation among
-the pool: the first row of every class of equal networks, or `--pool` random ones of these. Settings were
-chosen on nasbench_graph_cora.
+Kendall's tau-b between predictions and test accuracy of all architectures, trained on the validation accuracy
+of N random ones. Settings were chosen on nasbench_graph_cora. `experiments.compare` counts what searches by a
+predictor need until they find the best architecture.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 from scipy.stats import kendalltau
 from threadpoolctl import threadpool_limits
 
-from experiments import strategies
-from jaxnas import predictors, tabular
+from experiments import binary, strategies
+from jaxnas import files, predictors, tabular
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Which table.")
@@ -36,24 +32,16 @@ _PREDICTORS = flags.DEFINE_list(
     "Of gp, gp_decisions (one-hot decisions), mlp, transformer, transformer_tokens (no path counts), "
     "transformer_supervised (trained on accuracies, no path counts), transformer_plain (not pretrained).",
 )
-_SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes; empty for none.")
+_SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes.")
 _DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
-_SEARCHES = flags.DEFINE_integer("searches", 20, "Sequential searches; 0 for none.")
-_LIMIT = flags.DEFINE_integer("limit", 100, "Queries at most in a search.")
-_INITIAL = flags.DEFINE_integer("initial", 3, "Random queries at the start of a search.")
-_TOP = flags.DEFINE_integer("top", 1, "A search ends at one of this many best architectures.")
-_POOL = flags.DEFINE_integer("pool", 6500, "Networks that a search chooses from, at most.")
 _STEPS = flags.DEFINE_integer("steps", 2500, "Of the Transformer's pretraining, without accuracies.")
-_FINE_STEPS = flags.DEFINE_integer(
-    "fine_steps", None, "Of the training of transformer_supervised on accuracies."
-)
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 Table = dict[str, Any]
 
 
 def load(folder: str | None, name: str) -> Table:
-    """The table: inputs of all networks, validation and test scores, the rows a search chooses from.
+    """The table: inputs of all networks, validation and test scores.
 
     Higher scores are better. Tables of language models have the number of parameters among the features.
     """
@@ -76,14 +64,11 @@ def load(folder: str | None, name: str) -> Table:
         size = ((size - size.mean()) / size.std()).astype(np.float32)
         inputs["features"] = {"decisions": inputs["decisions"], "params": size[:, None]}
         print(f"{name}: tau of parameters alone {kendalltau(test, size).statistic:.3f}")
-    networks = np.unique(table.classes[there], return_index=True)[1]
-    pool = np.random.default_rng(5).permutation(networks)[: _POOL.value]
     kinds, places = (int(inputs["tokens"][key].max()) + 1 for key in ("kind", "place"))
     return {
         "inputs": inputs,
         "valid": valid,
         "test": test,
-        "pool": np.sort(pool),
         "kinds": kinds,
         "places": places,
     }
@@ -122,8 +107,6 @@ def make(name: str, table: Table) -> tuple[Any, Any]:
         predictor = predictors.SupervisedTransformer(
             table["kinds"], table["places"], start=start, structure=False
         )
-        if _FINE_STEPS.value is not None:
-            predictor = dataclasses.replace(predictor, steps=_FINE_STEPS.value)
         return predictor, table["inputs"]
     predictor = predictors.TransformerPredictor(
         table["kinds"], table["places"], steps=_STEPS.value, structure=name == "transformer"
@@ -145,48 +128,11 @@ def correlations(predictor: Any, inputs: Any, table: Table, size: int) -> list[f
     return values
 
 
-def queries(predictor: Any, inputs: Any, table: Table) -> tuple[list[int], float]:
-    """Queries to one of the best, `limit` where not found; and seconds for each choice."""
-    limit, pool = _LIMIT.value, table["pool"]
-    inputs, valid = jax.tree.map(jnp.asarray, rows(inputs, pool)), jnp.asarray(table["valid"][pool])
-    best = set(np.argsort(-table["valid"][pool])[: _TOP.value].tolist())
-
-    @jax.jit
-    def choose(key, inputs, known, number):
-        mask = jnp.arange(limit) < number
-        fitted = predictor.fit(key, rows(inputs, known), valid[known], mask)
-        mean, std = predictor.predict(fitted, inputs)
-        # The incumbent is the best mean, not the best result: results are noisy.
-        gain = mean - jnp.where(mask, mean[known], -jnp.inf).max()
-        scaled = gain / std
-        value = gain * jax.scipy.stats.norm.cdf(scaled) + std * jax.scipy.stats.norm.pdf(scaled)
-        seen = jnp.zeros(len(pool), bool).at[known].max(mask)
-        return jnp.argmax(jnp.where(seen, -jnp.inf, value))
-
-    counts, choices, seconds = [], 0, 0.0
-    for seed in range(_SEARCHES.value):
-        found = np.random.default_rng(seed).permutation(len(pool))[: _INITIAL.value].tolist()
-        while not best & set(found) and len(found) < limit:
-            known = np.zeros(limit, np.int32)
-            known[: len(found)] = found
-            start = time.perf_counter()
-            key = jax.random.fold_in(jax.random.key(seed), len(found))
-            found.append(int(choose(key, inputs, known, len(found))))
-            if choices:  # the first one compiles
-                seconds += time.perf_counter() - start
-            choices += 1
-        hits = [k + 1 for k, row in enumerate(found) if row in best]
-        counts.append(hits[0] if hits else limit)
-    return counts, seconds / max(choices - 1, 1)
-
-
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     table = load(_DATA.value, _TABLE.value)
     record: dict[str, Any] = {
         "table": _TABLE.value,
         "draws": _DRAWS.value,
-        "top": _TOP.value,
         "ceiling": float(kendalltau(table["valid"], table["test"]).statistic),
     }
     print(f"{_TABLE.value}: tau of validation and test accuracy {record['ceiling']:.3f}")
@@ -199,29 +145,20 @@ def main(argv: list[str]) -> None:
             "prepare_seconds": time.perf_counter() - start,
         }
         record[name] = one
-        for size in map(int, filter(None, _SIZES.value)):
+        for size in map(int, _SIZES.value):
             if size > len(table["valid"]):
                 raise ValueError(
                     f"--sizes has {size}, but {_TABLE.value} has {len(table['valid'])} networks."
                 )
-            one["tau"][size] = values = correlations(predictor, inputs, table, size)
+            one["tau"][str(size)] = values = correlations(predictor, inputs, table, size)
             print(
                 f"{name:20} tau, {size:4} points: {np.mean(values):.3f} +- {np.std(values):.3f}", flush=True
             )
-        if _SEARCHES.value:
-            counts, seconds = queries(predictor, inputs, table)
-            one |= {"queries": counts, "seconds_per_query": seconds}
-            print(
-                f"{name:20} queries: mean {np.mean(counts):.1f}, median {np.median(counts):.1f}, "
-                f"{min(counts)} to {max(counts)}; {seconds:.2f} s each",
-                flush=True,
-            )
         if _OUT.value:
-            with open(_OUT.value, "w") as file:
-                json.dump(record, file, indent=1)
+            files.write_json(_OUT.value, record)
 
 
 if __name__ == "__main__":
     # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
-        app.run(main)
+        binary.run(main)

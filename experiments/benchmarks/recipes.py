@@ -24,10 +24,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from scipy.stats import kendalltau
 
+from experiments import binary
 from experiments import config as config_lib
+from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, training
 from jaxnas.space import Space
@@ -36,10 +38,6 @@ from jaxnas.training.keys import stream
 from jaxnas.training.prepare import prepare
 from jaxnas.training.ranking import scores_alone, usual_together
 
-_CONFIG = flags.DEFINE_string("config", "autoformer_digits", "Whose task, network and settings are used.")
-_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as training.steps=1000.")
-_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
-_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
 _RECIPES = flags.DEFINE_list("recipes", [], "Some of them by name; all by default.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each recipe.", lower_bound=1)
 _PASSES = flags.DEFINE_integer("passes", None, "Of each training; by default four times the config's steps.")
@@ -77,15 +75,16 @@ def recipes(space: Space, steps: int) -> dict[str, tuple[Any, int]]:
     }
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each recipe."""
-    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
-    task, net, mesh = config.task.load(_DATA.value, _SOURCE.value), config.network, config.training.mesh()
+    config = binary.chosen_config(CONFIGS)
+    session = binary.bring_to_life(config)
+    task, net, mesh = session.task, session.net, session.mesh
     passes = 4 * config.training.steps if _PASSES.value is None else _PASSES.value
     known = recipes(net.space, passes)
     names = _RECIPES.value or list(known)
     if unknown := [name for name in names if name not in known]:
-        raise app.UsageError(f"--recipes: there is no {unknown[0]!r}; choose among {', '.join(known)}")
+        raise ConfigError(f"--recipes: there is no {unknown[0]!r}; choose among {', '.join(known)}")
     chosen = {name: known[name] for name in names}
     if _TIME.value:
         return _measure_steps(task, net, config.training, chosen, mesh)
@@ -133,7 +132,7 @@ def _read(config: config_lib.Config, passes: int) -> dict[str, Any]:
     """What --out has; empty at first.
 
     Raises:
-      UsageError: it is of other settings.
+      ConfigError: it is of other settings.
     """
     plain = config_lib.to_dict(config)
     said = {name: plain[name] for name in ("seed", "task", "network", "training", "retraining")}
@@ -143,9 +142,7 @@ def _read(config: config_lib.Config, passes: int) -> dict[str, Any]:
         return {"settings": said, "alone": [], "recipes": {}}
     kept = files.read_json(_OUT.value)
     if other := [name for name, value in said.items() if kept["settings"].get(name) != value]:
-        raise app.UsageError(
-            f"--out: {_OUT.value} is of other settings ({', '.join(other)}); take another file"
-        )
+        raise ConfigError(f"--out: {_OUT.value} is of other settings ({', '.join(other)}); take another file")
     return kept
 
 
@@ -210,4 +207,5 @@ def _measure_steps(task: Any, net: Any, settings: Any, chosen: Any, mesh: Any) -
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.define_config_flags(CONFIGS, "autoformer_digits")
+    binary.run(main)

@@ -28,13 +28,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags
+from absl import flags
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
 import jaxnas
+from experiments import binary
 from experiments.benchmarks.collectives import communicated
-from jaxnas import spaces, supernets, tasks, training
+from jaxnas import files, spaces, supernets, tasks, training
 from jaxnas.training.mesh import rows_of
 from jaxnas.training.prepare import abstract_state
 
@@ -125,9 +126,7 @@ def compile_step(net: supernets.ViT, mesh: Mesh) -> jax.stages.Compiled:
     return jitted.lower(state, {"train": batch}).compile()
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
+def main() -> None:
     counts = [int(count) for count in _DEVICES.value]
     if _PLATFORM.value == "cpu":
         jax.config.update("jax_num_cpu_devices", max(counts))
@@ -174,9 +173,8 @@ def main(argv: list[str]) -> None:
         )
         print(json.dumps(rows[-1]), flush=True)
     if _OUT.value:
-        with open(_OUT.value, "w", encoding="utf-8") as file:
-            json.dump({"flags": {"size": _SIZE.value, "batch": _BATCH.value}, "rows": rows}, file, indent=2)
+        files.write_json(_OUT.value, {"flags": {"size": _SIZE.value, "batch": _BATCH.value}, "rows": rows})
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

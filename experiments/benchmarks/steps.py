@@ -23,9 +23,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
 import jaxnas
+from experiments import binary
 from jaxnas import Choice, Space, elastic, spaces, supernets
 from jaxnas.supernets import hybrid
 
@@ -152,13 +153,11 @@ def measure(kind: str) -> None:
     )
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     for kind in _KINDS.value:
         measure(kind)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

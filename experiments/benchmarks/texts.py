@@ -18,17 +18,13 @@ import time
 import flax.linen as nn
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
-from experiments import config as config_lib
-from experiments.config import Config
+from experiments import binary
+from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
 
-_CONFIG = flags.DEFINE_string("config", "autoattend_sst_small", "One of AutoAttend's on texts.")
-_SET = flags.DEFINE_multi_string("set", [], "Fields to replace, as retraining.steps=1000.")
-_DATA = flags.DEFINE_string("data_dir", None, "Where prepared data are.")
-_SOURCE = flags.DEFINE_string("source_dir", None, "Where original files are.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of the search, for found and random search.")
 _SETS = flags.DEFINE_list(
     "sets", ["sst5"], "Names of data sets; the phrases of sst5 and sst2 are trained on."
@@ -74,18 +70,18 @@ def network(config: Config, name: str, classes: int, length: int) -> nn.Module:
         one = {"layer": ["addition"], "source": [0], "first": ["gru"], "second": ["zero"]}
         return net.clone(space=space.fix(space.from_dict({**one, "key": [None], "value": [None]})))
     if _WORKDIR.value is None:
-        raise app.UsageError(f"--networks={name} needs --workdir, that of a search.")
+        raise ConfigError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
     found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
     return net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Prints a line for each data set and network."""
-    config = config_lib.override(config_lib.find(CONFIGS, _CONFIG.value), _SET.value)
+    config = binary.chosen_config(CONFIGS)
     seeds = range(_FIRST.value, _FIRST.value + _SEEDS.value)
     for name in _SETS.value:
-        task = text_task(config, name).load(_DATA.value, _SOURCE.value)
+        task = text_task(config, name).load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         for label in _NETWORKS.value:
             began = time.perf_counter()
             net = network(config, label, task.dataset.num_classes, task.dataset.length)
@@ -109,4 +105,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.define_config_flags(CONFIGS, "autoattend_sst_small")
+    binary.run(main)

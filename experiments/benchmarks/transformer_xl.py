@@ -15,9 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
 import jaxnas
+from experiments import binary
 from jaxnas import files, spaces, supernets
 from jaxnas.latency import median_times
 
@@ -55,9 +56,7 @@ def loss_of(net: Any) -> Any:
     return loss
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {' '.join(argv[1:])}")
+def main() -> None:
     space = spaces.par(FLAGS.blocks)
     net = supernets.TransformerXL(
         space,
@@ -87,7 +86,7 @@ def main(argv: list[str]) -> None:
         return lambda params, arch: program(params, arch, batch, memory), seconds
 
     random = space.sample(jax.random.key(3), FLAGS.archs)
-    archs = [spaces.interleaved(FLAGS.blocks)]
+    archs = [space.from_dict({"block": spaces.interleaved_blocks(FLAGS.blocks)})]
     archs += [jax.tree.map(lambda x, i=i: x[i], random) for i in range(FLAGS.archs)]
     forms = {}
     for name, module, weights, soft in (
@@ -128,4 +127,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

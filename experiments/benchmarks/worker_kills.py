@@ -18,8 +18,9 @@ import threading
 import time
 from collections import Counter
 
-from absl import app, flags
+from absl import flags
 
+from experiments import binary
 from jaxnas import executors
 
 _JOBS = flags.DEFINE_integer("jobs", 60, "How many.", lower_bound=1)
@@ -56,9 +57,7 @@ def kill(folder: pathlib.Path, count: int, killed: list[str], done: threading.Ev
                 break
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
+def main() -> None:
     jobs, killed, done = range(_JOBS.value), [], threading.Event()
     with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as there:
         alone = [job(here, number) for number in jobs]
@@ -82,4 +81,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

@@ -22,10 +22,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 from threadpoolctl import threadpool_limits
 
-from experiments import strategies
+from experiments import binary, strategies
 from jaxnas import search, tabular
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
@@ -75,9 +75,7 @@ def run(strategy: search.Strategy, table: tabular.Table, workers: int, seed: int
     return test, hits[0] if hits else np.inf, seconds / evaluate.waited, result.failed
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
+def main() -> None:
     table = tabular.load("nasbench201", _DATA.value)
     for name in _STRATEGIES.value:
         strategy = dataclasses.replace(strategies.find(name)(table, _EVALUATIONS.value), batch=1)
@@ -96,4 +94,4 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     # See `predictors.GaussianProcess`: on a busy machine threads of BLAS wait for each other.
     with threadpool_limits(limits=1, user_api="blas"):
-        app.run(main)
+        binary.run(main)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from experiments.config import Config
 from jaxnas import latency, runs, spaces, supernets, tasks
-from jaxnas.supernets import transformer_xl_latency
+from jaxnas.elastic.recurrent import Context
 from jaxnas.training import Relaxed, Training
 
 
@@ -22,11 +25,32 @@ def stacks(blocks: int) -> dict[str, Any]:
 
 
 def measure_blocks(net: supernets.TransformerXL, task: tasks.Language, rows: int) -> latency.LatencyTable:
-    """The latency of each block by itself, the same at every place."""
-    shape = rows, task.length
-    calls = transformer_xl_latency.block_calls(net, *shape)
-    setting = transformer_xl_latency.setting_of(net, *shape)
-    return latency.options_table("block", calls, setting=setting, idle="identity")
+    """The latency of each block by itself (section 2), the same at every place.
+
+    Args:
+      net: the network; its sizes, memory and dtype are those that are measured.
+      task: whose segments are as long as those that are measured.
+      rows: of a segment.
+    """
+    length, keys = task.length, task.length + net.memory_length
+    x = jax.random.normal(jax.random.key(0), (rows, length, net.width), net.dtype)
+    memory = jax.random.normal(jax.random.key(1), (rows, net.memory_length, net.width), net.dtype)
+    mask = jnp.tril(jnp.ones((length, keys), bool), net.memory_length)
+    positions = jax.random.normal(jax.random.key(2), (keys, net.width), jnp.float32)
+    context = Context(memory, jnp.broadcast_to(mask, (rows, length, keys)), positions)
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in map(str, net.space["block"].options):
+        block = net.block(name)
+        params = jax.jit(block.init)(jax.random.key(3), x, context)
+        calls[name] = functools.partial(jax.jit(block.apply), params, x, context)
+    seconds = latency.median_times(calls)
+    # What the call of a block that does nothing takes is no part of a network.
+    nothing = min(seconds.values()) if "identity" in seconds else 0.0
+    added = {name: round((value - nothing) * 1e9) for name, value in seconds.items()}
+    sizes = ("memory_length", "width", "num_heads", "head_dim", "hidden", "pre_norm")
+    setting = {"batch": rows, "length": length, **{name: getattr(net, name) for name in sizes}}
+    setting |= {"dtype": jnp.dtype(net.dtype).name, "pass": "inference"}
+    return latency.LatencyTable(0, {"block": added}, jax.devices()[0].device_kind, setting)
 
 
 def _relaxed(blocks: int, **settings: Any) -> Relaxed:

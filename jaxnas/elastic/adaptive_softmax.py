@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.checks import check_counts
 from jaxnas.elastic.parameter import MACS, record_macs
 from jaxnas.elastic.width import constant
 
-Bias = Literal["none", "head", "all"]
 # Output projection [width, d], word vectors [K, d] and bias [K], of one softmax.
-Weights = tuple[jax.Array | None, jax.Array, jax.Array | None]
+Weights = tuple[jax.Array | None, jax.Array, jax.Array]
 GRID = 512  # boundaries that choose_cutoffs tries at most
 
 
@@ -38,22 +38,20 @@ class Cluster:
       first, size: which words.
       width: of their vectors.
       projected: whether matrices lead from this width to the model's and back.
-      tied: whether the matrix of the output is that of the input transposed.
     """
 
     first: int
     size: int
     width: int
     projected: bool
-    tied: bool
 
 
 class AdaptiveVocabulary(nn.Module):
     """Embeds tokens and scores the next ones; frequent words have wide vectors, rare ones narrow.
 
-    Words are numbered by falling frequency. Token ids are not checked: one outside [0, vocabulary)
-    gives meaningless numbers. Parameters are float32; their first axis is "vocabulary" where it is
-    words, and an axis of the model's or of a cluster's width is "embed", for sharding rules.
+    The output's word vectors are the input's. Words are numbered by falling frequency. Token ids are not
+    checked: one outside [0, vocabulary) gives NaN. Parameters are float32; their first axis is "vocabulary"
+    where it is words, and an axis of the model's or of a cluster's width is "embed", for sharding rules.
 
     Attributes:
       vocabulary: number of words, V.
@@ -61,11 +59,8 @@ class AdaptiveVocabulary(nn.Module):
       cutoffs: the first word of each tail cluster, increasing, each in (0, V); () is a plain embedding
         and a plain softmax.
       div_value: tail cluster i, counted from 1, has vectors of width `width // div_value**i`.
-      tie_weights: whether the output's word vectors are the input's.
-      tie_projections: for all clusters, or for each (len(cutoffs) + 1, the head first), whether the
-        output's projection is the input's transposed. Of no effect where there is no projection: in
-        the head, and in a tail with `div_value` 1 and tied weights.
-      bias: which logits have a bias: "none", those of the "head" (its clusters' too), or "all".
+      tie_projections: whether the output's projections are the input's transposed. There are projections in
+        the tail alone, and none with a `div_value` of 1.
       chunk: how many rows of a tail cluster `log_probability` scores at a time. It changes the speed
         and the memory, chunk x size of the cluster, and no result; 128 is good for 2,048 rows on a
         CPU, 256 for 8,192.
@@ -74,91 +69,59 @@ class AdaptiveVocabulary(nn.Module):
 
     Raises:
       ValueError: for a size below 1; cutoffs that do not increase or are not within (0, V); a
-        cluster whose vectors would have width 0; `tie_projections` of another length; an unknown
-        `bias`.
+        cluster whose vectors would have width 0.
     """
 
     vocabulary: int
     width: int
     cutoffs: tuple[int, ...] = ()
     div_value: int = 1
-    tie_weights: bool = True
-    tie_projections: tuple[bool, ...] | bool = False
-    bias: Bias = "all"
+    tie_projections: bool = False
     chunk: int = 128
     dtype: Any = jnp.float32
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("vocabulary", "width", "div_value", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"AdaptiveVocabulary: {name} is {getattr(self, name)}, expected an int of at least 1."
-                )
+        check_counts(self, "vocabulary", "width", "div_value", "chunk")
         _check_cutoffs(self.cutoffs, self.vocabulary)
         _cluster_widths(self.width, self.div_value, len(self.cutoffs))
-        ties, wanted = self.tie_projections, len(self.cutoffs) + 1
-        if not isinstance(ties, bool) and len(ties) != wanted:
-            raise ValueError(
-                f"AdaptiveVocabulary: tie_projections is {tuple(ties)}, expected one bool, "
-                f"or {wanted}: one for the head and one for each of the cutoffs "
-                f"{tuple(self.cutoffs)}."
-            )
-        if self.bias not in get_args(Bias):
-            raise ValueError(
-                f"AdaptiveVocabulary: bias is {self.bias!r}, expected one of {list(get_args(Bias))}."
-            )
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
         """The clusters, the head first."""
         bounds = (0, *self.cutoffs, self.vocabulary)
         widths = _cluster_widths(self.width, self.div_value, len(self.cutoffs))
-        ties = self.tie_projections
-        ties = (ties,) * len(widths) if isinstance(ties, bool) else ties
-        projected = self.div_value > 1 or not self.tie_weights
         return tuple(
-            Cluster(first, last - first, width, projected and i > 0, tie)
-            for i, ((first, last), width, tie) in enumerate(
-                zip(itertools.pairwise(bounds), widths, ties, strict=True)
-            )
+            Cluster(first, last - first, width, projected=self.div_value > 1 and i > 0)
+            for i, ((first, last), width) in enumerate(zip(itertools.pairwise(bounds), widths, strict=True))
         )
 
     def setup(self) -> None:
         """Declares the parameters of all clusters."""
-        tables, projections, outputs, output_projections, biases = [], [], [], [], []
+        tables, projections, output_projections, biases = [], [], [], []
         for i, cluster in enumerate(self.clusters):
-            shape, names = (cluster.size, cluster.width), ("vocabulary", "embed")
-            table = self._parameter(f"embedding_{i}", shape, names)
-            tied = self.tie_weights
-            output = table if tied else self._parameter(f"output_embedding_{i}", shape, names)
+            shape = (cluster.size, cluster.width)
+            tables.append(self._parameter(f"embedding_{i}", shape, ("vocabulary", "embed")))
             projection = output_projection = None
             if cluster.projected:
                 shape = (cluster.width, self.width)
                 projection = self._parameter(f"projection_{i}", shape, (None, "embed"))
                 output_projection = (
                     projection.T
-                    if cluster.tied
+                    if self.tie_projections
                     else self._parameter(f"output_projection_{i}", shape[::-1], ("embed", None))
                 )
-            bias = None
-            if self.bias == "all" or (self.bias == "head" and i == 0):
-                bias = self._parameter(f"bias_{i}", (cluster.size,), ("vocabulary",))
-            tables.append(table)
             projections.append(projection)
-            outputs.append(output)
             output_projections.append(output_projection)
-            biases.append(bias)
-        self.tables, self.projections = tuple(tables), tuple(projections)
-        self.outputs, self.output_projections = tuple(outputs), tuple(output_projections)
-        self.biases = tuple(biases)
+            biases.append(self._parameter(f"bias_{i}", (cluster.size,), ("vocabulary",)))
+        self.tables, self.biases = tuple(tables), tuple(biases)
+        self.projections, self.output_projections = tuple(projections), tuple(output_projections)
         tail = len(self.cutoffs)
         if tail:
             shape = (tail, self.width)
             self.cluster_vectors = self._parameter("cluster_vectors", shape, (None, "embed"))
-            if self.bias != "none":
-                self.cluster_bias = self._parameter("cluster_bias", (tail,), (None,))
+            self.cluster_bias = self._parameter("cluster_bias", (tail,), (None,))
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Embeds tokens, multiplied by the square root of the width as Transformer-XL does.
@@ -311,15 +274,15 @@ class AdaptiveVocabulary(nn.Module):
 
     def _head_weights(self) -> Weights:
         """Those of the head's words and, behind them, of the tail clusters."""
-        table, bias = self.outputs[0], self.biases[0]
+        table, bias = self.tables[0], self.biases[0]
         if self.cutoffs:
             table = jnp.concatenate([table, self.cluster_vectors])
-            bias = None if bias is None else jnp.concatenate([bias, self.cluster_bias])
+            bias = jnp.concatenate([bias, self.cluster_bias])
         return None, table, bias
 
     def _tail_weights(self, i: int) -> Weights:
         """Those of the words of tail cluster i."""
-        return self.output_projections[i], self.outputs[i], self.biases[i]
+        return self.output_projections[i], self.tables[i], self.biases[i]
 
     def _tail_scores(self, i: int, xs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         """Log-probability of words within tail cluster i.
@@ -361,20 +324,20 @@ def _logits(
     hidden: jax.Array,
     projection: jax.Array | None,
     table: jax.Array,
-    bias: jax.Array | None,
+    bias: jax.Array,
     dtype: Any,
 ) -> jax.Array:
     """Products of hidden [N, width], projected [width, d] or not, with words [K, d]: float32 [N, K]."""
     x = _project(hidden, projection, dtype)
     logits = jnp.matmul(x, table.astype(dtype).T, preferred_element_type=jnp.float32)
-    return logits if bias is None else logits + bias[None, :]
+    return logits + bias[None, :]
 
 
 def _scores(
     hidden: jax.Array,
     projection: jax.Array | None,
     table: jax.Array,
-    bias: jax.Array | None,
+    bias: jax.Array,
     words: jax.Array,
     dtype: Any,
 ) -> jax.Array:
@@ -385,9 +348,7 @@ def _scores(
     # would take another pass over [N, K], here and in the backward pass.
     vectors = jnp.take(table, words, axis=0, mode="clip").astype(dtype)  # [N, d]
     logit = jnp.sum(x.astype(jnp.float32) * vectors.astype(jnp.float32), axis=1)
-    if bias is not None:
-        logit += jnp.take(bias, words, mode="clip")
-    return logit - normaliser
+    return logit + jnp.take(bias, words, mode="clip") - normaliser
 
 
 def choose_cutoffs(

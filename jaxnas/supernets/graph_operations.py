@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxnas.choice import nearest
 
-Merge = Literal["concatenate", "mean", "sum"]
+Merge = Literal["concatenate", "mean"]
 Coefficient = Literal["const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear"]
 
 _glorot = nn.initializers.glorot_uniform()
@@ -227,21 +227,6 @@ class SAGEConv(nn.Module):
         return _bias(self, mean + _matrix(self.features, "root")(x))
 
 
-class SGConv(nn.Module):
-    """The average of `GCNConv` several times, and one matrix (Wu et al., ICML 2019). One hop is `GCNConv`."""
-
-    features: int
-    hops: int = 1
-
-    @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
-        """Takes x [N, in], gives [N, features]."""
-        x = _matrix(self.features, "linear")(x)  # before the hops: it is linear, and mostly narrower
-        for _ in range(self.hops):
-            x = propagate(graph.looped, x, graph.looped.coefficients[:, None])
-        return _bias(self, x)
-
-
 class ARMAConv(nn.Module):
     """relu(D^-1/2 A D^-1/2 X W + X V + b): one stack and one layer of Bianchi et al. (TPAMI 2021, eq. 15)."""
 
@@ -256,36 +241,21 @@ class ARMAConv(nn.Module):
 
 
 class ChebConv(nn.Module):
-    """A sum of Chebyshev polynomials of the Laplacian (Defferrard et al., NeurIPS 2016, eq. 4).
+    """The Chebyshev polynomials of the Laplacian of degree 0 and 1 (Defferrard et al., NeurIPS 2016, eq. 4).
 
     The Laplacian is scaled by a largest eigenvalue of 2, which leaves -D^-1/2 A D^-1/2. It is meant for
     graphs without directions; D has the edges into each node.
-
-    Attributes:
-      features: out.
-      order: how many polynomials, from that of degree 0 on.
     """
 
     features: int
-    order: int = 2
 
     @nn.compact
     def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        if self.order < 2:
-            raise ValueError(
-                f"ChebConv: order is {self.order}, expected at least 2; of order 1 it is `Linear`."
-            )
-        terms = [_matrix(self.features, f"linear_{degree}")(x) for degree in range(self.order)]
-
-        def laplacian(y: jax.Array) -> jax.Array:
-            return -propagate(graph.edges, y, graph.edges.coefficients[:, None])
-
-        # Clenshaw's recurrence, from the highest degree down: edges carry `features` numbers, not `in`.
-        following, behind = terms[-1], jnp.zeros_like(terms[-1])
-        for term in reversed(terms[1:-1]):
-            following, behind = term + 2 * laplacian(following) - behind, following
-        return _bias(self, terms[0] + laplacian(following) - behind)
+        # The Laplacian of products is the product of the Laplacian, and mostly narrower.
+        neighbours = _matrix(self.features, "linear_1")(x)
+        y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
+        return _bias(self, _matrix(self.features, "linear_0")(x) - y)
 
 
 class GATConv(nn.Module):
@@ -294,9 +264,8 @@ class GATConv(nn.Module):
     Attributes:
       features: out.
       heads: of attention.
-      merge: how heads become one: "concatenate", where each has features / heads, or their "mean" or "sum".
+      merge: how heads become one: "concatenate", where each has features / heads, or their "mean".
       dropout: probability that the weight of an edge is dropped in training.
-      self_loops: whether a node counts among its neighbours.
       sum_dropout: probability that a projected feature is dropped in training, where neighbours are summed.
     """
 
@@ -304,13 +273,12 @@ class GATConv(nn.Module):
     heads: int = 1
     merge: Merge = "concatenate"
     dropout: float = 0.0
-    self_loops: bool = True
     sum_dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        return _message_passing(self, "gat", x, graph, self.self_loops, train, self.sum_dropout)
+        return _message_passing(self, "gat", x, graph, train, self.sum_dropout)
 
 
 class GeoLayer(nn.Module):
@@ -337,7 +305,7 @@ class GeoLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        return _message_passing(self, self.coefficient, x, graph, True, train)
+        return _message_passing(self, self.coefficient, x, graph, train)
 
 
 def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenate") -> dict[str, nn.Module]:
@@ -352,14 +320,15 @@ def cora_pool(features: int, *, dropout: float = 0.0, merge: Merge = "concatenat
     return {
         "zero": Zero(features, parent=None),
         "identity": Identity(features, parent=None),
-        # As in the released code; with self-loops it would be the same function as "sgc".
+        # As in the released code; with self-loops it would be the same function as "sgc", which is one hop of
+        # the simple graph convolution (Wu et al., ICML 2019).
         "gcn": GCNConv(features, self_loops=False, parent=None),
         "sage": SAGEConv(features, parent=None),
         **{f"gat_{heads}": GATConv(features, heads, **attends) for heads in (1, 2, 4, 8, 16)},
         "linear": Linear(features, parent=None),
         "arma": ARMAConv(features, parent=None),
         "cheb": ChebConv(features, parent=None),
-        "sgc": SGConv(features, parent=None),
+        "sgc": GCNConv(features, parent=None),
     }
 
 
@@ -402,13 +371,11 @@ def _message_passing(
     coefficient: Coefficient,
     x: jax.Array,
     graph: Graph,
-    self_loops: bool,
     train: bool,
     sum_dropout: float = 0.0,
 ) -> jax.Array:
     """The multi-head form of `GATConv` and `GeoLayer`, with parameters of the module."""
     count, heads, features = x.shape[0], module.heads, module.features
-    edges = graph.looped if self_loops else graph.edges
     for field, value, known in (
         ("merge", module.merge, get_args(Merge)),
         ("coefficient", coefficient, get_args(Coefficient)),
@@ -430,14 +397,11 @@ def _message_passing(
     def vector(name: str) -> jax.Array:
         return module.param(name, _glorot, (heads, width))
 
-    weights = _coefficients(module, coefficient, x, edges, vector)  # [E, heads]
+    weights = _coefficients(module, coefficient, x, graph.looped, vector)  # [E, heads]
     weights = nn.Dropout(module.dropout, deterministic=not train)(weights)
     x = nn.Dropout(sum_dropout, deterministic=not train)(x)
-    y = propagate(edges, x, weights[:, :, None])  # [N, heads, C]
-    if concatenates:
-        return _bias(module, y.reshape(count, features))
-    merged = jnp.mean(y, axis=1) if module.merge == "mean" else jnp.sum(y, axis=1)
-    return _bias(module, merged)  # [N, features]
+    y = propagate(graph.looped, x, weights[:, :, None])  # [N, heads, C]
+    return _bias(module, y.reshape(count, features) if concatenates else jnp.mean(y, axis=1))
 
 
 def _coefficients(

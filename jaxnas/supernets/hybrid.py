@@ -34,7 +34,7 @@ from jaxnas.choice import nearest
 from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.convolution import Conv
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_branch, gelu
+from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp, drop_branch
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
@@ -44,7 +44,6 @@ from jaxnas.elastic.width import Decision, Width, fixed, width
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.talking_attention import TalkingAttention
 
-ACTIVATIONS = {"silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": gelu, "hard_swish": jax.nn.hard_swish}
 KINDS = ("mbconv", "fused_mbconv", "transformer", "nasvit")
 # What is taken where a space does not choose it; 0 heads are as many as `head_dim` makes.
 DEFAULTS = {"kernel": 3, "expansion": 4, "squeeze": 0, "heads": 0, "mlp_ratio": 4}
@@ -57,11 +56,10 @@ class Stage:
 
     Attributes:
       stride: of its first block.
-      activation, squeeze_of, shortcut, head_dim, largest_map, layer_scale: the same for all stages.
+      squeeze_of, shortcut, head_dim, largest_map, layer_scale: the same for all stages.
     """
 
     stride: int = 2
-    activation: str = "silu"
     squeeze_of: Literal["input", "expanded"] = "input"
     shortcut: Literal["none", "pooled"] = "none"
     head_dim: int = 16
@@ -183,7 +181,7 @@ class MBConv(Block):
         # Where nothing is expanded, the inner channels are those of the input, which no layer may sort alone.
         axis = "mlp" if not plain.maximum else None
         make = functools.partial(ConvNorm, self.train, dtype=self.dtype)
-        active = functools.partial(make, activation=ACTIVATIONS[self.stage.activation])
+        active = functools.partial(make, activation=jax.nn.silu)
         if self.fused:
             inner = width(lambda i, o, e: o if e == 1 else int(i * e), before, after, expansion, axis=axis)
             y = active(self.stride, name="expand")(x, width_in, inner, kernel, gate)
@@ -203,7 +201,7 @@ class MBConv(Block):
         squeeze, before, expansion = chosen["squeeze"], chosen["before"], chosen["expansion"]
         on = width(lambda d, s: int(self.place < d and s > 0), chosen["depth"], squeeze)
         hidden = width(self.stage.squeezed, before, expansion, squeeze)
-        layer = SqueezeExcite(ACTIVATIONS[self.stage.activation], self.dtype, name="squeeze")
+        layer = SqueezeExcite(jax.nn.silu, self.dtype, name="squeeze")
         return layer(y, inner, hidden, gate=on) if on.maximum else y
 
     def _shortcut(self, x: jax.Array, y: jax.Array, chosen: Chosen) -> jax.Array:
@@ -309,14 +307,14 @@ class Hybrid(nn.Module):
     """A supernet of stages of MBConv, Fused-MBConv and Transformer blocks.
 
     With a space of a single architecture it is that plain network, which is what `jaxnas.extract` returns.
-    Batch statistics belong to an architecture: `jaxnas.calibrate` makes them.
+    Batch statistics belong to an architecture: `jaxnas.calibrate` makes them. Activations are SiLU, and GELU
+    in the MLP of Transformer blocks.
 
     Attributes:
       space: the search space, see the beginning of this file; `spaces.hybrid` makes one.
       num_classes: logits.
       strides: of the first block of each stage.
       stem_stride: of the convolution in front of the stages.
-      activation: of all but the Transformer blocks, whose MLP has a GELU; a name in `ACTIVATIONS`.
       squeeze_of: whether the hidden width of squeeze-and-excitation is a share of the channels of the block's
         "input" (EfficientNet), or of its "expanded" ones, to the nearest multiple of 8 (AttentiveNAS).
       shortcut: what is added to a convolutional block that changes width or size: "none", or its input,
@@ -333,7 +331,6 @@ class Hybrid(nn.Module):
         by a dense layer (MobileNetV3, Howard et al., ICCV 2019, section 5.1).
       drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first. That of
         the first block of each stage is 0.
-      dropout_rate: of what the classifier sees.
       dtype: of the computation, float32 or bfloat16; parameters and batch statistics are float32.
       remat: compute each block again in the backward pass, and keep its input only.
 
@@ -346,7 +343,6 @@ class Hybrid(nn.Module):
     num_classes: int
     strides: tuple[int, ...]
     stem_stride: int = 2
-    activation: str = "silu"
     squeeze_of: Literal["input", "expanded"] = "input"
     shortcut: Literal["none", "pooled"] = "none"
     head_dim: int = 16
@@ -355,7 +351,6 @@ class Hybrid(nn.Module):
     odd_maps: Literal["refused", "padded"] = "refused"
     head_expansion: int = 0
     drop_path_rate: float = 0.0
-    dropout_rate: float = 0.0
     dtype: Any = jnp.float32
     remat: bool = False
 
@@ -371,8 +366,8 @@ class Hybrid(nn.Module):
           images: float [B, R, R, channels], square. With a choice of resolutions they are resized by the
             network, so give them at the largest. Otherwise the strides divide R.
           arch: architecture of the space, hard or soft; not needed if the space has only one.
-          train: whether batch statistics are those of the batch, and drop path and dropout are on (they need
-            the "dropout" random stream).
+          train: whether batch statistics are those of the batch, and drop path is on (it needs the "dropout"
+            random stream).
 
         Returns:
           float32 logits [B, num_classes].
@@ -384,8 +379,7 @@ class Hybrid(nn.Module):
         if "resolution" in self.space:
             return self._at_resolution(images, decisions, train)
         check_images(images.shape, self.divisor)
-        activation = ACTIVATIONS[self.activation]
-        active = functools.partial(ConvNorm, train, activation=activation, dtype=self.dtype)
+        active = functools.partial(ConvNorm, train, activation=jax.nn.silu, dtype=self.dtype)
         channels = width(int, decisions["width_stem"])
         stem = active(self.stem_stride, name="stem")
         x = stem(images, fixed(images.shape[3]), channels, fixed(3))  # [B, H, W, C]
@@ -400,10 +394,9 @@ class Hybrid(nn.Module):
         if self.head_expansion:
             inner = width(lambda c: c * self.head_expansion, decisions[f"width_{len(self.strides)}"])
             x = active(name="head_expand")(x, last, inner, fixed(1)).mean(axis=(1, 2))  # [B, C]
-            x = activation(self._dense("head")(x, inner, head))
+            x = jax.nn.silu(self._dense("head")(x, inner, head))
         else:
             x = active(name="head")(x, last, head, fixed(1)).mean(axis=(1, 2))  # [B, C]
-        x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
         classes = fixed(self.num_classes, "classes")
         return self._dense("classifier")(x, head, classes, max_branches=1).astype(jnp.float32)
 
@@ -442,7 +435,7 @@ class Hybrid(nn.Module):
         return of_block("block"), chosen | {"before": decisions[f"width_{before or 'stem'}"]}
 
     def _block(self, stage: int, place: int, train: bool, rate: float, kind: str) -> nn.Module:
-        common = self.activation, self.squeeze_of, self.shortcut, self.head_dim
+        common = self.squeeze_of, self.shortcut, self.head_dim
         form = Stage(self.strides[stage - 1], *common, self.largest_map, self.layer_scale)
         given = form, place, train, rate, self.dtype
         if kind in ATTENTION:
@@ -482,15 +475,14 @@ def check(net: Hybrid) -> None:
     for i, stride in enumerate(net.strides, 1):
         if stride < 1:
             raise ValueError(f"Hybrid: the stride of stage {i} is {stride}, expected at least 1.")
-    if not 0 <= net.drop_path_rate < 1 or not 0 <= net.dropout_rate < 1 or net.head_expansion < 0:
+    if not 0 <= net.drop_path_rate < 1 or net.head_expansion < 0:
         raise ValueError(
-            f"Hybrid: drop_path_rate {net.drop_path_rate}, dropout_rate {net.dropout_rate} and "
-            f"head_expansion {net.head_expansion}; expected 0 to less than 1, the same, and at least 0."
+            f"Hybrid: drop_path_rate {net.drop_path_rate} and head_expansion {net.head_expansion}; expected "
+            "0 to less than 1, and at least 0."
         )
     values = {
         "squeeze_of": ("input", "expanded"),
         "shortcut": ("none", "pooled"),
-        "activation": ACTIVATIONS,
         "odd_maps": ("refused", "padded"),
     }
     for name, allowed in values.items():

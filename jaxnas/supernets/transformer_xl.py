@@ -91,7 +91,7 @@ class TransformerXL(nn.Module):
     memory_length: int = 192
     cutoffs: tuple[int, ...] = ()
     div_value: int = 1
-    tie_projections: tuple[bool, ...] | bool = False
+    tie_projections: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.0
     pre_norm: bool = False
@@ -104,9 +104,8 @@ class TransformerXL(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("cutoffs", "tie_projections"):
-            if isinstance(value := getattr(self, name), list):  # a module's fields are hashed
-                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.cutoffs, list):  # a module's fields are hashed
+            object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
         if not isinstance(self.space, Space):
             raise TypeError(
                 f"TransformerXL: space is {self.space!r}, expected a space such as jaxnas.spaces.par(16)."

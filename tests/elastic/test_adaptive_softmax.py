@@ -16,18 +16,14 @@ from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, choose_cutoffs
 VOCABULARY, WIDTH, ROWS = 40, 16, 13
 MODULES = {
     "plain": AdaptiveVocabulary(VOCABULARY, WIDTH),
-    "plain without bias": AdaptiveVocabulary(VOCABULARY, WIDTH, bias="none"),
-    "chunks in part": AdaptiveVocabulary(
-        VOCABULARY, WIDTH, (7, 20), 4, tie_projections=(False, True, False), chunk=5
-    ),
+    "not projected": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20), chunk=3),
 }
 # What PyTorch's module can hold too. Each setting is compiled once, for all tests.
 AS_IN_PYTORCH = {
-    "one row at a time": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20, 39), 2, bias="none", chunk=1),
-    "head of one word": AdaptiveVocabulary(
-        VOCABULARY, WIDTH, (1, 39), tie_weights=False, bias="head", chunk=4
-    ),
-    "one chunk": AdaptiveVocabulary(VOCABULARY, WIDTH, (12,), 4, tie_weights=False, bias="head", chunk=100),
+    "one row at a time": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20, 39), 2, chunk=1),
+    "head of one word": AdaptiveVocabulary(VOCABULARY, WIDTH, (1, 39), 2, chunk=4),
+    "chunks in part": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20), 4, tie_projections=True, chunk=5),
+    "one chunk": AdaptiveVocabulary(VOCABULARY, WIDTH, (12,), 4, chunk=100),
 }
 MODULES |= AS_IN_PYTORCH
 
@@ -181,23 +177,28 @@ def test_products_in_bfloat16():
 
 @pytest.mark.parametrize("module", AS_IN_PYTORCH.values(), ids=AS_IN_PYTORCH)
 def test_scores_are_those_of_pytorch(module):
-    """And all gradients. Tied, the vectors of the output are the ones compared."""
+    """And all gradients. PyTorch has no biases within the tail: they are 0 here, and not compared."""
     torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
-    params, cutoffs, biased = parameters(module), module.cutoffs, module.bias == "head"
+    params, cutoffs = parameters(module), module.cutoffs
+    params = params | {f"bias_{i}": jnp.zeros_like(params[f"bias_{i}"]) for i in range(1, len(cutoffs) + 1)}
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        WIDTH, VOCABULARY, list(cutoffs), module.div_value, head_bias=biased
+        WIDTH, VOCABULARY, list(cutoffs), module.div_value, head_bias=True
     ).double()
 
     def to_torch(value):
         return torch.from_numpy(np.array(value, np.float64))
 
-    output = "embedding" if module.tie_weights else "output_embedding"
-    state = {"head.weight": np.concatenate([params[f"{output}_0"], params["cluster_vectors"]])}
-    if biased:
-        state["head.bias"] = np.concatenate([params["bias_0"], params["cluster_bias"]])
+    def projection(values, i):
+        """That of the output, [d, width]."""
+        return values[f"projection_{i}"] if module.tie_projections else values[f"output_projection_{i}"].T
+
+    state = {
+        "head.weight": np.concatenate([params["embedding_0"], params["cluster_vectors"]]),
+        "head.bias": np.concatenate([params["bias_0"], params["cluster_bias"]]),
+    }
     for i in range(len(cutoffs)):
-        state[f"tail.{i}.0.weight"] = params[f"output_projection_{i + 1}"].T
-        state[f"tail.{i}.1.weight"] = params[f"{output}_{i + 1}"]
+        state[f"tail.{i}.0.weight"] = projection(params, i + 1)
+        state[f"tail.{i}.1.weight"] = params[f"embedding_{i + 1}"]
     theirs.load_state_dict({name: to_torch(value) for name, value in state.items()})
 
     targets = np.random.default_rng(3).permutation(VOCABULARY)[:ROWS]
@@ -216,14 +217,13 @@ def test_scores_are_those_of_pytorch(module):
     grads = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
     assert set(grads) == set(state)
     head = cutoffs[0]
-    assert_close(ours[f"{output}_0"], grads["head.weight"][:head])
+    assert_close(ours["embedding_0"], grads["head.weight"][:head])
     assert_close(ours["cluster_vectors"], grads["head.weight"][head:])
-    if biased:
-        assert_close(ours["bias_0"], grads["head.bias"][:head])
-        assert_close(ours["cluster_bias"], grads["head.bias"][head:])
+    assert_close(ours["bias_0"], grads["head.bias"][:head])
+    assert_close(ours["cluster_bias"], grads["head.bias"][head:])
     for i in range(len(cutoffs)):
-        assert_close(ours[f"output_projection_{i + 1}"], grads[f"tail.{i}.0.weight"].T)
-        assert_close(ours[f"{output}_{i + 1}"], grads[f"tail.{i}.1.weight"])
+        assert_close(projection(ours, i + 1), grads[f"tail.{i}.0.weight"])
+        assert_close(ours[f"embedding_{i + 1}"], grads[f"tail.{i}.1.weight"])
 
 
 def test_without_cutoffs_it_is_pytorchs_log_softmax():
@@ -243,7 +243,7 @@ def test_without_cutoffs_it_is_pytorchs_log_softmax():
 # Embedding
 
 
-@pytest.mark.parametrize("name", ["plain", "chunks in part", "head of one word"])
+@pytest.mark.parametrize("name", ["plain", "not projected", "chunks in part", "head of one word"])
 def test_embedding(name):
     """Word by word in NumPy; every word of the vocabulary."""
     module = MODULES[name]
@@ -269,7 +269,7 @@ def test_embedding(name):
 @pytest.mark.parametrize(
     "kwargs, expected",
     [
-        (dict(bias="none"), dict(embedding_0=(40, 16))),
+        ({}, dict(embedding_0=(40, 16), bias_0=(40,))),
         (
             dict(cutoffs=(7, 20)),
             dict(
@@ -284,7 +284,7 @@ def test_embedding(name):
             ),
         ),
         (
-            dict(cutoffs=(7, 20), div_value=4, tie_projections=(False, True, False), bias="head"),
+            dict(cutoffs=(7, 20), div_value=4),
             dict(
                 embedding_0=(7, 16),
                 embedding_1=(13, 4),
@@ -292,21 +292,24 @@ def test_embedding(name):
                 cluster_vectors=(2, 16),
                 projection_1=(4, 16),
                 projection_2=(1, 16),
+                output_projection_1=(16, 4),
                 output_projection_2=(16, 1),
                 bias_0=(7,),
+                bias_1=(13,),
+                bias_2=(20,),
                 cluster_bias=(2,),
             ),
         ),
         (
-            dict(cutoffs=(7,), tie_weights=False, bias="none"),
+            dict(cutoffs=(7,), div_value=4, tie_projections=True),
             dict(
                 embedding_0=(7, 16),
-                embedding_1=(33, 16),
+                embedding_1=(33, 4),
                 cluster_vectors=(1, 16),
-                projection_1=(16, 16),
-                output_embedding_0=(7, 16),
-                output_embedding_1=(33, 16),
-                output_projection_1=(16, 16),
+                projection_1=(4, 16),
+                bias_0=(7,),
+                bias_1=(33,),
+                cluster_bias=(1,),
             ),
         ),
     ],
@@ -339,31 +342,35 @@ def test_initial_values_and_axes():
 
 
 def test_tied_parameters_learn_from_both_uses():
-    """The gradient is the sum of those of the two uses, which untied parameters have apart."""
+    """Word vectors and tied projections have gradients of either use, which untied projections have apart."""
     settings = dict(vocabulary=VOCABULARY, width=WIDTH, cutoffs=(12,), div_value=2)
     tied = AdaptiveVocabulary(**settings, tie_projections=True)
-    untied = AdaptiveVocabulary(**settings, tie_weights=False)
+    untied = AdaptiveVocabulary(**settings)
     tokens = jnp.asarray([0, 3, 39, 8, 21, 7, 3, 19, 20, 6, 30, 0, 12], jnp.int32)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def gradient(module, params):
-        def loss(params):
-            hidden = jnp.tanh(embed(module, params, tokens))
-            return jnp.mean(scores(module, params, hidden, tokens[::-1]))
+    def gradients(module, params):
+        """Of the parameters as those of the input, and as those of the output."""
 
-        return jax.grad(loss)(params)
+        def loss(of_input, of_output):
+            hidden = jnp.tanh(embed(module, of_input, tokens))
+            return jnp.mean(scores(module, of_output, hidden, tokens[::-1]))
+
+        return jax.grad(loss, argnums=(0, 1))(params, params)
 
     params = parameters(tied)
-    copied = params | {f"output_embedding_{i}": params[f"embedding_{i}"] for i in range(2)}
-    copied["output_projection_1"] = params["projection_1"].T
-    ours, apart = gradient(tied, params), gradient(untied, copied)
-    assert set(ours) == set(params) and set(apart) == set(copied) == set(parameters(untied))
-    for name in ("embedding_0", "embedding_1", "projection_1"):
-        read, scored = apart[name], apart[f"output_{name}"]
-        if name == "projection_1":
-            scored = scored.T
-        assert jnp.any(read) and jnp.any(scored)
-        assert_close(ours[name], read + scored)
+    copied = params | {"output_projection_1": params["projection_1"].T}
+    assert set(copied) == set(parameters(untied))
+    read, scored = gradients(tied, params)
+    apart_read, apart_scored = gradients(untied, copied)
+    for name in ("embedding_0", "embedding_1"):
+        for one, other in ((read, apart_read), (scored, apart_scored)):
+            assert jnp.any(one[name])
+            assert_close(one[name], other[name])
+    assert jnp.any(read["projection_1"]) and jnp.any(scored["projection_1"])
+    assert_close(read["projection_1"], apart_read["projection_1"])
+    assert_close(scored["projection_1"], apart_scored["output_projection_1"].T)
+    assert not jnp.any(apart_scored["projection_1"]) and not jnp.any(apart_read["output_projection_1"])
 
 
 # Expected cost and cutoffs
@@ -449,9 +456,7 @@ def test_cutoffs_of_a_large_vocabulary():
         (dict(cutoffs=(0, 7)), r"cutoff 0 of \(0, 7\) is not within \(0, 40\)"),
         (dict(cutoffs=(7, 40)), r"cutoff 40 of \(7, 40\) is not within \(0, 40\)"),
         (dict(cutoffs=(7, 20), div_value=5), r"cluster 2 .* width 0: 16 // 5\*\*2"),
-        (dict(cutoffs=(7,), tie_projections=(True,)), r"tie_projections is \(True,\).* 2: one for"),
-        (dict(bias="some"), "bias is 'some', expected one of"),
-        (dict(width=0), "width is 0, expected an int of at least 1"),
+        (dict(width=0), "width is 0, expected a whole number of at least 1"),
         (dict(chunk=0), "chunk is 0"),
     ],
 )

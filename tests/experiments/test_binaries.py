@@ -293,6 +293,8 @@ def test_help_ends_with_examples_that_work_as_they_stand(binary, monkeypatch):
                 ("evaluate", "--role=train", "--role is 'train', expected search or validation or test."),
                 ("compare", "--chunk=0", "--chunk is '0', expected a positive integer."),
                 ("benchmarks.kinds", "--archtectures=3", "there is no flag --archtectures; did you mean 'a"),
+                ("benchmarks.attention", "--lenghts=8", "there is no flag --lenghts; did you mean 'lengths"),
+                ("benchmarks.devices", "--rows=0", "--workdir is missing: Directory of the runs"),
             )
         ),
     ],

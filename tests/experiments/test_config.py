@@ -118,13 +118,14 @@ def test_later_assignments_win_and_the_original_stays():
         (
             DIGITS,
             "training.stesp=3",
-            "no field 'training.stesp'. Did you mean training.steps? There are: name",
+            "no field 'training.stesp'; did you mean 'training.steps'? There are: name",
         ),
-        (DIGITS, "steps=3", "Did you mean training.steps?"),
-        (DIGITS, "seeds=3", "Did you mean seed?"),
+        (DIGITS, "steps=3", "did you mean 'training.steps'?"),
+        (WORDS, "steps=3", "did you mean 'training.steps' or 'retraining.steps'?"),
+        (DIGITS, "seeds=3", "did you mean 'seed' or 'task.seed'?"),
         (DIGITS, "network.embd=3", "There are: "),
         (DIGITS, "network.parent=3", "no field 'network.parent'"),
-        (DIGITS, "search.strategy.space=par(6)", "no field 'search.strategy.space'. Did you mean search."),
+        (DIGITS, "search.strategy.space=par(6)", "no field 'search.strategy.space'; did you mean 'search."),
         (DIGITS, "training=3", "training is a group; set one of training.steps, training.batch_size"),
         (DIGITS, "seed", "expected name=value, such as seed=3"),
         (DIGITS, "seed=1.5", "seed takes an integer, not '1.5'"),
@@ -280,7 +281,7 @@ def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
     assert (changed.task.power, changed.network.sizes, changed.training.steps) == (2.0, (3, 4), 7)
     assert config_lib.to_dict(changed)["network"]["type"] == "Network"
     assert fields(changed)["task.power"] == "2.0"
-    with pytest.raises(ConfigError, match="Did you mean network.sizes"):
+    with pytest.raises(ConfigError, match="did you mean 'network.sizes'"):
         config_lib.override(one, ["network.size=3"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("STEPS = 9\n")

@@ -18,8 +18,7 @@ CITESEER = spaces.autoattend(3, spaces.AUTOATTEND_CITESEER)
 
 
 def published():
-    space = spaces.autoattend(24)
-    return space, space.to_dict(spaces.autoattend_sst())
+    return spaces.autoattend(24), spaces.autoattend_sst_options()
 
 
 def drawn(space, architecture):

@@ -96,7 +96,8 @@ def test_the_space_of_texts_has_the_size_of_the_paper():
 
 
 def test_the_published_network_is_in_the_space():
-    arch, space = spaces.autoattend_sst(), spaces.autoattend(24)
+    space = spaces.autoattend(24)
+    arch = space.from_dict(spaces.autoattend_sst_options())
     space.check(arch)
     values = space.to_dict(arch)
     assert values["layer"].count("attention") == 13 and values["source"][17] == 14

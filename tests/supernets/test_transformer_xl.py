@@ -426,7 +426,7 @@ def test_dropout_is_on_in_training_alone():
 
 
 def test_saved_networks_come_back(tmp_path):
-    arch = spaces.par_rule(BLOCKS)
+    arch = SPACE.from_dict({"block": spaces.par_rule_blocks(BLOCKS)})
     small, variables, _ = jaxnas.extract(NET, {"params": params_of("unrolled")}, arch, inputs=TOKENS)
     jaxnas.save_subnet(tmp_path / "subnet", small, variables, TOKENS)
     loaded, same = jaxnas.load_subnet(tmp_path / "subnet")
@@ -442,10 +442,9 @@ def test_saved_networks_come_back(tmp_path):
 
 
 def test_interleaved_and_the_par_rule():
-    names = spaces.par(8).to_dict(spaces.interleaved(8))["block"]
-    assert names == ["attention", "feed_forward"] * 4
+    assert spaces.interleaved_blocks(8) == ["attention", "feed_forward"] * 4
     for blocks, attention in ((32, 6), (24, 5), (12, 2), (4, 1)):
-        names = spaces.par(blocks).to_dict(spaces.par_rule(blocks))["block"]
+        names = spaces.par_rule_blocks(blocks)
         where = [i for i, name in enumerate(names) if name == "attention"]
         assert len(where) == attention and where[0] == 0 and max(where) < 2 * blocks / 3
         assert names.count("feed_forward") == blocks - attention
@@ -479,6 +478,6 @@ def test_clear_errors():
     with pytest.raises(ValueError, match="more than one architecture"):
         apply(TOKENS)
     with pytest.raises(ValueError, match="blocks come in pairs; got 5"):
-        spaces.interleaved(5)
+        spaces.interleaved_blocks(5)
     with pytest.raises(ValueError, match="ratio is 0.5"):
-        spaces.par_rule(6, 0.5)
+        spaces.par_rule_blocks(6, 0.5)
