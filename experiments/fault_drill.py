@@ -26,14 +26,16 @@ import sys
 import time
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
+from experiments import binary
+from experiments.config import ConfigError
 from experiments.drill.contents import differences
 from experiments.drill.runs import FLOWS, OFTEN, ROOT, SAVES, Run, changes
 
 _KILLS = flags.DEFINE_integer("kills", 100, "How many runs are killed, over all flows.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments and the damage.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for all runs; emptied first. Required.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for all runs; emptied first.", required=True)
 _ONLY = flags.DEFINE_list("only", [], "Only these faults, of those in the table; by default all.")
 _FLOWS = flags.DEFINE_list("flows", list(FLOWS), f"Only these flows, of {', '.join(FLOWS)}.")
 
@@ -278,17 +280,15 @@ FAULTS = {
 }
 
 
-def main(argv: list[str]) -> None:
+def main() -> int:
     only, names = _ONLY.value or list(FAULTS), _FLOWS.value
-    for given, known in ((only, FAULTS), (names, FLOWS), (argv[1:], ["no arguments"])):
+    for given, known in ((only, FAULTS), (names, FLOWS)):
         if unknown := [one for one in given if one not in known]:
-            raise app.UsageError(f"{', '.join(unknown)} is not known; there are {', '.join(known)}.")
-    if not _WORKDIR.value:
-        raise app.UsageError("--workdir is missing: the directory for all runs.")
+            raise ConfigError(f"{', '.join(unknown)} is not known; there are {', '.join(known)}.")
     logging.set_verbosity(logging.ERROR)
     root, begun = pathlib.Path(_WORKDIR.value).absolute(), time.monotonic()
     if root.exists() and any(root.iterdir()) and not (root / MARK).is_file():
-        raise app.UsageError(f"--workdir={root} holds other files, which would be lost. Take a new folder.")
+        raise ConfigError(f"--workdir={root} holds other files, which would be lost. Take a new folder.")
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     (root / MARK).touch()
@@ -303,8 +303,8 @@ def main(argv: list[str]) -> None:
     print(table(drill.rows), f"{(time.monotonic() - begun) / 60:.0f} minutes, seed {_SEED.value}", sep="\n")
     wrong = [f"{fault}, {name}: {one}" for (fault, name), row in drill.rows.items() for one in row.neither]
     print(*wrong, sep="\n")
-    sys.exit(1 if wrong else 0)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

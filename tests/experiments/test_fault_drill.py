@@ -74,5 +74,5 @@ def test_a_short_drill_ends_as_it_should(tmp_path):
 
 def test_what_the_drill_does_not_know_is_refused(tmp_path):
     done = drill(tmp_path, "--flows=trainings")
-    assert done.returncode == 1 and "trainings is not known; there are training, search" in done.stderr
+    assert done.returncode == 2 and "trainings is not known; there are training, search" in done.stderr
     assert not (tmp_path / "drill").exists()
