@@ -165,7 +165,7 @@ def test_clear_errors(tmp_path):
             search.run_parallel(random, objectives.count, KEY, **wrong)
     with pytest.raises(ValueError, match="Evolution asks for 50 at a time, so that it cannot be asked"):
         search.run_parallel(search.Evolution(SPACE), objectives.count, KEY)
-    with pytest.raises(ValueError, match="Hyperband asks for .* and races over fidelities"):
+    with pytest.raises(ValueError, match="SuccessiveHalving asks for .* and races over fidelities"):
         search.run_parallel(search.SuccessiveHalving(SPACE), objectives.count, KEY)
     with pytest.raises(ValueError, match="the workers cannot import .*lambda.* top level of a module"):
         search.run_parallel(random, lambda values: 1.0, KEY)
