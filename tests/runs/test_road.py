@@ -10,6 +10,7 @@ from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
 from jaxnas import runs, search
+from jaxnas.report import networks
 from jaxnas.report import result as results
 from jaxnas.training import Distillation, Fixed, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
@@ -97,4 +98,5 @@ def test_every_method_runs_on_every_task(kind, recipe, tmp_path):
         )
         times = json.loads((path / "times.json").read_text())
         assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
+        assert set(networks._TIMES) <= set(times)  # the page has a column for each
     jax.clear_caches()
