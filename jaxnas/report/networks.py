@@ -20,7 +20,7 @@ _NAMES = {
 }
 # Of networks that cost neither least nor most; see `Run.is_extreme`.
 _OF_OPTIONS = {"smallest": "lowest option of each choice", "largest": "highest option of each choice"}
-_TIMES = {"training_step_ms": "ms a step", "inference_rows_per_second": "examples/s"}
+_TIMES = {"training_step_ms": "ms a step", "inference_rows_per_second": "rows a second"}
 
 
 # A role and a metric.

@@ -123,7 +123,7 @@ HOLDS = {
         "test perplexity",
         "test bits per byte",
         "expected cost",
-        "examples/s",
+        "rows a second",
         "int32 tokens [batch, length]",
     ],
     "perturbation": [
