@@ -354,7 +354,9 @@ def parse_json(data: bytes, name: str) -> Any:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Appends records to a file of JSON lines and puts them safely on disk; none make an empty file.
+    """Appends records to a file of JSON lines and puts them safely on disk.
+
+    Without any records it makes an empty file, if there is none.
 
     A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores and
     `truncate_lines` removes. In an object store the whole file is written anew.

@@ -109,7 +109,7 @@ def find_source(folder: str | os.PathLike, names: tuple[str, ...], where: str) -
 
 
 def check_there(folder: pathlib.Path, names: Iterable[str], where: str) -> None:
-    """Raises FileNotFoundError if some of the files are not in a folder; `where` says where they are had."""
+    """Raises FileNotFoundError if some of the files are not in a folder; `where` says how to get them."""
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise FileNotFoundError(f"{folder} has no file {' and no '.join(missing)}. {where}")
 
