@@ -151,9 +151,8 @@ class Dropout(nn.Module):
         if not train or kept == 256:
             return x
         words = jax.random.bits(self.make_rng("dropout"), (x.shape[0], -(-x.shape[1] // 4)), jnp.uint32)
-        parts = [(words >> jnp.uint32(8 * i)) & jnp.uint32(255) for i in range(4)]
-        drawn = jnp.concatenate(parts, axis=1)[:, : x.shape[1]]  # 0 to 255
-        return jnp.where(drawn < kept, x * (256 / kept), 0)
+        drawn = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(x.shape[0], -1)[:, : x.shape[1]]
+        return jnp.where(drawn < jnp.uint8(kept), x * (256 / kept), 0)
 
 
 class Zero(nn.Module):
