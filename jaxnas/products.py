@@ -22,6 +22,7 @@ class Range(NamedTuple):
     most: float
 
 
+PRODUCTS = {"dot_general", "bcoo_dot_general", "conv_general_dilated"}
 OPAQUE = {"pallas_call", "ffi_call", "pure_callback", "io_callback"}  # programs that cannot be looked into
 NOTHING = Range(0, 0)
 
@@ -67,7 +68,7 @@ def computes_in_half_precision(jaxpr: Any) -> bool:
 def _of_equation(equation: Any, group: Callable, scope: str) -> dict[Any, Range]:
     name, parameters = equation.primitive.name, equation.params
     scope = f"{scope}/{equation.source_info.name_stack}"
-    if name in ("dot_general", "conv_general_dilated") or name in OPAQUE:
+    if name in PRODUCTS or name in OPAQUE:
         key = group(scope)
         return {} if key is None else {key: _size(equation)}
     inner = [count(one, group, scope) for one in _inner(equation)]
@@ -90,6 +91,12 @@ def _size(equation: Any) -> Range:
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = numbers
         macs = outputs * math.prod(left[axis] for axis in contracted)
+    elif equation.primitive.name == "bcoo_dot_general":  # each stored number of a sparse matrix meets a row
+        (_, contracted), (_, batch) = numbers
+        right = equation.invars[2].aval.shape
+        macs = math.prod(left) * math.prod(
+            n for axis, n in enumerate(right) if axis not in (*contracted, *batch)
+        )
     else:  # each output sums over the kernel's window and over its input channels, those of one group
         macs = outputs * math.prod(right) // max(right[numbers.rhs_spec[0]], 1)
     return Range(macs, macs)

@@ -24,6 +24,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.sparse import BCOO
 
 from jaxnas import products
 from jaxnas.elastic.bank import bank
@@ -100,7 +101,7 @@ def _groups(count: int, layer: LayerKind, last: LayerKind | None, x: Any) -> lis
 def run_graph(
     network: Any,
     layer: LayerKind,
-    x: jax.Array,
+    x: jax.Array | BCOO,
     inputs: tuple[Any, ...],
     decisions: Decisions,
     *,
@@ -121,7 +122,7 @@ def run_graph(
     Args:
       network: the module with a `space` in whose `compact` method this is called.
       layer: what layers are made of. Operations that the space does not have are left out.
-      x: the input, [..., E].
+      x: the input, [..., E]; a sparse matrix only with a last layer of another kind.
       inputs: what operations and attention get beside x.
       decisions: of the network.
       last: what the last layer is made of, if that is another kind. Then the input may be wider or narrower
@@ -182,9 +183,7 @@ def run_graph(
         return (_unroll if single else _scan)(prepared, x, inputs)
 
 
-def _unroll(
-    prepared: Sequence[tuple[_Group, _Layer, Any]], x: jax.Array, inputs: tuple[Any, ...]
-) -> jax.Array:
+def _unroll(prepared: Sequence[tuple[_Group, _Layer, Any]], x: Any, inputs: tuple[Any, ...]) -> jax.Array:
     """What the last of all layers gives, each with what is static of it; see `run_graph`."""
     outputs = [x]
     for group, run, turns in prepared:
@@ -194,7 +193,7 @@ def _unroll(
     return outputs[-1]
 
 
-def _scan(prepared: Sequence[tuple[_Group, _Layer, Any]], x: jax.Array, inputs: tuple[Any, ...]) -> jax.Array:
+def _scan(prepared: Sequence[tuple[_Group, _Layer, Any]], x: Any, inputs: tuple[Any, ...]) -> jax.Array:
     """What the last of all layers gives; those of a group are compiled once."""
     first_group, last_group = prepared[0][0], prepared[-1][0]
     # Of the input, where it has the width of the layers, and of each layer.
@@ -236,7 +235,7 @@ class _Layer:
     """
 
     operations: Mapping[str, tuple[nn.Module, bool]]  # and whether it takes the input of the network
-    input: jax.Array  # of the network, for edges from it where layers have another width
+    input: Any  # of the network, for edges from it where layers have another width
     kind: LayerKind
     norm: nn.Module | None
     dropout: float
@@ -308,7 +307,7 @@ def _drop(x: jax.Array, rate: float, keys: Any, place: int) -> jax.Array:
     return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
-def _init(module: nn.Module, key: jax.Array, x: jax.Array, inputs: tuple[Any, ...]) -> Any:
+def _init(module: nn.Module, key: jax.Array, x: Any, inputs: tuple[Any, ...]) -> Any:
     """The initial parameters of one copy, without a run of the module."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (x, *inputs))
     return module.lazy_init(key, *shapes).get("params", {})

@@ -23,7 +23,9 @@ from jaxnas.supernets.attention_graph import LayerKind, run_graph
 from jaxnas.supernets.attention_weights import ROLES, Context, check_space
 from jaxnas.supernets.graph_operations import (
     Dropout,
+    Features,
     Graph,
+    Product,
     citeseer_pool,
     cora_pool,
     edge_softmax,
@@ -46,7 +48,7 @@ class Operation(nn.Module):
     dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Maps x [N, D] to [N, D]."""
         return jnp.tanh(self.operation(Dropout(self.dropout)(x, train=train), graph, train=train))
 
@@ -131,8 +133,8 @@ class AutoAttendNodes(nn.Module):
         """Classifies the nodes of graphs.
 
         Args:
-          inputs: as `tasks.Graphs` gives them: "features" float32 [G, N, F], "edges" int32 [G, E, 2],
-            "edge_mask" bool [G, E] and "node_mask" bool [G, N].
+          inputs: as `tasks.Graphs` gives them: "features" float32 [G, N, F], or the three arrays of sparse
+            ones, "edges" int32 [G, E, 2], "edge_mask" bool [G, E] and "node_mask" bool [G, N].
           arch: a hard architecture of the space; not needed if the space has only one.
           train: whether dropout is on (needs the "dropout" random stream).
 
@@ -148,7 +150,8 @@ class AutoAttendNodes(nn.Module):
             self.operations(), functools.partial(attention, num_heads=self.num_heads), self.width
         )
         if self.framed:
-            x = nn.Dense(self.width, name="stem")(Dropout(self.dropout)(x, train=train))
+            stem = Product(self.width, bias=True, kernel_init=nn.linear.default_kernel_init, name="stem")
+            x = stem(Dropout(self.dropout)(x, train=train))
             # Normalised: features that sum to one would leave next to nothing for the layers at the start.
             x = jnp.tanh(nn.LayerNorm(name="norm_in")(x))
         run = functools.partial(

@@ -2,7 +2,8 @@
 
 An operation is a small Flax module, called as `operation(x, graph, train=train)` with the nodes of one graph,
 x [N, in], and gives [N, out]. `union` makes one graph of a batch of them. Sums go over the list of edges, so
-memory grows with nodes and edges and never with their square.
+memory grows with nodes and edges and never with their square. The features of a graph may be a sparse matrix
+(`jax.experimental.sparse.BCOO`): dropout and the operations with weights take it, and give dense arrays.
 
 `cora_pool` and `citeseer_pool` are the operations that AutoAttend searches (Guan et al., ICML 2021,
 section 5.2.1). Costs count the dense products; the sums over edges have none.
@@ -17,9 +18,11 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.experimental.sparse import BCOO
 
 from jaxnas.choice import nearest
 
+Features = jax.Array | BCOO
 Merge = Literal["concatenate", "mean"]
 Coefficient = Literal["const", "gcn", "gat", "sym_gat", "cos", "linear", "gene_linear"]
 
@@ -78,22 +81,32 @@ def make_graph(edges: jax.Array, edge_mask: jax.Array, node_mask: jax.Array) -> 
     return Graph(_normalized(sources, targets, mask, degrees), looped, degrees)
 
 
-def union(inputs: Mapping[str, jax.Array]) -> tuple[jax.Array, Graph]:
+def union(inputs: Mapping[str, jax.Array]) -> tuple[Features, Graph]:
     """One graph of a batch of graphs, between which there is no edge.
 
     Args:
-      inputs: as `tasks.Graphs` gives them to a network: "features" [G, N, F], "edges" int32 [G, E, 2],
-        "edge_mask" bool [G, E] and "node_mask" bool [G, N].
+      inputs: as `tasks.Graphs` gives them to a network: "features" [G, N, F], or the three arrays of sparse
+        ones, "edges" int32 [G, E, 2], "edge_mask" bool [G, E] and "node_mask" bool [G, N].
 
     Returns:
       The features of all nodes, [G * N, F], and the graph. What a network makes of them, [G * N, classes],
       is reshaped to [G, N, classes] at its end.
     """
-    features, edges = inputs["features"], inputs["edges"]
-    first = jnp.arange(features.shape[0], dtype=jnp.int32) * features.shape[1]  # node of each graph
-    edges = edges + first[:, None, None]
+    graphs, nodes = inputs["node_mask"].shape
+    first = jnp.arange(graphs, dtype=jnp.int32) * nodes  # node of each graph
+    edges = inputs["edges"] + first[:, None, None]
     graph = make_graph(edges.reshape(-1, 2), inputs["edge_mask"].reshape(-1), inputs["node_mask"].reshape(-1))
-    return features.reshape(-1, features.shape[2]), graph
+    if "features" in inputs:
+        return inputs["features"].reshape(graphs * nodes, -1), graph
+    values, starts = inputs["feature_values"], inputs["feature_starts"]  # [G, S], [G, F + 1]
+    count, width = values.shape[1], starts.shape[1] - 1
+
+    def columns(starts: jax.Array) -> jax.Array:
+        return jnp.repeat(jnp.arange(width), jnp.diff(starts), total_repeat_length=count)
+
+    rows = inputs["feature_nodes"] + first[:, None]
+    places = jnp.stack([rows, jax.vmap(columns)(starts)], axis=2)  # [G, S, 2]
+    return BCOO((values.reshape(-1), places.reshape(-1, 2)), shape=(graphs * nodes, width)), graph
 
 
 def propagate(edges: Edges, values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -143,16 +156,42 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, *, train: bool = False) -> Features:
         """Takes and gives x [N, features]; in training what is kept is scaled by 256 / (kept bytes)."""
         kept = round(256 * (1 - self.rate))
         if not 0 < kept <= 256:
             raise ValueError(f"Dropout: rate is {self.rate}, expected at least 0 and below 1.")
         if not train or kept == 256:
             return x
-        words = jax.random.bits(self.make_rng("dropout"), (x.shape[0], -(-x.shape[1] // 4)), jnp.uint32)
-        drawn = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(x.shape[0], -1)[:, : x.shape[1]]
+        if isinstance(x, BCOO):  # of what is stored; the rest is zero
+            return BCOO((self._drop(x.data, kept), x.indices), shape=x.shape)
+        return self._drop(x, kept)
+
+    def _drop(self, x: jax.Array, kept: int) -> jax.Array:
+        shape = (*x.shape[:-1], -(-x.shape[-1] // 4))
+        words = jax.random.bits(self.make_rng("dropout"), shape, jnp.uint32)
+        drawn = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
         return jnp.where(drawn < jnp.uint8(kept), x * (256 / kept), 0)
+
+
+class Product(nn.Module):
+    """The features of nodes times a matrix: x W, or x W + b.
+
+    Attributes:
+      features: out.
+      bias: whether there is b.
+      kernel_init: of W.
+    """
+
+    features: int
+    bias: bool = False
+    kernel_init: nn.initializers.Initializer = _glorot
+
+    @nn.compact
+    def __call__(self, x: Features) -> jax.Array:
+        """Takes x [N, in], gives [N, features]."""
+        y = x @ self.param("kernel", self.kernel_init, (x.shape[1], self.features))
+        return _bias(self, y) if self.bias else y
 
 
 class Zero(nn.Module):
@@ -186,9 +225,9 @@ class Linear(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in]."""
-        return nn.Dense(self.features, kernel_init=_glorot, name="linear")(x)
+        return Product(self.features, bias=True, name="linear")(x)
 
 
 class GCNConv(nn.Module):
@@ -203,10 +242,10 @@ class GCNConv(nn.Module):
     self_loops: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         edges = graph.looped if self.self_loops else graph.edges
-        x = _matrix(self.features, "linear")(x)
+        x = Product(self.features, name="linear")(x)
         return _bias(self, propagate(edges, x, edges.coefficients[:, None]))
 
 
@@ -216,14 +255,14 @@ class SAGEConv(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         # The mean of products is the product of the mean, and mostly narrower.
         neighbours = propagate(
-            graph.edges, _matrix(self.features, "neighbours")(x), graph.edges.mask[:, None]
+            graph.edges, Product(self.features, name="neighbours")(x), graph.edges.mask[:, None]
         )
         mean = neighbours / jnp.maximum(graph.degrees, 1)[:, None]
-        return _bias(self, mean + _matrix(self.features, "root")(x))
+        return _bias(self, mean + Product(self.features, name="root")(x))
 
 
 class ARMAConv(nn.Module):
@@ -232,11 +271,11 @@ class ARMAConv(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        neighbours = _matrix(self.features, "neighbours")(x)
+        neighbours = Product(self.features, name="neighbours")(x)
         y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
-        return nn.relu(_bias(self, y + _matrix(self.features, "root")(x)))
+        return nn.relu(_bias(self, y + Product(self.features, name="root")(x)))
 
 
 class ChebConv(nn.Module):
@@ -249,12 +288,12 @@ class ChebConv(nn.Module):
     features: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         # The Laplacian of products is the product of the Laplacian, and mostly narrower.
-        neighbours = _matrix(self.features, "linear_1")(x)
+        neighbours = Product(self.features, name="linear_1")(x)
         y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
-        return _bias(self, _matrix(self.features, "linear_0")(x) - y)
+        return _bias(self, Product(self.features, name="linear_0")(x) - y)
 
 
 class GATConv(nn.Module):
@@ -275,7 +314,7 @@ class GATConv(nn.Module):
     sum_dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         return _message_passing(self, "gat", x, graph, train, self.sum_dropout)
 
@@ -302,7 +341,7 @@ class GeoLayer(nn.Module):
     dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, graph: Graph, *, train: bool = False) -> jax.Array:
+    def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         return _message_passing(self, self.coefficient, x, graph, train)
 
@@ -356,10 +395,6 @@ def _normalized(sources: jax.Array, targets: jax.Array, mask: jax.Array, degrees
     return Edges(sources, targets, mask, mask * scale[sources] * scale[targets])
 
 
-def _matrix(features: int, name: str) -> nn.Dense:
-    return nn.Dense(features, use_bias=False, kernel_init=_glorot, name=name)
-
-
 def _bias(module: nn.Module, x: jax.Array) -> jax.Array:
     """The nodes [N, features] with a bias that the module declares."""
     return x + module.param("bias", nn.initializers.zeros, (x.shape[1],))[None]
@@ -368,7 +403,7 @@ def _bias(module: nn.Module, x: jax.Array) -> jax.Array:
 def _message_passing(
     module: Any,
     coefficient: Coefficient,
-    x: jax.Array,
+    x: Features,
     graph: Graph,
     train: bool,
     sum_dropout: float = 0.0,
@@ -391,7 +426,7 @@ def _message_passing(
             "the heads, or merge='mean'."
         )
     width = features // heads if concatenates else features
-    x = _matrix(heads * width, "linear")(x).reshape(count, heads, width)  # [N, heads, C]
+    x = Product(heads * width, name="linear")(x).reshape(count, heads, width)  # [N, heads, C]
 
     def vector(name: str) -> jax.Array:
         return module.param(name, _glorot, (heads, width))

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.sparse
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts
@@ -20,7 +21,8 @@ from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Predictions, apply
 
-INPUTS = ("features", "edges", "edge_mask", "node_mask")
+FEATURES = ("features", "feature_values", "feature_nodes", "feature_starts")
+INPUTS = (*FEATURES, "edges", "edge_mask", "node_mask")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,10 @@ class Graphs(Named[data_lib.Graphs]):
     `supernets.graph_operations` has operations on such graphs. Rows of a batch are graphs. Loss and metrics
     are means over the nodes of a role, so of one graph each role has the same batch with other weights.
 
+    With `sparse=True` three arrays take the place of "features": "feature_values" float32 [G, S] has what is
+    not zero, feature by feature, "feature_nodes" int32 [G, S] whose it is, and "feature_starts" int32
+    [G, F + 1] where each feature begins. `supernets.graph_operations.union` makes a sparse matrix of them.
+
     One graph is one row, which devices cannot share: a training on it takes `devices=1`. Evaluations of one
     network on several devices fill the rows up, and each of several networks has a device.
 
@@ -39,11 +45,14 @@ class Graphs(Named[data_lib.Graphs]):
       data: the name of a citation network, see `data.load_graph`, or what `data.from_graph` and
         `data.from_graphs` return.
       normalize: whether the features of each node are divided by their sum, as is usual for counts of words.
+      sparse: whether networks get only the features that are not zero. That is less work where at most some
+        per cent of them are, as of Cora (1.3 %) and CiteSeer (.9 %), and more for PubMed (10 %).
       evaluation_graphs: graphs at a time where networks are evaluated.
     """
 
     data: str | data_lib.Graphs
     normalize: bool = False
+    sparse: bool = False
     evaluation_graphs: int = 16
 
     examples = "nodes"
@@ -97,11 +106,12 @@ class Graphs(Named[data_lib.Graphs]):
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
         """The network's inputs, of all graphs."""
-        arrays = {name: getattr(self.dataset, name) for name in INPUTS}
+        arrays = {name: getattr(self.dataset, name) for name in ("edges", "edge_mask", "node_mask")}
+        features = self.dataset.features
         if self.normalize:
-            sums = arrays["features"].sum(axis=2, keepdims=True)
-            arrays["features"] = arrays["features"] / np.where(sums > 0, sums, 1)
-        return arrays
+            sums = features.sum(axis=2, keepdims=True)
+            features = features / np.where(sums > 0, sums, 1)
+        return arrays | (_compressed(features) if self.sparse else {"features": features})
 
     def _batch(self, role: str, rows: np.ndarray | None) -> Batch:
         """Graphs with labels and weights, which are 1 for the nodes of the role; None for all graphs."""
@@ -142,7 +152,7 @@ class Graphs(Named[data_lib.Graphs]):
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
         """The network's inputs by name."""
-        return {name: batch[name] for name in INPUTS}
+        return {name: x for name, x in batch.items() if name in INPUTS}
 
     def predict(
         self,
@@ -171,6 +181,23 @@ class Graphs(Named[data_lib.Graphs]):
         """The graphs of a role that may be used so."""
         self.part(dict(self.dataset.roles), role, allowed, use)
         return self.dataset.rows(role)
+
+
+def _compressed(features: np.ndarray) -> dict[str, np.ndarray]:
+    """Features [G, N, F] as sparse columns, filled up with zeros of the last feature; see `Graphs`."""
+    graphs, _, width = features.shape
+    found = [scipy.sparse.csc_array(one) for one in features]
+    count = max(1, *(one.nnz for one in found))
+    arrays = {
+        "feature_values": np.zeros((graphs, count), np.float32),
+        "feature_nodes": np.zeros((graphs, count), np.int32),
+        "feature_starts": np.full((graphs, width + 1), count, np.int32),
+    }
+    for row, one in enumerate(found):
+        arrays["feature_values"][row, : one.nnz] = one.data
+        arrays["feature_nodes"][row, : one.nnz] = one.indices
+        arrays["feature_starts"][row, :width] = one.indptr[:width]
+    return arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

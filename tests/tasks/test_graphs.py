@@ -11,7 +11,8 @@ from small_nets import difference
 from small_tasks import net_of, random_graph, task_of
 
 import jaxnas
-from jaxnas import data, runs, tasks
+from jaxnas import data, runs, spaces, tasks
+from jaxnas.supernets import GAT, GCN, AutoAttendNodes, graph_operations
 from jaxnas.training import Relaxed, Training, Uniform, fit, make_evaluator, make_mesh
 from jaxnas.training.prepare import prepare
 
@@ -172,3 +173,64 @@ def test_one_graph_goes_the_whole_road(recipe, tmp_path):
         alone = runs.retrain(ONE, NET, arch, settings, tmp_path / "alone", mesh=mesh)
     assert alone.task.sizes == {"train": 20, "validation": 30, "test": 39}
     assert alone.found.metrics["test"]["accuracy"] > 0.8
+
+
+def words_of(nodes, seed):
+    """A graph with bags of words, of which one node has none; one word is in no bag."""
+    random = np.random.default_rng(seed)
+    _, edges, labels = random_graph(random, nodes)
+    words = random.poisson(0.3, (nodes, 8)).astype(np.float32)
+    words[1], words[:, 3] = 0, 0
+    return words, edges, labels
+
+
+@pytest.mark.parametrize(("kind", "normalize"), [("one", True), ("several", False)])
+def test_sparse_features_are_the_same_ones(kind, normalize):
+    if kind == "one":
+        roles = {"train": range(20), "search": range(20, 30), "test": range(30, 40)}
+        given = data.from_graph(*words_of(40, 0), **roles)
+    else:
+        roles = {"train": (20, 31), "search": (17,), "test": (25, 40)}
+        given = data.from_graphs(**{role: [words_of(n, n) for n in sizes] for role, sizes in roles.items()})
+    dense, sparse = (tasks.Graphs(data=given, normalize=normalize, sparse=one) for one in (False, True))
+    batches = [
+        [
+            jax.tree.map(jnp.asarray, task.batches("train", task.rows("train"), 0).at(0)),
+            task.evaluation("test"),
+        ]
+        for task in (dense, sparse)
+    ]
+    assert "features" not in {**sparse.inputs, **batches[1][0]}
+    space = spaces.autoattend(2, ("zero", "gcn", "sage", "gat_2"))
+    nodes = AutoAttendNodes(space, num_classes=2, width=8, num_heads=2, framed=False, dropout=0.0)
+    for net in (nodes, GAT(2, dropout=0.0)):
+        variables = jaxnas.init(net, jax.random.key(0), dense.inputs)
+        own = jaxnas.init(net, jax.random.key(0), sparse.inputs)
+        jax.tree.map(np.testing.assert_array_equal, variables, own)
+
+        @jax.jit
+        def loss(params, arch, batches, net=net):
+            def of_training(params):
+                return dense.loss(net, {"params": params}, arch, batches[0], (), jax.random.key(1), True)[0]
+
+            first = jax.tree.map(lambda x: x[0], batches[1])
+            tested = dense.loss(net, {"params": params}, arch, first, (), None, False)[0]
+            return jax.value_and_grad(of_training)(params), tested
+
+        for arch in map(net.space.sample, jax.random.split(jax.random.key(2), 3)):
+            expected, found = (loss(variables["params"], arch, one) for one in batches)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, expected)
+
+
+def test_a_sparse_product_costs_what_is_stored_and_dropout_drops_of_that():
+    features, edges, labels = words_of(40, 0)
+    given = data.from_graph(features, edges, labels, train=range(20), test=range(20, 40))
+    task = tasks.Graphs(data=given, sparse=True)
+    cost = jaxnas.cost(GCN(2, hidden=5), task.inputs)({"network": jnp.int32(0)})
+    assert int(cost["macs"]) == np.count_nonzero(features) * 5 + 40 * 5 * 2
+    x, _ = graph_operations.union(task.batches("train", 1, 0).at(0))
+    np.testing.assert_array_equal(x.todense(), features)
+    dropped = graph_operations.Dropout(0.5).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    kept = np.asarray(dropped.todense())
+    np.testing.assert_allclose(kept[kept > 0], 2 * features[kept > 0])
+    assert 0.3 < np.count_nonzero(kept) / np.count_nonzero(features) < 0.7
