@@ -11,6 +11,7 @@ random search beside it found; both are trained from scratch.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -93,7 +94,9 @@ def main() -> None:
     jax.config.update("jax_threefry_partitionable", False)
     lines = []
     for graph in _GRAPHS.value:
-        task = tasks.Graphs(data=graph, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
+        task = config_lib.find(CONFIGS, f"autoattend_{graph}").task
+        assert isinstance(task, tasks.Graphs)
+        task = dataclasses.replace(task, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
         for name in _NETWORKS.value:
             net, optimizer, steps = prepared(name, graph, task.dataset.num_classes)
             began = time.perf_counter()
