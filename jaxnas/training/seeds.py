@@ -161,10 +161,10 @@ def train_seeds(
 
     def watch(run: _Run, step: jax.Array, batches: Any) -> _Run:
         values = measure(task, evaluated, run.variables, arch_of(run), batches)
-        score, running = metric_.score(values[metric_.name]), _running(run, step, patience)
+        score = metric_.score(values[metric_.name])
         # Without a loss that is a number, an accuracy is that of the first class.
         sound = jnp.all(jnp.isfinite(jnp.stack(list(values.values()))))
-        better = (score > run.score) & running & sound
+        better = (score > run.score) & sound
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), run.variables, run.best)
         return dataclasses.replace(
             run,
@@ -173,10 +173,20 @@ def train_seeds(
             best_step=jnp.where(better, step, run.best_step),
         )
 
+    def unless_done(function: Callable[..., _Run]) -> Callable[..., _Run]:
+        """A seed that is done costs nothing, where seeds are computed one after another."""
+        if patience is None:
+            return function
+
+        def one(run: _Run, step: jax.Array, batches: Any) -> _Run:
+            return lax.cond(_running(run, step, patience), function, lambda run, *_: run, run, step, batches)
+
+        return one
+
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
     archs = jax.tree.map(jnp.asarray, arch) if several else None
     runs = jax.jit(functools.partial(_each, start, together))((keys, archs))
-    train_all, watch_all = _in_program(train, together), _in_program(watch, together)
+    train_all, watch_all = (_in_program(unless_done(one), together) for one in (train, watch))
     batch, moved, done = None, None, 0
     while done < training.steps:
         if (given := drawn.at(done)) is not batch:  # One graph is the same batch in each step.
@@ -229,10 +239,8 @@ def _in_program(
     return jax.jit(functools.partial(_each, function, together), donate_argnums=0 if donate else ())
 
 
-def _running(run: _Run, step: jax.Array, patience: int | None) -> jax.Array:
+def _running(run: _Run, step: jax.Array, patience: int) -> jax.Array:
     """Whether a seed goes on, bool, after so many steps."""
-    if patience is None:
-        return jnp.bool_(True)
     return (step - run.best_step <= patience) | ~jnp.isfinite(run.score)
 
 
