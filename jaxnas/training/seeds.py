@@ -1,13 +1,12 @@
-"""One network trained with many seeds in one program, each stopped where it is best on held-out data.
+"""One network trained with many seeds by one program, each stopped where it is best on held-out data.
 
-For means and standard deviations over seeds, of small networks: the seeds advance side by side, and nothing
-is kept but the best weights of each.
+For means and standard deviations over seeds, of small networks. Seeds advance side by side or one after another,
+and nothing is kept but the best weights of each.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
 from jaxnas.choice import nearest
 from jaxnas.space import Arch
@@ -37,7 +35,7 @@ class Seeds:
     Attributes:
       variables: of the network where it was best, [S, ...].
       best_steps: after how many steps that was, int32 [S].
-      steps: how many were made in all.
+      steps: how many the longest training made.
       metrics: by role ("validation", say, and "test") and name, float32 [S], with those variables.
     """
 
@@ -94,8 +92,8 @@ def train_seeds(
       metric: name of the one that says where a network is best; None for the task's first.
       role: that it is measured on, "validation" or "search".
       patience: steps without a better value after which a seed is done; None for all steps.
-      together: how many seeds are computed at once; None for all. Fewer take less memory, and 1 is the
-        fastest on a CPU.
+      together: how many seeds are trained at once, group by group; None for all. Fewer take less memory, and
+        1 is the fastest on a CPU.
       test: whether they are measured on the test data.
       may_diverge: whether a seed may never have had a metric that is a number; its best step is then 0.
 
@@ -133,8 +131,7 @@ def train_seeds(
     drawn, evaluated = task.batches("train", rows, 0), task.evaluated(net)
     watched = jax.tree.map(jnp.asarray, task.evaluation(role, None, None))
 
-    def start(given: tuple[jax.Array, Any]) -> _Run:
-        key, one = given
+    def start(key: jax.Array, one: Any) -> _Run:
         own = init(net, jax.random.fold_in(key, 0), task.inputs) if variables is None else variables
         if others := [name for name in own if name != "params"]:
             raise ValueError(
@@ -161,10 +158,10 @@ def train_seeds(
 
     def watch(run: _Run, step: jax.Array, batches: Any) -> _Run:
         values = measure(task, evaluated, run.variables, arch_of(run), batches)
-        score = metric_.score(values[metric_.name])
+        score, running = metric_.score(values[metric_.name]), _running(run, step, patience)
         # Without a loss that is a number, an accuracy is that of the first class.
         sound = jnp.all(jnp.isfinite(jnp.stack(list(values.values()))))
-        better = (score > run.score) & sound
+        better = (score > run.score) & running & sound
         best = jax.tree.map(lambda new, old: jnp.where(better, new, old), run.variables, run.best)
         return dataclasses.replace(
             run,
@@ -173,49 +170,46 @@ def train_seeds(
             best_step=jnp.where(better, step, run.best_step),
         )
 
-    def unless_done(function: Callable[..., _Run]) -> Callable[..., _Run]:
-        """A seed that is done costs nothing, where seeds are computed one after another."""
-        if patience is None:
-            return function
+    def finish(run: _Run, batches: Any) -> Any:
+        return measure(task, evaluated, run.best, arch_of(run), batches)
 
-        def one(run: _Run, step: jax.Array, batches: Any) -> _Run:
-            return lax.cond(_running(run, step, patience), function, lambda run, *_: run, run, step, batches)
-
-        return one
-
+    size = len(seeds) if together is None else min(together, len(seeds))
+    start_all, train_all, watch_all, finish_all = (
+        _of_group(function, axes, size, donated)
+        for function, axes, donated in (
+            (start, (0, 0 if several else None), ()),
+            (train, (0, None, None), 0),
+            (watch, (0, None, None), 0),
+            (finish, (0, None), ()),
+        )
+    )
+    metrics = {role: watched}
+    if test:
+        metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
     archs = jax.tree.map(jnp.asarray, arch) if several else None
-    runs = jax.jit(functools.partial(_each, start, together))((keys, archs))
-    train_all, watch_all = (_in_program(unless_done(one), together) for one in (train, watch))
-    batch, moved, done = None, None, 0
-    while done < training.steps:
-        if (given := drawn.at(done)) is not batch:  # One graph is the same batch in each step.
-            batch, moved = given, jax.tree.map(jnp.asarray, given)
-        runs = train_all(runs, jnp.int32(done), moved)
-        done += 1
-        if done % training.every("evaluate") == 0 or done == training.steps:
-            runs = watch_all(runs, jnp.int32(done), watched)
-            if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
-                break
-
-    lost = [seed for seed, score in zip(seeds, np.asarray(runs.score), strict=True) if not np.isfinite(score)]
+    batch, moved, steps, groups = None, None, 0, []
+    for first in range(0, len(seeds), size):
+        runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
+        for done in range(1, training.steps + 1):
+            if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
+                batch, moved = given, jax.tree.map(jnp.asarray, given)
+            runs = train_all(runs, jnp.int32(done - 1), moved)
+            if done % training.every("evaluate") == 0 or done == training.steps:
+                runs = watch_all(runs, jnp.int32(done), watched)
+                if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
+                    break
+        steps = max(steps, done)
+        measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
+        groups.append(jax.tree.map(np.asarray, (runs.best, runs.best_step, runs.score, measured)))
+    best, best_steps, scores, found = jax.tree.map(lambda *parts: np.concatenate(parts), *groups)
+    lost = [seed for seed, score in zip(seeds, scores, strict=True) if not np.isfinite(score)]
     if lost and not may_diverge:
         raise DivergedError(
             f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
             "smaller learning rate, or clip gradients."
         )
-    metrics = {role: watched}
-    if test:
-        metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
-
-    def finish(run: _Run, batches: Any) -> Any:
-        return measure(task, evaluated, run.best, arch_of(run), batches)
-
-    found = {
-        name: jax.tree.map(np.asarray, _in_program(finish, together, donate=False)(runs, batches))
-        for name, batches in metrics.items()
-    }
-    return Seeds(runs.best, np.asarray(runs.best_step), done, found)
+    return Seeds(best, best_steps, steps, found)
 
 
 def measure(
@@ -226,21 +220,25 @@ def measure(
     return metrics_of(task, sums_by_batch(task, net, variables, arch, batches, task.carry(net, rows)))
 
 
-def _each(function: Callable[..., Any], together: int | None, first: Any, *rest: Any) -> Any:
-    """The function of each seed's part of the first argument: all at once, or some after others."""
-    if together is None:
-        return jax.vmap(lambda own: function(own, *rest))(first)
-    return lax.map(lambda own: function(own, *rest), first, batch_size=None if together == 1 else together)
+def _of_group(function: Callable[..., Any], axes: Any, size: int, donated: Any) -> Callable[..., Any]:
+    """A compiled function of `size` seeds at once, along the arguments' axes that are not None."""
+    if size > 1:
+        return jax.jit(jax.vmap(function, axes), donate_argnums=donated)
+
+    def one(*arguments: Any) -> Any:  # not batched, so that of a choice only one branch runs
+        own = [
+            x if axis is None else jax.tree.map(lambda leaf: leaf[0], x)
+            for x, axis in zip(arguments, axes, strict=True)
+        ]
+        return jax.tree.map(lambda leaf: leaf[None], function(*own))
+
+    return jax.jit(one, donate_argnums=donated)
 
 
-def _in_program(
-    function: Callable[..., Any], together: int | None, donate: bool = True
-) -> Callable[..., Any]:
-    return jax.jit(functools.partial(_each, function, together), donate_argnums=0 if donate else ())
-
-
-def _running(run: _Run, step: jax.Array, patience: int) -> jax.Array:
+def _running(run: _Run, step: jax.Array, patience: int | None) -> jax.Array:
     """Whether a seed goes on, bool, after so many steps."""
+    if patience is None:
+        return jnp.bool_(True)
     return (step - run.best_step <= patience) | ~jnp.isfinite(run.score)
 
 
