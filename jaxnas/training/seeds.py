@@ -1,7 +1,7 @@
 """One network trained with many seeds by one program, each stopped where it is best on held-out data.
 
-For means and standard deviations over seeds, of small networks. Seeds advance side by side or one after another,
-and nothing is kept but the best weights of each.
+For means and standard deviations over seeds, of small networks. Seeds are trained side by side or one after
+another, and nothing is kept but the best weights of each.
 """
 
 from __future__ import annotations
