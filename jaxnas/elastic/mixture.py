@@ -69,9 +69,13 @@ class Mixture(nn.Module):
         if len(options) == 1:
             return self.blocks[options[0]](*args, **kwargs)
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
-            # Linen binds what a branch touches to the branch, so blocks are taken from `module`.
+            # Linen binds what a branch touches to the branch, so blocks are taken from `module`. The backward
+            # pass runs the chosen block again: a switch would keep what each block computed, as zeros.
             branches = [
-                lambda module, *args, name=name: module.blocks[name](*args, **kwargs) for name in options
+                nn.remat(
+                    lambda module, *args, name=name: module.blocks[name](*args, **kwargs), prevent_cse=False
+                )
+                for name in options
             ]
             return nn.switch(choice.value, branches, self, *args)
         outputs = [self.blocks[name](*args, **kwargs) for name in options]
