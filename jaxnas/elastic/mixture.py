@@ -4,6 +4,9 @@ One module takes both, with nothing rebuilt in between: an int32 index is a `lax
 and backward pass compute one block; float weights give the weighted sum of all blocks, differentiable in
 the weights to any order. One-hot weights with a soft gradient are a straight-through sample.
 
+The backward pass of a hard choice computes its block once more, but for what the block names `KEPT`. Without
+that the switch would keep the intermediate results of all blocks, as zeros where they did not run.
+
 Under `vmap` over indices a switch computes every block and selects; that is exact. `lax.map` keeps one.
 """
 
@@ -20,6 +23,9 @@ import jax.numpy as jnp
 
 from jaxnas.elastic.parameter import SPECS
 from jaxnas.elastic.width import Decision
+
+# What a block names so, by `jax.ad_checkpoint.checkpoint_name`, is kept for the backward pass.
+KEPT = "kept"
 
 
 class Mixture(nn.Module):
@@ -71,10 +77,11 @@ class Mixture(nn.Module):
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
             # Linen binds what a branch touches to the branch, so blocks are taken from `module`. The backward
             # pass runs the chosen block again: a switch would keep what each block computed, as zeros.
+            remat = functools.partial(
+                nn.remat, policy=jax.checkpoint_policies.save_only_these_names(KEPT), prevent_cse=False
+            )
             branches = [
-                nn.remat(
-                    lambda module, *args, name=name: module.blocks[name](*args, **kwargs), prevent_cse=False
-                )
+                remat(lambda module, *args, name=name: module.blocks[name](*args, **kwargs))
                 for name in options
             ]
             return nn.switch(choice.value, branches, self, *args)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxnas.elastic.layers import LayerNormParameters, Norm, affine
+from jaxnas.elastic.mixture import KEPT
 from jaxnas.elastic.parameter import parameter, record_macs
 from jaxnas.elastic.width import constant, fixed
 
@@ -79,7 +80,7 @@ def _lean(block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     What is named are results of products with kernels. The rest is cheap to compute and large to keep:
     scores of attention above all.
     """
-    return jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names("kept"))
+    return jax.checkpoint(block, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
 
 
 def _kept(x: jax.Array, unit: int) -> jax.Array:
@@ -89,7 +90,7 @@ def _kept(x: jax.Array, unit: int) -> jax.Array:
     that block did not run, and blocks that keep arrays of the same shape share one. So all blocks keep pieces
     of one shape: `unit` is the size of one row of a block's input. Rows stay apart: devices share them.
     """
-    pieces = [checkpoint_name(x[:, i : i + unit], "kept") for i in range(0, x.shape[1], unit)]
+    pieces = [checkpoint_name(x[:, i : i + unit], KEPT) for i in range(0, x.shape[1], unit)]
     return jnp.concatenate(pieces, axis=1)
 
 
