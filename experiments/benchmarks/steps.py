@@ -1,15 +1,17 @@
-"""What a supernet of images costs against the networks it contains: compile time and step time.
+"""What a supernet costs against the networks it contains: compile time and step time.
 
   python -m experiments.benchmarks.steps --network=convolutions --size=64
   python -m experiments.benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
+  python -m experiments.benchmarks.steps --config=dartformer_listops_small --batch=32
 
 "convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch normalisation.
 "swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its space for small
-images. Two things are measured of a forward pass, or of a gradient in training: the processor time of its
-compilation, over that of the largest extracted network, and the time of a call, over that of the network
-extracted at the same architecture. Calls are timed in turns in one process; shown are medians over repeats,
-by the clock and in processor time. Only the latter says something of a machine that others use too, and only
-of CPUs. `experiments.benchmarks.elastic` is the one for AutoFormer's networks.
+images. With `--config` it is the network of a config, on a batch of its data. Two things are measured of a
+forward pass, or of a gradient in training: the processor time of its compilation, over that of the largest
+extracted network, and the time of a call, over that of the network extracted at the same architecture. Calls
+are timed in turns in one process; shown are medians over repeats, by the clock and in processor time. Only the
+latter says something of a machine that others use too, and only of CPUs. `experiments.benchmarks.elastic` is
+the one for AutoFormer's networks.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from absl import flags
 
 import jaxnas
 from experiments import binary
+from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, elastic, spaces, supernets
 from jaxnas.supernets import hybrid
 
@@ -34,7 +37,7 @@ _NETWORK = flags.DEFINE_enum("network", "convolutions", ["convolutions", "swin",
 _KINDS = flags.DEFINE_multi_enum("kind", ["gradient"], ["forward", "gradient"], "What is measured.")
 _ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled; the smallest comes, too.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each network.")
-_BATCH = flags.DEFINE_integer("batch", 16, "Images.")
+_BATCH = flags.DEFINE_integer("batch", 16, "Images, or rows of the data.")
 _SIZE = flags.DEFINE_integer("size", 32, "Of the images; the MBConv blocks see maps of half that size.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
 
@@ -72,25 +75,34 @@ class Network(nn.Module):
         return elastic.Dense(name="head")(x.mean(axis=(1, 2)), width, elastic.fixed(10))
 
 
-def network() -> tuple[nn.Module, int]:
-    """The supernet that was asked for, and the channels of its images."""
-    if _NETWORK.value == "swin":
-        space = spaces.s3_small_images(_SIZE.value)
-        return supernets.Swin(space, _SIZE.value, 1 if _SIZE.value == 28 else 2, num_classes=10), 1
+def network(key: jax.Array) -> tuple[nn.Module, Any]:
+    """The supernet that was asked for, and a batch of what it takes."""
+    if flags.FLAGS.config is not None:
+        config = binary.chosen_config(CONFIGS)
+        task = config.task.load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
+        batch = jax.tree.map(jnp.asarray, task.batches("train", _BATCH.value, _SEED.value).at(0))
+        return config.network, task.preprocess(batch)
+    shape = (_BATCH.value, _SIZE.value, _SIZE.value)
+    if _NETWORK.value == "convolutions":
+        return Network(SPACE), jax.random.normal(key, (*shape, 3))
+    images = jax.random.normal(key, (*shape, 1))
     if _NETWORK.value == "hybrid":
-        return supernets.Hybrid(spaces.hybrid_small(), num_classes=10, **hybrid.SMALL), 1
-    return Network(SPACE), 3
+        return supernets.Hybrid(spaces.hybrid_small(), num_classes=10, **hybrid.SMALL), images
+    space = spaces.s3_small_images(_SIZE.value)
+    return supernets.Swin(space, _SIZE.value, 1 if _SIZE.value == 28 else 2, num_classes=10), images
 
 
 def compiled(kind: str, net: nn.Module, *given: Any) -> tuple[Callable[..., Any], float]:
     """A pass of a network, in training if it is a gradient, and the processor seconds of its compilation."""
 
-    def loss(params: Any, rest: Any, images: jax.Array, *arch: Any) -> jax.Array:
-        logits, _ = net.apply({"params": params, **rest}, images, *arch, train=True, mutable=list(rest))
+    def loss(params: Any, rest: Any, inputs: Any, *arch: Any) -> jax.Array:
+        rngs = {"dropout": jax.random.key(0)}
+        variables = {"params": params, **rest}
+        logits, _ = net.apply(variables, inputs, *arch, train=True, rngs=rngs, mutable=list(rest))
         return jnp.mean(jnp.square(logits))
 
-    def forward(params: Any, rest: Any, images: jax.Array, *arch: Any) -> Any:
-        return net.apply({"params": params, **rest}, images, *arch)
+    def forward(params: Any, rest: Any, inputs: Any, *arch: Any) -> Any:
+        return net.apply({"params": params, **rest}, inputs, *arch)
 
     jax.clear_caches()  # what was traced for one network is not there for the next: each is the first
     start = time.process_time()
@@ -115,22 +127,22 @@ def median_seconds(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict
 
 def measure(kind: str) -> None:
     """Prints a line for each architecture, and means over those that were sampled."""
-    weights_key, images_key, key = jax.random.split(jax.random.key(_SEED.value), 3)
-    net, channels = network()
+    weights_key, inputs_key, key = jax.random.split(jax.random.key(_SEED.value), 3)
+    net, inputs = network(inputs_key)
     space: Space = net.space  # pyrefly: ignore[missing-attribute]
-    images = jax.random.normal(images_key, (_BATCH.value, _SIZE.value, _SIZE.value, channels))
-    variables = jaxnas.init(net, weights_key, images)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
+    variables = jaxnas.init(net, weights_key, shapes)
 
     def split(variables: Any) -> tuple[Any, Any]:
         return variables["params"], {name: x for name, x in variables.items() if name != "params"}
 
     def extracted(arch: Any) -> tuple[nn.Module, tuple[Any, ...]]:
-        small = jaxnas.extract(net, variables, arch, inputs=images.shape)
-        return small.net, (*split(small.variables), images)
+        small = jaxnas.extract(net, variables, arch, inputs=shapes)
+        return small.net, (*split(small.variables), inputs)
 
     largest, given = extracted(space.largest())
     _, base = compiled(kind, largest, *given)
-    supernet, seconds = compiled(kind, net, *split(variables), images, space.largest())
+    supernet, seconds = compiled(kind, net, *split(variables), inputs, space.largest())
     print(f"{kind}: compile {seconds:.1f} s, {seconds / base:.1f} x {base:.1f} s of the largest network")
     ratios = []
     sampled = [space.sample(arch_key) for arch_key in jax.random.split(key, _ARCHITECTURES.value)]
@@ -138,7 +150,7 @@ def measure(kind: str) -> None:
         small, given = extracted(arch)
         alone, _ = compiled(kind, small, *given)
         calls = {
-            "supernet": functools.partial(supernet, *split(variables), images, arch),
+            "supernet": functools.partial(supernet, *split(variables), inputs, arch),
             "extracted": functools.partial(alone, *given),
         }
         times = median_seconds(calls, _REPEATS.value)
@@ -160,4 +172,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    binary.define_config_flags(CONFIGS)
     binary.run(main)
