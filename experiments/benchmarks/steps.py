@@ -4,14 +4,14 @@
   python -m experiments.benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
   python -m experiments.benchmarks.steps --config=dartformer_listops_small --batch=32
 
-"convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch normalisation.
-"swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its space for small
-images. With `--config` it is the network of a config, on a batch of its data. Two things are measured of a
-forward pass, or of a gradient in training: the processor time of its compilation, over that of the largest
-extracted network, and the time of a call, over that of the network extracted at the same architecture. Calls
-are timed in turns in one process; shown are medians over repeats, by the clock and in processor time. Only the
-latter says something of a machine that others use too, and only of CPUs. `experiments.benchmarks.elastic` is
-the one for AutoFormer's networks.
+"convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch
+normalisation. "swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its
+space for small images. With `--config` it is the network of a config, on a batch of its data. Two things are
+measured of a forward pass, or of a gradient in training: the processor time of its compilation, over that of
+the largest extracted network, and the time of a call, over that of the network extracted at the same
+architecture. Calls are timed in turns in one process; shown are medians over repeats, by the clock and in
+processor time. Only the latter says something of a machine that others use too, and only of CPUs.
+`experiments.benchmarks.elastic` is the one for AutoFormer's networks.
 """
 
 from __future__ import annotations
