@@ -16,7 +16,7 @@ import jaxnas
 from jaxnas import Choice, Space, spaces
 from jaxnas.supernets import AutoAttendNodes, AutoAttendText
 from jaxnas.supernets.attention_weights import OperationUses, Pairs
-from jaxnas.supernets.autoattend_text import BidirectionalGRU, MaxPool, attention, windows
+from jaxnas.supernets.autoattend_text import BidirectionalGRU, Convolution, MaxPool, attention, windows
 from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks
 
@@ -284,6 +284,25 @@ def test_the_recurrent_operation_is_that_of_pytorch():
     )
     expected = (both[..., :4] + both[..., 4:]).detach().numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_convolution_is_that_of_pytorch(size):
+    torch = pytest.importorskip("torch")
+    x, mask = jax.random.normal(jax.random.key(2), (3, LENGTH, 4)), TEXTS["mask"]
+    module = Convolution(5, size)
+    params = module.init(jax.random.key(0), x, mask)["params"]
+    got = np.asarray(module.apply({"params": params}, x, mask))
+    kernel = np.asarray(params["convolution"]["kernel"]).reshape(size, 4, 5)
+    reference = torch.nn.Conv1d(4, 5, size, padding="same")
+    weights = {"weight": kernel.transpose(2, 1, 0).copy(), "bias": np.zeros(5, np.float32)}
+    reference.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+    normalised = torch.nn.functional.layer_norm(torch.tensor(np.asarray(x)), (4,), eps=1e-6)
+    normalised = normalised * torch.tensor(np.asarray(mask))[..., None]
+    expected = torch.relu(reference(normalised.transpose(1, 2))).transpose(1, 2).detach().numpy()
+    real = np.asarray(mask)
+    np.testing.assert_allclose(got[real], expected[real], rtol=1e-5, atol=1e-5)
+    assert not np.any(got[~real])
 
 
 def test_attention_is_that_of_pytorch_without_projections():
