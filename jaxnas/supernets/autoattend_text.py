@@ -53,8 +53,8 @@ class Identity(nn.Module):
 class Convolution(nn.Module):
     """Layer normalisation, a convolution along the text, a ReLU.
 
-    The convolution is a dense layer of each word and its neighbours: within a switch, XLA for CPUs takes several
-    times as long for a gradient of `nn.Conv`.
+    The convolution is a dense layer of each word and its neighbours: within a switch, XLA for CPUs takes
+    several times as long for a gradient of `nn.Conv`.
 
     Attributes:
       width: channels out.
