@@ -3,7 +3,7 @@
 An operation is a small Flax module, called as `operation(x, graph, train=train)` with the nodes of one graph,
 x [N, in], and gives [N, out]. `union` makes one graph of a batch of them. Sums go over the list of edges, so
 memory grows with nodes and edges and never with their square. The features of a graph may be a sparse matrix
-(`jax.experimental.sparse.BCOO`): dropout gives another one, and the operations with weights give dense arrays.
+(`jax.experimental.sparse.BCOO`): dropout gives another one, and operations with weights give dense arrays.
 
 `cora_pool` and `citeseer_pool` are the operations that AutoAttend searches (Guan et al., ICML 2021,
 section 5.2.1). Costs count the products with matrices; the sums over edges have none.
