@@ -188,3 +188,32 @@ def test_clear_errors():
         init({"a": Keep()}, ("a", "c"))
     with pytest.raises(ValueError, match=r"'a' returns \('float32\[3, 4\]'.*'b' returns \('float32\[3, 5\]'"):
         init({"a": Keep(), "b": Noisy(features=5)})
+
+
+class Waves(nn.Module):
+    """Sines of a table with so many rows: what its gradient needs is large, and has a shape of its own."""
+
+    rows: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = x.reshape(self.rows, -1)
+        for i in range(4):
+            y = jnp.sin(y * self.param(f"frequency_{i}", nn.initializers.ones, (self.rows, 1)))
+        return y.reshape(x.shape)
+
+
+def test_memory_of_the_gradient_of_a_hard_choice_does_not_grow_with_the_blocks():
+    def memory(count):
+        names = tuple(f"waves_{n}" for n in range(count))
+        net = Mixture({name: Waves(2**n) for n, name in enumerate(names)})
+        x = jnp.ones(2**16)
+        variables = net.init(jax.random.key(0), Decision(("op", 0), names, jnp.int32(0)), x)
+
+        def loss(variables, x, index):
+            return jnp.sum(net.apply(variables, Decision(("op", 0), names, index), x) ** 2)
+
+        program = jax.jit(jax.grad(loss)).lower(variables, x, jnp.int32(0)).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert memory(8) == pytest.approx(memory(2), rel=0.1)
