@@ -100,8 +100,11 @@ class Graphs(Named[data_lib.Graphs]):
         }
 
     def preparation(self) -> str:
-        """Whether features are divided by their sum."""
-        return "the features of each node divided by their sum" if self.normalize else "as they are"
+        """Whether features are divided by their sum, and in which form they are given."""
+        form = ", as compressed sparse columns" if self.sparse else ""
+        return (
+            f"the features of each node {'divided by their sum' if self.normalize else 'as they are'}{form}"
+        )
 
     @functools.cached_property
     def _arrays(self) -> dict[str, np.ndarray]:

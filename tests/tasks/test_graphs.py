@@ -201,6 +201,7 @@ def test_sparse_features_are_the_same_ones(kind, normalize):
         for task in (dense, sparse)
     ]
     assert "features" not in {**sparse.inputs, **batches[1][0]}
+    assert sparse.preparation() == f"{dense.preparation()}, as compressed sparse columns"
     space = spaces.autoattend(2, ("zero", "gcn", "sage", "gat_2"))
     nodes = AutoAttendNodes(space, num_classes=2, width=8, num_heads=2, framed=False, dropout=0.0)
     for net in (nodes, GAT(2, dropout=0.0)):
