@@ -33,7 +33,7 @@ from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, elastic, spaces, supernets
 from jaxnas.supernets import hybrid
 
-_NETWORK = flags.DEFINE_enum("network", "convolutions", ["convolutions", "swin", "hybrid"], "Which.")
+_NETWORK = flags.DEFINE_enum("network", None, ["convolutions", "swin", "hybrid"], "Which, or --config.")
 _KINDS = flags.DEFINE_multi_enum("kind", ["gradient"], ["forward", "gradient"], "What is measured.")
 _ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled; the smallest comes, too.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each network.")
@@ -173,4 +173,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     binary.define_config_flags(CONFIGS)
+    flags.mark_flags_as_mutual_exclusive(["network", "config"], required=True)
     binary.run(main)

@@ -28,7 +28,6 @@ from jax.experimental.sparse import BCOO
 
 from jaxnas import products
 from jaxnas.elastic.bank import bank
-from jaxnas.elastic.branches import switch_branches
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, record_macs
 from jaxnas.elastic.width import width
@@ -168,10 +167,11 @@ def run_graph(
             copies = bank(network, name, lambda key, m=module, x=like: _init(m, key, x, inputs), uses, arch)
             weights[name] = jax.tree.map(lambda leaf: leaf.reshape(-1, 3, *leaf.shape[1:]), copies)
         operations = {
-            name: (group.kind.operations[operation], not pairs.of_layers)
+            # An edge from an input of another width takes it from here.
+            name: (group.kind.operations[operation], None if pairs.of_layers else x)
             for name, (pairs, operation, _) in group.banks.items()
         }
-        run = _Layer(operations, x, group.kind, norm, dropout, attention_dropout, train)
+        run = _Layer(operations, group.kind, norm, dropout, attention_dropout, train)
         here = slice(group.layers.start, group.layers.stop)
         of_layers, of_norms, of_keys = jax.tree.map(
             lambda leaf, here=here: leaf[here], (numbers, norms, keys)
@@ -234,8 +234,7 @@ class _Layer:
     The numbers are integers of NumPy where there is no choice, and nothing is traced that does not run.
     """
 
-    operations: Mapping[str, tuple[nn.Module, bool]]  # and whether it takes the input of the network
-    input: Any  # of the network, for edges from it where layers have another width
+    operations: Mapping[str, tuple[nn.Module, Any]]  # and what it takes in place of a layer's
     kind: LayerKind
     norm: nn.Module | None
     dropout: float
@@ -256,10 +255,10 @@ class _Layer:
         attends, operate = numbers["attends"], functools.partial(self._operate, inputs)
         edges = (numbers["edges"], weights, None if keys is None else keys[:3])
 
-        def addition(x: Any, inputs: Any, norm: Any, keys: Any) -> jax.Array:
+        def addition(x: Any) -> jax.Array:
             return _drop(x[0] + x[1], self.dropout, keys, 3)
 
-        def attention(x: Any, inputs: Any, norm: Any, keys: Any) -> Any:
+        def attention(x: Any) -> Any:
             y = self.kind.attend(*x, *inputs, lambda weights: _drop(weights, self.attention_dropout, keys, 4))
             y = _drop(y, self.dropout, keys, 5)
             return y if self.norm is None else self.norm.apply({"params": norm}, y)
@@ -268,35 +267,37 @@ class _Layer:
             count = 3 if attends else 2
             of_edge = [jax.tree.map(lambda leaf, i=i: leaf[i], edges) for i in range(count)]
             x = [operate(x, *one) for x, one in zip((first, other, other), of_edge, strict=False)]
-            return (attention if attends else addition)(x, inputs, norm, keys)
+            return attention(x) if attends else addition(x)
         # In a loop over the three edges, so that each operation is compiled once.
         x = jax.lax.map(lambda edge: operate(*edge), (jnp.stack([first, other, other]), *edges))
-        return switch_branches(attends, [addition, attention], x, inputs, norm, keys)
+        return _switch(attends, [addition, attention], x)
 
     def _operate(
         self, inputs: tuple[Any, ...], x: jax.Array, number: Any, weights: Mapping[str, Any], key: Any
     ) -> jax.Array:
         """Runs an operation by its number; the count of operations stands for an edge that is not there."""
 
-        def branch(name: str) -> Callable[..., Any]:
-            operation, of_input = self.operations[name]
+        def branch(name: str) -> Callable[[jax.Array], Any]:
+            variables, rngs = {"params": weights[name] or {}}, None if key is None else {"dropout": key}
+            operation, given = self.operations[name]
+            run = functools.partial(operation.apply, train=self.train, rngs=rngs)
+            return lambda x: run(variables, x if given is None else given, *inputs)
 
-            def run(x: Any, given: Any, inputs: Any, weights: Any, key: Any) -> Any:
-                variables, rngs = {"params": weights[name] or {}}, None if key is None else {"dropout": key}
-                return operation.apply(
-                    variables, given if of_input else x, *inputs, train=self.train, rngs=rngs
-                )
-
-            return run
-
-        def zeros(x: Any, *_: Any) -> jax.Array:
+        def zeros(x: jax.Array) -> jax.Array:
             return jnp.zeros((*x.shape[:-1], self.kind.width), x.dtype)
 
         branches = [branch(name) for name in self.operations]
-        operands = (x, self.input, inputs, weights, key)
         if isinstance(number, np.integer):
-            return branches[number](*operands)
-        return switch_branches(number, [*branches, zeros], *operands)
+            return branches[number](x)
+        return _switch(number, [*branches, zeros], x)
+
+
+def _switch(index: Any, branches: Sequence[Callable[[Any], jax.Array]], x: Any) -> jax.Array:
+    """Runs one of the branches, and for the backward pass that one again.
+
+    Without that a switch would keep what each of its branches computed, as zeros where it did not run.
+    """
+    return jax.lax.switch(index, [jax.checkpoint(one, prevent_cse=False) for one in branches], x)
 
 
 def _drop(x: jax.Array, rate: float, keys: Any, place: int) -> jax.Array:

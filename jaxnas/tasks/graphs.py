@@ -21,9 +21,6 @@ from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Predictions, apply
 
-FEATURES = ("features", "feature_values", "feature_nodes", "feature_starts")
-INPUTS = (*FEATURES, "edges", "edge_mask", "node_mask")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Graphs(Named[data_lib.Graphs]):
@@ -155,7 +152,7 @@ class Graphs(Named[data_lib.Graphs]):
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
         """The network's inputs by name."""
-        return {name: x for name, x in batch.items() if name in INPUTS}
+        return {name: batch[name] for name in self._arrays}
 
     def predict(
         self,
