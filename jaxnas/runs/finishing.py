@@ -190,7 +190,12 @@ def enter_ranking(
         return result
     steps = settings.ranked_steps
     ranking = rank(
-        *(task, net, variables, training, settings.ranked), steps=steps, seed=seed, mesh=mesh, alone=alone
+        *(task, net, variables, training, settings.ranked),
+        steps=steps,
+        seed=seed,
+        mesh=mesh,
+        alone=alone,
+        workdir=workdir,
     )
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -13,10 +14,10 @@ from jax.sharding import Mesh
 from jaxnas import files
 from jaxnas.executors import Calls
 from jaxnas.report.result import RankingOf
+from jaxnas.runs.alone import trained_alone
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
-from jaxnas.training.ranking import scores_alone, usual_together
 from jaxnas.training.settings import Training
 
 
@@ -31,6 +32,7 @@ def rank(
     seed: int = 0,
     mesh: Mesh | None = None,
     alone: Calls | None = None,
+    workdir: str | os.PathLike | None = None,
 ) -> RankingOf:
     """Kendall's tau of `count` random architectures with the supernet's weights and with their own.
 
@@ -42,6 +44,7 @@ def rank(
       seed: of the run.
       mesh: of the devices; None for all.
       alone: the trainings alone on workers, see `scores_alone`; None for here.
+      workdir: where they are kept, see `trained_alone`; None for nowhere.
 
     Raises:
       ValueError: fewer than 2 architectures.
@@ -51,8 +54,7 @@ def rank(
     training = training.shortened(steps)
     archs = net.space.sample(stream(seed, "ranking"), count)
     inherited = make_evaluator(task, net, "search", mesh=mesh).scores(variables, archs)
-    together = usual_together()
-    own = scores_alone(task, net, training, archs, seed=seed, together=together, mesh=mesh, calls=alone)
+    own = trained_alone(task, net, training, archs, seed=seed, mesh=mesh, calls=alone, workdir=workdir)
     there = np.isfinite(inherited) & np.isfinite(own)
     low, high = _interval(inherited[there], own[there], stream(seed, "ranking_interval"))
     sign = task.metrics[0].score(1.0)

@@ -27,6 +27,7 @@ from jaxnas.report.result import (
     SearchOf,
     SelectionOf,
 )
+from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.space import Arch, Space
@@ -38,7 +39,6 @@ from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
-from jaxnas.training.ranking import scores_alone, usual_together
 from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
@@ -256,7 +256,11 @@ def search_space(
             shortened, first = training.shortened(settings.finalist_steps), result.arch
             with clock.part("step"):
                 archs[label] = best_alone(
-                    *(task, net, shortened, result, settings.finalists), seed=seed, mesh=mesh, alone=alone
+                    *(task, net, shortened, result, settings.finalists),
+                    seed=seed,
+                    mesh=mesh,
+                    alone=alone,
+                    workdir=workdir,
                 )
             if label == "found":
                 archs["best inherited"] = first
@@ -277,6 +281,7 @@ def best_alone(
     seed: int = 0,
     mesh: Mesh | None = None,
     alone: Calls | None = None,
+    workdir: str | os.PathLike | None = None,
 ) -> Arch:
     """Of the `count` best architectures of a search, the best one on the search role after training alone."""
     finite = [line for line in result.history if line["score"] is not None]  # None: it failed
@@ -284,9 +289,7 @@ def best_alone(
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
     chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
-    scores = scores_alone(
-        task, net, training, archs, seed=seed, together=usual_together(), mesh=mesh, calls=alone
-    )
+    scores = trained_alone(task, net, training, archs, seed=seed, mesh=mesh, calls=alone, workdir=workdir)
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,9 +16,9 @@ from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Task
 from jaxnas.training.evaluate import make_evaluator
-from jaxnas.training.seeds import train_seeds
+from jaxnas.training.seeds import Seeds, train_seeds
 from jaxnas.training.settings import Training
-from jaxnas.training.trials import make_trials, on_workers
+from jaxnas.training.trials import begin, make_trials, on_workers
 
 
 def scores_alone(
@@ -29,6 +31,7 @@ def scores_alone(
     together: int | None = None,
     mesh: Mesh | None = None,
     calls: Calls | None = None,
+    told: Callable[[int, float], None] | None = None,
 ) -> np.ndarray:
     """The first metric of architectures on the role "search" after training alone, as scores.
 
@@ -45,25 +48,50 @@ def scores_alone(
       mesh: of the devices; None for those of the settings.
       calls: on workers, of a function from an architecture as a JSON text and the number of steps to its
         score, which knows all else; see `on_workers`. None for here.
+      told: called with the number of each architecture and its score, in order and as soon as it is known.
 
     Returns:
       float32 [n]; higher is better, and NaN where a training diverged.
     """
+    rows, scores = range(len(next(iter(archs.values())))), []
+
+    def tell(found: Iterable[float]) -> None:
+        for score in found:
+            scores.append(np.float32(score))
+            if told is not None:
+                told(len(scores) - 1, float(score))
+
+    def row_by_row(scores_of: Callable[[Arch, Any], np.ndarray], how: Any) -> None:
+        for row in rows:
+            tell(scores_of(jax.tree.map(lambda x, row=row: x[row : row + 1], archs), how))
+
     if calls is not None:
-        return on_workers(calls, net.space)(archs, training.steps)
+        begin(calls, net.space, archs, training.steps)
+        row_by_row(on_workers(calls, net.space), training.steps)
+        return np.asarray(scores)
     shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
     if "batch_stats" in shapes:
         mesh = training.mesh() if mesh is None else mesh
         evaluate = make_evaluator(task, net, "search", mesh=mesh)
-        return make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed)(archs, 0)
+        row_by_row(make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed), 0)
+        return np.asarray(scores)
     # Measured once, at the end, as the inherited weights are: those of the best step would be favoured.
     once, metric = dataclasses.replace(training, evaluate_every=training.steps, average=0.0), task.metrics[0]
-    seeds = [seed] * len(next(iter(archs.values())))
-    found = train_seeds(
-        task, net, once, seeds, arch=archs, role="search", together=together, test=False, may_diverge=True
+
+    def tell_group(group: Seeds) -> None:
+        found = np.asarray(metric.score(group.metrics["search"][metric.name]), np.float32)
+        tell(np.where(group.best_steps > 0, found, np.float32(np.nan)))
+
+    train_seeds(
+        *(task, net, once, [seed] * len(rows)),
+        arch=archs,
+        role="search",
+        together=together,
+        test=False,
+        may_diverge=True,
+        told=tell_group,
     )
-    scores = np.asarray(metric.score(found.metrics["search"][metric.name]), np.float32)
-    return np.where(found.best_steps > 0, scores, np.float32(np.nan))
+    return np.asarray(scores)
 
 
 def usual_together() -> int | None:

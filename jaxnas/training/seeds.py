@@ -74,6 +74,7 @@ def train_seeds(
     together: int | None = None,
     test: bool = True,
     may_diverge: bool = False,
+    told: Callable[[Seeds], None] | None = None,
 ) -> Seeds:
     """Trains one network with many seeds, keeps each where it is best, and measures it on the test data once.
 
@@ -96,6 +97,7 @@ def train_seeds(
         1 is the fastest on a CPU.
       test: whether they are measured on the test data.
       may_diverge: whether a seed may never have had a metric that is a number; its best step is then 0.
+      told: called with the seeds of each group as soon as they are trained.
 
     Raises:
       ValueError: no seeds or one twice, an unknown metric, a role that the data do not have or that decides
@@ -188,7 +190,7 @@ def train_seeds(
         metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
     archs = jax.tree.map(jnp.asarray, arch) if several else None
-    batch, moved, steps, groups = None, None, 0, []
+    batch, moved, groups, lost = None, None, [], []
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
         for done in range(1, training.steps + 1):
@@ -199,17 +201,26 @@ def train_seeds(
                 runs = watch_all(runs, jnp.int32(done), watched)
                 if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
                     break
-        steps = max(steps, done)
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
-        groups.append(jax.tree.map(np.asarray, (runs.best, runs.best_step, runs.score, measured)))
-    best, best_steps, scores, found = jax.tree.map(lambda *parts: np.concatenate(parts), *groups)
-    lost = [seed for seed, score in zip(seeds, scores, strict=True) if not np.isfinite(score)]
+        scores, *found = jax.tree.map(np.asarray, (runs.score, runs.best, runs.best_step, measured))
+        lost += [
+            seed
+            for seed, score in zip(seeds[first : first + size], scores, strict=True)
+            if not np.isfinite(score)
+        ]
+        groups.append(Seeds(found[0], found[1], done, found[2]))
+        if told is not None:
+            told(groups[-1])
     if lost and not may_diverge:
         raise DivergedError(
             f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
             "smaller learning rate, or clip gradients."
         )
-    return Seeds(best, best_steps, steps, found)
+    best, best_steps, measured = jax.tree.map(
+        lambda *parts: np.concatenate(parts),
+        *((one.variables, one.best_steps, one.metrics) for one in groups),
+    )
+    return Seeds(best, best_steps, max(one.steps for one in groups), measured)
 
 
 def measure(

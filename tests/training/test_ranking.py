@@ -13,6 +13,7 @@ from small_tasks import perceptron, task_of
 
 import jaxnas
 from jaxnas import executors, runs, search
+from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.ranking import _interval, kendall_tau
 from jaxnas.training import Training, make_evaluator, train_seeds
 from jaxnas.training.keys import stream
@@ -27,7 +28,9 @@ TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
 @pytest.mark.parametrize("together", [1, None])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
     archs = NET.space.sample(jax.random.key(0), 5)
-    alone = scores_alone(TASK, NET, TRAINING, archs, together=together)
+    told = []
+    alone = scores_alone(TASK, NET, TRAINING, archs, together=together, told=lambda *one: told.append(one))
+    assert told == list(enumerate(alone.tolist()))
     for i in (0, 3):
         once = dataclasses.replace(TRAINING, evaluate_every=6)
         own = train_seeds(TASK, NET, once, [0], arch=take(archs, i), role="search", test=False)
@@ -113,6 +116,39 @@ def test_the_best_of_the_finalists_is_found():
 
 def len_of(text, steps):
     return float(len(text) + steps + sum(json.loads(text)["hidden"]))
+
+
+def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
+    """Also after a kill in the middle of a line; other settings, and only they, begin anew."""
+    smallest, largest, other = NET.space.smallest(), NET.space.largest(), NET.space.sample(jax.random.key(0))
+    archs = jax.tree.map(lambda *x: np.stack(x), smallest, largest, other, largest)
+    names = [json.dumps(one) for one in NET.space.to_dicts(archs)]
+    path, told = tmp_path / "search" / "alone.jsonl", []
+
+    def run(training, broken=()):
+        def on_a_worker(text, steps):
+            told.append(names.index(text))
+            return float("nan") if names.index(text) in broken else float(names.index(text) + steps)
+
+        told.clear()
+        with concurrent.futures.ThreadPoolExecutor(1) as executor:
+            calls = executors.Calls(on_a_worker, executor)
+            scores = trained_alone(TASK, NET, training, archs, calls=calls, workdir=tmp_path)
+        return scores, list(told)
+
+    scores, trained = run(TRAINING, broken=[2])
+    np.testing.assert_array_equal(scores, [6, 7, np.nan, 7])
+    assert trained == [0, 1, 2]  # the last one is the second
+    np.testing.assert_array_equal(run(TRAINING)[0], scores)
+    assert told == []
+    path.write_bytes(path.read_bytes()[:-30])
+    scores, trained = run(TRAINING)
+    np.testing.assert_array_equal(scores, [6, 7, 8, 7])
+    assert trained == [2] and len(path.read_text().splitlines()) == 3
+    assert run(TRAINING.shortened(4))[1] == [0, 1, 2] and run(TRAINING)[1] == []
+    path.write_text(path.read_text().replace('"score": 7.0', '"score": 9.0'))
+    with pytest.raises(ValueError, match=r"line 2 of .*alone.jsonl is not what the search 'alone' wrote"):
+        run(TRAINING)
 
 
 def best_of(found, strategy):
