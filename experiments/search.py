@@ -10,9 +10,9 @@ extracted as a network of exactly its size, verified against the supernet, measu
 saved, exported, and described in report.html. The last line says where the time of this search went;
 search/times.json has that of the last one that evaluated something. With --supernet the weights are those of
 an official AutoFormer supernet instead: --config=autoformer_imagenet_tiny --supernet=supernet-tiny.pth.
-Started again it goes on from search/history.jsonl, and with finalists and what is ranked from search/alone.jsonl.
-What a search trains alone (trials, finalists, and what is ranked) is a job of its own for each architecture,
-here in turn or on workers: --executor.
+Started again it goes on from search/history.jsonl, and with finalists and what is ranked from
+search/alone.jsonl. What a search trains alone (trials, finalists, and what is ranked) is a job of its own for
+each architecture, here in turn or on workers: --executor.
 """
 
 from __future__ import annotations

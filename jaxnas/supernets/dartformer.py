@@ -53,14 +53,15 @@ class DARTFormer(nn.Module):
       num_buckets, chunk: of Reformer.
       synthesizer: "random", "factorized_random" or "dense".
       pool: what the classifier sees: the "first" position, an extra token as in Long Range Arena, or the
-        "mean" of all.
+        "mean" of all. In a single layer, the first position sees no more than the mechanism shows it, such as
+        the first block of Local.
       dropout: of embeddings, branches and hidden activations.
       dtype: of the computation, float32 or bfloat16.
       remat: compute the attention of each layer again in the backward pass, and keep its input only.
 
     Raises:
       TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
-        heads; sizes below 1.
+        heads; sizes below 1; another pool.
     """
 
     space: Space
@@ -106,6 +107,8 @@ class DARTFormer(nn.Module):
         check_counts(
             self, "num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"
         )
+        if self.pool not in ("first", "mean"):
+            raise ValueError(f"DARTFormer: pool is {self.pool!r}, expected 'first' or 'mean'.")
         if self.width % (2 * self.num_heads):
             raise ValueError(
                 f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
@@ -116,7 +119,8 @@ class DARTFormer(nn.Module):
         positions = self.max_length + (self.pool == "first")
         own: dict[str, dict[str, Any]] = {
             "local": {"block": self.block},
-            "longformer": {"window": self.window},
+            # The extra position sees all others, as Longformer has it for classification (section 4).
+            "longformer": {"window": self.window, "num_global": int(self.pool == "first")},
             "sparse_transformer": {"block": self.block, "summary": self.summary},
             "bigbird": {"block": self.block, "num_random": self.num_random, "seed": seed},
             "linformer": {"max_length": positions, "num_projected": self.num_projected},

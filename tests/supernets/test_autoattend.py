@@ -53,8 +53,12 @@ def inputs_of(kind):
 
 @functools.cache
 def variables_of(kind, context="full"):
+    return random_variables(net_of(kind, context), inputs_of(kind))
+
+
+def random_variables(net, inputs):
     """Random weights, also where the initial ones are 0 or 1."""
-    initial = jaxnas.init(net_of(kind, context), jax.random.key(0), inputs_of(kind))
+    initial = jaxnas.init(net, jax.random.key(0), inputs)
     leaves, structure = jax.tree.flatten(initial)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     noisy = [x + 0.3 * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
@@ -103,6 +107,78 @@ def test_the_published_network_is_in_the_space():
     assert values["layer"].count("attention") == 13 and values["source"][17] == 14
     assert values["first"][3] == "convolution_1" and values["key"][3] == "max_pool"
     assert values["value"][3] == "convolution_1" and values["second"][0] == "convolution_1"
+
+
+@pytest.mark.slow
+def test_the_published_network_is_extracted_and_counted():
+    net = AutoAttendText(spaces.autoattend(24), num_classes=CLASSES, vocabulary=WORDS, width=8, embedding=5)
+    variables = jaxnas.init(net, jax.random.key(0), TEXTS)
+    arch = net.space.from_dict(spaces.autoattend_sst_options())
+    small = jaxnas.extract(net, variables, arch, inputs=TEXTS)
+    np.testing.assert_allclose(
+        jit(small.net.apply)(small.variables, TEXTS),
+        jit(net.apply)(variables, TEXTS, arch),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    sizes = [x.size for x in jax.tree.leaves(small.variables["params"])]
+    assert jaxnas.cost(net, TEXTS)(arch)["params"] == sum(sizes)
+
+
+# ---- How layers are joined, by PyTorch.
+
+
+def by_torch(torch, params, values):
+    """Logits of the texts, layer by layer, with the weights of the copy for each pair of layers."""
+    functional = torch.nn.functional
+    params = jax.tree.map(lambda leaf: torch.tensor(np.asarray(leaf)), params)
+    mask = torch.tensor(np.asarray(TEXTS["mask"]))
+
+    def norm(x, own):
+        return functional.layer_norm(x, x.shape[-1:], own["scale"], own["bias"], eps=1e-6)
+
+    def convolution(x, own):
+        x = functional.linear(
+            norm(x, own["norm"]), own["convolution"]["kernel"].T, own["convolution"]["bias"]
+        )
+        return torch.relu(x)
+
+    words = params["embedding"]["embedding"][torch.tensor(np.asarray(TEXTS["tokens"]))]
+    outputs = [convolution(words, params["stem"])]
+    for i, (layer, other) in enumerate(zip(values["layer"], values["source"], strict=True)):
+
+        def edge(role, source, i=i):
+            x, operation = outputs[source], values[role][i]
+            if operation == "convolution_1":
+                number = i * (i + 1) // 2 + source
+                return convolution(x, jax.tree.map(lambda leaf: leaf[number], params[operation]))
+            return 0 * x if operation == "zero" else x
+
+        if layer == "addition":
+            outputs.append(edge("first", i) + edge("second", other))
+            continue
+        heads = [edge(*one) for one in (("first", i), ("key", other), ("value", other))]
+        heads = [x.unflatten(2, (2, -1)).transpose(1, 2) for x in heads]  # [B, H, T, d]
+        y = functional.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None])
+        y = y.transpose(1, 2).flatten(2)
+        outputs.append(norm(y, jax.tree.map(lambda leaf, i=i: leaf[i], params["norm"])))
+    most = torch.where(mask[..., None], outputs[-1], -torch.inf).amax(dim=1)
+    return functional.linear(most, params["head"]["kernel"].T, params["head"]["bias"])
+
+
+def test_layers_are_joined_as_by_pytorch():
+    torch = pytest.importorskip("torch")
+    space = spaces.autoattend(4, ("zero", "identity", "convolution_1"))
+    sizes = dict(num_classes=CLASSES, vocabulary=WORDS, embedding=5, width=8, num_heads=2, context="none")
+    net = AutoAttendText(space, **sizes)
+    variables, apply, kinds = random_variables(net, TEXTS), jit(net.apply), set()
+    for seed in range(12):
+        arch = space.sample(jax.random.key(seed))
+        values = space.to_dict(arch)
+        kinds.update(values["layer"])
+        expected = by_torch(torch, variables["params"], values).numpy()
+        np.testing.assert_allclose(apply(variables, TEXTS, arch), expected, rtol=1e-4, atol=1e-5)
+    assert kinds == {"addition", "attention"}
 
 
 # ---- Weights by context.

@@ -113,6 +113,7 @@ def test_every_mechanism_runs_in_it():
         (dict(space=None), "expected one such as"),
         (dict(width=6), "multiple of twice the 2 heads"),
         (dict(layers=0), "layers is 0"),
+        (dict(pool="mid"), "pool is 'mid', expected 'first' or 'mean'"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused(change, message):

@@ -125,7 +125,7 @@ def check_operands(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax
 
 def check_mask(mask: jax.Array, shape: tuple[int, int]) -> None:
     """Checks that a mask is bool [B, T], as `check_operands` says."""
-    check_sizes(positions=shape[1])
+    check_sizes("attention", positions=shape[1])
     if mask.dtype != jnp.bool_:
         raise TypeError(f"A mask is bool, True where a token is; got {mask.dtype}. Write `mask != 0`.")
     if tuple(mask.shape) != tuple(shape):
@@ -134,11 +134,11 @@ def check_mask(mask: jax.Array, shape: tuple[int, int]) -> None:
         )
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raises a ValueError for a size below 1."""
+def check_sizes(mechanism: str, **sizes: int) -> None:
+    """Raises a ValueError for a size of a mechanism that is below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} is at least 1; got {size}.")
+            raise ValueError(f"{mechanism}: {name} is {size}, expected at least 1.")
 
 
 def check_length(length: int, longest: int, what: str) -> None:

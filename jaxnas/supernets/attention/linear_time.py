@@ -222,7 +222,7 @@ class Linformer(Attention, kw_only=True):
     num_projected: int = 16
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        check_sizes(max_length=self.max_length, num_projected=self.num_projected)
+        check_sizes("linformer", max_length=self.max_length, num_projected=self.num_projected)
         check_length(x.shape[1], self.max_length, "Linformer")
         query, key, value = self.heads(x, "query", "key", "value")
         projection = self.matrix("projection", self.num_projected, self.max_length, (None, None))
@@ -266,7 +266,7 @@ class Performer(Attention, kw_only=True):
             count = max(math.ceil(size * math.log(size)), 1)
         directions = None
         if count is not None:
-            check_sizes(num_features=count)
+            check_sizes("performer", num_features=count)
             directions = orthogonal_features(count, size, self.seed)
         return performer(
             query, key, value, mask, directions=directions, kernel=self.kernel, causal=self.causal

@@ -48,7 +48,7 @@ class Attention(nn.Module, kw_only=True):
         if x.ndim != 3:
             raise ValueError(f"Attention takes [batch, positions, channels]; got {tuple(x.shape)}.")
         check_mask(mask, (x.shape[0], x.shape[1]))
-        check_sizes(num_heads=self.num_heads, head_dim=self.size(x))
+        check_sizes(type(self).__name__, num_heads=self.num_heads, head_dim=self.size(x))
         x = jnp.where(mask[:, :, None], x, jnp.zeros_like(x)).astype(self.dtype)
         attended = self.attend(x, mask)  # [B, H, T, d]
         rows = attended.transpose(0, 2, 1, 3).reshape(-1, self.num_heads * self.size(x))  # [B T, H d]

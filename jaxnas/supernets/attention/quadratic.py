@@ -99,7 +99,7 @@ class Synthesizer(Attention, kw_only=True):
     rank: int = 32
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        check_sizes(max_length=self.max_length, rank=self.rank)
+        check_sizes("synthesizer", max_length=self.max_length, rank=self.rank)
         check_length(x.shape[1], self.max_length, "Synthesizer")
         (value,) = self.heads(x, "value")
         return synthesizer(self.logits(x), value, mask)

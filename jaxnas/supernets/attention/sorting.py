@@ -33,7 +33,7 @@ def hash_rotations(num_hashes: int, head_dim: int, num_buckets: int, seed: int) 
     Raises:
       ValueError: a number of buckets that is neither 1 nor even.
     """
-    check_sizes(num_hashes=num_hashes, num_buckets=num_buckets)
+    check_sizes("reformer", num_hashes=num_hashes, num_buckets=num_buckets)
     if num_buckets > 1 and num_buckets % 2:
         raise ValueError(
             f"num_buckets is 1 or even, since a hash has two buckets for each direction; got {num_buckets}."
@@ -76,7 +76,7 @@ def reformer(
       ValueError, TypeError: operands that do not fit each other; a chunk below 1.
     """
     check_operands(query, query, value, mask)
-    check_sizes(chunk=chunk)
+    check_sizes("reformer", chunk=chunk)
     if rotations.ndim != 3 or rotations.shape[1] != query.shape[-1]:
         raise ValueError(
             f"rotations are [rounds, {query.shape[-1]}, buckets / 2] for these queries; "
@@ -195,7 +195,7 @@ def sinkhorn(
       ValueError, TypeError: operands that do not fit each other; a block below 1.
     """
     check_operands(query, key, value, mask)
-    check_sizes(block=block)
+    check_sizes("sinkhorn", block=block)
     size = min(block, query.shape[2])
     queries, keys, values = (split(clear(x, mask), size) for x in (query, key, value))  # [B, H, N, s, d]
     seen = split_mask(mask, size)  # [B, 1, N, 1, s]
@@ -253,7 +253,7 @@ class Sinkhorn(Attention, kw_only=True):
     temperature: float = 0.75
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        check_sizes(max_length=self.max_length, block=self.block)
+        check_sizes("sinkhorn", max_length=self.max_length, block=self.block)
         check_length(x.shape[1], self.max_length, "Sinkhorn")
         query, key, value = self.heads(x, "query", "key", "value")
         size = min(self.block, x.shape[1])

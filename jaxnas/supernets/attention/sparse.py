@@ -48,7 +48,7 @@ def local(
       ValueError, TypeError: operands that do not fit each other; a block below 1.
     """
     check_operands(query, key, value, mask)
-    check_sizes(block=block)
+    check_sizes("local", block=block)
     size = min(block, query.shape[2])
     seen = split_mask(mask, size)  # [B, 1, N, 1, s]
     if causal:
@@ -85,7 +85,7 @@ def longformer(
       ValueError, TypeError: operands that do not fit each other; a window below 1.
     """
     check_operands(query, key, value, mask)
-    check_sizes(window=window)
+    check_sizes("longformer", window=window)
     length, count = query.shape[2], 0 if leading is None else leading[0].shape[2]
     if count > length:
         raise ValueError(f"{count} leading queries are more than the {length} positions of the sequence.")
@@ -149,7 +149,7 @@ def sparse_transformer(
         longer than a block.
     """
     check_operands(query, key, value, mask)
-    check_sizes(block=block, summary=summary)
+    check_sizes("sparse_transformer", block=block, summary=summary)
     if summary > block:
         raise ValueError(f"A summary of {summary} positions does not fit into a block of {block}.")
     size = min(block, query.shape[2])
@@ -223,7 +223,7 @@ def bigbird(
       ValueError, TypeError: operands that do not fit each other; a block below 1; num_random below 0.
     """
     check_operands(query, key, value, mask)
-    check_sizes(block=block)
+    check_sizes("bigbird", block=block)
     if num_random < 0:
         raise ValueError(f"num_random is a number of blocks, 0 or more; got {num_random}.")
     size = min(block, query.shape[2])
@@ -302,7 +302,7 @@ class Longformer(Attention, kw_only=True):
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         if self.num_global < 0:
-            raise ValueError(f"num_global is a number of positions, 0 or more; got {self.num_global}.")
+            raise ValueError(f"longformer: num_global is {self.num_global}, expected 0 or more positions.")
         query, key, value = self.heads(x, "query", "key", "value")
         leading = None
         if self.num_global:
