@@ -148,6 +148,7 @@ class SelectionOf:
       candidates: among which "sampling" and "trials" chose.
       trial_steps: steps of each rung of trials.
       kendall_tau: between the supernet's metric and that of the first trials.
+      examples: of the search role, on which options or candidates were compared; None where it is not known.
       decisions: in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
         "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
     """
@@ -159,6 +160,7 @@ class SelectionOf:
     candidates: tuple[Candidate, ...] = ()
     trial_steps: tuple[int, ...] = ()
     kendall_tau: float | None = None
+    examples: int | None = None
     decisions: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -122,14 +122,28 @@ def chance(run: Run) -> float | None:
     Of accuracies it is the largest that a difference of two shares can have, sqrt(1 / 4n + 1 / 4n), since
     the shares themselves are not stored.
     """
-    settings = run.result.config.get("search")
-    if isinstance(settings, Mapping) and settings.get("limit") is not None:
-        return None  # Only so many batches were used, and how many examples these are is not stored.
     task, role, found = run.result.task, run.search_role, run.result.found
     if words.is_accuracy(run.metric):
-        return math.sqrt(0.5 / task.sizes[role]) if task.sizes.get(role, 0) > 0 else None
+        count = _examples(run)
+        return math.sqrt(0.5 / count) if count else None
+    if _limited(run):
+        return None  # The error was measured on all examples.
     error = words.standard_error(task, run.metric, role, found, run.value(found, role))
     return None if error is None else math.sqrt(2) * error
+
+
+def _limited(run: Run) -> bool:
+    """Whether options were compared on a part of the search role."""
+    settings = run.result.config.get("search")
+    return isinstance(settings, Mapping) and settings.get("limit") is not None
+
+
+def _examples(run: Run) -> int | None:
+    """On how many examples options were compared; None where it is not known."""
+    selection = run.result.selection
+    if selection is not None and selection.examples is not None:
+        return selection.examples
+    return None if _limited(run) else run.result.task.sizes.get(run.search_role)
 
 
 def _sure(run: Run, options: Sequence[Strength], error: float | None) -> str:
@@ -139,7 +153,8 @@ def _sure(run: Run, options: Sequence[Strength], error: float | None) -> str:
             "How large a difference chance makes here is not known; if all are small, the choice is unsure."
         )
     task, role = run.result.task, run.search_role
-    size = f"{svg.count(task.sizes.get(role, 0))} {role} {task.examples}"
+    count = _examples(run) or task.sizes.get(role, 0)
+    size = f"{svg.count(count)} {role} {task.examples}"
     figure, twice = (words.difference_text(run.metric, times * error)[1:] for times in (1, 2))
     text = (
         f"Between two figures of {size} each, chance makes a difference whose standard error is "

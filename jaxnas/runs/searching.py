@@ -341,6 +341,7 @@ def select(
         arch = search.argmax(space, logits)
     else:
         evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+        found["examples"] = evaluate.examples
         if method in REMOVALS:
             arch, found["decisions"] = _without_options(
                 task, net, state, settings, probabilities, evaluate, training, seed, mesh, clock

@@ -1,6 +1,6 @@
 """AutoAttend for texts: its operations, and the network that classifies by its last layer.
 
-AutoAttend (Guan et al., ICML 2021, sections 4.1 and 5.1). Activations are zero behind the end of a text.
+AutoAttend (Guan et al., ICML 2021, sections 4.1 and 5.1). Operations give zeros behind the end of a text.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -78,6 +78,13 @@ class Evaluator:
         metrics = self.many(variables, dealt, self.whole())
         places = np.unique(order, return_index=True)[1]  # of each architecture, without the copies
         return {name: np.asarray(value)[places] for name, value in metrics.items()}
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples are measured; None for batches that do not say by "weight" what counts."""
+        batches, _ = self.divided()
+        weight = batches.get("weight") if isinstance(batches, Mapping) else None
+        return None if weight is None else int(jnp.sum(weight > 0))
 
     def with_errors(self, variables: Any, arch: Arch | None = None) -> tuple[Metrics, Metrics]:
         """The metrics of one architecture, and the standard error of each, by name.

@@ -113,16 +113,20 @@ SMALL, LARGE, UNKNOWN = "the choice may well be chance", "the shaded band", "mak
 
 
 @pytest.mark.parametrize(
-    "settings, config, said",
+    "settings, config, examples, said",
     [
-        (dict(scale=0.01), {}, SMALL),
-        (dict(scale=0.2), {}, LARGE),
-        (dict(scale=0.2, metric=workdirs.LOSS), {}, UNKNOWN),
-        (dict(scale=0.01), {"search": {"limit": 3}}, UNKNOWN),  # of so many batches the size is not known
+        (dict(scale=0.01), {}, None, SMALL),
+        (dict(scale=0.2), {}, None, LARGE),
+        (dict(scale=0.2, metric=workdirs.LOSS), {}, None, UNKNOWN),
+        (dict(scale=0.01), {"search": {"limit": 3}}, None, UNKNOWN),  # a result of before it was stored
+        (dict(scale=0.2), {"search": {"limit": 3}}, 1234, LARGE),
+        (dict(scale=0.2), {"search": {"limit": 3}}, 12, SMALL),
     ],
 )
-def test_small_strengths_are_called_so(tmp_path, settings, config, said):
-    page = report.write(change(workdirs.mechanisms(tmp_path, **settings), config)).read_text(encoding="utf-8")
+def test_small_strengths_are_called_so(tmp_path, settings, config, examples, said):
+    root = change(workdirs.mechanisms(tmp_path, **settings), config, examples=examples)
+    page = report.write(root).read_text(encoding="utf-8")
+    assert examples is None or f"Between two figures of {examples:,} search" in page
     assert [text for text in (SMALL, LARGE, UNKNOWN) if text in page] == [said]
     assert ('class="spread"' in page) == (said != UNKNOWN)
 

@@ -45,7 +45,6 @@ SYSTEMS = {
 QUICK = ("heads, at once",)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SYSTEMS]
 )
@@ -65,6 +64,8 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
         found = runs.select(
             task, net, trained.state, settings, recipe=recipe, training=TRAINING, workdir=tmp_path, mesh=mesh
         )
+        counted = task.evaluation("search", None, 1)["weight"]
+        assert found.selection.examples == np.count_nonzero(counted) < task.sizes["search"]
         assert len(found.selection.decisions) == {"perturbation": 1, "pruning": 4, "strongest": 1}[method]
     result = runs.finish(task, net, trained.variables, found, tmp_path, mesh=mesh)
     assert result.found.extraction_error < 1e-5

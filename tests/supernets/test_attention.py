@@ -462,22 +462,26 @@ def test_reformer_with_one_bucket_and_one_chunk_is_dense(causal):
     close(out, reference(shared_query_scores(query), value, mask, np.tri(11, dtype=bool) if causal else None))
 
 
-def test_reformer_sees_its_chunk_and_the_one_in_front():
-    """Of one round, by sorting in plain NumPy."""
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_reformer_sees_its_chunk_and_the_one_in_front(rounds):
+    """By sorting in plain NumPy; a pair that meets in several rounds counts so often."""
     query, _, value, mask = operands(22)
-    rotations = attention.hash_rotations(1, DIM, 6, 3)
+    rotations = attention.hash_rotations(rounds, DIM, 6, 3)
     out = jax.jit(functools.partial(attention.reformer, chunk=5))(query, value, mask, rotations)
     for example in range(2):
         for head in range(HEADS):
-            turned = query[example, head] @ rotations[0]
-            buckets = np.argmax(np.concatenate([turned, -turned], axis=1), axis=1)
-            buckets[~mask[example]] = 6
-            place = np.empty(22, int)
-            place[np.lexsort((np.arange(22), buckets))] = np.arange(22)
-            chunk = place // 5
-            seen = (chunk[:, None] == chunk[None]) | (chunk[:, None] == chunk[None] + 1)
+            met = np.zeros((22, 22))
+            for one in rotations:
+                turned = query[example, head] @ one
+                buckets = np.argmax(np.concatenate([turned, -turned], axis=1), axis=1)
+                buckets[~mask[example]] = 6
+                place = np.empty(22, int)
+                place[np.lexsort((np.arange(22), buckets))] = np.arange(22)
+                chunk = place // 5
+                met += (chunk[:, None] == chunk[None]) | (chunk[:, None] == chunk[None] + 1)
             one = query[example, head][None, None], value[example, head][None, None], mask[example][None]
-            expected = reference(shared_query_scores(one[0]), one[1], one[2], seen)
+            scores = shared_query_scores(one[0]) + np.log(np.maximum(met, 1))
+            expected = reference(scores, one[1], one[2], met > 0)
             close(out[example, head], expected[0, 0])
 
 

@@ -51,7 +51,7 @@ def reformer(
     chunk: int,
     causal: bool = False,
 ) -> jax.Array:
-    """Attention among positions with equal hashes (Kitaev et al. 2020, section 2), O(n log n).
+    """Attention among positions whose hashes are near (Kitaev et al. 2020, section 2), O(n log n).
 
     Keys are the queries at length 1. In each round positions are sorted by the bucket of their hash, and then
     by position, and cut into chunks. A query sees its own chunk and the one in front, but itself only if
