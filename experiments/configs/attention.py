@@ -207,7 +207,9 @@ def _nodes(
         network=network,
         training=training,
         search=runs.Search(strategy=_evolution(network.space, 500, 5, 100)),
-        retraining=dataclasses.replace(training, steps=300, evaluate_every=10),
+        # An L2 term in Adam, which the papers have, pulls weights with small gradients far more strongly than
+        # a decoupled decay of its size. By validation on Cora 10 is better than .1 or 2.
+        retraining=dataclasses.replace(training, steps=300, weight_decay=10.0, evaluate_every=10),
     )
 
 
