@@ -41,6 +41,7 @@ CASES = {
     "synthesizer, random": attention.Synthesizer(**SIZES, max_length=20, kind="random"),
     "synthesizer": attention.Synthesizer(**SIZES, max_length=20, rank=3),
     "synthesizer, dense": attention.Synthesizer(**SIZES, max_length=20, kind="dense"),
+    "synthesizer, causal": attention.Synthesizer(**SIZES, max_length=20, kind="dense", causal=True),
 }
 
 
@@ -207,7 +208,7 @@ OWN = {
         "out_kernel": PROJECTIONS["out_kernel"],
     },
 }
-OWN["reformer, causal"] = OWN["reformer"]
+OWN["reformer, causal"], OWN["synthesizer, causal"] = OWN["reformer"], OWN["synthesizer, dense"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -532,7 +533,8 @@ def test_synthesizer_is_softmax_of_its_logits(name):
         hidden = np.maximum(x @ stored["hidden_kernel"], 0).reshape(BATCH, LENGTH, HEADS, DIM)
         logits = np.einsum("bthd,hds->bhts", hidden, stored["logits_kernel"])[..., :LENGTH]
     value = (x @ stored["value_kernel"]).reshape(BATCH, LENGTH, HEADS, DIM).transpose(0, 2, 1, 3)
-    attended = reference(np.broadcast_to(logits, (BATCH, *logits.shape[1:])), value, MASK)
+    seen = np.tri(LENGTH, dtype=bool) if net.causal else None
+    attended = reference(np.broadcast_to(logits, (BATCH, *logits.shape[1:])), value, MASK, seen)
     expected = attended.transpose(0, 2, 1, 3).reshape(BATCH, LENGTH, -1) @ stored["out_kernel"]
     close(jax.jit(net.apply)(variables, X, MASK), expected)
 

@@ -45,13 +45,14 @@ def softmax(
     return clear(attend(query, (key, value, seen)), mask)
 
 
-def synthesizer(logits: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+def synthesizer(logits: jax.Array, value: jax.Array, mask: jax.Array, *, causal: bool = False) -> jax.Array:
     """Attention by logits that come from no product of queries and keys (Tay et al. 2021, section 3).
 
     Args:
       logits: [B or 1, H, T, T], from each position to each.
       value: [B, H, T, e].
       mask: bool [B, T], True where a token is.
+      causal: whether each position sees only itself and those before.
 
     Returns:
       The outputs [B, H, T, e]; 0 where there is no token.
@@ -67,7 +68,10 @@ def synthesizer(logits: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Arr
             f"got {logits.shape}."
         )
     scores = jnp.broadcast_to(logits.astype(jnp.float32), (batch, *logits.shape[1:]))
-    return clear(join(weigh(scores, value, mask[:, None, None, :])).astype(value.dtype), mask)
+    seen = mask[:, None, None, :]  # [B, 1, 1, T]
+    if causal:
+        seen = seen & np.tri(length, dtype=bool)[None, None]
+    return clear(join(weigh(scores, value, seen)).astype(value.dtype), mask)
 
 
 class Softmax(Attention, kw_only=True):
@@ -92,17 +96,19 @@ class Synthesizer(Attention, kw_only=True):
       kind: "random", a matrix of logits for each head; "factorized_random", a product of two thin matrices
         for each head; "dense", two layers with a ReLU between make a position's logits of its input.
       rank: columns of the thin matrices of "factorized_random".
+      causal: whether each position sees only itself and those before.
     """
 
     max_length: int
     kind: Literal["random", "factorized_random", "dense"] = "factorized_random"
     rank: int = 32
+    causal: bool = False
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         check_sizes("synthesizer", max_length=self.max_length, rank=self.rank)
         check_length(x.shape[1], self.max_length, "Synthesizer")
         (value,) = self.heads(x, "value")
-        return synthesizer(self.logits(x), value, mask)
+        return synthesizer(self.logits(x), value, mask, causal=self.causal)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """What takes the place of products of queries and keys: [B or 1, H, T, T]."""
