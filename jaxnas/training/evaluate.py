@@ -82,7 +82,7 @@ class Evaluator:
     @property
     def examples(self) -> int | None:
         """How many examples are measured; None for batches that do not say by "weight" what counts."""
-        batches, _ = self.divided()
+        batches, _ = self.whole()
         weight = batches.get("weight") if isinstance(batches, Mapping) else None
         return None if weight is None else int(jnp.sum(weight > 0))
 
