@@ -1,6 +1,7 @@
 """Classification of nodes: exact metrics in both settings, and a graph that is moved once."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -209,17 +210,18 @@ def test_sparse_features_are_the_same_ones(kind, normalize):
         own = jaxnas.init(net, jax.random.key(0), sparse.inputs)
         jax.tree.map(np.testing.assert_array_equal, variables, own)
 
-        @jax.jit
-        def loss(params, arch, batches, net=net):
+        def loss(task, params, arch, batches, net=net):
             def of_training(params):
-                return dense.loss(net, {"params": params}, arch, batches[0], (), jax.random.key(1), True)[0]
+                return task.loss(net, {"params": params}, arch, batches[0], (), jax.random.key(1), True)[0]
 
             first = jax.tree.map(lambda x: x[0], batches[1])
-            tested = dense.loss(net, {"params": params}, arch, first, (), None, False)[0]
+            tested = task.loss(net, {"params": params}, arch, first, (), None, False)[0]
             return jax.value_and_grad(of_training)(params), tested
 
+        losses = [jax.jit(functools.partial(loss, task)) for task in (dense, sparse)]
         for arch in map(net.space.sample, jax.random.split(jax.random.key(2), 3)):
-            expected, found = (loss(variables["params"], arch, one) for one in batches)
+            both = zip(losses, batches, strict=True)
+            expected, found = (one(variables["params"], arch, batch) for one, batch in both)
             jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), found, expected)
 
 
