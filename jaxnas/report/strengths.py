@@ -153,8 +153,7 @@ def _sure(run: Run, options: Sequence[Strength], error: float | None) -> str:
             "How large a difference chance makes here is not known; if all are small, the choice is unsure."
         )
     task, role = run.result.task, run.search_role
-    count = _examples(run) or task.sizes.get(role, 0)
-    size = f"{svg.count(count)} {role} {task.examples}"
+    size = f"{svg.count(_examples(run) or 0)} {role} {task.examples}"
     figure, twice = (words.difference_text(run.metric, times * error)[1:] for times in (1, 2))
     text = (
         f"Between two figures of {size} each, chance makes a difference whose standard error is "

@@ -74,12 +74,10 @@ def trained_alone(
             progress.update(number + 1, {"score": score})
 
         if missing:
-            some = jax.tree.map(lambda x: x[np.asarray(missing)], archs)
-            together = usual_together()
             scores_alone(
-                *(task, net, training, some),
+                *(task, net, training, jax.tree.map(lambda x: x[np.asarray(missing)], archs)),
                 seed=seed,
-                together=together,
+                together=usual_together(),
                 mesh=mesh,
                 calls=calls,
                 told=told,

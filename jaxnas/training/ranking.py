@@ -61,6 +61,11 @@ def scores_alone(
             if told is not None:
                 told(len(scores) - 1, float(score))
 
+    def tell_group(group: Seeds) -> None:
+        metric = task.metrics[0]
+        found = np.asarray(metric.score(group.metrics["search"][metric.name]), np.float32)
+        tell(np.where(group.best_steps > 0, found, np.float32(np.nan)))
+
     def row_by_row(scores_of: Callable[[Arch, Any], np.ndarray], how: Any) -> None:
         for row in rows:
             tell(scores_of(jax.tree.map(lambda x, row=row: x[row : row + 1], archs), how))
@@ -68,29 +73,22 @@ def scores_alone(
     if calls is not None:
         begin(calls, net.space, archs, training.steps)
         row_by_row(on_workers(calls, net.space), training.steps)
-        return np.asarray(scores)
-    shapes = jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs))
-    if "batch_stats" in shapes:
+    elif "batch_stats" in jax.eval_shape(lambda: init(net, jax.random.key(0), task.inputs)):
         mesh = training.mesh() if mesh is None else mesh
         evaluate = make_evaluator(task, net, "search", mesh=mesh)
         row_by_row(make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed), 0)
-        return np.asarray(scores)
-    # Measured once, at the end, as the inherited weights are: those of the best step would be favoured.
-    once, metric = dataclasses.replace(training, evaluate_every=training.steps, average=0.0), task.metrics[0]
-
-    def tell_group(group: Seeds) -> None:
-        found = np.asarray(metric.score(group.metrics["search"][metric.name]), np.float32)
-        tell(np.where(group.best_steps > 0, found, np.float32(np.nan)))
-
-    train_seeds(
-        *(task, net, once, [seed] * len(rows)),
-        arch=archs,
-        role="search",
-        together=together,
-        test=False,
-        may_diverge=True,
-        told=tell_group,
-    )
+    else:
+        # Measured once, at the end, as the inherited weights are: those of the best step would be favoured.
+        once = dataclasses.replace(training, evaluate_every=training.steps, average=0.0)
+        train_seeds(
+            *(task, net, once, [seed] * len(rows)),
+            arch=archs,
+            role="search",
+            together=together,
+            test=False,
+            may_diverge=True,
+            told=tell_group,
+        )
     return np.asarray(scores)
 
 

@@ -190,7 +190,7 @@ def train_seeds(
         metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
     archs = jax.tree.map(jnp.asarray, arch) if several else None
-    batch, moved, groups, lost = None, None, [], []
+    batch, moved, groups = None, None, []
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
         for done in range(1, training.steps + 1):
@@ -202,24 +202,20 @@ def train_seeds(
                 if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
                     break
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
-        scores, *found = jax.tree.map(np.asarray, (runs.score, runs.best, runs.best_step, measured))
-        lost += [
-            seed
-            for seed, score in zip(seeds[first : first + size], scores, strict=True)
-            if not np.isfinite(score)
-        ]
-        groups.append(Seeds(found[0], found[1], done, found[2]))
+        best, best_steps, measured = jax.tree.map(np.asarray, (runs.best, runs.best_step, measured))
+        groups.append(Seeds(best, best_steps, done, measured))
         if told is not None:
             told(groups[-1])
+    best, best_steps, measured = jax.tree.map(
+        lambda *parts: np.concatenate(parts),
+        *((one.variables, one.best_steps, one.metrics) for one in groups),
+    )
+    lost = [seed for seed, step in zip(seeds, best_steps, strict=True) if step == 0]
     if lost and not may_diverge:
         raise DivergedError(
             f"train_seeds: {metric_.name} on {role!r} was never a number with the seeds {lost}. Choose a "
             "smaller learning rate, or clip gradients."
         )
-    best, best_steps, measured = jax.tree.map(
-        lambda *parts: np.concatenate(parts),
-        *((one.variables, one.best_steps, one.metrics) for one in groups),
-    )
     return Seeds(best, best_steps, max(one.steps for one in groups), measured)
 
 
