@@ -81,6 +81,19 @@ def test_vectors_of_the_task_take_the_place_of_the_embedding():
     assert not np.allclose(apply(variables, {**texts, "vectors": -texts["vectors"]}, arch), before)
 
 
+@pytest.mark.parametrize("pool", ["mean", "first"])
+def test_longformer_classifies_all_positions(pool):
+    """By the mean, or by the first position, which is global: its window shows it the next token only."""
+    net = net_of(window=4, pool=pool).clone(space=Space(mechanism=Choice("longformer")))
+    variables = jaxnas.init(net, jax.random.key(0), TEXTS)
+    changed = jnp.eye(LENGTH, dtype=bool)  # one text for each token that is another
+    tokens = TEXTS["tokens"][:1]
+    texts = {"tokens": jnp.where(changed, (tokens + 1) % WORDS, tokens), "mask": jnp.ones_like(changed)}
+    apply = jit(net.apply)
+    before = apply(variables, {**texts, "tokens": jnp.broadcast_to(tokens, changed.shape)})
+    assert np.all(np.any(apply(variables, texts) != before, axis=1))
+
+
 @pytest.mark.parametrize("heads, pool", [(None, "first"), pytest.param(2, "mean", marks=pytest.mark.slow)])
 def test_nothing_comes_from_behind_the_end(heads, pool):
     net, variables = net_of(heads, pool=pool), variables_of(heads, pool=pool)
