@@ -12,6 +12,7 @@ seed. Networks are compared on the search role of the data, and measured on the 
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from typing import Any
@@ -70,12 +71,17 @@ def main() -> None:
         print(json.dumps({"alone": name, **found, "seconds": time.perf_counter() - began}), flush=True)
     if _HEADS.value:
         net = net.clone(space=spaces.dartformer(names, heads=net.num_heads))
+
+    @functools.lru_cache(maxsize=1)  # Selections one after another take the same supernet.
+    def supernet(recipe: Any, seed: int) -> training.Trained:
+        return training.fit(task, net, config.training, recipe=recipe, seed=seed, mesh=mesh)
+
     methods = searches(_HEADS.value, net.space)
-    for method in _METHODS.value or methods:
-        recipe, settings = methods[method]
-        for seed in seeds:
+    for seed in seeds:
+        for method in _METHODS.value or methods:
+            recipe, settings = methods[method]
             began = time.perf_counter()
-            trained = training.fit(task, net, config.training, recipe=recipe, seed=seed, mesh=mesh)
+            trained = supernet(recipe, seed)
             line: dict[str, Any] = {"search": method, "seed": seed}
             if settings.method == "strategy":
                 found = runs.search_space(task, net, trained.variables, settings, seed=seed, mesh=mesh)

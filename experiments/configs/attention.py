@@ -82,14 +82,19 @@ DARTFORMER_LISTOPS_SMALL = dataclasses.replace(
     ),
 )
 
-# As many blocks of one head for each mechanism as there are heads (algorithm 2).
+# As many blocks of one head for each mechanism as there are heads (algorithm 2). Two heads and 100 symbols:
+# the supernet has all these blocks, and is evaluated once for each of them in each round.
 DARTFORMER_HEADS_SMALL = dataclasses.replace(
     DARTFORMER_LISTOPS_SMALL,
     name="dartformer_heads_small",
-    about="The same with a mechanism for each head: the weakest of 36 blocks go one by one.",
-    network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=4)),
-    search=runs.Search(method="pruning", limit=5, tune_steps=20),
-    architectures={name: {"mechanism": [name] * 4} for name in spaces.DARTFORMER},
+    about="The same with a mechanism for each of two heads: the weakest of 18 blocks go one by one.",
+    task=tasks.Text(
+        data=dataclasses.replace(_SHORT, max_length=100), label_smoothing=0.0, evaluation_batch_size=200
+    ),
+    network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=2), num_heads=2, max_length=100),
+    training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1500),
+    search=runs.Search(method="pruning", limit=5, tune_steps=10),
+    architectures={name: {"mechanism": [name] * 2} for name in spaces.DARTFORMER},
 )
 
 _IMDB = _LISTOPS.clone(num_classes=2, vocabulary=256, max_length=1000, width=256, num_heads=4)

@@ -408,20 +408,43 @@ def _without_options(
             nonlocal variables
             variables = tuner(arch)
 
+    done = 0
+
     def scores(archs: Arch) -> np.ndarray:
         # In parts of one size: every call has another number of architectures, and would be compiled anew.
+        nonlocal done
+        measured = []
         count, part = len(next(iter(archs.values()))), mesh.size
-        parts = [jax.tree.map(lambda x, i=i: x[i : i + part], archs) for i in range(0, count, part)]
-        with clock.part("evaluation"):
-            return np.concatenate([evaluate.scores(variables, one, part) for one in parts])
+        for i in range(0, count, part):
+            one = jax.tree.map(lambda x, i=i: x[i : i + part], archs)
+            with clock.part("evaluation"):
+                measured.append(evaluate.scores(variables, one, part))
+            done += len(measured[-1])
+            shown.update(done)
+        return np.concatenate(measured)
 
     options: dict[str, Any] = {"tune": tune, "renormalise": settings.renormalise}
-    if settings.method == "perturbation":
-        arch, found = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
-    else:
-        at_once = settings.method == "strongest"
-        arch, found = search.pruning(space, weights, scores, at_once=at_once, **options)
+    with Progress(_evaluations(space, settings.method), label=f"{settings.method}, evaluation") as shown:
+        if settings.method == "perturbation":
+            arch, found = search.perturbation(space, weights, scores, stream(seed, "selection"), **options)
+        else:
+            at_once = settings.method == "strongest"
+            arch, found = search.pruning(space, weights, scores, at_once=at_once, **options)
     return arch, tuple(found)
+
+
+def _evaluations(space: Space, method: str | None) -> int:
+    """How many soft architectures a selection by removals evaluates."""
+    positions = [
+        choice.options_at(position)
+        for _, choice in space.decisions
+        for position in range(1 if choice.length is None else choice.length)
+    ]
+    blocks = sum(map(len, positions))
+    if method == "perturbation":
+        return blocks + len(positions)
+    least = blocks if method == "strongest" else len(positions) + 1
+    return sum(left + 1 for left in range(least, blocks + 1))
 
 
 def _draw(

@@ -48,7 +48,7 @@ QUICK = ("heads, at once",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SYSTEMS]
 )
-def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
+def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     task, net, recipe, method = SYSTEMS[name]()
     mesh = make_mesh(1)
     trained = fit(task, net, TRAINING, recipe=recipe, workdir=tmp_path, mesh=mesh)
@@ -67,6 +67,8 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path):
         counted = task.evaluation("search", None, 1)["weight"]
         assert found.selection.examples == np.count_nonzero(counted) < task.sizes["search"]
         assert len(found.selection.decisions) == {"perturbation": 1, "pruning": 4, "strongest": 1}[method]
+        count = sum(len(one["drops"]) + 1 for one in found.selection.decisions)
+        assert f"{method}, evaluation {count}/{count}" in capsys.readouterr().err
     result = runs.finish(task, net, trained.variables, found, tmp_path, mesh=mesh)
     assert result.found.extraction_error < 1e-5
 
