@@ -38,6 +38,7 @@ CASES = {
     "reformer": attention.Reformer(**SIZES, num_hashes=2, num_buckets=4, chunk=4),
     "reformer, causal": attention.Reformer(**SIZES, num_hashes=2, num_buckets=4, chunk=4, causal=True),
     "sinkhorn": attention.Sinkhorn(**SIZES, max_length=20, block=4),
+    "sinkhorn, causal": attention.Sinkhorn(**SIZES, max_length=20, block=4, causal=True),
     "synthesizer, random": attention.Synthesizer(**SIZES, max_length=20, kind="random"),
     "synthesizer": attention.Synthesizer(**SIZES, max_length=20, rank=3),
     "synthesizer, dense": attention.Synthesizer(**SIZES, max_length=20, kind="dense"),
@@ -209,6 +210,7 @@ OWN = {
     },
 }
 OWN["reformer, causal"], OWN["synthesizer, causal"] = OWN["reformer"], OWN["synthesizer, dense"]
+OWN["sinkhorn, causal"] = OWN["sinkhorn"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -504,6 +506,50 @@ def test_sinkhorn_with_a_permutation_adds_the_block_that_it_names():
     scores = products(query, key)
     own = reference(scores, value, mask, i // 4 == j // 4)
     close(out, own + reference(scores, value, mask, places[i // 4] == j // 4))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sinkhorn_with_a_soft_order_attends_to_weighted_sums_of_blocks(causal):
+    """Block by block in plain NumPy, with a padded end and weights that are no permutation."""
+    query, key, value, _ = operands(11)
+    mask = np.arange(11) < np.array([[11], [7]])
+    logits = RNG.normal(size=(2, HEADS, 3, 3)).astype(np.float32)
+    real = np.array([[True] * 3, [True, True, False]])
+    order = np.asarray(jax.jit(functools.partial(attention.sorting_matrix, causal=causal))(logits, real))
+    run = jax.jit(functools.partial(attention.sinkhorn, block=4, causal=causal))
+    out = run(query, key, value, mask, order)
+    expected = np.zeros_like(value)
+    for example, head in np.ndindex(2, HEADS):
+        q, k, v = (np.pad(x[example, head], ((0, 1), (0, 0))) for x in (query, key, value))
+        seen = np.pad(mask[example], (0, 1))
+        k, v, blocks = k * seen[:, None], v * seen[:, None], seen.reshape(3, 4)
+        for position in np.flatnonzero(seen):
+            i = position // 4
+            own = slice(4 * i, position + 1 if causal else 4 * i + 4)
+            weights = order[example, head, i]
+            moved_k, moved_v = (np.tensordot(weights, x.reshape(3, 4, -1), 1) for x in (k, v))
+            moved_seen = blocks[: i if causal else 3].any(axis=0)
+            for keys, values, there in ((k[own], v[own], seen[own]), (moved_k, moved_v, moved_seen)):
+                if there.any():
+                    shares = np.exp(keys[there] @ q[position] / np.sqrt(DIM))
+                    expected[example, head, position] += shares @ values[there] / shares.sum()
+    close(out, expected)
+
+
+def test_causal_sorting_depends_on_no_later_row_or_block():
+    logits = RNG.normal(size=(2, HEADS, 5, 5)).astype(np.float32)
+    real = np.array([[True] * 5, [True, True, False, True, False]])
+    run = jax.jit(functools.partial(attention.sorting_matrix, causal=True), static_argnames=("iterations",))
+    weights = np.asarray(run(logits, real))
+    assert np.all(weights[..., np.triu_indices(5)[0], np.triu_indices(5)[1]] == 0)
+    kept = real.astype(np.float32)[:, None].repeat(HEADS, axis=1)
+    kept[..., 0] = 0  # Nothing is before the first block.
+    close(weights.sum(axis=-1), kept)
+    assert np.max(np.abs(weights - np.asarray(run(logits, real, iterations=0)))) > 1e-2
+    for row in range(1, 5):
+        changed = logits.copy()
+        changed[..., row:, :] = RNG.normal(size=changed[..., row:, :].shape)
+        close(np.asarray(run(changed, real))[..., :row, :], weights[..., :row, :])
 
 
 def test_sorting_matrices_are_doubly_stochastic():

@@ -137,19 +137,28 @@ def _unit(x: jax.Array) -> jax.Array:
 
 
 def sorting_matrix(
-    logits: jax.Array, real: jax.Array, *, iterations: int = 5, temperature: float = 0.75
+    logits: jax.Array,
+    real: jax.Array,
+    *,
+    iterations: int = 5,
+    temperature: float = 0.75,
+    causal: bool = False,
 ) -> jax.Array:
     """A soft permutation of blocks by Sinkhorn normalisation (Tay et al. 2020, section 3.1), without noise.
+
+    In the causal form a block is moved to later places only, and the sum by which an entry of a column is
+    divided ends with its row, so that no row depends on the logits of later ones.
 
     Args:
       logits: from each block to each that may take its place, [B, H, N, N].
       real: which blocks hold a token, bool [B, N]; the others take part in no row and no column.
       iterations: of dividing columns and then rows by their sums; 0 is a softmax over each row.
       temperature: the logits are divided by it.
+      causal: whether only blocks before it may take the place of a block.
 
     Returns:
       Weights, float32 [B, H, N, N]: rows of real blocks sum to 1, and columns nearly, if there are
-      iterations.
+      iterations. In the causal form columns do not, and the row of the first block is 0.
 
     Raises:
       ValueError: iterations below 0, or a temperature that is not above 0.
@@ -160,22 +169,36 @@ def sorting_matrix(
             f"got {iterations} and {temperature}."
         )
     pairs = real[:, None, :, None] & real[:, None, None, :]
+    if causal:
+        pairs = pairs & np.tri(real.shape[1], k=-1, dtype=bool)[None, None]
     logs = logits.astype(jnp.float32) / temperature
 
-    def normalised(logs: jax.Array, axis: int) -> jax.Array:
+    def rows(logs: jax.Array) -> jax.Array:
         logs = jnp.where(pairs, logs, NEVER)
-        return logs - jax.nn.logsumexp(logs, axis=axis, keepdims=True)
+        return logs - jax.nn.logsumexp(logs, axis=-1, keepdims=True)
+
+    def columns(logs: jax.Array) -> jax.Array:
+        logs = jnp.where(pairs, logs, NEVER)
+        if causal:
+            return logs - jax.lax.cumlogsumexp(logs, axis=logs.ndim - 2)
+        return logs - jax.nn.logsumexp(logs, axis=-2, keepdims=True)
 
     for _ in range(iterations):
-        logs = normalised(logs, axis=-2)
-        logs = normalised(logs, axis=-1)
+        logs = rows(columns(logs))
     if not iterations:
-        logs = normalised(logs, axis=-1)
+        logs = rows(logs)
     return jnp.where(pairs, jnp.exp(jnp.where(pairs, logs, 0.0)), 0.0)
 
 
 def sinkhorn(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, order: jax.Array, *, block: int
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    order: jax.Array,
+    *,
+    block: int,
+    causal: bool = False,
 ) -> jax.Array:
     """Attention to the own block, and to one that a soft permutation moves there (Tay et al. 2020, 3.2).
 
@@ -187,6 +210,7 @@ def sinkhorn(
       order: weights of the blocks that are put in the place of each, [B, H, N, N], as `sorting_matrix`
         makes them.
       block: positions of a block; N is T / block, rounded up.
+      causal: whether a query sees only its own position and those before. `order` is then causal, too.
 
     Returns:
       The outputs [B, H, T, d]; 0 where there is no token.
@@ -207,7 +231,12 @@ def sinkhorn(
         jnp.einsum("bhij,bhjsd->bhisd", order.astype(x.dtype), x) for x in (keys, values)
     )
     # A place of a moved block holds something if any block that may be moved there has a token in it.
-    moved_seen = jnp.any(seen, axis=2, keepdims=True)
+    if causal:
+        held = seen.astype(jnp.int32)
+        moved_seen = jnp.cumsum(held, axis=2) > held
+        seen = seen & np.tri(size, dtype=bool)[None, None, None]  # [B, 1, N, s, s]
+    else:
+        moved_seen = jnp.any(seen, axis=2, keepdims=True)
     own = attend(queries, (keys, values, seen))
     return unsplit(own + attend(queries, (moved_keys, moved_values, moved_seen)), mask)
 
@@ -238,19 +267,22 @@ class Reformer(Attention, kw_only=True):
 class Sinkhorn(Attention, kw_only=True):
     """Attention to the own block and to one that is sorted there; see `sinkhorn`.
 
-    The logits of the sorting are linear in the sum of a block's inputs, for each head.
+    The logits of the sorting are linear in the sum of a block's inputs, for each head; in the causal form, in
+    the sum of all inputs before the block.
 
     Attributes:
       max_length: the longest sequence: the logits have a parameter for each block.
       block: positions of a block.
       iterations: of the Sinkhorn normalisation; 0 is a softmax.
       temperature: of the logits.
+      causal: whether a query sees only its own position and those before.
     """
 
     max_length: int
     block: int = 50
     iterations: int = 5
     temperature: float = 0.75
+    causal: bool = False
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         check_sizes("sinkhorn", max_length=self.max_length, block=self.block)
@@ -258,9 +290,12 @@ class Sinkhorn(Attention, kw_only=True):
         query, key, value = self.heads(x, "query", "key", "value")
         size = min(self.block, x.shape[1])
         sums = jnp.sum(split(x, size), axis=2)  # [B, N, E]
+        if self.causal:
+            sums = jnp.cumsum(sums, axis=1) - sums
         longest = -(-self.max_length // self.block)
         kernel = self.matrices("sort_kernel", x.shape[-1], longest)[:, :, : sums.shape[1]]  # [H, E, N]
         logits = jnp.einsum("bne,hem->bhnm", sums, kernel)
         real = jnp.any(split(mask[:, :, None], size), axis=(2, 3))  # [B, N]
-        order = sorting_matrix(logits, real, iterations=self.iterations, temperature=self.temperature)
-        return sinkhorn(query, key, value, mask, order, block=self.block)
+        settings = {"iterations": self.iterations, "temperature": self.temperature}
+        order = sorting_matrix(logits, real, **settings, causal=self.causal)
+        return sinkhorn(query, key, value, mask, order, block=self.block, causal=self.causal)
