@@ -336,26 +336,3 @@ def test_nothing_is_as_large_as_the_square_of_the_nodes(name):
         max(sizes(jax.make_jaxpr(gradient)(variables, x, graph).jaxpr), default=0)
         <= 3 * (nodes + edges) * OUT
     )  # of three heads
-
-
-@pytest.mark.slow
-def test_a_large_graph_trains():
-    nodes, edges, op = 100_000, 1_000_000, ops.GATConv(OUT, 4)
-    random = np.random.default_rng(0)
-    graph = graph_of(random.integers(0, nodes, (edges, 2)).astype(np.int32), nodes)
-    x = jnp.asarray(random.normal(size=(nodes, WIDTH)), jnp.float32)
-    variables = op.init(jax.random.key(0), x, graph)
-    goal = x[:, :1] ** 2
-
-    @jax.jit
-    def step(variables):
-        loss, grads = jax.value_and_grad(lambda v: jnp.mean((op.apply(v, x, graph)[:, :1] - goal) ** 2))(
-            variables
-        )
-        return jax.tree.map(lambda p, g: p - 0.1 * g, variables, grads), loss
-
-    losses = []
-    for _ in range(3):
-        variables, loss = step(variables)
-        losses.append(float(loss))
-    assert losses[2] < losses[1] < losses[0]

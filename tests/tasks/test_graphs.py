@@ -237,3 +237,24 @@ def test_a_sparse_product_costs_what_is_stored_and_dropout_drops_of_that():
     kept = np.asarray(dropped.todense())
     np.testing.assert_allclose(kept[kept > 0], 2 * features[kept > 0])
     assert 0.3 < np.count_nonzero(kept) / np.count_nonzero(features) < 0.7
+
+
+@pytest.mark.slow
+def test_a_graph_of_a_million_edges_trains():
+    """A user's arrays, 100,000 nodes of four groups: most edges are within a group."""
+    random, nodes = np.random.default_rng(0), 100_000
+    labels = np.arange(nodes) % 4
+    edges = random.integers(0, nodes, (500_000, 2))
+    edges[:, 1] += (edges[:, 0] - edges[:, 1]) % 4 * (random.random(len(edges)) < 0.7)
+    features = random.normal(size=(nodes, 8))
+    features[np.arange(nodes), labels] += 1
+    roles = {"train": range(1000), "search": range(1000, 20_000), "test": range(20_000, nodes)}
+    task = tasks.Graphs(data=data.from_graph(features, edges % nodes, labels, **roles, name="groups"))
+    assert 990_000 < task.details()["edges"] <= 1_000_000
+    net, mesh = GCN(4), make_mesh(1)
+    training = Training(steps=20, batch_size=1, learning_rate=3e-2, warmup_steps=0, evaluate_every=20)
+    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
+        trained = fit(task, net, training, mesh=mesh)
+    measured = make_evaluator(task, net, "test", mesh=mesh)(trained.variables)
+    without_edges = np.mean(np.argmax(features[20_000:, :4], axis=1) == labels[20_000:])
+    assert measured["accuracy"] > without_edges + 0.1
