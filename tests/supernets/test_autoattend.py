@@ -412,6 +412,26 @@ def test_a_text_without_a_word_gives_numbers():
     np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
+def test_vectors_that_are_tuned_begin_as_those_of_the_task():
+    """Only those of words that occur are learned, and the extracted network has them."""
+    given = {**TEXTS, "vectors": jax.random.normal(jax.random.key(2), (3, LENGTH, 6)), "label": jnp.arange(3)}
+    fixed = net_of("text").clone(vocabulary=None)
+    tuned = fixed.clone(vocabulary=WORDS, tune_vectors=True)
+    arch, variables = fixed.space.smallest(), jaxnas.init(tuned, jax.random.key(0), given)
+    own = {"params": {name: x for name, x in variables["params"].items() if name != "difference"}}
+    np.testing.assert_allclose(tuned.apply(variables, given, arch), fixed.apply(own, given, arch))
+
+    gradient = jit(jax.grad(lambda v: jnp.sum(tuned.apply(v, given, arch) ** 2)))(variables)
+    moved = np.any(np.asarray(gradient["params"]["difference"]["embedding"]), axis=1)
+    assert set(np.flatnonzero(moved)) <= set(np.asarray(TEXTS["tokens"])[TEXTS["mask"]]) and moved.any()
+
+    variables["params"]["difference"]["embedding"] += 0.5
+    small = jaxnas.extract(tuned, variables, arch, inputs=given)
+    got = small.net.apply(small.variables, given)
+    np.testing.assert_allclose(got, tuned.apply(variables, given, arch), rtol=1e-5, atol=1e-6)
+    assert np.max(np.abs(np.asarray(got) - fixed.apply(own, given, arch))) > 1e-3
+
+
 @pytest.mark.slow
 def test_a_long_text_is_read_in_windows():
     x = jnp.arange(20).reshape(2, 10)
