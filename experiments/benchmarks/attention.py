@@ -30,6 +30,9 @@ _HEADS = flags.DEFINE_integer("heads", 2, "Number of heads.")
 _DIM = flags.DEFINE_integer("head_dim", 16, "Channels of a head; the input has those of all heads.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed calls of each mechanism.")
+_FORMS = flags.DEFINE_boolean(
+    "forms", False, "Softmax and the other forms of the mechanisms, as causal ones."
+)
 _OUT = flags.DEFINE_string("out", None, "A JSON file for the figures.")
 
 _FIGURES = ("flops", "bytes", "seconds")
@@ -49,7 +52,18 @@ def mechanisms(length: int) -> dict[str, attention.Attention]:
         "sinkhorn": dict(max_length=length, block=64),
         "synthesizer": dict(max_length=length),
     }
-    return {name: kind(**sizes, **own.get(name, {})) for name, kind in attention.MECHANISMS.items()}
+    blocks = {name: kind(**sizes, **own.get(name, {})) for name, kind in attention.MECHANISMS.items()}
+    if not _FORMS.value:
+        return blocks
+    others = {
+        "performer, ReLU": blocks["performer"].clone(kernel="relu"),
+        "synthesizer, random": blocks["synthesizer"].clone(kind="random"),
+        "synthesizer, dense": blocks["synthesizer"].clone(kind="dense"),
+    }
+    # Linformer and BigBird have no causal form.
+    names = [name for name in blocks if name not in ("linformer", "bigbird")]
+    causal = {f"{name}, causal": blocks[name].clone(causal=True) for name in names}
+    return {"softmax": blocks["softmax"], **others, **causal}
 
 
 def compiled(block: Any, length: int) -> tuple[Any, dict[str, float]]:

@@ -92,8 +92,8 @@ DARTFORMER_HEADS_SMALL = dataclasses.replace(
         data=dataclasses.replace(_SHORT, max_length=100), label_smoothing=0.0, evaluation_batch_size=200
     ),
     network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=2), num_heads=2, max_length=100),
-    training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1500),
-    search=runs.Search(method="pruning", limit=5, tune_steps=10),
+    training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1000),
+    search=runs.Search(method="pruning", limit=4, tune_steps=10),
     architectures={name: {"mechanism": [name] * 2} for name in spaces.DARTFORMER},
 )
 
