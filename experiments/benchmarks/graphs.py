@@ -6,7 +6,8 @@
 Each network is kept where it was best on the 500 nodes for validation. The settings are those of the papers
 (Kipf and Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021,
 section 5.2). "found" is what a search with `--config=autoattend_<graph>` found, and "random search" what the
-random search beside it found; both are trained from scratch.
+random search beside it found. Both are trained from scratch; with `--inherited` the found one begins with the
+supernet's weights, as the paper trains on graphs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from experiments import binary
 from experiments import config as config_lib
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
-from jaxnas import files, tasks
+from jaxnas import files, load_subnet, tasks
 from jaxnas.supernets import GAT, GCN
 from jaxnas.training import Training, train_seeds
 
@@ -37,6 +38,7 @@ _GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Which.")
 _NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "gcn, gat, found, random search.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of a search, for found and random search.")
 _SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to replace, as network.width=64.")
+_INHERITED = flags.DEFINE_boolean("inherited", False, "Begin with the supernet's weights.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
@@ -65,27 +67,35 @@ def decayed_adam(
     return optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(learning_rate))
 
 
-def searched(name: str, graph: str) -> nn.Module:
-    """The network of one architecture that a search came to, with the paper's dropout."""
+def searched(name: str, graph: str) -> tuple[nn.Module, Any]:
+    """The network of one architecture that a search came to, with the paper's dropout, and its first weights.
+
+    The weights are None where training begins from scratch.
+    """
     if _WORKDIR.value is None:
         raise ConfigError(f"--networks={name} needs --workdir, that of a search.")
+    dropout = 0.6 if _DROPOUT.value is None else _DROPOUT.value
+    if _INHERITED.value:
+        if name != "found":
+            raise ConfigError(f"--inherited is for found, and no weights are stored of {name}.")
+        net, variables = load_subnet(files.as_path(_WORKDIR.value) / "subnet")
+        return net.clone(dropout=dropout), variables
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
     found = {one["name"]: one for one in (result["found"], *result["networks"])}[name]
     net = config_lib.override(config_lib.find(CONFIGS, f"autoattend_{graph}"), _SET.value).network
-    small = net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])))
-    return small.clone(dropout=0.6 if _DROPOUT.value is None else _DROPOUT.value)
+    return net.clone(space=net.space.fix(net.space.from_dict(found["architecture"])), dropout=dropout), None
 
 
-def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, optax.GradientTransformation, int]:
-    """A network with its optimizer and its number of steps."""
+def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, Any, optax.GradientTransformation, int]:
+    """A network with its first weights or None, its optimizer and its number of steps."""
     options: dict[str, Any] = {} if _DROPOUT.value is None else {"dropout": _DROPOUT.value}
     if name in ("found", "random search"):
-        return searched(name, graph), decayed_adam(5e-3, 5e-4), 1000
+        return *searched(name, graph), decayed_adam(5e-3, 5e-4), 1000
     if name == "gcn":
-        return GCN(classes, **options), decayed_adam(1e-2, 5e-4, first_alone=True), 200
+        return GCN(classes, **options), None, decayed_adam(1e-2, 5e-4, first_alone=True), 200
     if graph == "pubmed":  # as the paper has it for this graph
-        return GAT(classes, last_heads=8, **options), decayed_adam(1e-2, 1e-3, biases=False), 1000
-    return GAT(classes, **options), decayed_adam(5e-3, 5e-4, biases=False), 1000
+        return GAT(classes, last_heads=8, **options), None, decayed_adam(1e-2, 1e-3, biases=False), 1000
+    return GAT(classes, **options), None, decayed_adam(5e-3, 5e-4, biases=False), 1000
 
 
 def main() -> None:
@@ -98,13 +108,14 @@ def main() -> None:
         assert isinstance(task, tasks.Graphs)
         task = dataclasses.replace(task, normalize=_NORMALIZE.value).load(source_dir=_SOURCE.value).whole()
         for name in _NETWORKS.value:
-            net, optimizer, steps = prepared(name, graph, task.dataset.num_classes)
+            net, variables, optimizer, steps = prepared(name, graph, task.dataset.num_classes)
             began = time.perf_counter()
             found = train_seeds(
                 task,
                 net,
                 Training(steps=_STEPS.value or steps, evaluate_every=1),
                 range(_FIRST.value, _FIRST.value + _SEEDS.value),
+                variables=variables,
                 optimizer=optimizer,
                 metric=_METRIC.value,
                 patience=_PATIENCE.value,
@@ -113,6 +124,7 @@ def main() -> None:
             line = {
                 "graph": graph,
                 "network": name,
+                "inherited": variables is not None,
                 "seeds": _SEEDS.value,
                 "parameters": sum(x[0].size for x in jax.tree.leaves(found.variables)),
                 "seconds": round(time.perf_counter() - began, 1),
