@@ -33,7 +33,9 @@ class Training:
       batch_size: rows of a batch, over all devices; None for 128, or as many as there are.
       learning_rate: at its peak, after the warm-up; a cosine leads down from there.
       warmup_steps: of the learning rate; None for a twentieth of all steps.
-      weight_decay: of kernels.
+      weight_decay: of kernels, decoupled from the gradient (AdamW).
+      l2: how much of each parameter is added to its gradient, before the moments of Adam, as by PyTorch's
+        Adam(weight_decay=...) and in papers on graphs.
       clip: largest norm of the gradient; None for no limit.
       skip_not_finite: how many steps in a row may have a gradient that is not finite. Such a step changes no
         weight, and is counted; one more ends the training. With 0 the first one does.
@@ -57,6 +59,7 @@ class Training:
     learning_rate: float = 2e-3
     warmup_steps: int | None = None
     weight_decay: float = 0.05
+    l2: float = 0.0
     clip: float | None = None
     skip_not_finite: int = 0
     freeze_inactive: bool = True
@@ -77,7 +80,7 @@ class Training:
         )
         check_counts(self, "skip_not_finite", "prefetch", least=0, group=group)
         check_counts(self, "warmup_steps", least=0, none=True, group=group)
-        check_numbers(self, "learning_rate", "weight_decay", least=0, group=group)
+        check_numbers(self, "learning_rate", "weight_decay", "l2", least=0, group=group)
         check_numbers(self, "clip", above=0, none=True, group=group)
         check_numbers(self, "average", least=0, below=1, group=group)
         if self.warmup_steps is not None and self.warmup_steps >= self.steps:
@@ -110,7 +113,7 @@ class Training:
         return max(self.steps // 10, 1) if asked is None else asked
 
     def optimizer(self) -> tuple[optax.GradientTransformation, optax.Schedule]:
-        """AdamW, with clipped gradients if asked for, and its learning rate by step.
+        """AdamW, with clipped gradients and an L2 term if asked for, and its learning rate by step.
 
         The rate rises linearly, and falls as a cosine to 1e-5 (AutoFormer, section 4.1).
         """
@@ -122,7 +125,7 @@ class Training:
         adamw = optax.adamw(schedule, weight_decay=self.weight_decay, mask=is_kernel)
         # The state has one structure, so that a training that diverged can go on with a limit.
         clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
-        chain = optax.chain(clip, adamw)
+        chain = optax.chain(clip, optax.add_decayed_weights(self.l2), adamw)
         if self.skip_not_finite:
             chain = optax.apply_if_finite(chain, self.skip_not_finite)
         return chain, schedule

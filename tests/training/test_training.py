@@ -219,6 +219,7 @@ def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected
         ({"learning_rate": -1.0}, "training.learning_rate is -1.0"),
         ({"learning_rate": float("nan")}, "training.learning_rate is nan"),
         ({"weight_decay": float("inf")}, "training.weight_decay is inf"),
+        ({"l2": -1.0}, "training.l2 is -1.0, expected"),
         ({"learning_rate": "fast"}, "training.learning_rate is 'fast', expected a number"),
         ({"learning_rate": None}, "training.learning_rate is None, expected a number"),
         ({"clip": "x"}, "training.clip is 'x', expected a number"),
@@ -295,6 +296,26 @@ def test_adamw_is_pytorchs():
         theirs.step()
     for name, parameter in zip(names, ours, strict=True):
         np.testing.assert_allclose(params[name], parameter.detach().numpy(), rtol=1e-5)
+
+
+def test_l2_is_the_weight_decay_of_pytorchs_adam():
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    settings = Training(steps=40, learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, l2=0.3, clip=1.0)
+    optimizer, schedule = settings.optimizer()
+    params = {"bias": jnp.asarray(random.normal(size=(3,)), jnp.float32)}
+    state = optimizer.init(params)
+    ours = torch.nn.Parameter(torch.tensor(np.asarray(params["bias"], np.float64)))
+    theirs = torch.optim.Adam([ours], weight_decay=0.3)
+    for number in range(6):
+        grad = random.normal(size=(3,))
+        given = {"bias": jnp.asarray(grad, jnp.float32)}
+        params, state = optimizer_lib.update(optimizer, given, state, params)
+        theirs.param_groups[0]["lr"] = float(schedule(number))
+        ours.grad = torch.tensor(grad)
+        torch.nn.utils.clip_grad_norm_([ours], 1.0)
+        theirs.step()
+    np.testing.assert_allclose(params["bias"], ours.detach().numpy(), rtol=1e-5)
 
 
 def test_schedule_rises_then_falls_to_its_end():
