@@ -125,7 +125,8 @@ class Training:
         adamw = optax.adamw(schedule, weight_decay=self.weight_decay, mask=is_kernel)
         # The state has one structure, so that a training that diverged can go on with a limit.
         clip = optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip)
-        chain = optax.chain(clip, optax.add_decayed_weights(self.l2), adamw)
+        l2 = optax.add_decayed_weights(self.l2) if self.l2 else optax.identity()
+        chain = optax.chain(clip, l2, adamw)
         if self.skip_not_finite:
             chain = optax.apply_if_finite(chain, self.skip_not_finite)
         return chain, schedule
