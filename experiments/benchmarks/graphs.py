@@ -76,8 +76,6 @@ def searched(name: str, graph: str) -> tuple[nn.Module, Any]:
         raise ConfigError(f"--networks={name} needs --workdir, that of a search.")
     dropout = 0.6 if _DROPOUT.value is None else _DROPOUT.value
     if _INHERITED.value:
-        if name != "found":
-            raise ConfigError(f"--inherited is for found, and no weights are stored of {name}.")
         net, variables = load_subnet(files.as_path(_WORKDIR.value) / "subnet")
         return net.clone(dropout=dropout), variables
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
@@ -88,6 +86,8 @@ def searched(name: str, graph: str) -> tuple[nn.Module, Any]:
 
 def prepared(name: str, graph: str, classes: int) -> tuple[nn.Module, Any, optax.GradientTransformation, int]:
     """A network with its first weights or None, its optimizer and its number of steps."""
+    if _INHERITED.value and name != "found":
+        raise ConfigError(f"--inherited is for --networks=found, and no weights are stored of {name}.")
     options: dict[str, Any] = {} if _DROPOUT.value is None else {"dropout": _DROPOUT.value}
     if name in ("found", "random search"):
         return *searched(name, graph), decayed_adam(5e-3, 5e-4), 1000

@@ -435,15 +435,10 @@ def _without_options(
 
 def _evaluations(space: Space, method: str | None) -> int:
     """How many soft architectures a selection by removals evaluates."""
-    positions = [
-        choice.options_at(position)
-        for _, choice in space.decisions
-        for position in range(1 if choice.length is None else choice.length)
-    ]
-    blocks = sum(map(len, positions))
+    positions, blocks = space.length, int(space.sizes.sum())
     if method == "perturbation":
-        return blocks + len(positions)
-    least = blocks if method == "strongest" else len(positions) + 1
+        return blocks + positions
+    least = blocks if method == "strongest" else positions + 1
     return sum(left + 1 for left in range(least, blocks + 1))
 
 

@@ -22,7 +22,8 @@ from jaxnas.training.step import active_masks
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
 WIDEST = 4
-OPTIMIZER, SCHEDULE = Training(steps=40, learning_rate=1e-2, warmup_steps=4).optimizer()
+SETTINGS = Training(steps=40, learning_rate=1e-2, warmup_steps=4)
+OPTIMIZER, SCHEDULE = SETTINGS.optimizer()
 SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
 
 
@@ -273,49 +274,48 @@ def test_state_is_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
-def test_adamw_is_pytorchs():
+def steps_beside_pytorch(training, theirs_of, clip=None):
+    """The parameters after six steps of random gradients, ours and theirs, by name."""
     torch = pytest.importorskip("torch")
+    optimizer, schedule = training.optimizer()
     random = np.random.default_rng(0)
-    kernel, bias = random.normal(size=(3, 2)), random.normal(size=(2,))
-    params = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.asarray(bias, jnp.float32)}
-    state = OPTIMIZER.init(params)
-    names = ("kernel", "bias")
-    ours = [torch.nn.Parameter(torch.tensor(x)) for x in (kernel, bias)]
-    theirs = torch.optim.AdamW(
-        [{"params": ours[:1], "weight_decay": 0.05}, {"params": ours[1:], "weight_decay": 0.0}]
-    )
+    first = {"kernel": random.normal(size=(3, 2)), "bias": random.normal(size=(2,))}
+    params = {name: jnp.asarray(x, jnp.float32) for name, x in first.items()}
+    state = optimizer.init(params)
+    ours = {name: torch.nn.Parameter(torch.tensor(x)) for name, x in first.items()}
+    theirs = theirs_of(torch.optim, ours)
+    everything = jax.tree.map(lambda x: jnp.ones(x.shape, bool), params)
     for number in range(6):
-        grads = [random.normal(size=x.shape) for x in (kernel, bias)]
-        tree = {k: jnp.asarray(g, jnp.float32) for k, g in zip(names, grads, strict=True)}
-        everything = jax.tree.map(lambda x: jnp.ones(x.shape, bool), params)
-        params, state = optimizer_lib.update(OPTIMIZER, tree, state, params, everything)
+        grads = {name: random.normal(size=x.shape) for name, x in first.items()}
+        tree = {name: jnp.asarray(grad, jnp.float32) for name, grad in grads.items()}
+        params, state = optimizer_lib.update(optimizer, tree, state, params, everything)
         for group in theirs.param_groups:
-            group["lr"] = float(SCHEDULE(number))
-        for parameter, grad in zip(ours, grads, strict=True):
-            parameter.grad = torch.tensor(grad)
+            group["lr"] = float(schedule(number))
+        for name, parameter in ours.items():
+            parameter.grad = torch.tensor(grads[name])
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(ours.values(), clip)
         theirs.step()
-    for name, parameter in zip(names, ours, strict=True):
-        np.testing.assert_allclose(params[name], parameter.detach().numpy(), rtol=1e-5)
+    return params, {name: parameter.detach().numpy() for name, parameter in ours.items()}
+
+
+def test_adamw_is_pytorchs():
+    def adamw(optim, params):
+        decayed = {"params": [params["kernel"]], "weight_decay": 0.05}
+        return optim.AdamW([decayed, {"params": [params["bias"]], "weight_decay": 0.0}])
+
+    ours, theirs = steps_beside_pytorch(SETTINGS, adamw)
+    for name, parameter in theirs.items():
+        np.testing.assert_allclose(ours[name], parameter, rtol=1e-5)
 
 
 def test_l2_is_the_weight_decay_of_pytorchs_adam():
-    torch = pytest.importorskip("torch")
-    random = np.random.default_rng(0)
-    settings = Training(steps=40, learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, l2=0.3, clip=1.0)
-    optimizer, schedule = settings.optimizer()
-    params = {"bias": jnp.asarray(random.normal(size=(3,)), jnp.float32)}
-    state = optimizer.init(params)
-    ours = torch.nn.Parameter(torch.tensor(np.asarray(params["bias"], np.float64)))
-    theirs = torch.optim.Adam([ours], weight_decay=0.3)
-    for number in range(6):
-        grad = random.normal(size=(3,))
-        given = {"bias": jnp.asarray(grad, jnp.float32)}
-        params, state = optimizer_lib.update(optimizer, given, state, params)
-        theirs.param_groups[0]["lr"] = float(schedule(number))
-        ours.grad = torch.tensor(grad)
-        torch.nn.utils.clip_grad_norm_([ours], 1.0)
-        theirs.step()
-    np.testing.assert_allclose(params["bias"], ours.detach().numpy(), rtol=1e-5)
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.0, l2=0.3, clip=1.0)
+    ours, theirs = steps_beside_pytorch(
+        settings, lambda optim, params: optim.Adam(params.values(), weight_decay=0.3), clip=1.0
+    )
+    for name, parameter in theirs.items():
+        np.testing.assert_allclose(ours[name], parameter, rtol=1e-5)
 
 
 def test_schedule_rises_then_falls_to_its_end():
