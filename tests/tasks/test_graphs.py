@@ -185,7 +185,9 @@ def words_of(nodes, seed):
     return words, edges, labels
 
 
-@pytest.mark.parametrize(("kind", "normalize"), [("one", True), ("several", False)])
+@pytest.mark.parametrize(
+    ("kind", "normalize"), [("one", True), pytest.param("several", False, marks=pytest.mark.slow)]
+)
 def test_sparse_features_are_the_same_ones(kind, normalize):
     if kind == "one":
         roles = {"train": range(20), "search": range(20, 30), "test": range(30, 40)}
