@@ -179,8 +179,9 @@ def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arc
         what = f"{name} at the architecture {space.to_dict(arch)}"
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        # Initialised by shape: one trace tells its parameters and its products.
-        program, (_, variables) = jax.make_jaxpr(small.init_with_output, return_shape=True)(key, example)
+        # Traced apart from the initialisation, whose own products are none of the network's.
+        variables = jax.eval_shape(small.init, key, example)
+        program = jax.make_jaxpr(small.apply)(variables, example)
     except Exception as error:
         raise ValueError(
             f"{what} cannot be extracted: with the space of this architecture alone, and called without "

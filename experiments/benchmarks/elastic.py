@@ -2,10 +2,12 @@
 
   python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
   python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
+  python -m experiments.benchmarks.elastic --kinds=forward,gradient --dtype=bfloat16 --batch=256  # on a GPU
 
 For sampled architectures: the supernet at that architecture (layers unrolled, and scanned), the same
 with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
-plain PyTorch network of the same sizes. Timed are the forward pass, the gradient, and a step of gradient
+plain PyTorch network of the same sizes and on the same device, with automatic mixed precision for bfloat16.
+Timed are the forward pass, the gradient, and a step of gradient
 descent where a call has four: on CPUs XLA asks the system for its memory in each call anew, PyTorch does
 not (its column has the gradient there). An allocator that keeps memory, preloaded for all forms, does the
 same for single calls: `LD_PRELOAD=libtcmalloc_minimal.so.4`. Forms are timed in turns in one process, the
@@ -16,6 +18,7 @@ averaged over architectures. Compile times are those of a process that has compi
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import time
@@ -42,12 +45,13 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each
 _BATCH = flags.DEFINE_integer("batch", 8, "Images.")
 _RELATIVE = flags.DEFINE_boolean("relative_positions", True, "2-D relative positions in K and V.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
+_KINDS = flags.DEFINE_list("kinds", ["forward", "gradient", "steps"], "What is timed.")
+_FORMS = flags.DEFINE_list("forms", ["scan", "unrolled", "masked"], "Of the supernet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 _TORCH = flags.DEFINE_boolean("torch", True, "Time PyTorch too, if it is installed.")
 
 
-_KINDS = "forward", "gradient", "steps"
 _STEPS = 4  # in one call, for the kind "steps"
 
 
@@ -71,7 +75,7 @@ def compiled(fn: Callable, *args: Any) -> tuple[Callable, dict[str, float]]:
 
 def measure() -> dict[str, Any]:
     """Runs the benchmark and returns what goes into the JSON file."""
-    keys = jax.random.split(jax.random.key(_SEED.value), 4)
+    keys, kinds = jax.random.split(jax.random.key(_SEED.value), 4), _KINDS.value
     space = make_space(_SPACE.value)
     common: dict[str, Any] = dict(image_size=224, patch_size=16, num_classes=1000)
     common["max_relative_position"] = 14 if _RELATIVE.value else 0
@@ -115,26 +119,29 @@ def measure() -> dict[str, Any]:
 
     # First: compiling takes longer in a process that has compiled, or run, large programs. So the
     # unrolled supernet, the largest, comes behind the scanned one.
+    made = {"forward": lambda form: form, "gradient": gradient_of, "steps": steps_of}
     networks = []
     for arch in archs:
         small, variables, _ = jaxnas.extract(nets["unrolled"], {"params": params}, arch, inputs=shape)
         small_params = variables["params"]
         forward = forward_of(small)
-        both = {"forward": forward, "gradient": gradient_of(forward)}
-        programs_of = {kind: compiled(fn, small_params, images) for kind, fn in both.items()}
+        programs_of = {
+            kind: compiled(made[kind](forward), small_params, images) for kind in kinds if kind != "steps"
+        }
         networks.append((forward, small_params, programs_of))
 
     forms = {name: forward_of(net) for name, net in nets.items()} | {"masked": masked}
-    programs: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
-    compiling: dict[str, dict[str, Any]] = {kind: {} for kind in _KINDS}
-    wanted = [(name, kind) for name in forms for kind in ("forward", "gradient")]
-    made = {"forward": lambda form: form, "gradient": gradient_of, "steps": steps_of}
-    for name, kind in (*wanted, ("scan", "steps"), ("unrolled", "steps")):
+    forms = {name: forms[name] for name in _FORMS.value}
+    programs: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    compiling: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+    wanted = [(name, kind) for name in forms for kind in kinds if kind != "steps"]
+    steps = [(name, "steps") for name in forms if name in nets and "steps" in kinds]
+    for name, kind in (*wanted, *steps):
         fn = made[kind](forms[name])
         program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
         programs[kind][name], compiling[kind][name] = program, cost
         print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
-    for forward, small_params, extracted in networks:
+    for forward, small_params, extracted in networks if steps else ():
         extracted["steps"] = compiled(steps_of(forward), small_params, images)
 
     rows = []
@@ -178,7 +185,10 @@ def measure() -> dict[str, Any]:
     if _POPULATION.value:
         print(show(result), flush=True)
         forwards = [(extracted["forward"][0], small_params) for _, small_params, extracted in networks]
-        result["population"] = population(forward_of(nets["unrolled"]), params, images, archs, forwards)
+        name = "unrolled" if "unrolled" in forms else "scan"
+        result["population"] = population(
+            forward_of(nets[name]), layouts.get(name, params), images, archs, forwards
+        )
         write(result)
     return result
 
@@ -193,13 +203,14 @@ def population(apply: Callable, params: Any, images: Any, archs: list, extracted
     """Seconds to evaluate a population: as a map, as a vmap over masks, and one by one extracted."""
     copies = max(_POPULATION.value // len(archs), 1)
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves * copies), *archs)
+    apart = math.gcd(copies * len(archs), 8)
 
     def mapped(params: Any, images: Any, batch: Any) -> jax.Array:
         return lax.map(lambda arch: apply(params, images, arch), batch)
 
     def vmapped(params: Any, images: Any, batch: Any) -> jax.Array:
         one = jax.vmap(apply, (None, None, 0))
-        chunks = jax.tree.map(lambda x: x.reshape(-1, min(8, x.shape[0]), *x.shape[1:]), batch)
+        chunks = jax.tree.map(lambda x: x.reshape(-1, apart, *x.shape[1:]), batch)
         return lax.map(lambda chunk: one(params, images, chunk), chunks)
 
     calls: dict[str, Callable[[], Any]] = {}
@@ -218,12 +229,12 @@ def population(apply: Callable, params: Any, images: Any, archs: list, extracted
 def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean over architectures of each form's time over the extracted network's."""
     means: dict[str, dict[str, float]] = {}
-    for kind in _KINDS:
+    for kind in _KINDS.value:
         names = [name for name in rows[0][kind] if name != "extracted"]
         means[kind] = {
             name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows])) for name in names
         }
-        for name in ("scan", "unrolled") if "pytorch" in names else ():
+        for name in {"scan", "unrolled"} & set(names) if "pytorch" in names else ():
             quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
             means[kind][f"{name} over pytorch"] = float(np.mean(quotients))
     return means
@@ -236,13 +247,14 @@ def _torch_call(space: Any, arch: Any, kind: str) -> Callable[[], Any] | None:
     except ImportError:
         return None
     values = space.to_dict(arch)
-    return timing_call(values, _BATCH.value, kind, relative_positions=_RELATIVE.value)
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    return timing_call(values, _BATCH.value, kind, _DTYPE.value, device, relative_positions=_RELATIVE.value)
 
 
 def show(result: dict[str, Any]) -> str:
     """The table that is printed."""
     lines = [f"{result['space']} space, batch {result['batch']}, {result['device']}, ratios to extracted"]
-    extracted = {k: [row[f"{k}_compile"] for row in result["rows"]] for k in _KINDS}
+    extracted = {k: [row[f"{k}_compile"] for row in result["rows"]] for k in _KINDS.value}
     for kind, means in result["ratios"].items():
         base = statistics.mean(row[kind]["extracted"] for row in result["rows"])
         compile_base = statistics.mean(cost["seconds"] for cost in extracted[kind])

@@ -30,6 +30,7 @@ from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
 from jaxnas.supernets import GAT, GCN
 from jaxnas.training import Training, train_seeds
+from jaxnas.training.ranking import usual_together
 
 _SOURCE = flags.DEFINE_string(
     "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
@@ -41,7 +42,7 @@ _SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to r
 _INHERITED = flags.DEFINE_boolean("inherited", False, "Begin with the supernet's weights.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
+_TOGETHER = flags.DEFINE_integer("together", None, "Seeds at once; one on a CPU if not given, and else all.")
 _STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and 1,000 of GAT.")
 _PATIENCE = flags.DEFINE_integer(
     "patience", 100, "Steps without a better network after which a seed is done."
@@ -119,7 +120,7 @@ def main() -> None:
                 optimizer=optimizer,
                 metric=_METRIC.value,
                 patience=_PATIENCE.value,
-                together=_TOGETHER.value,
+                together=_TOGETHER.value or usual_together(),
             )
             line = {
                 "graph": graph,

@@ -25,6 +25,7 @@ from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.training import Relaxed, Uniform
+from jaxnas.training.ranking import usual_together
 
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each search, and trainings alone.", lower_bound=1)
 _HEADS = flags.DEFINE_boolean("heads", False, "Search a mechanism for each head.")
@@ -52,7 +53,7 @@ def searches(heads: bool, space: Any) -> dict[str, tuple[Any, runs.Search]]:
 
 def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: list[int]) -> dict[str, list]:
     """The accuracy of the only architecture of a network, in per cent by role and seed."""
-    trained = training.train_seeds(task, net, settings, seeds, role="search", together=1)
+    trained = training.train_seeds(task, net, settings, seeds, role="search", together=usual_together())
     return {role: [float(100 * x) for x in one["accuracy"]] for role, one in trained.metrics.items()}
 
 

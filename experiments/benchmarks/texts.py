@@ -5,8 +5,10 @@
 
 "found" is what a search with `--config` found, and "random search" what the random search beside it found.
 "transformer" has as many layers and is as wide. "bigru" is one bidirectional GRU between the same stem and
-head. All are trained from scratch by the config's `retraining`, and each seed is kept where it was best on
-the held-out texts (Guan et al., ICML 2021, section 5.1).
+head. An architecture that the config names, as "published" of `autoattend_sst`, is taken by that name. All
+tune the vectors of words with `--set network.tune_vectors=true`. All are trained from scratch by the config's
+`retraining`, and each seed is kept where it was best on the held-out texts (Guan et al., ICML 2021, section
+5.1).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,6 +27,7 @@ from experiments import binary
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
+from jaxnas.training.ranking import usual_together
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of the search, for found and random search.")
 _SETS = flags.DEFINE_list(
@@ -32,7 +36,7 @@ _SETS = flags.DEFINE_list(
 _NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 5, "How many.", lower_bound=1)
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer("together", 1, "Seeds at once; 1 is the fastest on a CPU.")
+_TOGETHER = flags.DEFINE_integer("together", None, "Seeds at once; one on a CPU if not given, and else all.")
 
 
 def text_task(config: Config, name: str) -> tasks.Text:
@@ -47,16 +51,18 @@ def text_task(config: Config, name: str) -> tasks.Text:
     )
 
 
-def network(config: Config, name: str, classes: int, length: int) -> nn.Module:
-    """A network by its name; see the text above."""
+def network(config: Config, name: str, data: Any) -> nn.Module:
+    """A network by its name, for a data set; see the text above."""
     net = config.network
     assert isinstance(net, supernets.AutoAttendText)
+    net = net.clone(num_classes=data.num_classes, vocabulary=data.vocabulary.size)
     if name == "transformer":
         return supernets.DARTFormer(
             Space(mechanism=Choice("softmax")),
-            num_classes=classes,
-            vocabulary=1,
-            max_length=length,
+            num_classes=net.num_classes,
+            vocabulary=data.vocabulary.size,
+            tune_vectors=net.tune_vectors,
+            max_length=data.length,
             width=net.width,
             num_heads=net.num_heads,
             hidden=2 * net.width,
@@ -64,11 +70,12 @@ def network(config: Config, name: str, classes: int, length: int) -> nn.Module:
             dropout=net.dropout,
             pool="mean",
         )
-    net = net.clone(num_classes=classes)
     if name == "bigru":
         space = spaces.autoattend(1)
         one = {"layer": ["addition"], "source": [0], "first": ["gru"], "second": ["zero"]}
         return net.clone(space=space.fix(space.from_dict({**one, "key": [None], "value": [None]})))
+    if name in config.architectures:
+        return net.clone(space=net.space.fix(net.space.from_dict(dict(config.architectures[name]))))
     if _WORKDIR.value is None:
         raise ConfigError(f"--networks={name} needs --workdir, that of a search.")
     result = files.read_json(files.as_path(_WORKDIR.value) / "result.json")
@@ -84,9 +91,11 @@ def main() -> None:
         task = text_task(config, name).load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         for label in _NETWORKS.value:
             began = time.perf_counter()
-            net = network(config, label, task.dataset.num_classes, task.dataset.length)
+            net = network(config, label, task.dataset)
             found = training.train_seeds(
-                *(task, net, config.alone, seeds), role="search", together=_TOGETHER.value
+                *(task, net, config.alone, seeds),
+                role="search",
+                together=_TOGETHER.value or usual_together(),
             )
             line = {
                 "set": name,

@@ -155,7 +155,7 @@ class PlainViT(nn.Module):
 
 
 def timing_call(
-    values: Mapping[str, Any], batch: int, kind: str, *, relative_positions: bool
+    values: Mapping[str, Any], batch: int, kind: str, dtype: str, device: str, *, relative_positions: bool
 ) -> Callable[[], None]:
     """A call that runs the network of an architecture forward, or forward and backward.
 
@@ -163,9 +163,13 @@ def timing_call(
       values: the architecture as option values of an AutoFormer space.
       batch: images of 224 x 224.
       kind: "forward" or "gradient".
+      dtype: "float32", whose products are of TF32 on a GPU as XLA's are, or "bfloat16" for automatic mixed
+        precision.
+      device: "cpu" or "cuda", for whose end each call waits.
       relative_positions: whether the network has them.
     """
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
     embed = values["embed_dim"]
     model = PlainViT(
         image_size=224,
@@ -175,15 +179,25 @@ def timing_call(
         heads=values["num_heads"],
         hidden=[int(embed * ratio) for ratio in values["mlp_ratio"]],
         max_relative_position=14 if relative_positions else 0,
-    )
-    images, labels = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+    ).to(device)
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (batch,), device=device)
+    mixed = torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     def forward() -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), mixed:
             model(images)
+        wait()
 
     def gradient() -> None:
         model.zero_grad(set_to_none=True)
-        F.cross_entropy(model(images), labels).backward()
+        with mixed:
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        wait()
 
     return {"forward": forward, "gradient": gradient}[kind]

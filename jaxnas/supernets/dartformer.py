@@ -38,7 +38,8 @@ class DARTFormer(nn.Module):
     Attributes:
       space: the search space.
       num_classes: of sequences.
-      vocabulary: number of different tokens; not used where the task gives vectors, which a dense layer maps.
+      vocabulary: number of different tokens; used where the task gives no vectors, which a dense layer maps,
+        or to tune them.
       max_length: longest sequence, for the mechanisms that are made for one length.
       width: of the residual stream.
       num_heads: of attention.
@@ -55,6 +56,7 @@ class DARTFormer(nn.Module):
       pool: what the classifier sees: the "first" position, an extra token as in Long Range Arena, or the
         "mean" of all. In a single layer, the first position sees no more than the mechanism shows it, such as
         the first block of Local.
+      tune_vectors: whether the task's vectors are tuned, each by a difference that is learned.
       dropout: of embeddings, branches and hidden activations.
       dtype: of the computation, float32 or bfloat16.
       remat: compute the attention of each layer again in the backward pass, and keep its input only.
@@ -82,6 +84,7 @@ class DARTFormer(nn.Module):
     chunk: int = 32
     synthesizer: Literal["random", "factorized_random", "dense"] = "factorized_random"
     pool: Literal["first", "mean"] = "first"
+    tune_vectors: bool = False
     dropout: float = 0.1
     dtype: Any = jnp.float32
     remat: bool = False
@@ -181,6 +184,10 @@ class DARTFormer(nn.Module):
     def _embed(self, tokens: jax.Array, vectors: jax.Array | None) -> jax.Array:
         """What each token is in the residual stream, [B, T, D]."""
         if vectors is not None:
+            if self.tune_vectors:
+                zeros = nn.initializers.zeros
+                tuned = nn.Embed(self.vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
+                vectors += tuned(tokens)
             return self._dense(self.width, "embed")(vectors)
         normal = nn.initializers.normal(1.0)
         return nn.Embed(self.vocabulary, self.width, embedding_init=normal, name="embed")(tokens)
