@@ -35,6 +35,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# On accelerators products of float32 are rounded to fewer bits unless full ones are asked for, and the tests
+# compare with references to 1e-5.
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 # Programs here are compiled more often than they run long: less optimised, a third less time in all.
 if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
@@ -72,6 +76,12 @@ hypothesis.settings.load_profile("jaxnas")
 def pytest_configure(config):
     """Lets libraries read their absl flags, which no absl.app.run parses here."""
     flags.FLAGS.mark_as_parsed()
+
+
+def pytest_runtest_setup(item):
+    """Skips what needs eight devices on a machine with fewer accelerators; CPUs are eight here."""
+    if item.get_closest_marker("eight_devices") and (count := jax.device_count()) < 8:
+        pytest.skip(f"it needs eight devices, and there are {count}")
 
 
 def pytest_make_parametrize_id(config, val, argname):

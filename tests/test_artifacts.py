@@ -133,8 +133,9 @@ def test_a_network_of_the_users_own(tmp_path):
     loaded, same = artifacts.load_subnet(tmp_path / "subnet", module=Everything)
     assert loaded == EVERYTHING
     assert_same_bits(same, variables)
+    platforms = (jax.export.default_export_platform(),)
     program = jax.export.deserialize(
-        artifacts.export_subnet(tmp_path / "subnet", loaded, same, INPUTS, ("cpu",)).read_bytes()
+        artifacts.export_subnet(tmp_path / "subnet", loaded, same, INPUTS, platforms).read_bytes()
     )
     np.testing.assert_array_equal(program.call(INPUTS)["y"], loaded.apply(same, INPUTS)["y"])
     with pytest.raises(

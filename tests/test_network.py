@@ -99,6 +99,7 @@ def test_gradients_reach_what_an_architecture_uses(name):
             assert not np.any(np.where(mask, 0, leaf)), path
 
 
+@pytest.mark.eight_devices
 def test_init_works_under_jit_with_shardings():
     net, inputs = NETWORKS["mixer"]
     everywhere = jax.sharding.NamedSharding(

@@ -236,7 +236,13 @@ AUTOATTEND_CITESEER = _nodes(
     steps=1000,  # The best networks had 74.4 % of the validation nodes, and 70.6 % after 2,000 steps.
 )
 AUTOATTEND_PUBMED = _nodes(
-    "pubmed", spaces.AUTOATTEND_CITESEER, 3, "citeseer", 256, "2 layers on the citation network PubMed."
+    "pubmed",
+    spaces.AUTOATTEND_CITESEER,
+    3,
+    "citeseer",
+    256,
+    "2 layers on the citation network PubMed: for a GPU.",
+    steps=1000,
 )
 
 CONFIGS = (

@@ -112,7 +112,7 @@ CIFAR10 = Config(
     name="autoformer_cifar10",
     about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
     task=augmented_cifar10(),
-    network=_CIFAR.clone(dtype=jnp.bfloat16),
+    network=_CIFAR.clone(dtype=jnp.bfloat16, scan_layers=True),
     training=Training(
         steps=50_000,
         batch_size=256,
@@ -156,7 +156,13 @@ _EPOCH = 1_281_167 * 99 // 100 // 1024  # steps; a hundredth of the images is he
 def _imagenet(size: str, most: float) -> Config:
     space = spaces.autoformer(size)
     network = supernets.ViT(
-        space, image_size=224, patch_size=16, num_classes=1000, drop_path_rate=0.1, dtype=jnp.bfloat16
+        space,
+        image_size=224,
+        patch_size=16,
+        num_classes=1000,
+        drop_path_rate=0.1,
+        dtype=jnp.bfloat16,
+        scan_layers=True,
     )
     evolution = search.Evolution(
         space, evaluations=1000, population=50, parents=10, mutations=25, crossovers=25

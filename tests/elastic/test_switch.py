@@ -230,6 +230,9 @@ def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():
 
 
 @pytest.mark.hlo
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="the GPU's compiler writes a cheap tanh several times"
+)
 def test_what_is_kept_is_not_computed_again():
     arch = tuple(map(jnp.int32, (1, 1, 1)))
     program = jit(lambda *values: both("centred", 100, arch, values))

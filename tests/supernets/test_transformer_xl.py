@@ -249,6 +249,7 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
 
 @pytest.mark.hlo
 @pytest.mark.slow
+@pytest.mark.eight_devices
 def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
     net = FORMS["scanned"].clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)

@@ -255,6 +255,7 @@ def test_vmap_over_data_is_the_loop(name, axes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
+@pytest.mark.eight_devices
 def test_a_population_over_devices_is_the_loop(name):
     """One architecture after the other on each device: real branches, which `vmap` has not."""
     case, mesh = setting(name), make_mesh(4)
@@ -277,6 +278,7 @@ def test_a_population_over_devices_is_the_loop(name):
 @pytest.mark.hlo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
+@pytest.mark.eight_devices
 def test_rows_on_several_devices_are_not_gathered(name):
     """Gradients are summed over the devices, and nothing else goes between them."""
     case, mesh = setting(name), make_mesh(2)

@@ -38,7 +38,14 @@ def variables():
     return jaxnas.init(NET, jax.random.key(0), ONE.inputs)
 
 
-@pytest.mark.parametrize(("kind", "devices"), [("one", 1), ("one", 8), ("several", 1), ("several", 8)])
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [
+        (kind, n) if n == 1 else pytest.param(kind, n, marks=pytest.mark.eight_devices)
+        for kind in ("one", "several")
+        for n in (1, 8)
+    ],
+)
 def test_metrics_are_scikit_learns_over_the_nodes_of_the_role(variables, kind, devices):
     task = ONE if kind == "one" else task_of("graphs")
     arch, graphs = NET.space.largest(), task.dataset
@@ -145,7 +152,11 @@ def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     ("call", "message"),
     [
         (lambda: ONE.batches("train", 8, 0), "one: a batch of 8 graphs to train, and there is 1; a row"),
-        (lambda: fit(ONE, NET, 1, mesh=make_mesh(8)), "batch_size is 1, which 8 devices cannot share"),
+        pytest.param(
+            lambda: fit(ONE, NET, 1, mesh=make_mesh(8)),
+            "batch_size is 1, which 8 devices cannot share",
+            marks=pytest.mark.eight_devices,
+        ),
         (lambda: tasks.Graphs(data="corra").load(), "unknown graph 'corra'; did you mean 'cora'?"),
         (lambda: one_graph(normalize=True), "and some are negative. Give normalize=False"),
         (lambda: one_graph(evaluation_graphs=0), "evaluation_graphs is 0, expected a whole number"),

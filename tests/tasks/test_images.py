@@ -29,7 +29,7 @@ def log_probabilities(logits):
     return logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize(("devices", "size"), [(1, 7), (8, 7)])
+@pytest.mark.parametrize(("devices", "size"), [(1, 7), pytest.param(8, 7, marks=pytest.mark.eight_devices)])
 def test_metrics_are_scikit_learns_over_batches_that_do_not_divide_the_data(devices, size):
     evaluate = make_evaluator(TASK, NET, "test", mesh=make_mesh(devices), batch_size=size)
     archs = NET.space.sample(jax.random.key(6), 3)

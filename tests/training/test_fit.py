@@ -569,6 +569,7 @@ def test_roles_are_guarded():
         measured.scores(variables, NET.space.sample(jax.random.key(0), 2))
 
 
+@pytest.mark.eight_devices
 def test_default_batches_are_as_many_rows_as_the_data_have_and_the_devices_can_share():
     for task, net, devices, rows in ((TASK, NET, 1, 16), (TASK, NET, 3, 15)):
         state, _, batch = prepare(task, net, Training(steps=2), Relaxed(), make_mesh(devices))

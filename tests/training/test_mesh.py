@@ -35,6 +35,8 @@ from jaxnas.training.mesh import _spec
 from jaxnas.training.prepare import prepare
 from jaxnas.training.relaxed import Order
 
+pytestmark = pytest.mark.eight_devices
+
 TRAINING = Training(steps=4, batch_size=8, warmup_steps=0)
 # Adam would make much of gradients that differ by rounding alone.
 SGD = optax.sgd(0.1, momentum=0.9), lambda step: 0.1

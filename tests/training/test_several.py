@@ -211,6 +211,7 @@ def test_the_sandwich_distils_on_every_task(kind):
     "recipe",
     [Sandwich(random=7, spread=True), Uniform(architectures=8, spread=True), Sandwich(random=7)],
 )
+@pytest.mark.eight_devices
 def test_devices_take_different_networks_and_give_what_one_gives(recipe):
     states = [stepped(recipe, devices=devices)[1] for devices in (1, 8)]
     assert difference(*(state.params for state in states)) < 1e-5

@@ -246,6 +246,7 @@ def test_a_seed_that_is_none_is_refused():
             training.fit(TASK, NET, 2, seed=seed)
 
 
+@pytest.mark.eight_devices
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     with pytest.raises(ValueError, match="12 does not divide by the mesh's 8"):
         shard_batch({"x": np.zeros((12, 3))}, make_mesh(8))
