@@ -14,7 +14,7 @@ from test_cost import lower, xla_macs
 
 import jaxnas
 from jaxnas import Choice, Space, spaces
-from jaxnas.supernets import AutoAttendNodes, AutoAttendText
+from jaxnas.supernets import AutoAttendNodes, AutoAttendText, DARTFormer
 from jaxnas.supernets.attention_weights import OperationUses, Pairs
 from jaxnas.supernets.autoattend_text import BidirectionalGRU, Convolution, MaxPool, attention, windows
 from jaxnas.training import make_evaluator, make_mesh
@@ -412,10 +412,14 @@ def test_a_text_without_a_word_gives_numbers():
     np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
-def test_vectors_that_are_tuned_begin_as_those_of_the_task():
+@pytest.mark.parametrize("kind", ["autoattend", "transformer"])
+def test_vectors_that_are_tuned_begin_as_those_of_the_task(kind):
     """Only those of words that occur are learned, and the extracted network has them."""
     given = {**TEXTS, "vectors": jax.random.normal(jax.random.key(2), (3, LENGTH, 6)), "label": jnp.arange(3)}
     fixed = net_of("text").clone(vocabulary=None)
+    if kind == "transformer":
+        space = spaces.dartformer(("linear", "softmax"))
+        fixed = DARTFormer(space, num_classes=4, vocabulary=1, max_length=LENGTH, pool="mean")
     tuned = fixed.clone(vocabulary=WORDS, tune_vectors=True)
     arch, variables = fixed.space.smallest(), jaxnas.init(tuned, jax.random.key(0), given)
     own = {"params": {name: x for name, x in variables["params"].items() if name != "difference"}}
