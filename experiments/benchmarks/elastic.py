@@ -2,17 +2,18 @@
 
   python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
   python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
-  python -m experiments.benchmarks.elastic --kinds=forward,gradient --dtype=bfloat16 --batch=256  # on a GPU
+  python -m experiments.benchmarks.elastic --dtype=bfloat16 --batch=256 --form=scan --form=masked
 
 For sampled architectures: the supernet at that architecture (layers unrolled, and scanned), the same
 with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
-plain PyTorch network of the same sizes and on the same device, with automatic mixed precision for bfloat16.
-Timed are the forward pass, the gradient, and a step of gradient
-descent where a call has four: on CPUs XLA asks the system for its memory in each call anew, PyTorch does
-not (its column has the gradient there). An allocator that keeps memory, preloaded for all forms, does the
-same for single calls: `LD_PRELOAD=libtcmalloc_minimal.so.4`. Forms are timed in turns in one process, the
-masked one after the others; the table shows medians over repeats, and ratios to the extracted network,
-averaged over architectures. Compile times are those of a process that has compiled nothing before.
+plain PyTorch network of the same sizes on the same device, with automatic mixed precision for bfloat16.
+Timed are the forward pass, the gradient, and a step of gradient descent where a call has four: on CPUs XLA
+asks the system for its memory in each call anew, PyTorch does not (its column has the gradient there). An
+allocator that keeps memory, preloaded for all forms, does the same for single calls:
+`LD_PRELOAD=libtcmalloc_minimal.so.4`. On a GPU the unrolled form compiles for minutes, and `--form` leaves it
+out. Forms are timed in turns in one process, the masked one after the others; the table shows medians over
+repeats, and ratios to the extracted network, averaged over architectures. Compile times are those of a
+process that has compiled nothing before.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each
 _BATCH = flags.DEFINE_integer("batch", 8, "Images.")
 _RELATIVE = flags.DEFINE_boolean("relative_positions", True, "2-D relative positions in K and V.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
-_KINDS = flags.DEFINE_list("kinds", ["forward", "gradient", "steps"], "What is timed.")
-_FORMS = flags.DEFINE_list("forms", ["scan", "unrolled", "masked"], "Of the supernet.")
+_ALL_KINDS, _ALL_FORMS = ["forward", "gradient", "steps"], ["scan", "unrolled", "masked"]
+_KINDS = flags.DEFINE_multi_enum("kind", _ALL_KINDS, _ALL_KINDS, "What is timed.")
+_FORMS = flags.DEFINE_multi_enum("form", _ALL_FORMS, _ALL_FORMS, "Of the supernet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 _TORCH = flags.DEFINE_boolean("torch", True, "Time PyTorch too, if it is installed.")
@@ -203,14 +205,14 @@ def population(apply: Callable, params: Any, images: Any, archs: list, extracted
     """Seconds to evaluate a population: as a map, as a vmap over masks, and one by one extracted."""
     copies = max(_POPULATION.value // len(archs), 1)
     batch = jax.tree.map(lambda *leaves: jnp.stack(leaves * copies), *archs)
-    apart = math.gcd(copies * len(archs), 8)
+    chunk_size = math.gcd(copies * len(archs), 8)
 
     def mapped(params: Any, images: Any, batch: Any) -> jax.Array:
         return lax.map(lambda arch: apply(params, images, arch), batch)
 
     def vmapped(params: Any, images: Any, batch: Any) -> jax.Array:
         one = jax.vmap(apply, (None, None, 0))
-        chunks = jax.tree.map(lambda x: x.reshape(-1, apart, *x.shape[1:]), batch)
+        chunks = jax.tree.map(lambda x: x.reshape(-1, chunk_size, *x.shape[1:]), batch)
         return lax.map(lambda chunk: one(params, images, chunk), chunks)
 
     calls: dict[str, Callable[[], Any]] = {}
@@ -234,7 +236,9 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         means[kind] = {
             name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows])) for name in names
         }
-        for name in {"scan", "unrolled"} & set(names) if "pytorch" in names else ():
+        for name in ("scan", "unrolled") if "pytorch" in names else ():
+            if name not in names:
+                continue
             quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
             means[kind][f"{name} over pytorch"] = float(np.mean(quotients))
     return means
