@@ -412,7 +412,7 @@ def test_a_text_without_a_word_gives_numbers():
     np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["autoattend", "transformer"])
+@pytest.mark.parametrize("kind", [pytest.param("autoattend", marks=pytest.mark.slow), "transformer"])
 def test_vectors_that_are_tuned_begin_as_those_of_the_task(kind):
     """Only those of words that occur are learned, and the extracted network has them."""
     given = {**TEXTS, "vectors": jax.random.normal(jax.random.key(2), (3, LENGTH, 6)), "label": jnp.arange(3)}
