@@ -62,6 +62,29 @@ def test_costs_are_those_of_xla_and_extraction_is_exact(name):
         assert jaxnas.cost(small, inputs)(small.space.smallest()) == costs
 
 
+class LowRank(nn.Module):
+    """An MLP whose plain head begins with the product of two random matrices."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        def low_rank(key, shape, dtype=jnp.float32):
+            left, right = jax.random.normal(key, (2, max(shape), 2), dtype)
+            return left[: shape[0]] @ right[: shape[1]].T
+
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        x = ElasticMlp()(x, width(int, decisions["hidden"]))
+        return nn.Dense(5, kernel_init=low_rank)(x)
+
+
+def test_products_of_an_initialization_are_none_of_the_network():
+    net = LowRank(Space(hidden=Choice(3, 6)))
+    network.check(net, (1, 4))
+    costs = jaxnas.cost(net, (1, 4))({"hidden": jnp.arange(2)})
+    assert costs["macs"].tolist() == [2 * 4 * hidden + 4 * 5 for hidden in (3, 6)]
+
+
 def test_parameters_of_a_mixture_count_when_they_are_used():
     """However blocks were made: one within another, one in two places."""
     net, inputs = NETWORKS["operations"]
