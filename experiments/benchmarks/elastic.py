@@ -143,7 +143,7 @@ def measure() -> dict[str, Any]:
         program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
         programs[kind][name], compiling[kind][name] = program, cost
         print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
-    for forward, small_params, extracted in networks if steps else ():
+    for forward, small_params, extracted in networks if "steps" in kinds else ():
         extracted["steps"] = compiled(steps_of(forward), small_params, images)
 
     rows = []
@@ -236,9 +236,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         means[kind] = {
             name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows])) for name in names
         }
-        for name in ("scan", "unrolled") if "pytorch" in names else ():
-            if name not in names:
-                continue
+        compared = [name for name in names if name in ("scan", "unrolled")] if "pytorch" in names else []
+        for name in compared:
             quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
             means[kind][f"{name} over pytorch"] = float(np.mean(quotients))
     return means

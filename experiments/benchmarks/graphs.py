@@ -42,7 +42,9 @@ _SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to r
 _INHERITED = flags.DEFINE_boolean("inherited", False, "Begin with the supernet's weights.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer("together", None, "Seeds at once; one on a CPU if not given, and else all.")
+_TOGETHER = flags.DEFINE_integer(
+    "together", None, "Seeds at once; one on a CPU if not given, and else all.", lower_bound=1
+)
 _STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and 1,000 of GAT.")
 _PATIENCE = flags.DEFINE_integer(
     "patience", 100, "Steps without a better network after which a seed is done."

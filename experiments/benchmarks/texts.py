@@ -36,7 +36,9 @@ _SETS = flags.DEFINE_list(
 _NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 5, "How many.", lower_bound=1)
 _FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer("together", None, "Seeds at once; one on a CPU if not given, and else all.")
+_TOGETHER = flags.DEFINE_integer(
+    "together", None, "Seeds at once; one on a CPU if not given, and else all.", lower_bound=1
+)
 
 
 def text_task(config: Config, name: str) -> tasks.Text:

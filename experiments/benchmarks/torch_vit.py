@@ -169,7 +169,7 @@ def timing_call(
       relative_positions: whether the network has them.
     """
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
     embed = values["embed_dim"]
     model = PlainViT(
         image_size=224,

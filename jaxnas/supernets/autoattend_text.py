@@ -18,6 +18,7 @@ from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
 from jaxnas.supernets.attention_weights import Context, check_space
+from jaxnas.supernets.word_vectors import tuned
 
 
 def _within(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -242,9 +243,7 @@ class AutoAttendText(nn.Module):
             )
         if vectors is None:
             return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
-        zeros = nn.initializers.zeros
-        tuned = nn.Embed(self.vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
-        return vectors + tuned(inputs["tokens"])
+        return tuned(vectors, inputs["tokens"], self.vocabulary)
 
 
 def windows(x: jax.Array, size: int, stride: int) -> jax.Array:

@@ -25,6 +25,7 @@ from jaxnas.elastic.recurrent import sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
+from jaxnas.supernets.word_vectors import tuned
 
 
 class DARTFormer(nn.Module):
@@ -185,9 +186,7 @@ class DARTFormer(nn.Module):
         """What each token is in the residual stream, [B, T, D]."""
         if vectors is not None:
             if self.tune_vectors:
-                zeros = nn.initializers.zeros
-                tuned = nn.Embed(self.vocabulary, vectors.shape[-1], embedding_init=zeros, name="difference")
-                vectors += tuned(tokens)
+                vectors = tuned(vectors, tokens, self.vocabulary)
             return self._dense(self.width, "embed")(vectors)
         normal = nn.initializers.normal(1.0)
         return nn.Embed(self.vocabulary, self.width, embedding_init=normal, name="embed")(tokens)
