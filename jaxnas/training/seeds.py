@@ -25,6 +25,7 @@ from jaxnas.tasks.task import check_role, check_task
 from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
 from jaxnas.training.keys import stream
+from jaxnas.training.progress import Progress
 from jaxnas.training.settings import Training
 
 
@@ -193,14 +194,19 @@ def train_seeds(
     batch, moved, groups = None, None, []
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
-        for done in range(1, training.steps + 1):
-            if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
-                batch, moved = given, jax.tree.map(jnp.asarray, given)
-            runs = train_all(runs, jnp.int32(done - 1), moved)
-            if done % training.every("evaluate") == 0 or done == training.steps:
-                runs = watch_all(runs, jnp.int32(done), watched)
-                if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
-                    break
+        last = min(first + size, len(seeds))
+        with Progress(training.steps, label=f"trainings {first + 1} to {last} of {len(seeds)}, step") as shown:
+            for done in range(1, training.steps + 1):
+                if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
+                    batch, moved = given, jax.tree.map(jnp.asarray, given)
+                runs = train_all(runs, jnp.int32(done - 1), moved)
+                if done % training.every("evaluate") == 0 or done == training.steps:
+                    runs = watch_all(runs, jnp.int32(done), watched)
+                    if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
+                        break
+                if done % training.log_every == 0 or done == training.steps:
+                    jax.block_until_ready(runs.score)  # Steps that only wait for the device are not done.
+                    shown.update(done)
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
         best, best_steps, measured = jax.tree.map(np.asarray, (runs.best, runs.best_step, measured))
         groups.append(Seeds(best, best_steps, done, measured))
