@@ -152,7 +152,7 @@ _SST_SMALL = supernets.AutoAttendText(
 AUTOATTEND_SST = Config(
     name="autoattend_sst",
     about="24 layers on the sentences and phrases of SST-5: for a GPU.",
-    task=tasks.Text(data="sst5", phrases=True, length=64, embeddings="glove6b_50d", label_smoothing=0.0),
+    task=tasks.Text(data="sst5", phrases=True, length=64, embeddings="glove6b_100d", label_smoothing=0.0),
     network=_SST,
     training=Training(
         steps=12_000,
