@@ -194,8 +194,8 @@ def train_seeds(
     batch, moved, groups = None, None, []
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
-        last = min(first + size, len(seeds))
-        with Progress(training.steps, label=f"trainings {first + 1} to {last} of {len(seeds)}, step") as shown:
+        group = f"trainings {first + 1} to {min(first + size, len(seeds))} of {len(seeds)}"
+        with Progress(training.steps, label=f"{group}, step") as shown:
             for done in range(1, training.steps + 1):
                 if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
                     batch, moved = given, jax.tree.map(jnp.asarray, given)
