@@ -19,19 +19,19 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 import optax
 from absl import flags
 
 from experiments import binary
 from experiments import config as config_lib
+from experiments.benchmarks import over_seeds
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
 from jaxnas.supernets import GAT, GCN
 from jaxnas.training import Training, train_seeds
-from jaxnas.training.ranking import usual_together
 
+flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _SOURCE = flags.DEFINE_string(
     "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
 )
@@ -41,10 +41,6 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Of a search, for found and rand
 _SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to replace, as network.width=64.")
 _INHERITED = flags.DEFINE_boolean("inherited", False, "Begin with the supernet's weights.")
 _SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
-_FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer(
-    "together", None, "Seeds at once; one on a CPU if not given, and else all.", lower_bound=1
-)
 _STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and 1,000 of GAT.")
 _PATIENCE = flags.DEFINE_integer(
     "patience", 100, "Steps without a better network after which a seed is done."
@@ -117,12 +113,12 @@ def main() -> None:
                 task,
                 net,
                 Training(steps=_STEPS.value or steps, evaluate_every=1),
-                range(_FIRST.value, _FIRST.value + _SEEDS.value),
+                range(over_seeds.FIRST.value, over_seeds.FIRST.value + _SEEDS.value),
                 variables=variables,
                 optimizer=optimizer,
                 metric=_METRIC.value,
                 patience=_PATIENCE.value,
-                together=_TOGETHER.value or usual_together(),
+                together=over_seeds.together(),
             )
             line = {
                 "graph": graph,
@@ -134,11 +130,7 @@ def main() -> None:
                 "steps": found.steps,
                 "mean_best_step": round(float(found.best_steps.mean()), 1),
             }
-            for role, metrics in found.metrics.items():
-                values = 100 * metrics["accuracy"]
-                deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
-                line[role] = [round(float(x), 2) for x in (values.mean(), deviation)]
-                line[f"{role}_by_seed"] = [round(float(x), 1) for x in values]
+            line |= over_seeds.accuracies(found)
             lines.append(line)
             print(json.dumps(line), flush=True)
     if _OUT.value:

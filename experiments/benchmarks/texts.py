@@ -20,25 +20,21 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 from absl import flags
 
 from experiments import binary
+from experiments.benchmarks import over_seeds
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
-from jaxnas.training.ranking import usual_together
 
+flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _WORKDIR = flags.DEFINE_string("workdir", None, "Of the search, for found and random search.")
 _SETS = flags.DEFINE_list(
     "sets", ["sst5"], "Names of data sets; the phrases of sst5 and sst2 are trained on."
 )
 _NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Which.")
 _SEEDS = flags.DEFINE_integer("seeds", 5, "How many.", lower_bound=1)
-_FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
-_TOGETHER = flags.DEFINE_integer(
-    "together", None, "Seeds at once; one on a CPU if not given, and else all.", lower_bound=1
-)
 
 
 def text_task(config: Config, name: str) -> tasks.Text:
@@ -88,7 +84,7 @@ def network(config: Config, name: str, data: Any) -> nn.Module:
 def main() -> None:
     """Prints a line for each data set and network."""
     config = binary.chosen_config(CONFIGS)
-    seeds = range(_FIRST.value, _FIRST.value + _SEEDS.value)
+    seeds = range(over_seeds.FIRST.value, over_seeds.FIRST.value + _SEEDS.value)
     for name in _SETS.value:
         task = text_task(config, name).load(flags.FLAGS.data_dir, flags.FLAGS.source_dir)
         for label in _NETWORKS.value:
@@ -97,7 +93,7 @@ def main() -> None:
             found = training.train_seeds(
                 *(task, net, config.alone, seeds),
                 role="search",
-                together=_TOGETHER.value or usual_together(),
+                together=over_seeds.together(),
             )
             line = {
                 "set": name,
@@ -107,11 +103,7 @@ def main() -> None:
                 "seconds": round(time.perf_counter() - began),
                 "mean_best_step": float(found.best_steps.mean()),
             }
-            for role, metrics in found.metrics.items():
-                values = 100 * metrics["accuracy"]
-                deviation = np.std(values, ddof=1) if len(values) > 1 else 0.0
-                line[role] = [round(float(x), 2) for x in (values.mean(), deviation)]
-                line[f"{role}_by_seed"] = [round(float(x), 1) for x in values]
+            line |= over_seeds.accuracies(found)
             print(json.dumps(line), flush=True)
 
 

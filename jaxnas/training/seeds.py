@@ -191,22 +191,28 @@ def train_seeds(
         metrics["test"] = jax.tree.map(jnp.asarray, task.evaluation("test", None, None))
     keys = jnp.stack([stream(seed, "seeds") for seed in seeds])
     archs = jax.tree.map(jnp.asarray, arch) if several else None
-    batch, moved, groups = None, None, []
+    groups = []
+
+    def train_group(runs: _Run, shown: Progress) -> tuple[_Run, int]:
+        batch, moved = None, None
+        for done in range(1, training.steps + 1):
+            if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
+                batch, moved = given, jax.tree.map(jnp.asarray, given)
+            runs, last = train_all(runs, jnp.int32(done - 1), moved), done == training.steps
+            if done % training.every("evaluate") == 0 or last:
+                runs = watch_all(runs, jnp.int32(done), watched)
+                if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
+                    return runs, done
+            if done % training.log_every == 0 or last:
+                jax.block_until_ready(runs.score)  # Steps that only wait for the device are not done.
+                shown.update(done)
+        return runs, training.steps
+
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
         group = f"trainings {first + 1} to {min(first + size, len(seeds))} of {len(seeds)}"
         with Progress(training.steps, label=f"{group}, step") as shown:
-            for done in range(1, training.steps + 1):
-                if (given := drawn.at(done - 1)) is not batch:  # One graph is the same batch in each step.
-                    batch, moved = given, jax.tree.map(jnp.asarray, given)
-                runs = train_all(runs, jnp.int32(done - 1), moved)
-                if done % training.every("evaluate") == 0 or done == training.steps:
-                    runs = watch_all(runs, jnp.int32(done), watched)
-                    if patience is not None and not np.any(_running(runs, jnp.int32(done), patience)):
-                        break
-                if done % training.log_every == 0 or done == training.steps:
-                    jax.block_until_ready(runs.score)  # Steps that only wait for the device are not done.
-                    shown.update(done)
+            runs, done = train_group(runs, shown)
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
         best, best_steps, measured = jax.tree.map(np.asarray, (runs.best, runs.best_step, measured))
         groups.append(Seeds(best, best_steps, done, measured))
