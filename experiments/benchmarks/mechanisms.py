@@ -1,13 +1,14 @@
 """DARTFormer's searches beside the truth: every mechanism of attention trained alone, over several seeds.
 
   python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
-  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads
+  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads --alone=
 
-First each mechanism is trained alone. Then a supernet is trained for each kind of search and each seed, and
-what the search finds is compared with that: how much the supernet loses without a mechanism (Brown et al.,
-arXiv 2210.00641, section 2), evolution with a supernet of random mechanisms, and Gumbel-softmax. With
-`--heads` each head has a mechanism of its own, and the network that is found is trained alone, once for each
-seed. Networks are compared on the search role of the data, and measured on the test role.
+First each mechanism is trained alone, or those that `--alone` names. Then a supernet is trained for each kind
+of search and each seed, and what the search finds is compared with that: how much the supernet loses without
+a mechanism (Brown et al., arXiv 2210.00641, section 2), evolution with a supernet of random mechanisms, and
+Gumbel-softmax. With `--heads` each head has a mechanism of its own, and the network that is found is trained
+alone, once for each seed. Networks are compared on the search role of the data, and measured on the test
+role.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from __future__ import annotations
 import functools
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 from scipy.stats import kendalltau
 
 from experiments import binary
+from experiments.benchmarks import over_seeds
+from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.training import Relaxed, Uniform
-from jaxnas.training.ranking import usual_together
 
+flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each search, and trainings alone.", lower_bound=1)
 _HEADS = flags.DEFINE_boolean("heads", False, "Search a mechanism for each head.")
-_ALONE = flags.DEFINE_boolean("alone", True, "Train each mechanism alone.")
+_ALONE = flags.DEFINE_list("alone", None, "Which mechanisms are trained alone; all by default.")
 _METHODS = flags.DEFINE_list("methods", [], "Which searches; none for all.")
 _EVALUATIONS = flags.DEFINE_integer("evaluations", 200, "Of evolution by heads.", lower_bound=1)
 
@@ -51,10 +54,10 @@ def searches(heads: bool, space: Any) -> dict[str, tuple[Any, runs.Search]]:
     return found
 
 
-def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: list[int]) -> dict[str, list]:
-    """The accuracy of the only architecture of a network, in per cent by role and seed."""
-    trained = training.train_seeds(task, net, settings, seeds, role="search", together=usual_together())
-    return {role: [float(100 * x) for x in one["accuracy"]] for role, one in trained.metrics.items()}
+def alone(task: tasks.Task, net: Any, settings: training.Training, seeds: Sequence[int]) -> dict[str, Any]:
+    """The accuracies of the only architecture of a network; see `over_seeds.accuracies`."""
+    given = dict(role="search", together=over_seeds.together())
+    return over_seeds.accuracies(training.train_seeds(task, net, settings, seeds, **given))
 
 
 def main() -> None:
@@ -62,13 +65,18 @@ def main() -> None:
     config = binary.chosen_config(CONFIGS)
     session = binary.bring_to_life(config)
     task, net, mesh = session.task, session.net, session.mesh
-    names, seeds = net.space["mechanism"].options, list(range(_SEEDS.value))
+    names = net.space["mechanism"].options
+    first = over_seeds.FIRST.value
+    seeds = range(first, first + _SEEDS.value)
+    chosen = names if _ALONE.value is None else tuple(_ALONE.value)
+    if unknown := [name for name in chosen if name not in names]:
+        raise ConfigError(f"--alone={','.join(unknown)}: the config has the mechanisms {', '.join(names)}.")
     truth = []
-    for name in names if _ALONE.value else ():
+    for name in chosen:
         began = time.perf_counter()
         own = net.clone(space=net.space.fix(net.space.from_dict({"mechanism": name})))
         found = alone(task, own, config.alone, seeds)
-        truth.append(np.mean(found["search"]))
+        truth.append(found["search"][0])
         print(json.dumps({"alone": name, **found, "seconds": time.perf_counter() - began}), flush=True)
     if _HEADS.value:
         net = net.clone(space=spaces.dartformer(names, heads=net.num_heads))
@@ -93,7 +101,7 @@ def main() -> None:
             if method == "perturbation" and found.selection is not None:
                 (decision,) = found.selection.decisions
                 line["drops"] = dict(zip(names, decision["drops"], strict=True))
-                if truth:
+                if chosen == names:
                     line["kendall_tau"] = float(kendalltau(decision["drops"], truth).statistic)
             if _HEADS.value:
                 others = {"found": found.arch, **found.others}
