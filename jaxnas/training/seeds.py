@@ -210,8 +210,9 @@ def train_seeds(
 
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
-        group = f"trainings {first + 1} to {min(first + size, len(seeds))} of {len(seeds)}"
-        with Progress(training.steps, label=f"{group}, step") as shown:
+        last = min(first + size, len(seeds))
+        group = f"training {last}" if last == first + 1 else f"trainings {first + 1} to {last}"
+        with Progress(training.steps, label=f"{group} of {len(seeds)}, step") as shown:
             runs, done = train_group(runs, shown)
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
         best, best_steps, measured = jax.tree.map(np.asarray, (runs.best, runs.best_step, measured))

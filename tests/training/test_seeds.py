@@ -89,7 +89,7 @@ def test_a_patience_begins_with_the_first_measurement():
 
 def test_the_seeds_are_independent_and_a_patience_ends_them(found, capsys):
     alone = seeds_of(seeds=(5,))
-    assert "trainings 1 to 1 of 1, step 12/12" in capsys.readouterr().err
+    assert "training 1 of 1, step 12/12" in capsys.readouterr().err
     np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
     still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), optimizer=optax.sgd(0.0), patience=3)
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
