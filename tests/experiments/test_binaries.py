@@ -225,6 +225,7 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
     assert code == 143 and "the same command goes on" in output, output
 
 
+@pytest.mark.parametrize("flow", [DIGITS], indirect=True)
 @pytest.mark.parametrize(
     ("binary", "more", "message"),
     [
@@ -234,6 +235,12 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
         ),
         ("search", ("--set=search.most=10",), "reaches from"),
         ("search", ("--set=training.learning_rate=0.5",), "training.learning_rate"),
+        pytest.param(
+            "search",
+            ("--executor=processes", "--workers=2"),
+            "--executor=processes is for what a search trains alone, and this one trains nothing",
+            marks=pytest.mark.slow,
+        ),
         ("evaluate", ("--architecture=best",), "expected found, smallest"),
         pytest.param("evaluate", ("--workdir=nowhere",), "no directory", marks=pytest.mark.slow),
         pytest.param("retrain", ("--architecture=random:99",), "within 5 %", marks=pytest.mark.slow),
@@ -241,8 +248,6 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
 )
 def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):
     config, smooth, _ = flow
-    if config != DIGITS:
-        return
     before = sorted(p.name for p in (smooth / "checkpoints").iterdir())
     output = finish(start(binary, config, smooth, data_dir, *more), code=2)
     assert message in output and "Traceback" not in output
@@ -358,13 +363,10 @@ def test_retrainings_on_workers_are_those_of_the_loop(tmp_path, executor):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flow", MORE, indirect=True)
 def test_what_a_search_trains_alone_on_workers_is_that_of_the_loop(flow, tmp_path, data_dir):
     config, smooth, _ = flow
     workers = ("--executor=processes", "--workers=2")
-    if config == DIGITS:
-        output = finish(start("search", config, smooth, data_dir, *workers), code=2)
-        assert "--executor=processes is for what a search trains alone, and this one trains nothing" in output
-        return
     left = shutil.ignore_patterns("search", "result.json", "report.html", "subnet", "retrained")
     shutil.copytree(smooth, tmp_path / "there", ignore=left)
     finish(start("search", config, tmp_path / "there", data_dir, *workers))
