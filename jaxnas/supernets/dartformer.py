@@ -126,7 +126,8 @@ class DARTFormer(nn.Module):
             # The extra position sees all others, as Longformer has it for classification (section 4).
             "longformer": {"window": self.window, "num_global": int(self.pool == "first")},
             "sparse_transformer": {"block": self.block, "summary": self.summary},
-            "bigbird": {"block": self.block, "num_random": self.num_random, "seed": seed},
+            "bigbird": {"block": self.block, "num_random": self.num_random, "max_length": positions}
+            | {"seed": seed},
             "linformer": {"max_length": positions, "num_projected": self.num_projected},
             "performer": {"num_features": self.num_features, "seed": seed},
             "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk, "seed": seed},

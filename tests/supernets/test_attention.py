@@ -415,6 +415,22 @@ def test_performer_approaches_softmax(causal):
     assert many < 0.15 * math.sqrt(np.mean(exact**2)) and 3 < few / many < 5.3  # the root of 16 is 4
 
 
+@pytest.mark.parametrize("size", [16, pytest.param(160, marks=pytest.mark.slow)])
+def test_the_last_position_of_a_causal_performer_sees_what_all_see(size):
+    """Also in wide heads, whose features have exponents far from 0, and over more than one chunk."""
+    draw = np.random.default_rng(1)
+    query, key, value = (jnp.asarray(draw.normal(size=(2, 1, 130, size)), jnp.float32) for _ in range(3))
+    mask = jnp.asarray(draw.random((2, 130)) < 0.8).at[:, :3].set(False).at[:, -1].set(True)
+    directions = attention.orthogonal_features(math.ceil(size * math.log(size)), size, 0)
+    whole, causal = (
+        jax.jit(functools.partial(attention.performer, causal=causal))(
+            query, key, value, mask, directions=directions
+        )[:, :, -1]
+        for causal in (False, True)
+    )
+    assert np.linalg.norm(causal - whole) < 0.02 * np.linalg.norm(whole)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_performer_with_long_keys(causal):
     """The exponentials of their features vanish, and those of padding must not overflow beside them."""

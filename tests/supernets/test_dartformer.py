@@ -11,6 +11,7 @@ from small_nets import jit
 import jaxnas
 from jaxnas import Choice, Space, spaces
 from jaxnas.supernets import DARTFormer
+from jaxnas.supernets.attention import MECHANISMS
 
 WORDS, LENGTH, CLASSES = 7, 10, 3
 SOME = ("local", "linear", "linformer", "synthesizer")
@@ -23,9 +24,9 @@ TEXTS = {
 
 @functools.cache
 def net_of(heads=None, **changes):
-    given = dict(width=8, num_heads=2, hidden=12, block=4, num_projected=3, dropout=0.0)
-    space = spaces.dartformer(SOME, heads)
-    return DARTFormer(space, num_classes=CLASSES, vocabulary=WORDS, max_length=LENGTH, **given | changes)
+    given = dict(width=8, num_heads=2, hidden=12, block=4, num_projected=3, dropout=0.0, max_length=LENGTH)
+    given["space"] = spaces.dartformer(SOME, heads)
+    return DARTFormer(num_classes=CLASSES, vocabulary=WORDS, **given | changes)
 
 
 @functools.cache
@@ -64,6 +65,24 @@ def test_the_supernet_is_the_plain_average():
     # A block that is taken out leaves the others as they are.
     without = outputs_of(net, variables, {"mechanism": jnp.asarray([0.25, 0.25, 0, 0.25])})
     np.testing.assert_allclose(without, average - blocks[2] / 4, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    ["bigbird", *(pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS if name != "bigbird")],
+)
+def test_what_is_cut_off_behind_a_text_changes_nothing(mechanism):
+    """As where training batches have several lengths, and evaluations have the greatest."""
+    sizes = dict(num_random=1, summary=2, window=6, chunk=4, num_buckets=2, max_length=24, pool="mean")
+    net = net_of(space=spaces.dartformer((mechanism,)), **sizes)
+    tokens = jnp.asarray(RNG.integers(0, WORDS, (3, 24)), jnp.int32)
+    texts = {"tokens": tokens, "mask": jnp.arange(24)[None] < jnp.asarray([[12], [2], [7]])}
+    variables = jaxnas.init(net, jax.random.key(0), texts)
+    apply = jit(net.apply)
+    whole = apply(variables, texts)
+    for length in (12, 16, 20):
+        cut = apply(variables, {name: x[:, :length] for name, x in texts.items()})
+        np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -8,13 +8,21 @@ causal form.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.supernets.attention.core import attend, check_length, check_operands, check_sizes, clear, split
+from jaxnas.supernets.attention.core import (
+    NEVER,
+    attend,
+    check_length,
+    check_operands,
+    check_sizes,
+    clear,
+    split,
+)
 from jaxnas.supernets.attention.module import Attention
 
 CHUNK = 64  # positions whose pairs the causal form weighs one by one, between two running sums
@@ -129,11 +137,12 @@ def performer(
         raise ValueError("The softmax kernel needs directions: see orthogonal_features.")
     if directions is not None and (directions.ndim != 2 or directions.shape[1] != query.shape[-1]):
         raise ValueError(f"directions are [m, {query.shape[-1]}] for these queries; got {directions.shape}.")
+    levels = None
     if kernel == "relu":
         query, key = (_relu_features(x, directions) for x in (query, key))
     else:
-        query, key = _softmax_features(query, key, mask, jnp.asarray(directions), causal)
-    return clear(_by_features(query, clear(key, mask), value, causal), mask)
+        query, key, levels = _softmax_features(query, key, mask, jnp.asarray(directions), causal)
+    return clear(_by_features(query, clear(key, mask), value, causal, levels), mask)
 
 
 def _relu_features(x: jax.Array, directions: np.ndarray | jax.Array | None) -> jax.Array:
@@ -147,12 +156,12 @@ def _relu_features(x: jax.Array, directions: np.ndarray | jax.Array | None) -> j
 
 def _softmax_features(
     query: jax.Array, key: jax.Array, mask: jax.Array, directions: jax.Array, causal: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Features float32 [B, H, T, m] of queries and of keys for the softmax kernel.
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Features float32 [B, H, T, m] of queries and of keys for the softmax kernel, and levels of the keys.
 
-    A factor of all features of a query cancels, and so does one of all keys. It is chosen such that the
-    largest exponent is 0. In the causal form that of keys would tell earlier queries of later keys. There
-    it is a constant: w . x - |x|^2 / 2 is at most |w|^2 / 2, whose exponential fits into float32 up to 80.
+    A factor of all features of a query cancels. It is chosen such that its largest exponent is 0. So does one
+    of all keys, but in the causal form that would tell earlier queries of later keys. There each key has the
+    factor of the largest exponent up to its own position, and its level, [B, H, T], is that exponent.
     """
 
     def exponents(x: jax.Array) -> jax.Array:
@@ -160,28 +169,31 @@ def _softmax_features(
         return jnp.einsum("bhtd,md->bhtm", x, directions) - jnp.sum(x**2, axis=-1, keepdims=True) / 2
 
     def features(exponents: jax.Array, largest: jax.Array) -> jax.Array:
-        exponentials = jnp.exp(exponents - jax.lax.stop_gradient(largest))
-        return (exponentials + STABLE) / math.sqrt(directions.shape[0])
+        return (jnp.exp(exponents - largest) + STABLE) / math.sqrt(directions.shape[0])
 
     of_query, of_key = exponents(query), exponents(key)
+    own = jnp.max(jax.lax.stop_gradient(of_query), axis=-1, keepdims=True)
+    largest = jnp.max(jax.lax.stop_gradient(of_key), axis=-1, keepdims=True)  # [B, H, T, 1]
+    largest = jnp.where(mask[:, None, :, None], largest, NEVER)
     if causal:
-        longest = jnp.max(jnp.sum(directions**2, axis=1))
-        largest = jnp.maximum(longest / 2 - 80.0, 0.0)
+        largest = jax.lax.cummax(largest, axis=2)
     else:
-        real = jnp.where(mask[:, None, :, None], of_key, -jnp.inf)
-        largest = jnp.max(real, axis=(2, 3), keepdims=True)
-        largest = jnp.where(jnp.isfinite(largest), largest, 0.0)  # an example without tokens
-        of_key = jnp.where(mask[:, None, :, None], of_key, largest)
-    return features(of_query, jnp.max(of_query, axis=-1, keepdims=True)), features(of_key, largest)
+        largest = jnp.max(largest, axis=2, keepdims=True)
+    of_key = jnp.where(mask[:, None, :, None], of_key, largest)
+    return features(of_query, own), features(of_key, largest), largest[..., 0] if causal else None
 
 
-def _by_features(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool) -> jax.Array:
+def _by_features(
+    query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, levels: jax.Array | None = None
+) -> jax.Array:
     """Attention whose weights are products of features, in the dtype of the values; totals in float32.
 
     Args:
       query, key: features, float32 [B, H, T, m], none negative; those of padded keys are 0.
       value: [B, H, T, e].
       causal: whether a query sees only its own position and those before.
+      levels: of the causal form, float32 [B, H, T], none below the one before: the features of a key are to
+        be multiplied by exp(level). None where all levels are the same.
     """
     dtype, kept = value.dtype, dict(preferred_element_type=jnp.float32)
     if not causal:
@@ -192,16 +204,36 @@ def _by_features(query: jax.Array, key: jax.Array, value: jax.Array, causal: boo
 
     length = value.shape[2]
     size = min(CHUNK, length)
-    query, key, value = (split(x, size) for x in (query, key, value))  # [B, H, N, s, m]
+    levels = jnp.zeros(value.shape[:3], jnp.float32) if levels is None else levels
+    # The filled-up end goes on at the last level, since none may be below the one before.
+    levels = jnp.pad(levels, [(0, 0), (0, 0), (0, -length % size)], mode="edge")
+    query, key, value, levels = (split(x, size) for x in (query, key, value, levels[..., None]))
+    levels = levels[..., 0]  # [B, H, N, s]; the others are [B, H, N, s, m]
+    last = levels[..., -1:]  # [B, H, N, 1]
+    # All weights of a query are relative to its own level, so that no factor is greater than 1.
+    from_past = jnp.exp(
+        jnp.pad(last[:, :, :-1], [(0, 0), (0, 0), (1, 0), (0, 0)], constant_values=NEVER) - levels
+    )
+    to_end = jnp.exp(levels - last)
+    within = jnp.exp(jnp.minimum(levels[..., None, :] - levels[..., :, None], 0.0))  # [B, H, N, q, k]
 
     def sum_before(x: jax.Array) -> jax.Array:
-        """Of the sums of all chunks but the last, those over all chunks in front of each."""
-        return jnp.pad(jnp.cumsum(x, axis=2), [(0, 0), (0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 3))
+        """Of what all chunks but the last add, the sums over all chunks in front of each, at their level."""
+        decay = jnp.exp(last[:, :, :-2] - last[:, :, 1:-1])
+        decay = jnp.pad(decay, [(0, 0), (0, 0), (1, 0), (0, 0)])[:, :, : x.shape[2]]
+        decay = decay.reshape(*x.shape[:3], *[1] * (x.ndim - 3))
 
-    past_key, past_value = key[:, :, :-1], value[:, :, :-1]
-    state = sum_before(jnp.einsum("bhnsm,bhnse->bhnme", past_key.astype(dtype), past_value, **kept))
-    weights = jnp.einsum("bhnqm,bhnkm->bhnqk", query, key)
+        def join(first: Any, second: Any) -> Any:
+            return first[0] * second[0], first[1] * second[0] + second[1]
+
+        _, sums = jax.lax.associative_scan(join, (decay, x), axis=2)
+        return jnp.pad(sums, [(0, 0), (0, 0), (1, 0)] + [(0, 0)] * (x.ndim - 3))
+
+    past_key = (key * to_end[..., None])[:, :, :-1]
+    state = sum_before(jnp.einsum("bhnsm,bhnse->bhnme", past_key.astype(dtype), value[:, :, :-1], **kept))
+    weights = jnp.einsum("bhnqm,bhnkm->bhnqk", query, key) * within
     weights = jnp.where(np.tri(size, dtype=bool)[None, None, None], weights, 0.0)
+    query = query * from_past[..., None]
     out = jnp.einsum("bhnsm,bhnme->bhnse", query.astype(dtype), state.astype(dtype), **kept)
     out += jnp.einsum("bhnqk,bhnke->bhnqe", weights.astype(dtype), value, **kept)
     total = jnp.einsum("bhnsm,bhnm->bhns", query, sum_before(jnp.sum(past_key, axis=3)))[..., None]

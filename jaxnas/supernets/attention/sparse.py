@@ -13,6 +13,7 @@ import numpy as np
 from jaxnas.supernets.attention.core import (
     Keys,
     attend,
+    check_length,
     check_operands,
     check_sizes,
     clear,
@@ -203,11 +204,12 @@ def bigbird(
     block: int,
     num_random: int,
     seed: int = 0,
+    length: int | None = None,
 ) -> jax.Array:
     """BigBird's block-sparse attention, O(n) (Zaheer et al. 2020, section 2 and appendix D, ITC).
 
     The first and the last block see and are seen by all. Each other block sees itself, the blocks on either
-    side, and random ones, the same for all heads.
+    side, and random ones, the same for all heads. So the pattern depends on the number of blocks.
 
     Args:
       query, key, value: [B, H, T, d].
@@ -215,49 +217,57 @@ def bigbird(
       block: positions of a block.
       num_random: random blocks of each block.
       seed: of the random blocks; see `random_blocks`.
+      length: positions that the pattern is made for, at least T. A shorter sequence has the beginning of that
+        pattern, as if it were filled up with padding. None for T.
 
     Returns:
       The outputs [B, H, T, d]; 0 where there is no token.
 
     Raises:
-      ValueError, TypeError: operands that do not fit each other; a block below 1; num_random below 0.
+      ValueError, TypeError: operands that do not fit each other; a block below 1; num_random below 0; a
+        sequence longer than `length`.
     """
     check_operands(query, key, value, mask)
     check_sizes("bigbird", block=block)
     if num_random < 0:
         raise ValueError(f"num_random is a number of blocks, 0 or more; got {num_random}.")
-    size = min(block, query.shape[2])
+    longest = query.shape[2] if length is None else length
+    check_length(query.shape[2], longest, "BigBird")
+    size = min(block, longest)
     queries, keys, values = (split(x, size) for x in (query, key, value))  # [B, H, N, s, d]
     real = split(mask[:, None, :, None], size)  # [B, 1, N, s, 1]
-    count = keys.shape[2]
+    count, of_pattern = keys.shape[2], -(-longest // size)
+    stop = min(count, of_pattern - 1)  # of the blocks between the ends, which begin with 1
 
     def together(x: jax.Array) -> jax.Array:
         """Blocks as one, which all queries meet: [B, H, N, s, d] -> [B, H, 1, N s, d]."""
         return x.reshape(*x.shape[:2], 1, -1, x.shape[-1])
 
     def ends(x: jax.Array) -> jax.Array:
-        """The first and the last block, which are one if there is no other."""
-        return jnp.concatenate([x[:, :, :1], x[:, :, 1:][:, :, -1:]], axis=2)
+        """The first block, and the last one of the pattern if it is another one and is there."""
+        return jnp.concatenate([x[:, :, :1], x[:, :, max(stop, 1) :]], axis=2)
 
     everything = together(keys), together(values), _as_keys(together(real))
-    dense = attend(ends(queries), everything)  # [B, H, 2, s, d]
-    if count <= 2:
+    dense = attend(ends(queries), everything)  # [B, H, 1 or 2, s, d]
+    if stop <= 1:
         return unsplit(dense, mask)
     edges = together(ends(keys)), together(ends(values)), _as_keys(together(ends(real)))
-    inner = (0 < np.arange(count)) & (np.arange(count) < count - 1)  # the ends are seen already
+    inner = (0 < np.arange(count)) & (np.arange(count) < stop)  # the ends are seen already
     near = neighbours(real & inner[None, None, :, None, None], 1, 1)
-    around = [x[:, :, 1:-1] for x in (neighbours(keys, 1, 1), neighbours(values, 1, 1), _as_keys(near))]
+    around = [x[:, :, 1:stop] for x in (neighbours(keys, 1, 1), neighbours(values, 1, 1), _as_keys(near))]
     sets: list[Keys] = [edges, (around[0], around[1], around[2])]
     if num_random:
-        indices, used = random_blocks(count, num_random, seed)  # [N - 2, r]
+        indices, used = (x[: stop - 1] for x in random_blocks(of_pattern, num_random, seed))
+        used = used & (indices < count)
+        indices = np.where(used, indices, 0)
 
         def drawn(x: jax.Array) -> jax.Array:
-            """The random blocks of each inner block: [B, H, N, s, d] -> [B, H, N - 2, r s, d]."""
-            return x[:, :, indices].reshape(*x.shape[:2], count - 2, num_random * size, x.shape[-1])
+            """The random blocks of each inner block: [B, H, N, s, d] -> [B, H, stop - 1, r s, d]."""
+            return x[:, :, indices].reshape(*x.shape[:2], stop - 1, num_random * size, x.shape[-1])
 
         chosen = drawn(real) & np.repeat(used, size, axis=1)[None, None, :, :, None]
         sets.append((drawn(keys), drawn(values), _as_keys(chosen)))
-    sparse = attend(queries[:, :, 1:-1], *sets)
+    sparse = attend(queries[:, :, 1:stop], *sets)
     return unsplit(jnp.concatenate([dense[:, :, :1], sparse, dense[:, :, 1:]], axis=2), mask)
 
 
@@ -338,13 +348,16 @@ class BigBird(Attention, kw_only=True):
       block: positions of a block.
       num_random: random blocks of each block.
       seed: of the random blocks. Give each layer one of its own.
+      max_length: of the sequences that the pattern is made for, so that the function of a sequence does not
+        depend on its padding; None for the length of what is given.
     """
 
     block: int = 64
     num_random: int = 3
     seed: int = 0
+    max_length: int | None = None
 
     def attend(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         query, key, value = self.heads(x, "query", "key", "value")
-        sizes = dict(block=self.block, num_random=self.num_random)
+        sizes = dict(block=self.block, num_random=self.num_random, length=self.max_length)
         return bigbird(query, key, value, mask, **sizes, seed=self.seed)
