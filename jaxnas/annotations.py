@@ -22,7 +22,7 @@ import jax
 from jaxnas import products
 from jaxnas.elastic.bank import BankSpec
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
+from jaxnas.elastic.parameter import CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
 from jaxnas.inputs import describe, mistaken, one_example
 from jaxnas.tensors import flatten
@@ -41,7 +41,7 @@ class Annotations:
       specs: what each parameter is made of, by its path.
       state: the same of each other array, by its collection and path.
       macs: tables of multiply-accumulates on one example.
-      gates: tables that say which option of a mixture runs.
+      choices: tables of the decisions that are read, as which option of a mixture runs.
       half_precision: whether the network computes in bfloat16 or float16 somewhere.
     """
 
@@ -49,7 +49,7 @@ class Annotations:
     specs: dict[Path, ParameterSpec | BankSpec]
     state: dict[Path, ParameterSpec | BankSpec]
     macs: tuple[Table, ...]
-    gates: tuple[Table, ...]
+    choices: tuple[Table, ...]
     half_precision: bool
 
 
@@ -139,7 +139,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
 
     def apply(*arguments: Any) -> Any:
         with nn.intercept_methods(calls.intercept):
-            return net.apply(*arguments, train=False, mutable=[SPECS, MACS])
+            return net.apply(*arguments, train=False, mutable=[SPECS, MACS, CHOICES])
 
     try:
         variables = jax.eval_shape(net.init, key, inputs, arch)
@@ -152,6 +152,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
     if not jax.tree.leaves(outputs):
         raise ValueError(f"{name} returns no array; it returned {outputs!r}.")
     found = flatten(recorded.get(SPECS, {}), is_leaf=_is_spec)
+    read = [one.table for sown in flatten(recorded.get(CHOICES, {})).values() for one in sown]
     specs = {}
     for (collection, *path), leaf in flatten(nn.meta.unbox(variables)).items():
         # An array that no elastic layer declared has one size.
@@ -163,7 +164,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
         {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
         {path: spec for path, spec in specs.items() if path[0] != "params"},
         (*calls.macs, *calls.plain_macs(program.jaxpr, name)),
-        tuple(dict.fromkeys(gate for _, gate in calls.made)),
+        tuple(dict.fromkeys([*(gate for _, gate in calls.made), *read])),
         products.computes_in_half_precision(program.jaxpr),
     )
 

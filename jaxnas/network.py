@@ -127,7 +127,7 @@ _checked = functools.lru_cache(maxsize=128)(_check)
 
 
 def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
-    tables = [*recorded.macs, *recorded.gates]
+    tables = [*recorded.macs, *recorded.choices]
     for spec in (*recorded.specs.values(), *recorded.state.values()):
         tables += spec.tables
     counted = {name for table in dict.fromkeys(tables) for name in _that_matter(table)}
@@ -142,7 +142,8 @@ def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
             f"{'change' if len(unseen) > 1 else 'changes'} no parameter, no product and no choice of a "
             "Mixture that jaxnas can see, so costs and extracted networks would be wrong. A mask made by "
             "hand is not seen. Use the layers of jaxnas.elastic or a Mixture, declare parameters by "
-            "jaxnas.elastic.parameter, or take the decision out of the space."
+            "jaxnas.elastic.parameter, say by jaxnas.elastic.record_choice that a decision is read which "
+            "changes neither, or take the decision out of the space."
         )
 
 

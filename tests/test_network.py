@@ -15,7 +15,17 @@ from user_networks import IMAGES, MIXER, Deep, ElasticMlp, Second
 
 import jaxnas
 from jaxnas import Choice, Space, network
-from jaxnas.elastic import Decision, Decisions, Dense, Mixture, annotate, fixed, record_macs, width
+from jaxnas.elastic import (
+    Decision,
+    Decisions,
+    Dense,
+    Mixture,
+    annotate,
+    fixed,
+    record_choice,
+    record_macs,
+    width,
+)
 
 FEATURES = {
     "features": normal(2, 6, 3),
@@ -285,6 +295,28 @@ def test_refused(case):
     net, inputs, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         jaxnas.cost(net, inputs)
+
+
+class Pooled(Base):
+    """Chooses between two poolings by hand, and says so."""
+
+    def body(self, x, decision):
+        record_choice(self, decision)
+        greatest, mean = (pool(x, axis=1, keepdims=True) for pool in (jnp.max, jnp.mean))
+        is_mean = jnp.asarray([option == 8 for option in decision.options])[decision.value]
+        return nn.Dense(1)(jnp.where(is_mean, mean, greatest))
+
+
+def test_a_choice_that_changes_no_size_is_recorded():
+    net, x = Pooled(), jax.random.normal(jax.random.key(0), (4, 3))
+    cost, variables = jaxnas.cost(net, x), jaxnas.init(net, jax.random.key(1), x)
+    outputs = []
+    for option in (4, 8):
+        arch = net.space.from_dict({"hidden": option})
+        small = jaxnas.extract(net, variables, arch, verify=x)
+        assert small.error < 1e-6 and cost(arch) == {"params": 2, "macs": 1}
+        outputs.append(small.net.apply(small.variables, x))
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.01
 
 
 def test_decisions_say_what_there_is():

@@ -74,6 +74,10 @@ class Graphs:
             taken[role] = nodes
         if missing := sorted({"train", "test"} - set(self.roles)):
             raise ValueError(f"{self.name}: no node has the role {' and none the role '.join(missing)}.")
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"{self.name}: all labels are {self.classes[0]!r}; expected at least two classes."
+            )
         count = np.bincount(self.labels[self.roles["train"]], minlength=len(self.classes))
         if not count.all():
             raise ValueError(
@@ -272,6 +276,7 @@ class _Graph:
             edges = np.zeros((0, 2), np.int64)
         if edges.ndim != 2 or edges.shape[1] != 2 or edges.dtype.kind not in "iu":
             turned = " Give edges.T." if edges.ndim == 2 and edges.shape[0] == 2 else ""
+            turned += " Write edges.astype(int)." if edges.dtype.kind == "f" else ""
             raise ValueError(
                 f"{what}: edges are {edges.dtype}{list(edges.shape)}; expected integers [edges, 2], a row "
                 f"for each edge.{turned}"
@@ -341,18 +346,25 @@ def _nodes(role: str, nodes: Any, count: int) -> np.ndarray:
     nodes = np.asarray(nodes)
     if nodes.dtype == bool and nodes.shape == (count,):
         return nodes
+    if not nodes.size:
+        raise ValueError(f"from_graph: {role} has no node; leave it out, or give some.")
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
         raise ValueError(
             f"from_graph: {role} is {nodes.dtype}{list(nodes.shape)}; expected numbers of nodes, or bool "
             f"[{count}]."
         )
-    if len(nodes) and not 0 <= nodes.min() <= nodes.max() < count:
+    if not 0 <= nodes.min() <= nodes.max() < count:
         raise ValueError(
             f"from_graph: {role} has nodes from {nodes.min()} to {nodes.max()}; they are numbered from 0 to "
             f"{count - 1}."
         )
     mask = np.zeros(count, bool)
     mask[nodes] = True
+    if mask.sum() < len(nodes):
+        raise ValueError(
+            f"from_graph: {role} names some nodes more than once. If it has a 0 or a 1 for each node, make "
+            "it bool: write mask.astype(bool)."
+        )
     return mask
 
 

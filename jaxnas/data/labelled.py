@@ -60,12 +60,20 @@ def number_labels(
       ValueError: labels that are neither, that are in no class, or a number that no label has.
     """
     array = np.asarray(labels)
+    if array.dtype.kind == "O" and all(type(one) is int for one in array.ravel().tolist()):
+        array = array.astype(np.int64)  # as a column of pandas may hold whole numbers
+    if classes is not None and (twice := [one for one in classes if list(classes).count(one) > 1]):
+        raise ValueError(f"{what}: the class {twice[0]!r} is named twice.")
     strings = array.dtype.kind in "UT" or (
         array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
     )
-    if array.ndim != 1 or not len(array) or not (strings or array.dtype.kind in "iu"):
+    if not array.size:
+        raise ValueError(f"{what}: there are none.")
+    if array.ndim != 1 or not (strings or array.dtype.kind in "iu"):
+        hint = " Write labels.astype(int)." if array.dtype.kind in "fb" else ""
         raise ValueError(
-            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n], from 0, or strings [n]."
+            f"{what} are {array.dtype}{list(array.shape)}; expected integers [n], from 0, or strings "
+            f"[n].{hint}"
         )
     if strings:
         known = tuple(sorted(set(array.tolist()))) if classes is None else tuple(classes)

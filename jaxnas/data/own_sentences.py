@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jaxnas.choice import nearest
@@ -12,6 +13,8 @@ from jaxnas.data.labelled import number_labels, some
 from jaxnas.data.sentences import Sentences, make_sentences
 from jaxnas.data.source_files import read_text
 from jaxnas.files import as_path
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def from_texts(
@@ -53,13 +56,23 @@ def from_texts(
     for role, own, its_labels in (("train", texts, labels), ("test", test_texts, test_labels)):
         if own is None and role == "test":
             continue
-        if isinstance(own, str) or not isinstance(own, Iterable):
+        if isinstance(own, str | Set | Mapping) or not isinstance(own, Iterable):
             raise ValueError(
-                f"from_texts: the {role} texts are a {type(own).__name__}; expected a list of strings."
+                f"from_texts: the {role} texts are a {type(own).__name__}; expected a list of strings, in "
+                "the order of their labels."
             )
         own = list(own)
         if not all(isinstance(text, str) for text in own):
             raise ValueError(f"from_texts: the {role} texts are not all strings; expected a list of strings.")
+        if not own:
+            raise ValueError(f"from_texts: there are no {role} texts.")
+        for number, text in enumerate(own):
+            if _SURROGATE.search(text):
+                raise ValueError(
+                    f"from_texts: {role} text {number} has half of a surrogate pair, which is no character, "
+                    f"{_SURROGATE.findall(text)[0]!r}. It comes from text that was cut or decoded in parts: "
+                    "read it again, or leave such characters out."
+                )
         count = len(its_labels) if hasattr(its_labels, "__len__") else "no"
         if len(own) != count:
             raise ValueError(f"from_texts: {len(own)} {role} texts and {count} labels of them.")
@@ -110,6 +123,10 @@ def from_tsv(
     name = name or as_path(path).name
     if isinstance(text, str) != isinstance(label, str):
         raise ValueError(f"from_tsv: text={text!r} and label={label!r}; name both columns, or number both.")
+    if text == label:
+        raise ValueError(
+            f"from_tsv: text and label are both the column {text!r}, so the label would be in what is read."
+        )
     recipe = Encoding(tokens=tokens, length=length, max_words=max_words, keep=keep)
     given = {}
     for role, file in (("train", path), ("test", test)):
@@ -148,7 +165,10 @@ def _rows(
     if not lines[-1]:
         del lines[-1]
     rows = [line.split("\t") for line in lines]
-    header, columns, start = rows[0], len(rows[0]), int(isinstance(text, str))
+    start = int(isinstance(text, str))
+    if len(rows) <= start:
+        raise ValueError(f"{path}: there is no row{' behind the line of names' * start}.")
+    header, columns = rows[0], len(rows[0])
 
     def number_of(column: str | int) -> int:
         if not isinstance(column, str):

@@ -41,7 +41,7 @@ from jaxnas.elastic.layers import (
 from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.normalization import BatchNorm
-from jaxnas.elastic.parameter import annotate, parameter, record_macs
+from jaxnas.elastic.parameter import annotate, parameter, record_choice, record_macs
 from jaxnas.elastic.squeeze import SqueezeExcite
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Decision, Table, Width, combine, constant, fixed, width
@@ -74,6 +74,7 @@ __all__ = [
     "drop_path",
     "fixed",
     "parameter",
+    "record_choice",
     "record_macs",
     "run",
     "run_layers",

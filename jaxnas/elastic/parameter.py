@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnas.elastic.width import Joint, Table, Width, combine, constant, joint
+from jaxnas.elastic.width import Decision, Joint, Table, Width, combine, constant, joint, width
 
 Sharing = Literal["entangled", "classic"]
 SPECS = "parameter_specs"
 MACS = "multiply_accumulates"
+CHOICES = "choices"
 ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are recorded by their layer
 
 
@@ -210,6 +211,23 @@ def record_macs(module: nn.Module, macs: Table) -> None:
     """
     if not module.is_initializing():
         module.sow(MACS, "macs", StaticTable(macs))
+
+
+def record_choice(module: nn.Module, *decisions: Decision) -> None:
+    """Records that a module reads decisions which may change no parameter and no product.
+
+    A choice between two poolings, made by hand, is one. A decision of which nothing is recorded is refused,
+    since it is usually one that has been forgotten. A `Mixture` and the layers of `elastic` record their own.
+    By hand, take the value as an index into `decision.options`, of which an extracted network has one alone.
+
+    Args:
+      module: the Linen module whose methods read them.
+      *decisions: of `Decisions`.
+    """
+    if not module.is_initializing():
+        for decision in decisions:
+            chosen = width(lambda option, all=decision.options: all.index(option), decision)
+            module.sow(CHOICES, "choices", StaticTable(chosen.table))
 
 
 def gated_macs(gate: Width | None, macs: Callable[..., int], *widths: Width) -> Table:

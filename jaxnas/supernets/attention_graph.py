@@ -29,7 +29,7 @@ from jax.experimental.sparse import BCOO
 from jaxnas import products
 from jaxnas.elastic.bank import bank
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, record_macs
+from jaxnas.elastic.parameter import ELASTIC_SCOPE, MACS, record_choice, record_macs
 from jaxnas.elastic.width import width
 from jaxnas.space import Space
 from jaxnas.supernets.attention_weights import (
@@ -155,6 +155,8 @@ def run_graph(
         norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
     if network.is_mutable_collection(MACS) and not network.is_initializing():
         _record_macs(network, groups, inputs, decisions, attention_macs)
+        # Operations and sources may differ in nothing that is counted.
+        record_choice(network, *(decisions[name, i] for name in space for i in range(count)))
     keys = None
     if train and network.has_rng("dropout"):
         keys = jax.random.split(network.make_rng("dropout"), (count, 6))

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
@@ -82,7 +82,7 @@ class AutoAttendNodes(nn.Module):
 
     Raises:
       TypeError, ValueError: another space, pool or context; sizes that are not at least 1, or do not divide;
-        the operation "identity" without a frame.
+        a dropout that is no share; the operation "identity" without a frame.
     """
 
     space: Space
@@ -100,6 +100,7 @@ class AutoAttendNodes(nn.Module):
             raise ValueError(f"AutoAttendNodes: pool is {self.pool!r}, expected one of {', '.join(POOLS)}.")
         check_space(self.space, tuple(self.operations()), "AutoAttendNodes", self.context)
         check_counts(self, "num_classes", "width", "num_heads")
+        check_numbers(self, "dropout", least=0, below=1)
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendNodes: width is {self.width}, which {self.num_heads} heads do not divide."

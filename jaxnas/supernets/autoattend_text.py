@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention_graph import LayerKind, run_graph
@@ -146,7 +146,8 @@ class AutoAttendText(nn.Module):
         head sees the maximum over all of them; None reads it whole (section 5.1, on long documents).
 
     Raises:
-      TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide.
+      TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide; a
+        dropout that is no share.
     """
 
     space: Space
@@ -165,11 +166,13 @@ class AutoAttendText(nn.Module):
         super().__post_init__()
         check_space(self.space, tuple(self.operations()), "AutoAttendText", self.context)
         check_counts(self, "num_classes", "width", "num_heads", "embedding", "stride")
+        check_counts(self, "vocabulary", "window", none=True)
+        check_numbers(self, "dropout", least=0, below=1)
         if self.width % self.num_heads:
             raise ValueError(
                 f"AutoAttendText: width is {self.width}, which {self.num_heads} heads do not divide."
             )
-        if self.window is not None and not 1 <= self.stride <= self.window:
+        if self.window is not None and self.stride > self.window:
             raise ValueError(
                 f"AutoAttendText: window is {self.window} and stride {self.stride}; windows that begin "
                 "further apart than they are long would leave words out."
@@ -203,7 +206,8 @@ class AutoAttendText(nn.Module):
           Logits, float32 [B, num_classes].
 
         Raises:
-          ValueError: a soft architecture, or inputs without vectors where `vocabulary` is None.
+          ValueError: a soft architecture; inputs without vectors where `vocabulary` is None, or where vectors
+            are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x, mask = self._embed(inputs), inputs["mask"]
@@ -236,6 +240,8 @@ class AutoAttendText(nn.Module):
         vectors = inputs.get("vectors")
         if vectors is not None and not self.tune_vectors:
             return vectors
+        if vectors is None and self.tune_vectors:
+            raise ValueError("AutoAttendText: tune_vectors is True, and the task gives no vectors of words.")
         if self.vocabulary is None:
             raise ValueError(
                 "AutoAttendText: vocabulary is None; give the number of different tokens, since "

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.checks import check_counts
+from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.loop import run_layer
 from jaxnas.elastic.mixture import Mixture
@@ -25,6 +25,7 @@ from jaxnas.elastic.recurrent import sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.space import Arch, Space
 from jaxnas.supernets.attention import MECHANISMS
+from jaxnas.supernets.attention.quadratic import SynthesizerKind
 from jaxnas.supernets.word_vectors import tuned
 
 
@@ -64,7 +65,7 @@ class DARTFormer(nn.Module):
 
     Raises:
       TypeError, ValueError: a space of other decisions or mechanisms, or as many positions as there are no
-        heads; sizes below 1; another pool.
+        heads; sizes below 1; another pool or Synthesizer; a dropout that is no share.
     """
 
     space: Space
@@ -83,7 +84,7 @@ class DARTFormer(nn.Module):
     num_features: int | None = None
     num_buckets: int = 10
     chunk: int = 32
-    synthesizer: Literal["random", "factorized_random", "dense"] = "factorized_random"
+    synthesizer: SynthesizerKind = "factorized_random"
     pool: Literal["first", "mean"] = "first"
     tune_vectors: bool = False
     dropout: float = 0.1
@@ -111,8 +112,17 @@ class DARTFormer(nn.Module):
         check_counts(
             self, "num_classes", "vocabulary", "max_length", "width", "num_heads", "hidden", "layers"
         )
+        check_counts(self, "block", "window", "summary", "num_projected", "num_buckets", "chunk")
+        check_counts(self, "num_random", least=0)
+        check_counts(self, "num_features", none=True)
+        check_numbers(self, "dropout", least=0, below=1)
         if self.pool not in ("first", "mean"):
             raise ValueError(f"DARTFormer: pool is {self.pool!r}, expected 'first' or 'mean'.")
+        if self.synthesizer not in get_args(SynthesizerKind):
+            raise ValueError(
+                f"DARTFormer: synthesizer is {self.synthesizer!r}, expected one of "
+                f"{get_args(SynthesizerKind)}."
+            )
         if self.width % (2 * self.num_heads):
             raise ValueError(
                 f"DARTFormer: width is {self.width}, expected a multiple of twice the {self.num_heads} heads."
@@ -153,7 +163,8 @@ class DARTFormer(nn.Module):
           Logits, float32 [B, num_classes].
 
         Raises:
-          ValueError: an architecture that doesn't fit the space, or sequences longer than `max_length`.
+          ValueError: an architecture that doesn't fit the space, sequences longer than `max_length`, or
+            inputs without vectors where these are to be tuned.
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         tokens, mask = inputs["tokens"], inputs["mask"]
@@ -189,6 +200,8 @@ class DARTFormer(nn.Module):
             if self.tune_vectors:
                 vectors = tuned(vectors, tokens, self.vocabulary)
             return self._dense(self.width, "embed")(vectors)
+        if self.tune_vectors:
+            raise ValueError("DARTFormer: tune_vectors is True, and the task gives no vectors of words.")
         normal = nn.initializers.normal(1.0)
         return nn.Embed(self.vocabulary, self.width, embedding_init=normal, name="embed")(tokens)
 

@@ -178,6 +178,17 @@ def test_texts_in_lists(tmp_path):
         (dict(texts=TEXTS, labels=LABELS[1:]), "20 train texts and 19 labels of them"),
         (dict(texts="good film", labels=LABELS), "the train texts are a str; expected a list of strings"),
         (dict(texts=[*TEXTS[1:], 3], labels=LABELS), "the train texts are not all strings"),
+        (
+            dict(texts=set(TEXTS), labels=LABELS),
+            "the train texts are a set; expected a list of strings, in the",
+        ),
+        (dict(texts=[], labels=[]), "there are no train texts"),
+        (dict(texts=[*TEXTS[1:], "\ud83d a"], labels=LABELS), "train text 19 has half of a surrogate pair"),
+        (dict(texts=TEXTS, labels=LABELS, classes=("up", "down", "up")), "the class 'up' is named twice"),
+        (
+            dict(texts=TEXTS, labels=np.zeros(20)),
+            "expected integers [n], from 0, or strings [n]. Write labels.",
+        ),
         (dict(texts=[*TEXTS[1:], "  "], labels=LABELS), "texts, train: text 20 has no token"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=TEXTS), "give test_texts and test_labels, or none"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=["a"], test_labels=["left"]), "the first is 'left'"),

@@ -141,7 +141,8 @@ def test_columns_by_number_and_files_of_their_own(tmp_path):
         (rows(20), {"search_fraction": 1.0}, "search_fraction is 1.0, expected 0 to below 1"),
         ([*rows(20), ("flat film", "flat")], {}, "the class 'flat' has 1 example, which are divided as"),
         ([("good film", "up")] * 9, {}, "all labels are 'up'; expected at least two classes"),
-        ([], {}, "labels are float64[0]; expected"),
+        (rows(20), {"text": "label"}, "text and label are both the column 'label'"),
+        ([], {}, "there is no row behind the line of names"),
     ],
 )
 def test_tables_of_sentences_that_cannot_be_right_are_refused(pairs, options, message, tmp_path):

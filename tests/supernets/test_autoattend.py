@@ -472,6 +472,9 @@ def space_with(**changes):
         (dict(num_heads=3), "which 3 heads do not divide"),
         (dict(window=4, stride=5), "would leave words out"),
         (dict(width=0), "width is 0"),
+        (dict(vocabulary=0), "vocabulary is 0, expected a whole number of at least 1, or None"),
+        (dict(window=0), "window is 0, expected a whole number"),
+        (dict(dropout=1.0), "dropout is 1.0, expected a number of at least 0 and below 1"),
         (dict(context="all"), "AutoAttendText: context is 'all', expected one of"),
     ],
 )
@@ -491,3 +494,17 @@ def test_soft_architectures_and_texts_without_vectors_are_refused():
         net.apply(variables, TEXTS, net.space.soften(net.space.smallest()))
     with pytest.raises(ValueError, match="the task gives no vectors"):
         net.clone(vocabulary=None).apply(variables, TEXTS, net.space.smallest())
+    with pytest.raises(ValueError, match="tune_vectors is True, and the task gives no vectors"):
+        net.clone(tune_vectors=True).apply(variables, TEXTS, net.space.smallest())
+
+
+def test_operations_that_differ_in_nothing_that_is_counted():
+    """A space may be restricted to those, and its costs and extracted networks are right."""
+    space = spaces.autoattend(1, ("zero", "identity"))
+    net = AutoAttendText(space, num_classes=2, vocabulary=WORDS, width=4, num_heads=1)
+    cost = jaxnas.cost(net, TEXTS)
+    variables = jaxnas.init(net, jax.random.key(0), TEXTS)
+    arch = space.smallest()
+    small = jaxnas.extract(net, variables, arch, verify=TEXTS)
+    assert small.error < 1e-5
+    assert cost(arch)["params"] == sum(x.size for x in jax.tree.leaves(small.variables))

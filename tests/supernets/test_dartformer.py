@@ -9,7 +9,7 @@ import pytest
 from small_nets import jit
 
 import jaxnas
-from jaxnas import Choice, Space, spaces
+from jaxnas import Choice, Space, data, spaces, tasks
 from jaxnas.supernets import DARTFormer
 from jaxnas.supernets.attention import MECHANISMS
 
@@ -146,6 +146,9 @@ def test_every_mechanism_runs_in_it():
         (dict(width=6), "multiple of twice the 2 heads"),
         (dict(layers=0), "layers is 0"),
         (dict(pool="mid"), "pool is 'mid', expected 'first' or 'mean'"),
+        (dict(block=0), "DARTFormer: block is 0"),
+        (dict(synthesizer="thick"), "synthesizer is 'thick', expected one of"),
+        (dict(dropout=-0.1), "dropout is -0.1, expected a number of at least 0 and below 1"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused(change, message):
@@ -153,7 +156,24 @@ def test_a_network_that_cannot_be_is_refused(change, message):
         net_of().clone(**change)
 
 
-def test_sequences_that_are_too_long_are_refused():
-    net = net_of().clone(max_length=9)
-    with pytest.raises(ValueError, match="have 10 tokens, and max_length is 9"):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(max_length=9), "have 10 tokens, and max_length is 9"),
+        (dict(tune_vectors=True), "tune_vectors is True, and the task gives no vectors"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(change, message):
+    net = net_of().clone(**change)
+    with pytest.raises(ValueError, match=message):
         net.init(jax.random.key(0), TEXTS, net.space.smallest())
+
+
+def test_a_vocabulary_smaller_than_that_of_the_texts_is_refused():
+    texts = [f"{('good', 'bad')[i % 2]} {i}" for i in range(30)]
+    task = tasks.Text(data=data.from_texts(texts, [i % 2 for i in range(30)]))
+    size = task.dataset.vocabulary.size
+    net = net_of().clone(num_classes=2)
+    with pytest.raises(ValueError, match=f"vocabulary={WORDS}, and the texts have {size} different tokens"):
+        tasks.check_fits(task, net)
+    tasks.check_fits(task, net.clone(vocabulary=size))

@@ -20,6 +20,8 @@ from jaxnas.supernets.attention.core import (
 )
 from jaxnas.supernets.attention.module import Attention
 
+SynthesizerKind = Literal["random", "factorized_random", "dense"]
+
 
 def softmax(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, *, causal: bool = False
@@ -100,7 +102,7 @@ class Synthesizer(Attention, kw_only=True):
     """
 
     max_length: int
-    kind: Literal["random", "factorized_random", "dense"] = "factorized_random"
+    kind: SynthesizerKind = "factorized_random"
     rank: int = 32
     causal: bool = False
 
