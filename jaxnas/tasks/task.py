@@ -187,6 +187,10 @@ class Task(Protocol):
         """The task with nothing held out for a search, for a retraining."""
         return self
 
+    def check(self, net: nn.Module) -> None:
+        """Raises a ValueError for a network that contradicts the data; `check_fits` compares shapes."""
+        return  # A method with a body is a default, and not one that each task has to define.
+
     def evaluated(self, net: nn.Module) -> nn.Module:
         """The network as it is evaluated; a language model may then have a longer memory."""
         return net
@@ -292,11 +296,12 @@ def check_fits(task: Task, net: nn.Module) -> None:
 
     Raises:
       TypeError: no task, or no network.
-      ValueError: a network that takes no hard architectures; otherwise the message has the shapes and dtypes
-        of what the task gives and of what the network makes of it.
+      ValueError: what the task's `check` refuses; a network that takes no hard architectures; otherwise the
+        message has the shapes and dtypes of what the task gives and of what the network makes of it.
     """
     check_task(task)
     check_contract(net)
+    task.check(net)
     name, key = type(net).__name__, jax.random.key(0)
     arch = jax.eval_shape(net.space.smallest)
 

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_increasing, check_numbers
-from jaxnas.space import Arch
 from jaxnas.tasks.classification import Classification
-from jaxnas.tasks.task import Batch, Predictions
+from jaxnas.tasks.task import Batch
 
 # Options of loading a data set: on a task that is loaded they have their defaults.
 _OF_TEXTS = ("tokens", "length", "keep", "max_words", "phrases", "search_fraction")
@@ -193,25 +192,15 @@ class Text(Classification[data_lib.Sentences]):
         text = f"as {dataset.encoding.tokens}, of which the mask is True at those of the text"
         return text if dataset.vectors is None else f"{text}, and their vectors of {dataset.vectors.name}"
 
-    def predict(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
-        """As `Classification.predict`, of a network that has a row for each token."""
+    def check(self, net: nn.Module) -> None:
+        """Refuses a `vocabulary` below that of the texts: of a token beyond it Flax makes NaN."""
         looked_up = self.dataset.vectors is None or getattr(net, "tune_vectors", False)
         rows, size = getattr(net, "vocabulary", None), self.dataset.vocabulary.size
         if looked_up and rows is not None and rows < size:
             raise ValueError(
-                f"the network has vocabulary={rows}, and the texts have {size:,} different tokens; give at "
-                "least that many"
+                f"{type(net).__name__}: vocabulary is {rows}, and {self.name} have {size:,} different "
+                "tokens; expected at least as many."
             )
-        return super().predict(net, variables, arch, batch, carry, key, train)
 
     def preprocess(self, batch: Batch) -> dict[str, jax.Array]:
         """Tokens int32 [B, T], their mask, bool [B, T], and their vectors, float32 [B, T, G], if any."""

@@ -174,6 +174,6 @@ def test_a_vocabulary_smaller_than_that_of_the_texts_is_refused():
     task = tasks.Text(data=data.from_texts(texts, [i % 2 for i in range(30)]))
     size = task.dataset.vocabulary.size
     net = net_of().clone(num_classes=2)
-    with pytest.raises(ValueError, match=f"vocabulary={WORDS}, and the texts have {size} different tokens"):
+    with pytest.raises(ValueError, match=f"vocabulary is {WORDS}, and texts have {size} different tokens"):
         tasks.check_fits(task, net)
     tasks.check_fits(task, net.clone(vocabulary=size))
