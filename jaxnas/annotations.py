@@ -22,7 +22,7 @@ import jax
 from jaxnas import products
 from jaxnas.elastic.bank import BankSpec
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.parameter import CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
+from jaxnas.elastic.parameter import ANNOTATIONS, CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
 from jaxnas.inputs import describe, mistaken, one_example
 from jaxnas.tensors import flatten
@@ -139,7 +139,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
 
     def apply(*arguments: Any) -> Any:
         with nn.intercept_methods(calls.intercept):
-            return net.apply(*arguments, train=False, mutable=[SPECS, MACS, CHOICES])
+            return net.apply(*arguments, train=False, mutable=list(ANNOTATIONS))
 
     try:
         variables = jax.eval_shape(net.init, key, inputs, arch)

@@ -13,7 +13,7 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.choice import nearest
-from jaxnas.data.labelled import number_labels
+from jaxnas.data.labelled import check_classes, number_labels
 from jaxnas.data.roles import ROLES, check_role, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
@@ -40,7 +40,8 @@ class Graphs:
       roles: bool [G, N] by role; no node has two, and nodes without a label have none.
 
     Raises:
-      ValueError: roles that overlap or have nodes without a label, or a class that no node to train on has.
+      ValueError: roles that overlap or have nodes without a label, a single class, or a class that no node
+        to train on has.
     """
 
     name: str
@@ -74,10 +75,7 @@ class Graphs:
             taken[role] = nodes
         if missing := sorted({"train", "test"} - set(self.roles)):
             raise ValueError(f"{self.name}: no node has the role {' and none the role '.join(missing)}.")
-        if len(self.classes) < 2:
-            raise ValueError(
-                f"{self.name}: all labels are {self.classes[0]!r}; expected at least two classes."
-            )
+        check_classes(self.name, self.classes)
         count = np.bincount(self.labels[self.roles["train"]], minlength=len(self.classes))
         if not count.all():
             raise ValueError(

@@ -57,7 +57,8 @@ def number_labels(
       The labels as int32 [n], and the classes.
 
     Raises:
-      ValueError: labels that are neither, that are in no class, or a number that no label has.
+      ValueError: labels that are neither, that are in no class, or a number that no label has; no label; a
+        class that is named twice.
     """
     array = np.asarray(labels)
     if array.dtype.kind == "O" and all(type(one) is int for one in array.ravel().tolist()):
@@ -105,6 +106,12 @@ def number_labels(
     )
 
 
+def check_classes(what: str, classes: Sequence[str]) -> None:
+    """Raises a ValueError where all examples have one label, which nothing can be learned from."""
+    if len(classes) < 2:
+        raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
+
+
 def make_splits(
     what: str,
     given: Mapping[str, tuple[Mapping[str, np.ndarray], np.ndarray]],
@@ -135,8 +142,7 @@ def make_splits(
     rows = hold_out(labels, wanted, seed, what)
     counts = {role: np.bincount(labels[part], minlength=len(classes)) for role, part in rows.items()}
     short = np.flatnonzero(np.min(list(counts.values()), axis=0) == 0)
-    if len(classes) < 2:
-        raise ValueError(f"{what}: all labels are {classes[0]!r}; expected at least two classes.")
+    check_classes(what, classes)
     if len(short):
         first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
         divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())

@@ -46,8 +46,9 @@ def from_texts(
       search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`.
 
     Raises:
-      ValueError: another number of labels than of texts, a text that is no string or has no token, a label
-        that is in no class, or a class with too few texts.
+      ValueError: texts without an order, such as a set, or none; another number of labels than of texts; a
+        text that is no string, is no valid Unicode or has no token; a label that is in no class, or a class
+        with too few texts.
     """
     encoding = Encoding(tokens=tokens, length=length, max_words=max_words, keep=keep)
     if (test_texts is None) != (test_labels is None):
@@ -67,10 +68,10 @@ def from_texts(
         if not own:
             raise ValueError(f"from_texts: there are no {role} texts.")
         for number, text in enumerate(own):
-            if _SURROGATE.search(text):
+            if found := _SURROGATE.search(text):
                 raise ValueError(
                     f"from_texts: {role} text {number} has half of a surrogate pair, which is no character, "
-                    f"{_SURROGATE.findall(text)[0]!r}. It comes from text that was cut or decoded in parts: "
+                    f"{found.group()!r}. It comes from text that was cut or decoded in parts: "
                     "read it again, or leave such characters out."
                 )
         count = len(its_labels) if hasattr(its_labels, "__len__") else "no"
@@ -117,8 +118,9 @@ def from_tsv(
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: another encoding (which says at which byte), no such column, a row with another number of
-        columns, a text without a token, a label that is in no class, or a class with too few rows.
+      ValueError: another encoding (which says at which byte), no row, no such column, one column for text and
+        label, a row with another number of columns, a text without a token, a label that is in no class, or a
+        class with too few rows.
     """
     name = name or as_path(path).name
     if isinstance(text, str) != isinstance(label, str):

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.parameter import CHOICES, MACS, SPECS
+from jaxnas.elastic.parameter import ANNOTATIONS
 from jaxnas.elastic.width import Decision, Table, Width, joint
 
 STACKED = "blocks"
@@ -53,9 +53,7 @@ def run_layer(
 
 def _writes(module: nn.Module, *also: str) -> bool:
     """Whether a call of the module writes collections: annotations, its own ones or those named here."""
-    own = {SPECS, MACS, CHOICES, *module.variables} - {
-        "intermediates"
-    }  # which a scan can capture from outside
+    own = {*ANNOTATIONS, *module.variables} - {"intermediates"}  # which a scan can capture from outside
     return any(map(module.is_mutable_collection, {*own, *also}))
 
 

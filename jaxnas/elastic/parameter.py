@@ -27,6 +27,7 @@ Sharing = Literal["entangled", "classic"]
 SPECS = "parameter_specs"
 MACS = "multiply_accumulates"
 CHOICES = "choices"
+ANNOTATIONS = (SPECS, MACS, CHOICES)  # collections that a network is recorded in
 ELASTIC_SCOPE = "elastic_run"  # named scope of operations whose products are recorded by their layer
 
 

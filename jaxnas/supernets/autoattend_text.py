@@ -240,16 +240,14 @@ class AutoAttendText(nn.Module):
         vectors = inputs.get("vectors")
         if vectors is not None and not self.tune_vectors:
             return vectors
-        if vectors is None and self.tune_vectors:
-            raise ValueError("AutoAttendText: tune_vectors is True, and the task gives no vectors of words.")
         if self.vocabulary is None:
             raise ValueError(
                 "AutoAttendText: vocabulary is None; give the number of different tokens, since "
                 + ("the task gives no vectors of words." if vectors is None else "tune_vectors is True.")
             )
-        if vectors is None:
-            return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
-        return tuned(vectors, inputs["tokens"], self.vocabulary)
+        if self.tune_vectors:
+            return tuned(vectors, inputs["tokens"], self.vocabulary)
+        return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
 
 
 def windows(x: jax.Array, size: int, stride: int) -> jax.Array:

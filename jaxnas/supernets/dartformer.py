@@ -136,8 +136,12 @@ class DARTFormer(nn.Module):
             # The extra position sees all others, as Longformer has it for classification (section 4).
             "longformer": {"window": self.window, "num_global": int(self.pool == "first")},
             "sparse_transformer": {"block": self.block, "summary": self.summary},
-            "bigbird": {"block": self.block, "num_random": self.num_random, "max_length": positions}
-            | {"seed": seed},
+            "bigbird": {
+                "block": self.block,
+                "num_random": self.num_random,
+                "max_length": positions,
+                "seed": seed,
+            },
             "linformer": {"max_length": positions, "num_projected": self.num_projected},
             "performer": {"num_features": self.num_features, "seed": seed},
             "reformer": {"num_buckets": self.num_buckets, "chunk": self.chunk, "seed": seed},
@@ -196,12 +200,10 @@ class DARTFormer(nn.Module):
 
     def _embed(self, tokens: jax.Array, vectors: jax.Array | None) -> jax.Array:
         """What each token is in the residual stream, [B, T, D]."""
-        if vectors is not None:
-            if self.tune_vectors:
-                vectors = tuned(vectors, tokens, self.vocabulary)
-            return self._dense(self.width, "embed")(vectors)
         if self.tune_vectors:
-            raise ValueError("DARTFormer: tune_vectors is True, and the task gives no vectors of words.")
+            vectors = tuned(vectors, tokens, self.vocabulary)
+        if vectors is not None:
+            return self._dense(self.width, "embed")(vectors)
         normal = nn.initializers.normal(1.0)
         return nn.Embed(self.vocabulary, self.width, embedding_init=normal, name="embed")(tokens)
 

@@ -210,8 +210,8 @@ def train_seeds(
 
     for first in range(0, len(seeds), size):
         runs = start_all(*jax.tree.map(lambda x, first=first: x[first : first + size], (keys, archs)))
-        last = min(first + size, len(seeds))
-        group = f"training {last}" if last == first + 1 else f"trainings {first + 1} to {last}"
+        end = min(first + size, len(seeds))
+        group = f"training {end}" if end == first + 1 else f"trainings {first + 1} to {end}"
         with Progress(training.steps, label=f"{group} of {len(seeds)}, step") as shown:
             runs, done = train_group(runs, shown)
         measured = {name: finish_all(runs, batches) for name, batches in metrics.items()}
