@@ -124,10 +124,14 @@ def weights(workdir):
 
 
 def check_same(workdir, alone):
-    """Equal but for the order of sums, of which Adam makes more: it divides gradients by their size."""
+    """Equal but for the order of sums, which differs between CPUs.
+
+    Adam makes more of it in the weights, for it divides gradients by their size: losses that differ by one
+    part in ten million were seen beside weights that differ by 1.4 parts in 100,000.
+    """
     worst = difference(weights(workdir), weights(alone))
-    assert worst <= 1e-5, worst
-    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-5)
+    assert worst <= 1e-4, worst
+    np.testing.assert_allclose(losses(workdir), losses(alone), rtol=1e-6)
     (archs, found), (expected_archs, expected) = scores(workdir), scores(alone)
     assert archs == expected_archs
     np.testing.assert_allclose(found, expected, atol=1e-6)
