@@ -142,8 +142,9 @@ class AutoAttendText(nn.Module):
       tune_vectors: whether the task's vectors are tuned, each by a difference that is learned.
       context: which contexts of an operation have weights of their own; "full" is the paper's.
       dropout: of the stem, of operations, of layers and of attention weights.
-      window, stride: a text longer than `window` is read in windows that begin `stride` words apart, and the
-        head sees the maximum over all of them; None reads it whole (section 5.1, on long documents).
+      window, stride: a text longer than `window` is read in windows that begin `stride` words apart, the last
+        of which reaches its end, and the head sees the maximum over all of them; None reads it whole (section
+        5.1, on long documents).
 
     Raises:
       TypeError, ValueError: another space or context; sizes that are not at least 1, or do not divide; a
@@ -213,7 +214,7 @@ class AutoAttendText(nn.Module):
         x, mask = self._embed(inputs), inputs["mask"]
         batch = mask.shape[0]
         if self.window is not None and mask.shape[1] > self.window:
-            x, mask = (windows(one, self.window, self.stride) for one in (x, mask))  # [B * W, window, ...]
+            x, mask = read_in_windows(x, mask, self.window, self.stride)  # [B * W, window, ...]
         x = Convolution(self.width, 1, self.dropout, name="stem")(x, mask, train=train)
         length = mask.shape[1]
         x = run_graph(
@@ -248,6 +249,19 @@ class AutoAttendText(nn.Module):
         if self.tune_vectors:
             return tuned(vectors, inputs["tokens"], self.vocabulary)
         return nn.Embed(self.vocabulary, self.embedding, name="embedding")(inputs["tokens"])
+
+
+def read_in_windows(x: jax.Array, mask: jax.Array, size: int, stride: int) -> tuple[jax.Array, jax.Array]:
+    """The windows of texts x [B, T, D] and of their mask [B, T], as [B * W, size, D] and [B * W, size].
+
+    A window is empty where the one before it has read the text to its end, as all those of the padding are.
+    So a text is read alike however long its padding is.
+    """
+    cut = windows(mask, size, stride)
+    has_more = (
+        jnp.any(cut[:, size - stride :], axis=1).reshape(mask.shape[0], -1).at[:, 0].set(True)
+    )  # [B, W]
+    return windows(x, size, stride), cut & has_more.reshape(-1, 1)
 
 
 def windows(x: jax.Array, size: int, stride: int) -> jax.Array:

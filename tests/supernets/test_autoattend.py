@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_tasks
-from small_nets import jit
+from small_nets import jit, sample
 from test_cost import lower, xla_macs
 
 import jaxnas
@@ -438,18 +438,25 @@ def test_vectors_that_are_tuned_begin_as_those_of_the_task(kind):
     assert np.max(np.abs(got - expected)) > 1e-3
 
 
-@pytest.mark.slow
-def test_a_long_text_is_read_in_windows():
+def test_a_long_text_is_cut_into_windows():
     x = jnp.arange(20).reshape(2, 10)
     cut = windows(x, 4, 3)
     assert cut.reshape(2, 3, 4)[1].tolist() == [[10, 11, 12, 13], [13, 14, 15, 16], [16, 17, 18, 19]]
     assert windows(x[:, :9], 4, 3).reshape(2, 3, 4)[0, 2].tolist() == [6, 7, 8, 0]
     assert windows(x, 12, 6).shape == (2, 12)
-    net = net_of("text").clone(window=4, stride=2)
-    arch, variables = net.space.smallest(), variables_of("text")
-    whole = net.apply(variables, TEXTS, arch)
-    first = jax.tree.map(lambda x: x[1:2, :4], TEXTS)  # A text of one word is the same in one window.
-    np.testing.assert_allclose(net.apply(variables, first, arch)[0], whole[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_text_is_read_in_windows_up_to_its_end_whatever_its_padding():
+    net, variables = net_of("text").clone(window=4, stride=3), variables_of("text")
+    run = jit(net.apply)
+    texts = {"tokens": jnp.asarray(RNG.integers(0, WORDS, (7, 10)), jnp.int32)}
+    for arch in (sample(net.space, seed) for seed in range(3)):
+        for length in (1, 3, 4, 5, 7, 8):
+            mask = jnp.broadcast_to(jnp.arange(10) < length, (7, 10))
+            padded = run(variables, texts | {"mask": mask}, arch)
+            cut = jax.tree.map(lambda x, length=length: x[:, :length], texts | {"mask": mask})
+            np.testing.assert_allclose(padded, run(variables, cut, arch), rtol=1e-4, atol=1e-5)
 
 
 # ---- Errors.
