@@ -343,6 +343,29 @@ class Session:
             )
         return found.state
 
+    def check_task(self, workdir: pathlib.Path) -> None:
+        """Refuses another task than that of the search in a workdir, in whose page a figure would stand.
+
+        Only on how many examples an evaluation takes at a time may differ. Without a search all is allowed.
+
+        Raises:
+          ConfigError: the data are others, or are read in another way.
+        """
+        if not (workdir / result.NAME).is_file():
+            return
+        before = {"task": result.read(workdir).config.get("task")}
+        lines = files.diff(before, {"task": self.deciding["task"]}, ("the search", "now"))
+        lines = [line for line in lines if not line.startswith("task.evaluation_batch_size:")]
+        if lines:
+            more = f"\n  and {len(lines) - 10} more" if len(lines) > 10 else ""
+            raise ConfigError(
+                f"the search in {workdir} had another task:\n  "
+                + "\n  ".join(lines[:10])
+                + more
+                + "\nTake that task and its data, or another workdir with --architecture as option values; "
+                "`jaxnas.load_subnet` loads the network for data of any kind"
+            )
+
     def architecture(self, text: str, workdir: pathlib.Path, costs: Cost) -> Arch:
         """An architecture from the command line.
 
@@ -367,13 +390,14 @@ class Session:
             if text == "found":
                 return found
             name = "latency_ns" if self.config.latency else "macs"
-            fixed = float(costs(space.smallest())[name])
+            fixed = search.reachable(space, costs)[name][0]
             alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
             if not number.isdecimal() or int(number) >= count:
+                names = f"random:0 to random:{count - 1}" if count else "the space has no other one"
                 raise ConfigError(
-                    f"--architecture is {text!r}; there are {count} random architectures within 5 % of the "
-                    "found one's cost, random:0 and so on."
+                    f"--architecture is {text!r}, one of other architectures whose {name} are within 5 % of "
+                    f"the found one's; expected {names}."
                 )
             return jax.tree.map(lambda x: x[int(number)], alike)
         try:

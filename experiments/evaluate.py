@@ -28,6 +28,7 @@ def main() -> None:
     clock, role = Clock(("input", "evaluation", "checkpoint")), flags.FLAGS.role
     with clock.part("input"):
         session = binary.bring_to_life(config, workdir)
+        session.check_task(workdir)
         costs = session.costs(workdir)
     with clock.part("checkpoint"):
         if flags.FLAGS.architecture:

@@ -41,13 +41,14 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     config = job.read(CONFIGS)
     seed, root = config.seed if job.seed is None else job.seed, files.as_path(job.workdir)
     path = root / "retrained" / label_of(job.architecture, job.weights, seed)
+    session = job.session(config)
+    session.check_task(root)
+    costs = session.costs(root)
+    arch = session.architecture(job.architecture, root, costs)
+    variables = session.trained(root).evaluated() if job.weights == "inherited" else None
+    described = session.net.space.to_dict(arch)
+    print(f"{job.architecture}: {described}", flush=True)
     with training.open_workdir(path) as workdir:
-        session = job.session(config)
-        costs = session.costs(root)
-        arch = session.architecture(job.architecture, root, costs)
-        variables = session.trained(root).evaluated() if job.weights == "inherited" else None
-        described = session.net.space.to_dict(arch)
-        print(f"{job.architecture}: {described}", flush=True)
         # The settings of the supernet's training count only where its weights do.
         own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
         result = runs.retrain(

@@ -22,6 +22,7 @@ from jaxnas import files, tabular
 ROOT = pathlib.Path(__file__).parents[2]
 DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
+OTHER_TASK = "had another task:\n  task.label_smoothing: "
 FLOWS = {
     DIGITS: (
         *EVERY,
@@ -244,6 +245,8 @@ def test_a_stopped_training_says_so_and_goes_on(data_dir, tmp_path):
         ("evaluate", ("--architecture=best",), "expected found, smallest"),
         pytest.param("evaluate", ("--workdir=nowhere",), "no directory", marks=pytest.mark.slow),
         pytest.param("retrain", ("--architecture=random:99",), "within 5 %", marks=pytest.mark.slow),
+        pytest.param("evaluate", ("--set=task.label_smoothing=0.3",), OTHER_TASK, marks=pytest.mark.slow),
+        pytest.param("retrain", ("--set=task.label_smoothing=0.3",), OTHER_TASK, marks=pytest.mark.slow),
     ],
 )
 def test_mistakes_are_explained_and_change_nothing(flow, data_dir, binary, more, message):
