@@ -161,12 +161,17 @@ def similar_cost(
       A batch of architectures, leading axis of at most `count`; it may be 0.
 
     Raises:
-      ValueError: there is no cost of that name.
+      ValueError: there is no cost of that name, or `fixed` is more than the given architecture costs.
     """
     costs = cost(arch)
     if name not in costs:
         raise ValueError(f"similar_cost: {name!r} is not a cost{nearest(name, costs)}")
     dear = np.asarray(costs[name]).item()
+    if fixed > dear:
+        raise ValueError(
+            f"similar_cost: fixed is {fixed:,}, and the architecture has {name} of {dear:,}; expected at "
+            "most as much."
+        )
     slack = slack * (dear - fixed)
     bounds = {name: (dear - slack, dear + slack)}
     strategy = RandomSearch(space, cost, bounds, evaluations=count, batch=count)

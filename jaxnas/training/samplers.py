@@ -97,9 +97,12 @@ class Stratified:
 
         candidates_key, target_key = jax.random.split(key)
         archs = jax.vmap(candidate)(jax.random.split(candidates_key, total))
-        low, high = cost(problem.smallest()), cost(problem.largest())
+        costs = jax.vmap(cost)(archs)
+        # Options that are names need not be listed by their cost, so that others may be beyond the two ends.
+        low = jnp.minimum(cost(problem.smallest()), jnp.min(costs))
+        high = jnp.maximum(cost(problem.largest()), jnp.max(costs))
         target = jax.random.uniform(target_key, minval=low, maxval=high)
-        _, rows = lax.top_k(-jnp.abs(jax.vmap(cost)(archs) - target), count)
+        _, rows = lax.top_k(-jnp.abs(costs - target), count)
         return jax.tree.map(lambda x: x[rows], archs)
 
 

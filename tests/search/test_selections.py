@@ -110,3 +110,5 @@ def test_architectures_of_similar_cost():
         assert not np.any(np.all(np.asarray(found["width"]) == 10, axis=1))
     with pytest.raises(ValueError, match="'macs' is not a cost."):
         search.similar_cost(space, named, "macs", arch, KEY)
+    with pytest.raises(ValueError, match="fixed is 1,081, and the architecture has params of 1,080"):
+        search.similar_cost(space, named, "params", arch, KEY, fixed=1081)

@@ -326,6 +326,13 @@ def test_stratified_sizes_are_even_where_uniform_options_are_not():
         assert np.ptp(macs) < 0.15 * (ends[1] - ends[0])
 
 
+def test_stratified_sizes_reach_beyond_ends_that_are_not_the_cheapest_and_the_dearest():
+    space, macs = Space(kind=Choice("middle", "small", "large", "other")), jnp.array([4.0, 1.0, 9.0, 5.0])
+    problem = problem_of(space, cost=lambda arch: {"macs": macs[arch["kind"]]})
+    draw = jax.vmap(lambda key: Stratified().alike(problem, None, key, 1)["kind"][0])
+    assert set(draw(jax.random.split(jax.random.key(0), 100)).tolist()) == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize("pick", ["best", "worst"])
 def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss(pick):
     problem = problem_of(SPACE)
