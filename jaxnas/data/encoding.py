@@ -77,6 +77,10 @@ class Encoding:
             return ByteVocabulary(counts=counts.astype(np.int64))
         words = collections.Counter(part for parts in texts for part in parts if isinstance(part, str))
         if self.tokens == "symbols":
+            if PADDING in words:
+                raise ValueError(
+                    f"a text to train on has the symbol {PADDING!r}, which fills up texts; rename it."
+                )
             symbols = sorted(words)
             counts = np.array([0, *(words[symbol] for symbol in symbols)], np.int64)
             return SymbolVocabulary(counts=counts, words=(PADDING, *symbols))

@@ -13,7 +13,7 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.choice import nearest
-from jaxnas.data.labelled import check_classes, number_labels
+from jaxnas.data.labelled import as_labels, check_classes, number_labels
 from jaxnas.data.roles import ROLES, check_role, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
@@ -253,7 +253,7 @@ class _Graph:
     @classmethod
     def make(cls, what: str, features: Any, edges: Any, labels: Any, undirected: bool) -> _Graph:
         """Checks what a user gives, and makes the edges directed and unique."""
-        features, edges, labels = (np.asarray(x) for x in (features, edges, labels))
+        features, edges, labels = np.asarray(features), np.asarray(edges), as_labels(labels)
         if features.ndim != 2 or features.dtype.kind not in "biuf" or not features.size:
             raise ValueError(
                 f"{what}: features are {features.dtype}{list(features.shape)}; expected numbers [nodes, "

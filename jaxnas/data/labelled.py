@@ -42,6 +42,14 @@ class Labelled(Parts[Split]):
         return len(self.classes)
 
 
+def as_labels(labels: Any) -> np.ndarray:
+    """Labels as an array: of integers where they are whole numbers in a column of pandas."""
+    array = np.asarray(labels)
+    if array.dtype.kind == "O" and all(type(one) is int for one in array.ravel().tolist()):
+        return array.astype(np.int64)
+    return array
+
+
 def number_labels(
     labels: Any, classes: Sequence[str] | None, what: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -60,9 +68,7 @@ def number_labels(
       ValueError: labels that are neither, that are in no class, or a number that no label has; no label; a
         class that is named twice.
     """
-    array = np.asarray(labels)
-    if array.dtype.kind == "O" and all(type(one) is int for one in array.ravel().tolist()):
-        array = array.astype(np.int64)  # as a column of pandas may hold whole numbers
+    array = as_labels(labels)
     if classes is not None and (twice := [one for one in classes if list(classes).count(one) > 1]):
         raise ValueError(f"{what}: the class {twice[0]!r} is named twice.")
     strings = array.dtype.kind in "UT" or (
@@ -72,6 +78,9 @@ def number_labels(
         raise ValueError(f"{what}: there are none.")
     if array.ndim != 1 or not (strings or array.dtype.kind in "iu"):
         hint = " Write labels.astype(int)." if array.dtype.kind in "fb" else ""
+        if array.dtype.kind == "O" and array.ndim == 1:
+            other = next(one for one in array.tolist() if not isinstance(one, str))
+            hint = f" The first that is no string is {other!r}."
         raise ValueError(
             f"{what} are {array.dtype}{list(array.shape)}; expected integers [n], from 0, or strings "
             f"[n].{hint}"
@@ -147,7 +156,7 @@ def make_splits(
         first, total = short[0], int(sum(count[short[0]] for count in counts.values()))
         divided = ", ".join(f"{count[first]} for {role}" for role, count in counts.items())
         asked = ", ".join(f"{role}_fraction={share}" for role, share in wanted.items())
-        others = f", or choose other fractions than {asked}" if asked else ""
+        others = f", or choose other fractions than {asked}" if asked and total >= len(counts) else ""
         raise ValueError(
             f"{what}: the class {classes[first]!r} has {total} example{'s' * (total != 1)}, which are "
             f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."

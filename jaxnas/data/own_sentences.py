@@ -67,7 +67,7 @@ def from_texts(
             raise ValueError(f"from_texts: the {role} texts are not all strings; expected a list of strings.")
         if not own:
             raise ValueError(f"from_texts: there are no {role} texts.")
-        for number, text in enumerate(own):
+        for number, text in enumerate(own, 1):
             if found := _SURROGATE.search(text):
                 raise ValueError(
                     f"from_texts: {role} text {number} has half of a surrogate pair, which is no character, "
@@ -176,10 +176,11 @@ def _rows(
         if not isinstance(column, str):
             return column
         if column not in header:
+            there = some(header) if any(header) else "empty"
             raise ValueError(
-                f"{path}: the first line has no column {column!r}{nearest(column, header)} It is "
-                f"{some(header)}. Name the columns as text=... and label=..., or number them from 0 if "
-                "there is no line of names."
+                f"{path}: the first line has no column {column!r}{nearest(column, header)} It is {there}. "
+                "Name the columns as text=... and label=..., or number them from 0 if there is no line of "
+                "names."
             )
         if header.count(column) > 1:
             raise ValueError(
@@ -203,6 +204,6 @@ def _rows(
         )
     for number, row in enumerate(rows[start:], start + 1):
         if not recipe.parts(row[text]) or not row[label].strip():
-            missing = "label" if recipe.parts(row[text]) else "word"
+            missing = "label" if recipe.parts(row[text]) else "token"
             raise ValueError(f"{path}: line {number} has no {missing}; remove it or mend it.")
     return [row[text] for row in rows[start:]], [row[label].strip() for row in rows[start:]]

@@ -29,7 +29,8 @@ def permutation(n: int, seed: int, stream: int = 0) -> np.ndarray:
       ValueError: the seed or the stream is out of range.
     """
     if not (0 <= seed < 2**64 and 0 <= stream < 2**64):
-        raise ValueError(f"seed and stream must be in [0, 2**64), got {seed} and {stream}")
+        name, wrong = ("stream", stream) if 0 <= seed < 2**64 else ("seed", seed)
+        raise ValueError(f"{name} is {wrong}, expected 0 to 2**64 - 1.")
     # NumPy promises stable raw bits of a bit generator, but not of Generator.permutation.
     bits = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(n)
     order = np.argsort(bits, kind="stable")

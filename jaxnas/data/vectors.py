@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import pathlib
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ from jaxnas.data.splits import uniform
 
 _WHERE = (
     "It holds the words and vectors of GloVe: a .npz file with `words` (joined by ends of lines, uint8) and"
-    " `vectors` (floats [words, dimensions]), or GloVe's own text file, a word and its numbers on each line"
+    " `vectors` (floats [words, dimensions]), or GloVe's own text file, a word and its numbers on each line,"
+    " or one of word2vec, with a line of their counts before them"
 )
 
 
@@ -151,6 +153,11 @@ def _read_npz(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
 
 def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
     lines = decode(path, read_bytes(path)).rstrip("\n").split("\n")
+    first = 1
+    if (
+        re.fullmatch(r"\d+ \d+", lines[0].strip()) and len(lines) > 1
+    ):  # How many words and dimensions, in files of word2vec.
+        lines, first = lines[1:], 2
     words, numbers = zip(*(line.partition(" ")[::2] for line in lines), strict=True)
     dim = len(numbers[0].split())
 
@@ -160,10 +167,14 @@ def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
         except ValueError:
             values = np.empty(0)
         if len(values) != dim or not dim:
+            as_first = (
+                f"{dim} numbers behind it, as line {first} is"
+                if dim
+                else "numbers behind it and blanks between"
+            )
             raise ValueError(
-                f"{path}: line {number} is no word with {dim or 'some'} numbers behind it, as the first line"
-                f" is: {lines[number - 1][:60]!r}"
+                f"{path}: line {number} is no word with {as_first}: {lines[number - first][:60]!r}"
             )
         return values
 
-    return list(words), np.array([row(i, text) for i, text in enumerate(numbers, 1)], np.float32)
+    return list(words), np.array([row(i, text) for i, text in enumerate(numbers, first)], np.float32)

@@ -74,10 +74,19 @@ def diverged(
         record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
         files.write_json(folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
+    advice = (
+        "What was saved before is good: start again with the same workdir and a smaller "
+        "training.learning_rate, with training.clip=1, or with a longer training.warmup_steps, and the run "
+        "goes on from the last checkpoint."
+    )
+    if step == 1:
+        advice = (
+            "These are the weights that training began with, so no rate mends it. Look for numbers in the "
+            "data that are not finite or very large, and for tokens beyond the sizes of the network: Flax "
+            "makes NaN of a token that an embedding has no row for."
+        )
     return DivergedError(
-        f"The loss or a gradient of step {step} is not finite.{which} What was saved before is good: start "
-        "again with the same workdir and a smaller training.learning_rate, with training.clip=1, or with a "
-        "longer training.warmup_steps, and the run goes on from the last checkpoint. `--replay` of "
+        f"The loss or a gradient of step {step} is not finite.{which} {advice} `--replay` of "
         "experiments.train_supernet, or training.replay, shows what that step did."
     )
 

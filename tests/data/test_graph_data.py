@@ -42,6 +42,8 @@ def test_labels_may_be_strings_and_roles_masks():
     given = graph(labels=["b", "a", "b", "a", ""], train=np.arange(5) < 2)
     assert given.classes == ("a", "b") and given.labels[0].tolist() == [1, 0, 1, 0, -1]
     assert given.roles["train"].tolist() == graph().roles["train"].tolist()
+    column = graph(labels=np.array(LABELS, object))  # as pandas may hold whole numbers
+    np.testing.assert_array_equal(column.labels, graph().labels)
 
 
 def test_several_graphs_are_filled_up_to_one_size():

@@ -183,12 +183,15 @@ def test_texts_in_lists(tmp_path):
             "the train texts are a set; expected a list of strings, in the",
         ),
         (dict(texts=[], labels=[]), "there are no train texts"),
-        (dict(texts=[*TEXTS[1:], "\ud83d a"], labels=LABELS), "train text 19 has half of a surrogate pair"),
+        (dict(texts=[*TEXTS[1:], "\ud83d a"], labels=LABELS), "train text 20 has half of a surrogate pair"),
         (dict(texts=TEXTS, labels=LABELS, classes=("up", "down", "up")), "the class 'up' is named twice"),
         (
             dict(texts=TEXTS, labels=np.zeros(20)),
             "expected integers [n], from 0, or strings [n]. Write labels.",
         ),
+        (dict(texts=TEXTS, labels=[*LABELS[1:], None]), "strings [n]. The first that is no string is None."),
+        (dict(texts=TEXTS, labels=LABELS, seed=-1), "seed is -1, expected 0 to"),
+        (dict(texts=[*TEXTS[1:], "<pad>"], labels=LABELS, tokens="symbols"), "has the symbol '<pad>'"),
         (dict(texts=[*TEXTS[1:], "  "], labels=LABELS), "texts, train: text 20 has no token"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=TEXTS), "give test_texts and test_labels, or none"),
         (dict(texts=TEXTS, labels=LABELS, test_texts=["a"], test_labels=["left"]), "the first is 'left'"),
@@ -293,8 +296,11 @@ def test_vectors_of_words(vectors, tmp_path):
     covered = loaded.details()["words_with_vectors"]
     assert covered["test"] == 0 and 0 < covered["train"] < 1
     # By its path, in text, and from where it was kept, the vectors are the same.
+    counted = folder / "counted.txt"
+    counted.write_text(f"4 3\n{(folder / 'small.txt').read_text()}")  # as word2vec writes it
     for other in (
         tasks.Text(data=dataset, embeddings=str(folder / "small.txt")).load(),
+        tasks.Text(data=dataset, embeddings=str(counted)).load(),
         task.load(tmp_path),
     ):
         np.testing.assert_array_equal(other.dataset.vectors.table, loaded.dataset.vectors.table)
@@ -306,6 +312,8 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
     folder, _ = vectors
     (folder / "short.txt").write_text("good 1 2 3\nfilm 1 2\n")
     (folder / "none.txt").write_text("einem 1 2 3\n")
+    (folder / "tabs.txt").write_text("good\t1\t2\t3\n")
+    (folder / "counted.txt").write_text("2 3\ngood 1 2 3\nfilm 1 2\n")
     np.savez(folder / "other.npz", table=np.zeros(3))
     np.savez(
         folder / "fewer.npz", words=np.frombuffer(b"a\nb", np.uint8), vectors=np.zeros((3, 2), np.float32)
@@ -316,6 +324,8 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
         ("small", {"embedding_dim": 50}, {}, "embedding_dim is 50, and the vectors of"),
         ("small", {}, {"tokens": "bytes"}, "are of words, and the tokens of texts are bytes"),
         ("short", {}, {}, "line 2 is no word with 3 numbers behind it"),
+        ("tabs", {}, {}, "line 1 is no word with numbers behind it and blanks between"),
+        ("counted", {}, {}, "line 3 is no word with 3 numbers behind it, as line 2 is: 'film 1 2'"),
         ("none", {}, {}, "has none of the 25 words of the texts"),
         ("other", {}, {}, "other.npz: no array 'vectors' and 'words'"),
         ("fewer", {}, {}, "has 2 words, and vectors float32[3, 2]"),

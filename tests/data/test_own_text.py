@@ -123,7 +123,7 @@ def test_columns_by_number_and_files_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "options", "message"),
     [
-        ([*rows(20), ("  ", "up")], {}, "line 22 has no word; remove it or mend it"),
+        ([*rows(20), ("  ", "up")], {}, "line 22 has no token; remove it or mend it"),
         ([*rows(20), ("good film", "")], {}, "line 22 has no label"),
         (
             [*rows(20), ("good", "film", "up")],

@@ -323,6 +323,13 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
 
 
 @pytest.mark.slow
+def test_no_rate_is_named_where_the_first_step_diverges(tmp_path):
+    with pytest.raises(DivergedError, match="step 1 is not finite.* no rate mends it. Look for numbers"):
+        train(poisoned(0), tmp_path)
+    assert saved(tmp_path) == []
+
+
+@pytest.mark.slow
 def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
     with pytest.raises(DivergedError, match=r'step 6 is not finite. It trained {"hidden": \[\d\]}'):
         train(poisoned(5), tmp_path)
