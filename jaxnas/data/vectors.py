@@ -153,11 +153,9 @@ def _read_npz(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
 
 def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
     lines = decode(path, read_bytes(path)).rstrip("\n").split("\n")
-    first = 1
-    if (
-        re.fullmatch(r"\d+ \d+", lines[0].strip()) and len(lines) > 1
-    ):  # How many words and dimensions, in files of word2vec.
-        lines, first = lines[1:], 2
+    # Files of word2vec begin with how many words there are, and how many numbers of each.
+    first = 2 if len(lines) > 1 and re.fullmatch(r"\d+ \d+", lines[0].strip()) else 1
+    lines = lines[first - 1 :]
     words, numbers = zip(*(line.partition(" ")[::2] for line in lines), strict=True)
     dim = len(numbers[0].split())
 
@@ -167,13 +165,11 @@ def _read_lines(path: pathlib.Path) -> tuple[list[str], np.ndarray]:
         except ValueError:
             values = np.empty(0)
         if len(values) != dim or not dim:
-            as_first = (
-                f"{dim} numbers behind it, as line {first} is"
-                if dim
-                else "numbers behind it and blanks between"
+            expected = (
+                f"{dim} numbers behind it, as line {first} is" if dim else "blanks and numbers behind it"
             )
             raise ValueError(
-                f"{path}: line {number} is no word with {as_first}: {lines[number - first][:60]!r}"
+                f"{path}: line {number} is no word with {expected}: {lines[number - first][:60]!r}"
             )
         return values
 

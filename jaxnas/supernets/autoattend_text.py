@@ -258,9 +258,8 @@ def read_in_windows(x: jax.Array, mask: jax.Array, size: int, stride: int) -> tu
     So a text is read alike however long its padding is.
     """
     cut = windows(mask, size, stride)
-    has_more = (
-        jnp.any(cut[:, size - stride :], axis=1).reshape(mask.shape[0], -1).at[:, 0].set(True)
-    )  # [B, W]
+    has_more = jnp.any(cut[:, size - stride :], axis=1).reshape(mask.shape[0], -1)  # [B, W]
+    has_more = has_more.at[:, 0].set(True)  # The first window of a text has none before it.
     return windows(x, size, stride), cut & has_more.reshape(-1, 1)
 
 

@@ -324,7 +324,7 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
         ("small", {"embedding_dim": 50}, {}, "embedding_dim is 50, and the vectors of"),
         ("small", {}, {"tokens": "bytes"}, "are of words, and the tokens of texts are bytes"),
         ("short", {}, {}, "line 2 is no word with 3 numbers behind it"),
-        ("tabs", {}, {}, "line 1 is no word with numbers behind it and blanks between"),
+        ("tabs", {}, {}, "line 1 is no word with blanks and numbers behind it: "),
         ("counted", {}, {}, "line 3 is no word with 3 numbers behind it, as line 2 is: 'film 1 2'"),
         ("none", {}, {}, "has none of the 25 words of the texts"),
         ("other", {}, {}, "other.npz: no array 'vectors' and 'words'"),
