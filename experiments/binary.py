@@ -357,12 +357,9 @@ class Session:
         lines = files.diff(before, {"task": self.deciding["task"]}, ("the search", "now"))
         lines = [line for line in lines if not line.startswith("task.evaluation_batch_size:")]
         if lines:
-            more = f"\n  and {len(lines) - 10} more" if len(lines) > 10 else ""
             raise ConfigError(
-                f"the search in {workdir} had another task:\n  "
-                + "\n  ".join(lines[:10])
-                + more
-                + "\nTake that task and its data, or another workdir with --architecture as option values; "
+                f"the search in {workdir} had another task:{files.indented(lines)}"
+                "\nTake that task and its data, or another workdir with --architecture as option values; "
                 "`jaxnas.load_subnet` loads the network for data of any kind"
             )
 

@@ -27,7 +27,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -431,6 +431,12 @@ def diff(before: Mapping, after: Mapping, names: tuple[str, str] = ("checkpoint"
         if a != b:
             lines.append(f"{key}: {_show(a)} ({names[0]}) / {_show(b)} ({names[1]})")
     return lines
+
+
+def indented(lines: Sequence[str], most: int = 10) -> str:
+    """Lines of `diff` for a message, each on one of its own, and how many more there are than `most`."""
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return "".join(f"\n  {line}" for line in [*lines[:most], *more])
 
 
 def _flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:

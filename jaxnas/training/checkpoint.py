@@ -448,9 +448,8 @@ def _check_config(
     lines = [line for line in files.diff(before, config) if line.split(": ", 1)[0] not in may_differ]
     if lines:
         raise ConfigMismatch(
-            f"the checkpoint {where} was made with another config:\n  "
-            + "\n  ".join(lines)
-            + "\nStart with that config to resume, or choose another workdir to start anew.",
+            f"the checkpoint {where} was made with another config:{files.indented(lines, len(lines))}"
+            "\nStart with that config to resume, or choose another workdir to start anew.",
             lines,
         )
 
@@ -458,10 +457,7 @@ def _check_config(
 def _check_leaves(where: epath.Path, before: dict[str, str], example: Any) -> None:
     lines = files.diff(before, _types(example))
     if lines:
-        more = f"\n  and {len(lines) - 10} more" if len(lines) > 10 else ""
         raise CheckpointError(
-            f"the checkpoint {where} holds another state:\n  "
-            + "\n  ".join(lines[:10])
-            + more
-            + "\nStart with the network and training that it was made with, or choose another workdir."
+            f"the checkpoint {where} holds another state:{files.indented(lines)}"
+            "\nStart with the network and training that it was made with, or choose another workdir."
         )
