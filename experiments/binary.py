@@ -344,12 +344,16 @@ class Session:
         return found.state
 
     def check_task(self, workdir: pathlib.Path) -> None:
-        """Refuses another task than that of the search in a workdir, in whose page a figure would stand.
+        """Refuses another task than that of the search in a workdir, whose page would show its figures.
 
-        Only on how many examples an evaluation takes at a time may differ. Without a search all is allowed.
+        Only how many examples an evaluation takes at a time may differ. A workdir without the result of a
+        search takes any task.
+
+        Args:
+          workdir: of the search.
 
         Raises:
-          ConfigError: the data are others, or are read in another way.
+          ConfigError: the data are others, or a setting of the task is.
         """
         if not (workdir / result.NAME).is_file():
             return
