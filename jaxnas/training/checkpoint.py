@@ -3,8 +3,9 @@
 Orbax commits a step at once, deletes old ones, saves in the background, from several processes and to
 remote paths. What it lacks is added here:
 
-* A step is read back only if every leaf has the SHA-256 that it was saved with. Orbax notices a file
-  that is missing or cut short, but not a bit that has flipped in an array or in its JSON.
+* A step is read back only if every leaf has the checksum that it was saved with. Orbax notices a file
+  that is missing or cut short, but not a bit that has flipped in an array or in its JSON. Checksums are
+  computed where the arrays lie, in whatever shards: no process gathers a leaf.
 * A damaged step is set aside as `corrupt-<step>`, and the step before it is taken.
 * A step of another config or of a state of another form is refused, with what differs.
 * What holds a NaN or an infinity is not saved, so that the last checkpoint is one to go on from.
@@ -139,7 +140,7 @@ class Checkpointer:
                 "metadata": metadata,
                 "score": score,
                 "leaves": _types(state),
-                "sha256": {name: _digest(leaf) for name, leaf in _leaves(stored).items()},
+                "checksums": _checksums(stored),
             }
         )
         self._scores[step] = record["score"]
@@ -200,7 +201,7 @@ class Checkpointer:
             # Refusals come first, so that a wrong config renames nothing.
             where = self.directory / str(step)
             _check_config(where, record["metadata"].get("config", {}), config, may_differ)
-            _check_leaves(where, record["leaves"], example)
+            _check_leaves(where, record, example)
             try:
                 stored = self._read_state(step, record, example)
             except _Damaged as reason:
@@ -274,8 +275,8 @@ class Checkpointer:
         with _errors_as_damage():
             args = ocp.args.Composite(state=ocp.args.StandardRestore(_stored(example)))
             stored = self._orbax.restore(step, args=args)["state"]
-            for name, leaf in _leaves(stored).items():
-                if _digest(leaf) != record["sha256"][name]:
+            for name, checksum in _checksums(stored).items():
+                if checksum != record["checksums"][name]:
                     raise _Damaged(f"the content of {name} has changed")
             return stored
 
@@ -407,14 +408,45 @@ def _types(state: Any) -> dict[str, str]:
     }
 
 
-def _digest(leaf: Any) -> str:
-    """The SHA-256 of a leaf's bytes, however it lies on devices and processes."""
-    if isinstance(leaf, jax.Array):
+def _checksums(state: Any) -> dict[str, list[int]]:
+    """Fletcher's sums of each leaf, modulo 2**32: of its words, and of its words times their positions.
+
+    Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards, and
+    only the sums are exchanged. Any change of one word changes the first sum; words that trade places change
+    the second.
+    """
+    leaves = _leaves(state)
+    sums = np.stack([_sums(leaf) for leaf in leaves.values()])
+    if jax.process_count() > 1:
+        sums = np.sum(multihost_utils.process_allgather(sums), axis=0, dtype=np.uint32)
+    return {name: pair.tolist() for name, pair in zip(leaves, sums, strict=True)}
+
+
+def _sums(leaf: Any) -> np.ndarray:
+    """The two sums over the part of a leaf that this process holds, uint32 [2]."""
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf)
+        parts = [(leaf, (slice(None),) * leaf.ndim)] if jax.process_index() == 0 else []
+    else:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        if not leaf.is_fully_addressable:
-            leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return files.sha256(np.asarray(leaf).tobytes())
+        # Of equal copies on several devices, one has the number 0.
+        parts = [(part.data, part.index) for part in leaf.addressable_shards if part.replica_id == 0]
+    total, weighted = 0, 0
+    for data, index in parts:
+        array = np.asarray(data, order="C")[..., None]
+        # Words have 32 bits at most: a larger element is several, in the last axis.
+        words = array.view(f"uint{8 * min(array.itemsize, 4)}")
+        total += int(np.sum(words, dtype=np.uint32))
+        # A position is a sum over axes, of places times strides, and so is the product with it.
+        stride, sizes = 1, (*leaf.shape, words.shape[-1])
+        for axis in reversed(range(words.ndim)):
+            others = tuple(other for other in range(words.ndim) if other != axis)
+            places = np.arange(sizes[axis], dtype=np.uint32)[(*index, slice(None))[axis]]
+            products = np.sum(words, others, dtype=np.uint32) * places
+            weighted += stride * int(np.sum(products, dtype=np.uint32))
+            stride *= sizes[axis]
+    return np.array([total % 2**32, weighted % 2**32], np.uint32)
 
 
 def _digest_json(value: Any) -> str:
@@ -454,8 +486,13 @@ def _check_config(
         )
 
 
-def _check_leaves(where: epath.Path, before: dict[str, str], example: Any) -> None:
-    lines = files.diff(before, _types(example))
+def _check_leaves(where: epath.Path, record: Mapping[str, Any], example: Any) -> None:
+    if "checksums" not in record:
+        raise CheckpointError(
+            f"the checkpoint {where} was saved by an earlier version of jaxnas. Finish the run with "
+            "that version, or choose another workdir."
+        )
+    lines = files.diff(record["leaves"], _types(example))
     if lines:
         raise CheckpointError(
             f"the checkpoint {where} holds another state:{files.indented(lines)}"
