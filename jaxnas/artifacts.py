@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import pathlib
@@ -23,11 +24,12 @@ import safetensors.numpy
 
 from jaxnas import files, network, supernets
 from jaxnas.choice import nearest
-from jaxnas.inputs import describe, one_example, with_batch
+from jaxnas.inputs import describe, one_example, specification, with_batch
 from jaxnas.space import Space
 from jaxnas.subnet import Variables, check_variables
 from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
 
+_log = logging.getLogger(__name__)
 FORMAT = 2
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
@@ -165,7 +167,9 @@ def export_subnet(
 
     It maps inputs of any batch size to predictions: a ViT's float32 images [batch, ...] to float32 logits
     [batch, classes]; a language model's int32 tokens [batch, length] to log-probabilities
-    [batch, length, vocabulary], without a memory. It needs only jax (with flatbuffers) to run:
+    [batch, length, vocabulary], without a memory. A network that takes no symbolic batch size, such as one
+    that calls `len(x)`, is exported for the shapes of `inputs`, with a warning in the log. The program needs
+    only jax (with flatbuffers) to run:
 
         program = jax.export.deserialize(pathlib.Path("model.stablehlo").read_bytes())
         logits = program.call(images)
@@ -174,7 +178,7 @@ def export_subnet(
       path: of the folder to put it in, which is made if needed; that of `save_subnet` will do.
       net: the module that `jaxnas.extract` returned.
       variables: its variables, by collection.
-      inputs: see `save_subnet`; the size of the batch doesn't matter.
+      inputs: see `save_subnet`.
       platforms: that the program is for.
 
     Returns:
@@ -191,13 +195,28 @@ def export_subnet(
     def forward(inputs: Any) -> Any:
         return network.predictions(net.apply(variables, inputs))
 
-    exported = jax.export.export(jax.jit(forward), platforms=platforms)(with_batch(inputs, batch))
+    export = jax.export.export(jax.jit(forward), platforms=platforms)
+    try:
+        exported = export(with_batch(inputs, batch))
+    except Exception as error:  # whatever a network says that needs to know the batch size
+        exported = export(specification(inputs))
+        _log.warning(
+            "%s takes no symbolic batch size, so its exported program takes inputs of %s alone. It fails "
+            "with %s: %s",
+            *(type(net).__name__, describe(specification(inputs)), type(error).__name__, error),
+        )
     folder = files.as_path(path)
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
     return folder / PROGRAM
+
+
+def exported_batch(path: pathlib.Path) -> int | None:
+    """The batch size that an exported program takes; None if it takes any."""
+    size = jax.export.deserialize(bytearray(path.read_bytes())).in_avals[0].shape[0]
+    return size if isinstance(size, int) else None
 
 
 def _check_single(space: Space) -> None:

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 import safetensors.numpy
 from small_nets import SETTINGS, SHAPE, jit, normal, sample, setting
 
@@ -138,63 +141,50 @@ def test_a_network_of_the_users_own(tmp_path):
         artifacts.export_subnet(tmp_path / "subnet", loaded, same, INPUTS, platforms).read_bytes()
     )
     np.testing.assert_array_equal(program.call(INPUTS)["y"], loaded.apply(same, INPUTS)["y"])
-    with pytest.raises(
-        ValueError, match=r"unknown module 'Everything'.*load_subnet\(path, module=Everything"
-    ):
-        artifacts.load_subnet(tmp_path / "subnet")
-    with pytest.raises(ValueError, match="it is of the module 'Everything', and not of 'ViT'"):
-        artifacts.load_subnet(tmp_path / "subnet", module=jaxnas.supernets.ViT)
+    refusals.check(
+        (lambda: artifacts.load_subnet(tmp_path / "subnet"), ValueError, "'Everything'", "module="),
+        (
+            lambda: artifacts.load_subnet(tmp_path / "subnet", module=jaxnas.supernets.ViT),
+            ValueError,
+            "'ViT'",
+        ),
+    )
 
 
-def repr_of_type(value):
-    return type(value).__name__
-
-
-@pytest.mark.parametrize(
-    "value", [nn.relu, [1], {"a": 1}, float("nan"), (1, object()), nn.Dense(3)], ids=repr_of_type
-)
-def test_fields_that_cannot_be_stored(value, tmp_path):
-    net = EVERYTHING.clone(anything=value)
-    variables = jaxnas.init(EVERYTHING, jax.random.key(0), INPUTS)
-    with pytest.raises(ValueError, match="The field 'anything' is .* cannot be stored"):
-        artifacts.save_subnet(tmp_path / "subnet", net, variables, INPUTS)
-    assert not os.listdir(tmp_path)
-
-
-def test_saving_refuses_what_is_not_one_network(tmp_path):
-    case = setting("narrow")
-    net, variables = extracted("narrow")
-    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
-    broken = jax.tree.map(lambda x: x * jnp.nan, variables)
-
+def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):
     class ViT(Everything):
         pass
 
-    cases = [
-        ((case.net, case.variables, SHAPE), ValueError, "60; extract one of them first"),
-        (
-            (net, {"params": {**variables["params"], "head": {}}}, SHAPE),
-            ValueError,
-            "missing: params/head/bias",
-        ),
-        ((net, variables["params"], SHAPE), ValueError, "Parameters alone are given as"),
-        ((net, half, SHAPE), ValueError, "bfloat16 instead of float32"),
-        ((net, broken, SHAPE), ValueError, "NaN or infinite values in this network: params/block_0"),
-        ((net, variables, (1, 9, 9, 1)), ValueError, r"cannot be made for the inputs float32\[1, 9, 9, 1\]"),
-        ((ViT(EVERYTHING.space), {}, INPUTS), ValueError, "Rename the class ViT"),
-    ]
-    for arguments, error, message in cases:
-        with pytest.raises(error, match=message):
-            artifacts.save_subnet(tmp_path / "subnet", *arguments)
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        save(tmp_path / "subnet", net, variables, extra={"mean": object()})
+    case, (net, variables) = setting("narrow"), extracted("narrow")
+    own = jaxnas.init(EVERYTHING, jax.random.key(0), INPUTS)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
+    broken = jax.tree.map(lambda x: x * jnp.nan, variables)
+    headless = {"params": {**variables["params"], "head": {}}}
+
+    def saving(*arguments, **options):
+        return lambda: artifacts.save_subnet(tmp_path / "subnet", *arguments, **options)
+
+    def storing(value):
+        return saving(EVERYTHING.clone(anything=value), own, INPUTS), ValueError, "'anything'"
+
+    refusals.check(
+        *map(storing, (nn.relu, [1], {"a": 1}, float("nan"), (1, object()), nn.Dense(3))),
+        (saving(case.net, case.variables, SHAPE), ValueError, "60"),
+        (saving(net, headless, SHAPE), ValueError, "params/head/bias"),
+        (saving(net, variables["params"], SHAPE), ValueError, "'params'"),
+        (saving(net, half, SHAPE), ValueError, "bfloat16", "float32"),
+        (saving(net, broken, SHAPE), ValueError, "NaN", "params/block_0"),
+        (saving(net, variables, (1, 9, 9, 1)), ValueError, "float32[1, 9, 9, 1]"),
+        (saving(ViT(EVERYTHING.space), {}, INPUTS), ValueError, "ViT"),
+        (saving(net, variables, SHAPE, extra={"mean": object()}), TypeError, "JSON"),
+        (lambda: artifacts.export_subnet(tmp_path, case.net, case.variables, SHAPE), ValueError, "60"),
+    )
     assert not os.listdir(tmp_path)
 
 
 def test_saving_deletes_no_other_files(saved):
     (saved / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="other files, which would be lost: notes.txt"):
-        save(saved, *extracted("narrow"))
+    refusals.check((lambda: save(saved, *extracted("narrow")), FileExistsError, "notes.txt"))
     assert (saved / "notes.txt").read_text() == "mine"
 
 
@@ -236,10 +226,6 @@ def garble(folder):
 BIAS = "params/head/bias"
 
 
-def of_double(folder):
-    store(folder, lambda t: t.update({BIAS: t[BIAS].astype(np.float64)}))
-
-
 def field(name, value):
     return lambda folder: describe(folder, lambda d: d["fields"].update({name: value}))
 
@@ -259,75 +245,71 @@ def enormous(folder):
     )
 
 
-DAMAGE = {
-    "no tensors": (lambda f: (f / artifacts.TENSORS).unlink(), "model.safetensors is missing"),
-    "no description": (lambda f: (f / artifacts.DESCRIPTION).unlink(), "subnet.json is missing"),
-    "truncated": (truncate, "is damaged: it has .* bytes instead of"),
-    "a bit": (flip, "its content has changed"),
-    "not safetensors": (garble, "is not a safetensors file"),
-    "missing": (lambda f: store(f, lambda t: t.pop(BIAS)), "missing: params/head/bias"),
-    "extra": (lambda f: store(f, lambda t: t.update(tail=t[BIAS])), "unexpected: tail"),
-    "misshapen": (
-        lambda f: store(f, lambda t: t.update({BIAS: t[BIAS][:3]})),
-        r"misshapen: params/head/bias \(3,\) instead of \(5,\)",
-    ),
-    "type": (of_double, "params/head/bias float64 instead of float32"),
-    "nan": (
-        lambda f: store(f, lambda t: t.update({BIAS: t[BIAS] * np.nan})),
-        "NaN or infinite .*params/head/bias",
-    ),
-    "not JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text('{"format": 1'), "not valid JSON"),
-    "deep JSON": (lambda f: (f / artifacts.DESCRIPTION).write_text("[" * 100_000), "nested too deeply"),
-    "not a dict": (
-        lambda f: (f / artifacts.DESCRIPTION).write_text("3"),
-        "expected an object, found int",
-    ),
-    "a list": (lambda f: (f / artifacts.DESCRIPTION).write_text("[]"), "expected an object, found list"),
-    "module": (entry("module", "VIT"), "did you mean 'ViT'"),
-    "module of a wrong type": (entry("module", ["ViT"]), "'module' is no string"),
-    "newer": (entry("format", 3), "format 3, .* reads format 2: a newer"),
-    "negative": (entry("format", -1), "format -1, .* save the network again"),
-    "no format": (lambda f: describe(f, lambda d: d.pop("format")), "'format' is missing"),
-    "a format that is no number": (entry("format", "x"), "'format' is 'x', expected 2"),
-    "another architecture": (
-        lambda f: describe(f, lambda d: d["architecture"].update(depth=7)),
-        "'architecture' is .*, and the space of its fields has",
-    ),
-    "no architecture": (lambda f: describe(f, lambda d: d.pop("architecture")), "'architecture' is missing"),
-    "no space": (lambda f: describe(f, lambda d: d["fields"].pop("space")), "'space' is missing"),
-    "a wrong space": (field("space", {"space": {"a": 3}}), "doesn't describe a subnet"),
-    "several architectures": (several_architectures, "more than one architecture, 60"),
-    "no fields": (lambda f: describe(f, lambda d: d.pop("fields")), "'fields' is missing"),
-    "field": (field("head_dims", 4), "has no field 'head_dims'; did you mean 'head_dim'"),
-    "a field's type": (field("image_size", "8"), "doesn't describe a subnet"),
-    "a dict as a field": (field("head_dim", {"import": "os"}), "is no value of a field"),
-    "dtype": (field("dtype", {"dtype": "float31"}), "unknown dtype 'float31'; did you mean 'float32'"),
-    "size": (field("image_size", 9), "not a multiple"),
-    "another size": (
-        field("image_size", 16),
-        r"cannot be made for the inputs float32\[1, 8, 8, 1\].*Expected images",
-    ),
-    "an enormous size": (enormous, "cannot have the shape"),
-    "inputs": (entry("inputs", {"shape": [8, -8, 1], "dtype": "float32"}), "expected a list of ints"),
-    "no inputs": (entry("inputs", None), "None does not describe inputs"),
-    "tensors of a wrong type": (entry("tensors", 3), "'tensors' is 3, expected their 'bytes' and 'sha256'"),
-    "no digest": (entry("tensors", {"bytes": 3}), "expected their 'bytes' and 'sha256'"),
-    "null for tensors": (entry("tensors", None), "'tensors' is None, expected"),
-}
+def text(content):
+    return lambda folder: (folder / artifacts.DESCRIPTION).write_text(content)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named(saved, damage):
-    change, message = DAMAGE[damage]
-    change(saved)
-    missing = damage in ("no tensors", "no description")
-    with pytest.raises(FileNotFoundError if missing else ValueError, match=message):
-        artifacts.load_subnet(saved)
+def tensors(change):
+    return lambda folder: store(folder, change)
 
 
-def test_no_such_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
-        artifacts.load_subnet(tmp_path / "subnet")
+def without(name):
+    return lambda folder: describe(folder, lambda d: d.pop(name))
+
+
+DAMAGE = (
+    # What is done to the folder, and what the message names.
+    (truncate, "bytes"),
+    (flip, artifacts.TENSORS),
+    (garble, "safetensors"),
+    (tensors(lambda t: t.pop(BIAS)), BIAS),
+    (tensors(lambda t: t.update(tail=t[BIAS])), "tail"),
+    (tensors(lambda t: t.update({BIAS: t[BIAS][:3]})), f"{BIAS} (3,) instead of (5,)"),
+    (tensors(lambda t: t.update({BIAS: t[BIAS].astype(np.float64)})), f"{BIAS} float64"),
+    (tensors(lambda t: t.update({BIAS: t[BIAS] * np.nan})), "NaN", BIAS),
+    (text('{"format": 1'), "JSON"),
+    (text("[" * 100_000), "nested"),
+    (text("3"), "int"),
+    (text("[]"), "list"),
+    (entry("module", "VIT"), "'VIT'", "'ViT'"),
+    (entry("module", ["ViT"]), "'module'"),
+    (entry("format", 3), "3", "2"),
+    (entry("format", -1), "-1", "2"),
+    (entry("format", "x"), "'x'", "2"),
+    (without("format"), "'format'"),
+    (lambda f: describe(f, lambda d: d["architecture"].update(depth=7)), "'architecture'", "7"),
+    (without("architecture"), "'architecture'"),
+    (lambda f: describe(f, lambda d: d["fields"].pop("space")), "'space'"),
+    (field("space", {"space": {"a": 3}}), artifacts.DESCRIPTION),
+    (several_architectures, "60"),
+    (without("fields"), "'fields'"),
+    (field("head_dims", 4), "'head_dims'", "'head_dim'"),
+    (field("image_size", "8"), artifacts.DESCRIPTION),
+    (field("head_dim", {"import": "os"}), "import"),
+    (field("dtype", {"dtype": "float31"}), "'float31'", "'float32'"),
+    (field("image_size", 9), "9"),
+    (field("image_size", 16), "float32[1, 8, 8, 1]"),
+    (enormous, "1000000000"),
+    (entry("inputs", {"shape": [8, -8, 1], "dtype": "float32"}), "-8"),
+    (entry("inputs", None), "None"),
+    (entry("tensors", 3), "'tensors'", "3"),
+    (entry("tensors", {"bytes": 3}), "'sha256'"),
+    (entry("tensors", None), "'tensors'", "None"),
+)
+
+
+def test_damage_is_named(saved, tmp_path):
+    def damaged(number, change, *names):
+        folder = tmp_path / str(number)
+        shutil.copytree(saved, folder)
+        change(folder)
+        return lambda: artifacts.load_subnet(folder), ValueError, *names
+
+    refusals.check(*(damaged(number, *case) for number, case in enumerate(DAMAGE)))
+    for name in (artifacts.DESCRIPTION, artifacts.TENSORS):
+        (saved / name).unlink()
+        refusals.check((lambda: artifacts.load_subnet(saved), FileNotFoundError, str(saved)))
+    refusals.check((lambda: artifacts.load_subnet(tmp_path / "none"), FileNotFoundError, "none"))
 
 
 # ---- Export.
@@ -378,14 +360,29 @@ def test_exported_program_runs_without_jaxnas(tmp_path):
 
 def test_export_goes_beside_the_saved_network(saved):
     net, variables = artifacts.load_subnet(saved)
-    artifacts.export_subnet(saved, net, variables, SHAPE, platforms=("cpu",))
+    path = artifacts.export_subnet(saved, net, variables, SHAPE, platforms=("cpu",))
+    assert artifacts.exported_batch(path) is None
     artifacts.load_subnet(saved)
     save(saved, net, variables)
     assert sorted(os.listdir(saved)) == ["model.safetensors", "subnet.json"]
 
 
-def test_exporting_a_supernet_is_refused(tmp_path):
-    case = setting("narrow")
-    with pytest.raises(ValueError, match="more than one architecture"):
-        artifacts.export_subnet(tmp_path, case.net, case.variables, SHAPE)
-    assert not os.listdir(tmp_path)
+class CountsRows(nn.Module):
+    """It asks Python for the batch size."""
+
+    space: jaxnas.Space = jaxnas.Space(size=jaxnas.Choice(3))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        return nn.Dense(2)(x) / len(x)
+
+
+def test_a_network_without_a_symbolic_batch_size_is_exported_for_its_inputs(tmp_path, caplog):
+    net, x = CountsRows(), normal(4, 3)
+    variables = jaxnas.init(net, jax.random.key(0), x)
+    with caplog.at_level(logging.WARNING):
+        path = artifacts.export_subnet(tmp_path, net, variables, x, platforms=("cpu",))
+    assert "CountsRows" in caplog.text and "float32[4, 3]" in caplog.text
+    assert artifacts.exported_batch(path) == 4
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    np.testing.assert_allclose(program.call(x), jax.jit(net.apply)(variables, x), rtol=1e-6)

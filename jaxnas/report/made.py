@@ -74,9 +74,13 @@ def exported_panel(run: Run) -> str:
     """The section on how to use the found network without jaxnas."""
     return section(
         "Load the network without jaxnas",
-        say("The same network was exported as StableHLO."),
+        say(f"The same network was exported as StableHLO{_for_batches(run.result.exported_batch)}."),
         block(_LOAD_EXPORTED.format(subnet=run.result.subnet or "subnet")),
     )
+
+
+def _for_batches(size: int | None) -> str:
+    return "" if size is None else f", for batches of {size}: it takes no symbolic batch size"
 
 
 def settings_panel(run: Run) -> str:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, report
-from jaxnas.artifacts import needs_module
+from jaxnas.artifacts import exported_batch, needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.executors import Calls
 from jaxnas.latency import median_times
@@ -118,7 +118,8 @@ def finish(
     )
     if processes.is_first():
         jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
-        jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+        program = jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+        result = dataclasses.replace(result, exported_batch=exported_batch(program))
         results.write(root, result)
         report.write(root)
     processes.wait("the result is written")

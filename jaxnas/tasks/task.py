@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import data
-from jaxnas.inputs import describe, mistaken, one_example, with_batch
+from jaxnas.inputs import describe, mistaken
 from jaxnas.network import check_contract, predictions
 from jaxnas.space import Arch, Space
 
@@ -335,7 +335,6 @@ def check_fits(task: Task, net: nn.Module) -> None:
             f"{name} makes {describe(predictions(outputs))} of one row of {task.name}, {row}, and the "
             f"task's loss fails on it with {type(error).__name__}: {error}"
         ) from error
-    _check_any_batch(task, net)
 
 
 def _takes_soft(run: Callable[[Arch], Any], space: Space) -> bool:
@@ -345,19 +344,3 @@ def _takes_soft(run: Callable[[Arch], Any], space: Space) -> bool:
     except Exception:  # the message of the hard one is told
         return False
     return True
-
-
-def _check_any_batch(task: Task, net: nn.Module) -> None:
-    """Refuses a network that needs to know the size of a batch: its export, at the end of a run, cannot."""
-    small = net.clone(space=net.space.fix(net.space.smallest()))
-    (batch,) = jax.export.symbolic_shape("batch")
-    variables = nn.meta.unbox(jax.eval_shape(small.init, jax.random.key(0), one_example(task.inputs)))
-    try:
-        jax.eval_shape(small.apply, variables, with_batch(task.inputs, batch))
-    except Exception as error:
-        name = type(net).__name__
-        raise ValueError(
-            f"{name} takes no batch of unknown size, and the program that a run exports at its end has one. "
-            f"It fails with {type(error).__name__}: {error}. Write x.shape[0] for len(x), and let jax.numpy "
-            "compute what depends on the batch."
-        ) from error
