@@ -1,6 +1,6 @@
 """Neural architecture search in JAX: one compiled supernet for every architecture of a space."""
 
-from jaxnas import elastic, latency, search, spaces, supernets
+from jaxnas import elastic, latency, search, spaces, supernets, testing
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.calibration import calibrate
 from jaxnas.choice import Choice
@@ -28,4 +28,5 @@ __all__ = [
     "search",
     "spaces",
     "supernets",
+    "testing",
 ]

@@ -21,6 +21,7 @@ import jax
 
 from jaxnas import products
 from jaxnas.elastic.bank import BankSpec
+from jaxnas.elastic.decisions import static
 from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ANNOTATIONS, CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
@@ -134,16 +135,17 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
       ValueError: inputs that the network cannot be called with; products that cannot be counted.
     """
     inputs, name = one_example(inputs), type(net).__name__
-    arch, key = jax.eval_shape(net.space.smallest), jax.eval_shape(lambda: jax.random.key(0))
+    # Static, so that no branches are traced; tables are over all architectures, whichever runs.
+    arch, key = static(net.space), jax.eval_shape(lambda: jax.random.key(0))
     calls = _Calls()
 
-    def apply(*arguments: Any) -> Any:
+    def apply(variables: Any, inputs: Any) -> Any:
         with nn.intercept_methods(calls.intercept):
-            return net.apply(*arguments, train=False, mutable=list(ANNOTATIONS))
+            return net.apply(variables, inputs, arch, train=False, mutable=list(ANNOTATIONS))
 
     try:
-        variables = jax.eval_shape(net.init, key, inputs, arch)
-        program, (outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(variables, inputs, arch)
+        variables = jax.eval_shape(lambda key, inputs: net.init(key, inputs, arch), key, inputs)
+        program, (outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(variables, inputs)
     except Exception as error:  # whatever the network says
         raise ValueError(
             f"{name} cannot be called with the inputs {describe(inputs)} (a batch of one): "

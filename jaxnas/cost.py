@@ -40,10 +40,10 @@ def cost(net: nn.Module, inputs: Any) -> Cost:
       Soft architectures give the expected cost, differentiable in the weights.
 
     Raises:
-      TypeError, ValueError: a network whose costs cannot be told exactly; see `jaxnas.network.check`.
+      TypeError, ValueError: a network whose costs cannot be told exactly; see `jaxnas.network`.
         The function raises them for a concrete architecture that is not in the space.
     """
-    recorded = network.check(net, inputs)
+    recorded = network.annotated(net, inputs)
     tables = {
         "params": tuple(size for spec in recorded.specs.values() for size in spec.sizes),
         "macs": recorded.macs,

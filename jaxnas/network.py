@@ -8,6 +8,7 @@ are. Everything else that `jaxnas.init`, `cost`, `extract` and their like need i
 import functools
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -15,17 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import products
 from jaxnas.annotations import Annotations, annotations
 from jaxnas.choice import nearest
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
-from jaxnas.space import Arch, Space
-from jaxnas.tensors import check_tensors, flatten
+from jaxnas.space import Space
 
 # What a network may compute in; a whole number loses what lies between.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-SAMPLES = 2  # random architectures whose extracted networks are counted, beside the extremes
 
 
 def predictions(outputs: Any) -> Any:
@@ -84,46 +82,43 @@ def _check_dtype(name: str, field: str, dtype: Any) -> None:
         raise TypeError(f"{name}: {field} is {given!r}, expected {expected}{nearest(given, DTYPES)}")
 
 
-def check(net: nn.Module, inputs: Any) -> Annotations:
-    """Checks a network against its contract, and what it says of itself against its extracted networks.
+def annotated(net: nn.Module, inputs: Any) -> Annotations:
+    """The annotations of a network that keeps the contract; `jaxnas.testing.check_network` proves them.
 
-    The smallest, the largest and two random architectures are taken. Their extracted networks are traced,
-    never compiled, and their parameters and products counted. The result is kept: the next call
-    with the same network and inputs costs nothing.
+    The network is traced by shape once: the next call with the same network and inputs costs nothing.
 
     Args:
       net: the network.
-      inputs: see `specification`; the size of the batch doesn't matter.
-
-    Returns:
-      The network's annotations, which have proven right.
+      inputs: see `specification`; the batch size does not matter.
 
     Raises:
       TypeError: a network that does not keep the contract.
-      ValueError: inputs that it cannot take; a decision of the space that changes nothing that could be
-        counted; counts that differ from those of an extracted network.
+      ValueError: inputs that it cannot take; a decision that changes nothing that could be counted.
     """
     check_contract(net)
-    example = one_example(inputs)
-    leaves, structure = jax.tree.flatten(example)
-    key = (net, structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves))
-    try:
-        hash(key)
-    except TypeError:  # a field of the user's, such as a list, that cannot be a key
-        return _check(*key)
-    return _checked(*key)
+    return cached(_annotated, net, one_example(inputs))
 
 
-def _check(net: nn.Module, structure: Any, leaves: tuple[Any, ...]) -> Annotations:
-    example = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+def _annotated(net: nn.Module, example: Any) -> Annotations:
     recorded = annotations(net, example)
     _check_decisions(net, recorded)
-    for arch in _samples(net.space):
-        _check_counts(net, example, recorded, arch)
     return recorded
 
 
-_checked = functools.lru_cache(maxsize=128)(_check)
+def cached(function: Callable[[nn.Module, Any], Any], net: nn.Module, example: Any) -> Any:
+    """`function(net, example)`, computed once for each network and specification of one example."""
+    leaves, structure = jax.tree.flatten(example)
+    key = (function, net, structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves))
+    try:
+        hash(key)
+    except TypeError:  # a field of the user's, such as a list, that cannot be a key
+        return function(net, example)
+    return _by_key(*key)
+
+
+@functools.lru_cache(maxsize=256)
+def _by_key(function: Any, net: nn.Module, structure: Any, leaves: tuple[Any, ...]) -> Any:
+    return function(net, jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
 
 
 def _check_decisions(net: nn.Module, recorded: Annotations) -> None:
@@ -162,49 +157,3 @@ def _elements(space: Space) -> list[tuple[str, int | None]]:
         if len(choice.options_at(position)) > 1
         and all(allowed for _, allowed in space.elements[name, position])
     ]
-
-
-def _samples(space: Space) -> list[Arch]:
-    draw = np.random.default_rng(0)
-    with jax.ensure_compile_time_eval():  # within a caller's jit too
-        random = [space.decode(draw.integers(0, space.sizes)) for _ in range(SAMPLES)]
-        archs = [space.canonical(arch) for arch in (space.smallest(), space.largest(), *random)]
-        return list({np.asarray(space.encode(arch)).tobytes(): arch for arch in archs}.values())
-
-
-def _check_counts(net: nn.Module, example: Any, recorded: Annotations, arch: Arch) -> None:
-    space, name = net.space, type(net).__name__
-    host = {key: np.asarray(value) for key, value in arch.items()}
-    with jax.ensure_compile_time_eval():
-        small = net.clone(space=space.fix(arch))
-        what = f"{name} at the architecture {space.to_dict(arch)}"
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    try:
-        # Traced apart from the initialisation, whose own products are none of the network's.
-        variables = jax.eval_shape(small.init, key, example)
-        program = jax.make_jaxpr(small.apply)(variables, example)
-    except Exception as error:
-        raise ValueError(
-            f"{what} cannot be extracted: with the space of this architecture alone, and called without "
-            f"one, the network fails with {type(error).__name__}: {error}"
-        ) from error
-    stored = flatten(nn.meta.unbox(variables).get("params", {}))
-    shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
-    expected = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in shapes.items() if x is not None}
-    check_tensors(
-        stored,
-        expected,
-        f"the annotations of {what}",
-        "They are the extracted network's. Whatever depends on a decision must be declared by a layer of "
-        "jaxnas.elastic or by jaxnas.elastic.parameter, or be in a block of a Mixture.",
-    )
-    macs = sum(table.at_host(host) for table in recorded.macs)
-    least, most = products.total(program.jaxpr)
-    if not least <= macs <= most:
-        found = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        raise ValueError(
-            f"{what} has {macs:,} multiply-accumulates by its annotations, and the program of the extracted "
-            f"network has {found}. A product whose size depends on a decision must be in a layer of "
-            "jaxnas.elastic, or be recorded by jaxnas.elastic.record_macs in the module that computes it, "
-            "with all other products of that module."
-        )

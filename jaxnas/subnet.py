@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import network
+from jaxnas import network, testing
 from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.inputs import describe, one_example, specification
 from jaxnas.space import Arch
@@ -81,14 +81,17 @@ def extract(
     Raises:
       ValueError: an architecture that isn't in the space; neither or both of `inputs` and `verify`;
         variables that aren't the supernet's, or that cannot be cut; predictions that are NaN or that differ
-        by more than 1e-5 (float32) or 2e-2 (half precision); a network that `jaxnas.network.check` refuses.
+        by more than 1e-5 (float32) or 2e-2 (half precision); with `verify`, a network that
+        `jaxnas.testing.check_network` refuses.
     """
     if (inputs is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or inputs=: arrays, shapes, or (batch, ...).")
     network.check_contract(net)
     net.space.check(arch)
     net.space.check_static(arch)
-    recorded = network.check(net, verify if inputs is None else inputs)
+    recorded = network.annotated(net, verify if inputs is None else inputs)
+    if verify is not None:
+        testing.check_network(net, verify)
     arch = net.space.canonical(arch)
     on_host = {name: np.asarray(value) for name, value in arch.items()}
 
@@ -143,7 +146,7 @@ def check_variables(variables: Any) -> Variables:
 
 
 def _check_cut(small: nn.Module, active: dict[tuple[str, ...], Any], example: Any) -> None:
-    """Checks the collections beside the parameters, which are checked for every network (`network.check`)."""
+    """Checks the collections beside the parameters, which `testing.check_network` counts."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     expected = flatten(nn.meta.unbox(jax.eval_shape(small.init, key, example)))
     given, others = (

@@ -12,6 +12,7 @@ FLOORS = (
     ("inputs", "products", "tensors"),
     ("annotations", "supernets"),
     ("network",),
+    ("testing",),
     ("cost", "subnet", "calibration"),
     ("weights",),
     ("latency", "artifacts"),

@@ -24,9 +24,9 @@ class Decisions:
 
     Args:
       space: of the network.
-      arch: an architecture of it, hard or soft; None if there is only one. Indices that are traced
-        and out of range count as the nearest ones that there are.
-      initializing: whether parameters are being made, for which any architecture will do.
+      arch: an architecture of it, hard or soft; None if there is only one. Traced indices that are out of
+        range count as the nearest option. One of NumPy arrays is static: what it does not use is not traced.
+      initializing: whether parameters are being made, for which any architecture will do: a static one.
 
     Raises:
       ValueError: None for a space with more than one architecture, or an architecture that is not of
@@ -48,13 +48,15 @@ class Decisions:
             if not traced:
                 space.check(dict(arch))
             self._arch = {
-                name: within(jnp.asarray(value), space.choices[name].sizes) if traced else jnp.asarray(value)
+                name: value
+                if isinstance(value, np.ndarray)
+                else within(jnp.asarray(value), space.choices[name].sizes)
+                if traced
+                else jnp.asarray(value)
                 for name, value in arch.items()
             }
-        if arch is None or space.cardinality == 1:
-            # On the host, so that nothing of it enters the traced program.
-            with jax.ensure_compile_time_eval():
-                self._arch = {name: np.asarray(x) for name, x in space.smallest().items()}
+        if arch is None or space.cardinality == 1 or initializing:
+            self._arch = static(space)
         self._space = space
 
     def __getitem__(self, key: str | tuple[str, int]) -> Decision:
@@ -87,6 +89,12 @@ class Decisions:
     def stacked(self, name: str, count: int) -> jax.Array | np.ndarray:
         """The values of a repeated decision at its first `count` positions."""
         return self._arch[name][:count]
+
+
+def static(space: Space) -> dict[str, np.ndarray]:
+    """The smallest architecture on the host, also where a program is traced, which nothing of it enters."""
+    with jax.ensure_compile_time_eval():
+        return {name: np.asarray(x) for name, x in space.smallest().items()}
 
 
 def within(value: jax.Array, sizes: np.ndarray) -> jax.Array:

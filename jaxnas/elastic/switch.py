@@ -3,7 +3,8 @@
 The operands are stored at their maximal sizes. `run` cuts the active part out of each, calls the function on
 these parts, and puts zeros behind the result. How it does so depends on what is known:
 
-* The space fixes all sizes: the function is called as it is, and nothing else is in the program.
+* The space fixes all sizes: the function is called as it is, and nothing else is in the program. The same
+  holds for a static architecture (NumPy arrays), as where parameters are initialized.
 * The decisions are hard: a `lax.switch` has one branch for each combination of sizes, or for each group of
   combinations (see `maskable` in `run`). The backward pass is a switch too. Autodiff through a switch would
   keep the intermediate results of every branch; here the operands are kept, and what the function asks for.
@@ -107,6 +108,8 @@ def run(
             return outputs if choice is sizes or gate is None else _gated(outputs, gate)
         if choice.is_soft:
             return _expected(plan, choice, operands)
+        if isinstance(index, int):
+            return _at(plan, rows[index], {}, operands, _return)
         if len(plan.branches) == 1:
             return _branch(plan, 0, index, operands, _return)
         return _switched(plan, index, *operands)
@@ -250,15 +253,15 @@ def _check(
         raise ValueError(f"With maskable widths, name the axes of the outputs too: '{axes} -> ...'.")
 
 
-def _rows(choice: Joint, count: int) -> tuple[tuple[Sizes | None, ...], jax.Array]:
+def _rows(choice: Joint, count: int) -> tuple[tuple[Sizes | None, ...], jax.Array | int]:
     """The combinations of `count` sizes that there are, and the index of the active one if all are hard."""
+    index = 0 if choice.is_soft else choice.index()
     if len(choice.tables) == count:
-        return choice.rows, jnp.int32(0) if choice.is_soft else choice.index()
+        return choice.rows, index
     sizes = [None if row[-1] == 0 else row[:-1] for row in choice.rows]
     rows = tuple(dict.fromkeys(sizes))
-    if choice.is_soft:
-        return rows, jnp.int32(0)
-    return rows, jnp.asarray(np.array([rows.index(row) for row in sizes], np.int32))[choice.index()]
+    to_rows = [rows.index(row) for row in sizes]
+    return rows, to_rows[index] if isinstance(index, int) else jnp.asarray(to_rows, jnp.int32)[index]
 
 
 def _gated(outputs: Any, gate: Width) -> Any:
@@ -276,10 +279,14 @@ def _return(x: jax.Array) -> jax.Array:
 def _branch(plan: _Plan, number: int, row: jax.Array | None, operands: Any, keep: Keep) -> Any:
     """The outputs, with zeros behind, at the sizes of a branch; of a soft choice (no row) without masks."""
     sizes = plan.branches[number]
+    masks = {} if row is None or sizes is None else _masks(plan, number, sizes, row)
+    return _at(plan, sizes, masks, operands, keep)
+
+
+def _at(plan: _Plan, sizes: Sizes | None, masks: dict[str, jax.Array], operands: Any, keep: Keep) -> Any:
     if sizes is None:
         return _zeros(_outputs_like(plan, operands))
     active = dict(zip(plan.names, sizes, strict=True))
-    masks = {} if row is None else _masks(plan, number, active, row)
     parts = [
         _mask(_gather(_cut(x, axes, active), axes, plan.operand_axes[0]), axes, masks)
         for x, axes in zip(operands, plan.operand_axes, strict=True)
@@ -307,14 +314,14 @@ def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
-def _masks(plan: _Plan, number: int, active: dict[str, int], row: jax.Array) -> dict[str, jax.Array]:
+def _masks(plan: _Plan, number: int, sizes: Sizes, row: jax.Array) -> dict[str, jax.Array]:
     """For the widths that are smaller than the branch in some of its rows, which entries are active."""
     masks = {}
     for column, name in enumerate(plan.names):
         of_rows = [0 if one is None else one[column] for one in plan.rows]
         own = [size for size, branch in zip(of_rows, plan.branch_of, strict=True) if branch == number]
-        if set(own) != {active[name]}:
-            places = jnp.arange(active[name], dtype=jnp.int32)
+        if set(own) != {sizes[column]}:
+            places = jnp.arange(sizes[column], dtype=jnp.int32)
             masks[name] = places < jnp.asarray(of_rows, jnp.int32)[row]
     return masks
 

@@ -201,11 +201,14 @@ class Joint:
         """Whether any decision has weights in place of an index."""
         return any(jnp.issubdtype(v.dtype, jnp.floating) for v in self.values.values())
 
-    def index(self) -> jax.Array:
-        """The active row of a hard architecture, int32 []."""
-        flat = jnp.int32(0)
+    def index(self) -> jax.Array | int:
+        """The active row of a hard architecture, int32 []; an int of a static one."""
+        static = all(isinstance(value, np.ndarray) for value in self.values.values())
+        flat = 0 if static else jnp.int32(0)
         for name, count in zip(self.names, self.counts, strict=True):
             flat = flat * count + self.values[name]
+        if static:
+            return int(self.lookup[flat])
         if np.array_equal(self.lookup, np.arange(len(self.lookup))):
             return flat
         return jnp.asarray(self.lookup)[flat]

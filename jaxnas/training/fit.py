@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -22,6 +23,7 @@ from jaxnas.network import check_contract
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
+from jaxnas.testing import check_network
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
@@ -36,7 +38,7 @@ from jaxnas.training.recipes import usual_recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
-from jaxnas.training.store import RECORDS, Store
+from jaxnas.training.store import CHECKPOINTS, RECORDS, Store
 from jaxnas.training.watch import make_watch, score_of
 
 _log = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ def fit(
 
     Raises:
       TypeError: an object that is no task, such as a data set, or a network that does not keep the contract.
-      ValueError: a network that does not take the task's batches, variables of another network, or a batch
+      ValueError: a network that does not take the task's batches, one that `jaxnas.testing.check_network`
+        refuses (checked once, when a training begins), variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another config.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
@@ -125,6 +128,11 @@ def fit(
     recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
     config = training.recorded(seed) if config is None else config
+    store = Store(workdir, config, may_differ)
+    if not store.begun():
+        start = time.perf_counter()
+        check_network(net, task.inputs)
+        _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     begun = prepare(
         task,
         net,
@@ -143,7 +151,6 @@ def fit(
         watched = {"step": done, **watch(state)}
         return watched, score_of(task, watched), recipe.done(watched)
 
-    store = Store(workdir, config, may_differ)
     return _loop(net.space, training, seed, store, begun, evaluate, progress)
 
 
@@ -172,7 +179,7 @@ def restore(
       CheckpointError: the best is asked for, and no saved state was measured.
       ValueError: the records of a complete training were changed.
     """
-    folder = files.as_path(workdir) / "checkpoints"
+    folder = files.as_path(workdir) / CHECKPOINTS
     if not folder.is_dir():  # asking must not create it
         return None
     mesh = training.mesh() if mesh is None else mesh

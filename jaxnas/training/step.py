@@ -34,7 +34,7 @@ Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, Any
 
 def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
     """A function from an architecture to the tree of bool masks of the parameters that it uses."""
-    specs = network.check(net, inputs).specs
+    specs = network.annotated(net, inputs).specs
 
     def masks(arch: Arch) -> Any:
         flat = {path: spec.mask(arch) for path, spec in specs.items()}

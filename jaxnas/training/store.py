@@ -17,7 +17,7 @@ from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
 
 _log = logging.getLogger(__name__)
-TIMES, RECORDS = "times.json", "metrics.jsonl"
+CHECKPOINTS, TIMES, RECORDS = "checkpoints", "times.json", "metrics.jsonl"
 
 
 class Store:
@@ -43,11 +43,16 @@ class Store:
     def __enter__(self) -> Store:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._checkpointer = self._stack.enter_context(Checkpointer(self.folder / "checkpoints"))
+            self._checkpointer = self._stack.enter_context(Checkpointer(self.folder / CHECKPOINTS))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+    def begun(self) -> bool:
+        """Whether a training in this folder has saved something, so that `restore` may resume it."""
+        folder = None if self.folder is None else self.folder / CHECKPOINTS
+        return folder is not None and folder.is_dir() and any(folder.iterdir())
 
     def restore(self, state: TrainState) -> tuple[TrainState, int, bool]:
         """The last state that was saved, its step, and whether the training is complete.
