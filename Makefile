@@ -13,15 +13,16 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(SUITABLE)' 2>/dev/null
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 METADATA = setup.cfg pyproject.toml $(CONSTRAINTS)
 
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all test-nightly lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   trains a supernet on real images, searches it and writes runs/demo/report.html"
-	@echo "make test   checks style and types, then runs the tests that take minutes"
-	@echo "make test-all  does that, and then runs the tests that take longer"
+	@echo "make test   checks style and types, then runs the quick tests (5 minutes)"
+	@echo "make test-all      checks style and types, then runs all tests but the nightly ones (half an hour)"
+	@echo "make test-nightly  runs what is left: clusters, buckets, several processes, all pairs (an hour)"
 	@echo "make lint   checks style and types only"
-	@echo "make clean  removes $(VENV) and every cache (runs/ stays)"
+	@echo "make clean  removes $(VENV) and every cache, of compiled programs too (runs/ stays)"
 	@echo
 	@echo "Each makes $(VENV) and installs into it by itself. Variables: PYTHON=python3.12, VENV=directory,"
 	@echo "CONSTRAINTS=file, WORKERS=2, PYTEST_ARGS='-k space', EXTRAS=test,dev (that is without PyTorch, whose"
@@ -31,11 +32,17 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m experiments.train_supernet --config=autoformer_digits --workdir=runs/demo
 	$(VENV)/bin/python -m experiments.search --config=autoformer_digits --workdir=runs/demo
 
-test: lint
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --max-worker-restart=0 -m "not slow" $(PYTEST_ARGS)
+# tests/tiers.py says which tests are in which tier.
+PYTEST = $(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
-test-all: test
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist=loadfile --max-worker-restart=0 -m slow $(PYTEST_ARGS)
+test: lint
+	$(PYTEST) --tier=quick $(PYTEST_ARGS)
+
+test-all: lint
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-nightly: $(VENV)/.installed-test
+	$(PYTEST) --tier=nightly $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff format --check
@@ -43,7 +50,7 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/pyrefly check --python-interpreter-path=$(VENV)/bin/python
 
 clean:
-	rm -rf $(VENV) .jax_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) "$${XDG_CACHE_HOME:-$$HOME/.cache}/jaxnas-tests" .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find jaxnas experiments tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:

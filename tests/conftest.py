@@ -1,14 +1,16 @@
-"""What every test runs under: the CPU as eight devices, strict types and ranks, a cache of programs.
+"""What every test runs under: one CPU device or eight, strict types and ranks, a cache of programs, tiers.
 
 The platform and the cache are set by environment variables, so that a process started by a test has
 them too; it has one device and JAX's own strictness, as a user's has.
 """
 
 import gc
+import hashlib
+import importlib.metadata
 import os
 import pathlib
 
-CACHE = pathlib.Path(__file__).parents[1] / ".jax_cache"
+ROOT = pathlib.Path(__file__).parents[1]
 
 # Modules that run optax's Adam, which raises a float to an integer power: JAX's own promotion there.
 STANDARD_PROMOTION = {
@@ -29,9 +31,14 @@ STANDARD_PROMOTION = {
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiling is most of the suite's time: a program compiled once is there for all workers and later
-# runs. An entry cut short (read while another worker writes it, or its writer was killed) is compiled
-# again; setup.cfg lets that warning pass. `make clean` empties the cache.
+# Compiling is most of the suite's time: a program compiled once is there for all workers, later runs and
+# other clones with the same packages. An entry cut short (read while another worker writes it, or its writer
+# was killed) is compiled again; setup.cfg lets that warning pass. `make clean` empties the cache.
+_VERSIONS = importlib.metadata.version("jax") + "".join(
+    p.read_text() for p in sorted(ROOT.glob("constraints*.txt"))
+)
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxnas-tests"
+CACHE /= hashlib.sha256(_VERSIONS.encode()).hexdigest()[:12]
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -49,11 +56,12 @@ gc.set_threshold(100_000, 20, 100)
 import hypothesis
 import jax
 import pytest
+import tiers
 from absl import flags
 from object_store import bucket, store  # noqa: F401 (fixtures)
 from small_texts import corpus, text_files, text_root, wikitext  # noqa: F401 (fixtures)
 
-# Tests of meshes and of data parallelism. Programs for one device are not slowed down.
+# For tests marked `eight_devices`; all others see the first device alone.
 jax.config.update("jax_num_cpu_devices", 8)
 # A float32 that meets an int32, or a [8] that meets an [8, 1], is a mistake until it is written out.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -78,10 +86,21 @@ def pytest_configure(config):
     flags.FLAGS.mark_as_parsed()
 
 
-def pytest_runtest_setup(item):
-    """Skips what needs eight devices on a machine with fewer accelerators; CPUs are eight here."""
-    if item.get_closest_marker("eight_devices") and (count := jax.device_count()) < 8:
-        pytest.skip(f"it needs eight devices, and there are {count}")
+def pytest_addoption(parser):
+    """--tier, as tests/tiers.py says."""
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="full", help="which tests run (full: the quick ones too)"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keeps the tests of a tier, and puts files that train or start processes first: they take longest."""
+    asked = config.getoption("tier")
+    tier = {item: tiers.tier_of(item) for item in items}
+    kept = {"quick": ("quick",), "full": ("quick", "full"), "nightly": ("nightly",)}[asked]
+    config.hook.pytest_deselected(items=[item for item in items if tier[item] not in kept])
+    long = {item.path for item in items if tier[item] != "quick"}
+    items[:] = sorted((item for item in items if tier[item] in kept), key=lambda item: item.path not in long)
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -97,16 +116,37 @@ def promotion(request):
         yield
 
 
+_DEVICES = jax.devices
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """The machine seems to have one device, so that a default mesh compiles for one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *backend: _DEVICES(*backend)[:1])
+        yield
+
+
+@pytest.fixture(autouse=True)
+def all_devices(request, monkeypatch):
+    """For tests marked `eight_devices` the machine has them; skips on one with fewer accelerators."""
+    if request.node.get_closest_marker("eight_devices"):
+        if (count := len(_DEVICES())) < 8:
+            pytest.skip(f"it needs eight devices, and there are {count}")
+        monkeypatch.setattr(jax, "devices", _DEVICES)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs():
-    """Lets go of a module's compiled programs at its end.
+    """Lets go of compiled programs before a worker comes to the end of its memory mappings.
 
-    Each program on a CPU takes about ten memory mappings, of which Linux gives a process 65,530. A
-    worker that keeps all programs of the suite comes to that number, and XLA then ends the process.
+    Each program on a CPU takes about ten, of which Linux gives a process 65,530; XLA then ends the process.
     """
     yield
-    jax.clear_caches()
-    gc.collect()
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

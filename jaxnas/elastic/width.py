@@ -204,7 +204,7 @@ class Joint:
     def index(self) -> jax.Array | int:
         """The active row of a hard architecture, int32 []; an int of a static one."""
         static = all(isinstance(value, np.ndarray) for value in self.values.values())
-        flat = 0 if static else jnp.int32(0)
+        flat: Any = 0 if static else jnp.int32(0)
         for name, count in zip(self.names, self.counts, strict=True):
             flat = flat * count + self.values[name]
         if static:

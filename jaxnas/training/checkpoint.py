@@ -418,8 +418,8 @@ def _checksums(state: Any) -> dict[str, list[int]]:
     leaves = _leaves(state)
     sums = np.stack([_sums(leaf) for leaf in leaves.values()])
     if jax.process_count() > 1:
-        sums = np.sum(multihost_utils.process_allgather(sums), axis=0, dtype=np.uint32)
-    return {name: pair.tolist() for name, pair in zip(leaves, sums, strict=True)}
+        sums = np.asarray(multihost_utils.process_allgather(sums)).sum(axis=0, dtype=np.uint32)
+    return dict(zip(leaves, sums.tolist(), strict=True))
 
 
 def _sums(leaf: Any) -> np.ndarray:

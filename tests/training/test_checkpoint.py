@@ -8,6 +8,7 @@ import pathlib
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -347,6 +348,77 @@ def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
     np.testing.assert_array_equal(state["x"], np.arange(1_000_000.0))
 
 
+@pytest.mark.eight_devices
+def test_checksums_do_not_depend_on_shardings_and_see_every_bit():
+    state = {
+        "x": jnp.arange(64.0).reshape(4, 4, 4),
+        "y": jnp.arange(8, dtype=jnp.bfloat16),
+        "z": np.arange(6),
+    }
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    expected = checkpoint._checksums(state)
+    words = np.asarray(state["x"]).view(np.uint32).ravel().astype(np.uint64)
+    sums = words.sum(), (words * np.arange(64, dtype=np.uint64)).sum()
+    assert expected["x"] == [int(one) % 2**32 for one in sums]
+    for spec in (("a", None, "b"), ("b", "a"), (), ("a",)):
+        sharded = jax.device_put(state["x"], NamedSharding(mesh, PartitionSpec(*spec)))
+        assert checkpoint._checksums({**state, "x": sharded}) == expected
+    for name, leaf in state.items():
+        raw = bytearray(np.asarray(leaf).tobytes())
+        raw[len(raw) // 2] ^= 1
+        flipped = np.frombuffer(raw, np.asarray(leaf).dtype).reshape(leaf.shape)
+        assert checkpoint._checksums({**state, name: flipped})[name] != expected[name]
+        swapped = np.flip(np.asarray(leaf), axis=0)
+        assert checkpoint._checksums({**state, name: swapped})[name] != expected[name]
+
+
+TWO_PROCESSES = """
+import sys
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+from jaxnas.training import checkpoint
+gathered, gather = [], multihost_utils.process_allgather
+def watched(tree, **options):
+    gathered.extend(np.size(leaf) for leaf in jax.tree.leaves(tree))
+    return gather(tree, **options)
+multihost_utils.process_allgather = watched
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+sharding = NamedSharding(mesh, PartitionSpec("data"))
+values = np.arange(8000, dtype=np.float32).reshape(1000, 8)
+x = jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+with checkpoint.Checkpointer(sys.argv[1]) as checkpointer:
+    checkpointer.save(1, {"x": x, "step": 1}, {})
+    step, state, _ = checkpointer.restore({"x": x, "step": 0})
+assert step == 1
+for part in state["x"].addressable_shards:
+    np.testing.assert_array_equal(part.data, values[part.index])
+print(max(gathered))
+"""
+
+
+def test_two_processes_gather_no_leaf_and_one_restores_what_they_saved(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, str(tmp_path), address, str(index)],
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=300)[0].split() for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert [int(output[-1]) for output in outputs] == [4, 4]  # two sums of each leaf
+    with checkpoint.Checkpointer(tmp_path) as checkpointer:
+        step, state, _ = checkpointer.restore({"x": jnp.zeros((1000, 8)), "step": 0})
+    assert step == 1 and np.array_equal(np.ravel(state["x"]), np.arange(8000))
+
+
 SAVE_FOREVER = """
 import itertools, sys
 import jax.numpy as jnp
@@ -361,7 +433,6 @@ for step in itertools.count(first):
 """
 
 
-@pytest.mark.slow
 def test_a_killed_process_leaves_a_whole_checkpoint(tmp_path, caplog):
     example = {"x": jnp.zeros(200_000), "step": 0}
     random = np.random.default_rng(0)

@@ -1,0 +1,65 @@
+"""Tiers of the suite: quick (`make test`), full (`make test-all`, which CI runs) and nightly.
+
+The tier of a test follows from what it reaches: a training, another process, an export or PyTorch makes it
+full, an object store or Ray nightly. Only the cases of a table are divided by hand: see `more` and `nightly`.
+"""
+
+import inspect
+import pathlib
+import types
+
+import pytest
+
+TIERS = ("quick", "full", "nightly")
+_ROOT = str(pathlib.Path(__file__).parent)
+# Names that a test, its fixtures or the helpers that they call refer to.
+_FULL = {"fit", "train_seeds", "subprocess", "multiprocessing", "export_subnet", "torch"}
+_NIGHTLY = {"bucket", "ray"}
+
+
+def more(*cases):
+    """Further cases for `parametrize` and `fixture(params=...)`, which the quick tier leaves out."""
+    return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.more) for c in cases]
+
+
+def nightly(*cases):
+    """Further cases for the nightly tier alone."""
+    return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.nightly) for c in cases]
+
+
+def pairs(rows, columns, chosen=()):
+    """All pairs of two tables: the first row, the first column and chosen pairs; the others are nightly."""
+    rows, columns = list(rows), list(columns)
+    every = [(row, column) for row in rows for column in columns]
+    kept = [pair for pair in every if pair[0] == rows[0] or pair[1] == columns[0] or pair in chosen]
+    return [*kept, *nightly(*(pair for pair in every if pair not in kept))]
+
+
+def tier_of(item):
+    """The tier of a collected test."""
+    fixtures = [
+        definition.func for found in item._fixtureinfo.name2fixturedefs.values() for definition in found
+    ]
+    names = _reached([item.function, *fixtures]) | set(item.fixturenames)
+    if item.get_closest_marker("nightly") or names & _NIGHTLY:
+        return "nightly"
+    marked = item.get_closest_marker("more") or item.get_closest_marker("slow")
+    return "full" if marked or names & _FULL else "quick"
+
+
+def _reached(functions):
+    """All names in the code of functions, and of the functions of the tests that these refer to."""
+    names, seen = set(), set()
+    waiting = [(inspect.unwrap(function).__code__, function.__globals__) for function in functions]
+    while waiting:
+        code, scope = waiting.pop()
+        if code in seen or not code.co_filename.startswith(_ROOT):
+            continue
+        seen.add(code)
+        names.update(code.co_names)
+        waiting += [(inner, scope) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        for name in code.co_names:
+            found = inspect.unwrap(scope[name]) if callable(scope.get(name)) else None
+            if isinstance(found, types.FunctionType):
+                waiting.append((found.__code__, found.__globals__))
+    return names
