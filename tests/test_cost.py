@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_nets import SHAPE, every_setting, sample, setting, take
@@ -81,7 +82,7 @@ def xla_macs(text):
 
 @pytest.mark.hlo
 @every_setting
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(seed=seeds)
 def test_costs_are_those_of_the_extracted_network(name, seed):
     case = setting(name)
@@ -95,7 +96,6 @@ def test_costs_are_those_of_the_extracted_network(name, seed):
     assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
 
 
-@pytest.mark.slow
 def test_macs_are_half_of_xlas_flops():
     """What XLA counts beyond the products (norms, softmax, activations) is little at this size."""
     net, arch = autoformer("tiny"), published("tiny")
@@ -113,8 +113,8 @@ def test_macs_are_half_of_xlas_flops():
     "size, params, params_without, flops, macs_without",
     [
         ("tiny", 5_867_944, 5_768_104, 1_344_034_362, 1_283_236_352),
-        pytest.param("small", 22_891_432, 22_791_592, 4_892_144_730, 4_773_931_776, marks=pytest.mark.slow),
-        pytest.param("base", 53_691_688, 53_584_168, 11_236_929_660, 11_045_397_248, marks=pytest.mark.slow),
+        ("small", 22_891_432, 22_791_592, 4_892_144_730, 4_773_931_776),
+        ("base", 53_691_688, 53_584_168, 11_236_929_660, 11_045_397_248),
     ],
 )
 def test_published_autoformers(size, params, params_without, flops, macs_without):
@@ -166,7 +166,6 @@ def test_jit_and_vmap_are_exact(name):
             assert int(value) == cost(arch)[key] == expected[key][i]
 
 
-@pytest.mark.slow
 def test_beyond_int32_rounds_once():
     """AutoFormer-B has 11e9 multiply-accumulates; the traced figure is the nearest float32."""
     net = autoformer("base")
@@ -216,9 +215,10 @@ def test_soft_cost_is_the_expected_cost(name):
 
 def test_architectures_out_of_range_are_refused():
     cost, arch = cost_of("narrow"), setting("narrow").space.largest()
-    for wrong in (arch | {"depth": jnp.int32(2)}, arch | {"depth": jnp.int32(-1)}):
-        with pytest.raises(ValueError, match="'depth' is -?[12], expected an index"):
-            cost(wrong)
+    refusals.check(
+        (lambda: cost(arch | {"depth": jnp.int32(2)}), ValueError, "'depth'", "2"),
+        (lambda: cost(arch | {"depth": jnp.int32(-1)}), ValueError, "'depth'", "-1"),
+    )
 
 
 def test_annotations_name_the_axes():

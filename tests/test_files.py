@@ -134,7 +134,6 @@ def test_a_full_disk_says_what_was_needed_and_what_is_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "lines.jsonl"]
 
 
-@pytest.mark.slow
 def test_several_processes_write_one_file_and_are_killed(tmp_path):
     path = tmp_path / "file"
     command = [sys.executable, "-c", WRITE_FOREVER, str(path)]

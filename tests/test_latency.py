@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 
 import jaxnas
 from experiments.configs.par import measure_blocks
@@ -83,7 +84,6 @@ def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
     assert latency.load(tmp_path / "latency.json") == table
 
 
-@pytest.mark.slow
 def test_any_network_is_measured():
     """With batch statistics and a pytree of inputs; the larger network takes longer."""
     net = Wide(Space(hidden=Choice(1, 2048), last=Choice("identity", "dense")))
@@ -107,19 +107,17 @@ def test_calls_are_made_in_turn():
     assert made == ["a", "b", "a", "b", "a", "b", "a", "b"] and set(times) == {"a", "b"}
 
 
-def test_clear_errors(tmp_path):
+def test_mistakes_are_refused(tmp_path):
     other = dataclasses.replace(TABLE, options={"block": {"identity": 0, "attention": 5}})
-    with pytest.raises(
-        ValueError, match=r"for cpu has no \['feed_forward'\] of 'block\[0\]', only \['identity'"
-    ):
-        other.cost(SPACE)
-    path = tmp_path / "latency.json"
-    for text in ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3"):
+
+    def loaded(number, text):
+        path = tmp_path / f"{number}.json"
         path.write_text(text)
-        with pytest.raises(ValueError, match="is not a latency table"):
-            latency.load(path)
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is not valid JSON"):
-        latency.load(path)
-    with pytest.raises(FileNotFoundError):
-        latency.load(tmp_path / "none.json")
+        return lambda: latency.load(path), ValueError, path.name
+
+    texts = ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")
+    refusals.check(
+        (lambda: other.cost(SPACE), ValueError, "'feed_forward'", "'block[0]'", "'identity'"),
+        *(loaded(number, text) for number, text in enumerate(texts)),
+        (lambda: latency.load(tmp_path / "none.json"), FileNotFoundError, "none.json"),
+    )
