@@ -137,6 +137,8 @@ def parameter(
             keys = jax.random.split(key, shape[0])
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
+    if module.has_variable("params", name):
+        stored_init = nn.initializers.zeros  # Flax traces it for its shape alone, in each layer
     boxed = nn.with_logical_partitioning(stored_init, stored_names)
     value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
     annotate(module, name, widths, gate=gate, option=option, centred=centred)
