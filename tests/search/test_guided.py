@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
+import tiers
 
 from jaxnas import predictors, search
 from jaxnas.space import Choice, Space
@@ -33,15 +35,7 @@ def scanned(strategy):
     return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "acquisition",
-    [
-        "expected_improvement",
-        "upper_confidence",
-        "thompson",
-    ],
-)
+@pytest.mark.parametrize("acquisition", tiers.more("expected_improvement", "upper_confidence", "thompson"))
 def test_finds_the_best_of_a_listed_space_in_few_evaluations(acquisition):
     state = scanned(guided(acquisition=acquisition))
     # Random search would need 512 on average.
@@ -57,22 +51,22 @@ def test_one_program_and_the_host_loop_are_the_same_search(tmp_path):
     np.testing.assert_array_equal(state.codes, result.state.codes)
 
 
-@pytest.mark.slow
-def test_mutants_guide_where_a_space_cannot_be_listed():
-    state = scanned(guided(LARGE, LARGE_FEATURES, batch=4, evaluations=60, mutants=64))
-    last = np.asarray(state.scores)[:, -20:].mean()
-    assert last > np.asarray(state.scores)[:, :8].mean() + 2
-    assert all(len(np.unique(codes, axis=0)) == 60 for codes in np.asarray(state.codes))
+@pytest.mark.parametrize("evaluations", tiers.more(48))
+def test_mutants_guide_where_a_space_cannot_be_listed(evaluations):
+    strategy = guided(LARGE, LARGE_FEATURES, batch=4, evaluations=evaluations, mutants=64)
+    state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
+    scores = np.asarray(state.scores)
+    assert scores[-12:].mean() > scores[:8].mean() + 2
+    assert len(np.unique(state.codes, axis=0)) == evaluations
 
 
-@pytest.mark.slow
 def test_only_architectures_of_the_pool_and_within_bounds_are_asked_for():
-    pool = SPACE.encode(SPACE.sample(jax.random.key(1), 100))
+    pool = SPACE.encode(SPACE.sample(jax.random.key(1), 40))
     strategy = guided(
         pool=search.Pool(np.asarray(pool)),
         cost=lambda arch: {"last": arch["op"][4]},
         bounds={"last": (1, 2)},
-        evaluations=200,
+        evaluations=50,
         batch=5,
     )
     state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
@@ -104,8 +98,7 @@ def test_a_history_is_recognised_with_features_made_anew(tmp_path):
     first = searched(pool)
     again = searched(pool.copy())
     assert again.resumed == 10 and again.score == first.score
-    with pytest.raises(ValueError, match="other settings: pool"):
-        searched(pool[:50])
+    refusals.check((lambda: searched(pool[:50]), ValueError, "pool"))
 
 
 def test_a_batch_larger_than_the_space_asks_for_all_of_it():
@@ -117,29 +110,3 @@ def test_a_batch_larger_than_the_space_asks_for_all_of_it():
 
     state = jax.jit(functools.partial(search.scan, strategy, count))(KEYS[0])
     assert int(state.size) == 8 and strategy.best(state)[1] == 3
-
-
-def test_clear_errors():
-    with pytest.raises(ValueError, match="needs a predictor and features"):
-        search.PredictorGuided(SPACE)
-    with pytest.raises(ValueError, match="acquisition is 'ucb', expected one of expected_improvement"):
-        guided(acquisition="ucb")
-    with pytest.raises(ValueError, match="initial is 1, expected a whole number of at least 2"):
-        guided(initial=1)
-    for change, message in (
-        ({"predictor": 5}, "predictor is 5, expected an object with the methods fit, predict, such as"),
-        ({"predictor": predictors.GaussianProcess}, "predictor is <class"),
-        ({"features": 5}, "features is 5, expected a function from an architecture"),
-        ({"pool": np.zeros((3, 5), np.int32)}, "pool is ndarray, expected architectures as search.Pool"),
-        ({"pool": [1, 2]}, "pool is list"),
-        ({"pool": search.Pool(np.zeros((3, 4), np.int32))}, r"codes int32\[3, 4\], expected int32 \[n, 5\]"),
-        ({"pool": search.Pool(np.full((3, 5), 9))}, r"not of the space, first in row 0: \[9, 9, 9, 9, 9\]"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            guided(**change)
-
-
-@pytest.mark.parametrize("space", [SPACE, LARGE], ids=["listed", "large"])
-def test_features_that_are_no_numbers_are_refused_before_the_search(space):
-    with pytest.raises(ValueError, match=r"features returns NaN or infinity for .* first for {'op': \["):
-        guided(space, lambda arch: jnp.full(3, jnp.nan)).init(KEYS[0])

@@ -4,7 +4,6 @@ import itertools
 
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -100,13 +99,11 @@ def test_the_line_is_that_of_least_squares():
     assert slope == pytest.approx(np.polyfit(one.options, one.errors, 1)[0], rel=1e-9)
     assert r_squared == pytest.approx(correlation**2, rel=1e-9) and 0.9 < r_squared <= 1
     assert slope == pytest.approx(0.01, abs=3 * standard_error)
-    with pytest.raises(ValueError, match="two options that are numbers; got .'a', 'b'."):
-        search.fit_line(search.decompose(FLAT, archs, linear(FLAT, archs))["op"])
 
 
 def test_the_standard_error_of_a_slope_is_how_far_it_differs_between_samples():
     slopes, said = [], []
-    for seed in range(80):
+    for seed in range(40):
         archs = sample(VIT, 300, seed)
         errors = linear(VIT, archs, embed_dim=-0.0002, mlp_ratio=0.02, seed=seed)
         shifts = search.evolve_space(VIT, archs, errors, top=20).shifts
@@ -209,10 +206,6 @@ def test_options_move_from_place_to_place_where_all_legal_values_are_listed():
     cases = [(1, (7, 14)), (-1, (2, 4)), (2, (14, 28)), (3, (28,)), (-2, (1, 2))]
     for steps, expected in cases:
         assert search.shift_options("window", (4, 7), steps, rule) == expected
-    with pytest.raises(ValueError, match=r"no legal value left.*one of \(1, 2, 4, 7, 14, 28\)"):
-        search.shift_options("window", (14, 28), 2, rule)
-    with pytest.raises(ValueError, match=r"of which \[5\] are not legal"):
-        search.shift_options("window", (4, 5), 1, rule)
 
 
 def test_a_step_that_rounding_undoes_is_none():
@@ -312,7 +305,6 @@ def cases(draw):
     return space, rules, draw(st.integers(0, 2**31 - 1))
 
 
-@pytest.mark.slow
 @hypothesis.given(cases())
 @hypothesis.settings(max_examples=25)
 def test_the_next_space_is_a_space_whose_values_are_legal(case):
@@ -356,91 +348,6 @@ def test_the_next_space_is_a_space_whose_values_are_legal(case):
     drawn = new.sample(jax.random.key(0))
     new.check(drawn)
     new.check(new.largest())
-
-
-# ---- Refusals.
-
-ARCHS = sample(FLAT, 40)
-ERRORS = np.linspace(0.1, 0.2, 40)
-
-
-def evolve(errors=ERRORS, archs=ARCHS, space=FLAT, **more):
-    return search.evolve_space(space, archs, errors, **more)
-
-
-def changed(index, value):
-    return np.where(np.arange(40) == index, value, ERRORS)
-
-
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (
-            lambda: evolve(changed(3, np.nan)),
-            ValueError,
-            "1 of 40 errors are no numbers, the first of archi.* 3",
-        ),
-        (lambda: evolve(changed(7, np.inf)), ValueError, "architecture 7: inf. Evaluate these again"),
-        (lambda: evolve(ERRORS[:, None]), ValueError, r"shape \[40, 1\]; expected \[n\]"),
-        (
-            lambda: evolve(ERRORS[:30]),
-            ValueError,
-            r"are 30 errors, but .* leading axes \[40\], expected \[30\]",
-        ),
-        (lambda: evolve(ERRORS[:9]), ValueError, "Got 9 architectures; expected at least 10"),
-        (lambda: evolve(top=0), ValueError, "top is 0, expected a whole number of architectures"),
-        (
-            lambda: evolve(archs={**ARCHS, "kernel": jnp.minimum(ARCHS["kernel"], 1)}),
-            ValueError,
-            "None of the 40 architectures has the option 7 of 'kernel', .*Sample more",
-        ),
-        (lambda: evolve(archs=sample(VIT, 40)), ValueError, "'embed_dim' is not a choice of the space"),
-        (lambda: evolve(archs=FLAT.soften(ARCHS)), TypeError, "only hard"),
-        (
-            lambda: evolve(archs={**ARCHS, "width": ARCHS["width"] + 2}),
-            ValueError,
-            "expected an index from 0",
-        ),
-        (lambda: evolve(fixed=("widht",)), ValueError, "fixed has 'widht', .* did you mean 'width'"),
-        (lambda: evolve(rules={"depth": ShiftRule()}), ValueError, "rules has 'depth', which is no choice"),
-        (lambda: evolve(rules={"op": ShiftRule()}), ValueError, "a rule for 'op', which does not move"),
-        (lambda: evolve(rules={"width": ShiftRule()}, fixed=["width"]), ValueError, "which does not move"),
-        (lambda: evolve(rules={"width": 3}), TypeError, "the rule of 'width' must be a ShiftRule, got 3"),
-        (
-            lambda: evolve(rules={"width": ShiftRule(most=24)}),
-            ValueError,
-            r"'width' has the options \(16, 24, 32\), of which \[32\] are not legal.*most=24",
-        ),
-        (
-            lambda: evolve(rules={"width": ShiftRule(multiple=16)}),
-            ValueError,
-            r"\[24\] are not .*multiple=16",
-        ),
-        (
-            lambda: search.shift_options("width", (8, 16), -1, ShiftRule(step=16, least=8)),
-            ValueError,
-            r"'width' would have no legal value left: .*by -1 x 16 to \(-8, 0\), and its .* least=8",
-        ),
-        (
-            lambda: search.shift_options("n", (1, 2), -2),
-            ValueError,
-            "limits are: positive options stay positive",
-        ),
-        (lambda: search.shift_options("n", (8,), 1), ValueError, "says no distance of a step"),
-        (lambda: search.decompose(FLAT, ARCHS, ERRORS, names=["w"]), ValueError, "names has 'w'"),
-        (lambda: ShiftRule(step=0), ValueError, "step is 0, expected a number above 0"),
-        (lambda: ShiftRule(threshold=np.nan), ValueError, "threshold is nan"),
-        (lambda: ShiftRule(least=3, most=2), ValueError, "least is 3 and most is 2; expected least <= most"),
-    ],
-)
-def test_what_cannot_be_right_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_a_choice_that_is_left_out_may_lack_members():
-    archs = {**ARCHS, "kernel": jnp.minimum(ARCHS["kernel"], 1)}
-    assert [shift.name for shift in evolve(archs=archs, fixed=("kernel",)).shifts] == ["width"]
 
 
 def test_nothing_depends_on_the_order_of_the_sample():
