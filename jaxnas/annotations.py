@@ -18,6 +18,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.core.scope import DenyList
+from jax.interpreters import partial_eval
 
 from jaxnas import products
 from jaxnas.elastic.bank import BankSpec
@@ -101,8 +103,8 @@ class _Calls:
             )
         return functools.reduce(functools.partial(combine, max), gates)
 
-    def plain_macs(self, jaxpr: Any, name: str) -> list[Table]:
-        """Tables of the products that no layer recorded, counted in the program."""
+    def plain_macs(self, jaxpr: Any, initializers: Any, name: str) -> list[Table]:
+        """Tables of the products that no layer recorded, counted in the program without its initializers."""
 
         def group(scope: str) -> int | None:
             calls = re.findall(rf"{_CALL}(\d+)", scope)
@@ -111,8 +113,11 @@ class _Calls:
             return int(calls[-1])
 
         tables: dict[Table, int] = {}
+        of_initializers = products.count(initializers, group)
         for number, (least, most) in products.count(jaxpr, group).items():
             path, gate = self.made[number]
+            initial = of_initializers.get(number, products.NOTHING)
+            least, most = least - initial.least, most - initial.most
             if least != most:
                 raise ValueError(
                     f"{'/'.join((name, *path))} has products in a lax.cond, a lax.while_loop or a kernel of "
@@ -139,13 +144,17 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
     arch, key = static(net.space), jax.eval_shape(lambda: jax.random.key(0))
     calls = _Calls()
 
-    def apply(variables: Any, inputs: Any) -> Any:
+    def apply(key: jax.Array, inputs: Any) -> Any:
+        # Without variables, Flax makes them on the way: one trace declares, counts and gives all shapes.
         with nn.intercept_methods(calls.intercept):
-            return net.apply(variables, inputs, arch, train=False, mutable=list(ANNOTATIONS))
+            outputs, made = net.apply(
+                {}, inputs, arch, train=False, mutable=DenyList("intermediates"), rngs={"params": key}
+            )
+        recorded = {name: made.pop(name) for name in ANNOTATIONS if name in made}
+        return made, outputs, recorded
 
     try:
-        variables = jax.eval_shape(lambda key, inputs: net.init(key, inputs, arch), key, inputs)
-        program, (outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(variables, inputs)
+        program, (variables, outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(key, inputs)
     except Exception as error:  # whatever the network says
         raise ValueError(
             f"{name} cannot be called with the inputs {describe(inputs)} (a batch of one): "
@@ -165,10 +174,16 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
         variables,
         {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
         {path: spec for path, spec in specs.items() if path[0] != "params"},
-        (*calls.macs, *calls.plain_macs(program.jaxpr, name)),
+        (*calls.macs, *calls.plain_macs(program.jaxpr, _needed_for(program.jaxpr, variables), name)),
         tuple(dict.fromkeys([*(gate for _, gate in calls.made), *read])),
         products.computes_in_half_precision(program.jaxpr),
     )
+
+
+def _needed_for(jaxpr: Any, first: Any) -> Any:
+    """The part of a program that computes the first of its outputs, a pytree."""
+    count = len(jax.tree.leaves(first))
+    return partial_eval.dce_jaxpr(jaxpr, [number < count for number in range(len(jaxpr.outvars))])[0]
 
 
 def _product(*tables: Table) -> Table:

@@ -137,8 +137,8 @@ def parameter(
             keys = jax.random.split(key, shape[0])
             return jax.vmap(lambda k: init(k, shape[1:], *args))(keys)
 
-    if module.has_variable("params", name):
-        stored_init = nn.initializers.zeros  # Flax traces it for its shape alone, in each layer
+    if module.has_variable("params", name) or _declares(module):
+        stored_init = nn.initializers.zeros  # asked for its shape alone, by Flax or by `jaxnas.annotations`
     boxed = nn.with_logical_partitioning(stored_init, stored_names)
     value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
     annotate(module, name, widths, gate=gate, option=option, centred=centred)
@@ -169,12 +169,17 @@ def annotate(
       option: which entry of a leading axis is in use, if there is one more axis in front.
       centred: positions of the axes whose active part is their centre.
     """
-    if module.is_initializing():
+    if not _declares(module):
         return
     gate_table = constant(1) if gate is None else gate.table
     tables, names = tuple(w.table for w in widths), tuple(w.axis for w in widths)
     spec = ParameterSpec(tables, names, gate_table, option, centred)
     module.sow(SPECS, name, spec, init_fn=lambda: spec, reduce_fn=lambda _, new: new)
+
+
+def _declares(module: nn.Module) -> bool:
+    """Whether the module is traced to read its annotations."""
+    return module.is_mutable_collection(SPECS) and not module.is_initializing()
 
 
 def _pick_option(choice: Joint, widths: tuple[Width, ...], value: jax.Array) -> jax.Array:
