@@ -13,8 +13,8 @@ import pytest
 TIERS = ("quick", "full", "nightly")
 _ROOT = str(pathlib.Path(__file__).parent)
 # Names that a test, its fixtures or the helpers that they call refer to.
-_FULL = {"fit", "train_seeds", "subprocess", "multiprocessing", "export_subnet", "torch"}
-_NIGHTLY = {"bucket", "ray"}
+_FULL = {"fit", "train_seeds", "subprocess", "multiprocessing", "export_subnet", "torch", "runpy"}
+_NIGHTLY = {"bucket", "Ray"}
 
 
 def more(*cases):

@@ -140,7 +140,7 @@ class Checkpointer:
                 "metadata": metadata,
                 "score": score,
                 "leaves": _types(state),
-                "checksums": _checksums(stored),
+                "checksums": checksums(stored),
             }
         )
         self._scores[step] = record["score"]
@@ -275,7 +275,7 @@ class Checkpointer:
         with _errors_as_damage():
             args = ocp.args.Composite(state=ocp.args.StandardRestore(_stored(example)))
             stored = self._orbax.restore(step, args=args)["state"]
-            for name, checksum in _checksums(stored).items():
+            for name, checksum in checksums(stored).items():
                 if checksum != record["checksums"][name]:
                     raise _Damaged(f"the content of {name} has changed")
             return stored
@@ -408,7 +408,7 @@ def _types(state: Any) -> dict[str, str]:
     }
 
 
-def _checksums(state: Any) -> dict[str, list[int]]:
+def checksums(state: Any) -> dict[str, list[int]]:
     """Fletcher's sums of each leaf, modulo 2**32: of its words, and of its words times their positions.
 
     Sums of integers do not depend on their order, so each process sums what it holds, in whatever shards, and

@@ -17,12 +17,14 @@ def with_flags(monkeypatch, **values):
     monkeypatch.setattr(flags, "FLAGS", types.SimpleNamespace(**values))
 
 
-@pytest.mark.parametrize(
-    "text, ending, absolute",
-    [
+def test_paths_of_this_machine_are_absolute(monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: "/here")
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, ending, absolute in (
         ("runs/one", "", "/here/runs/one"),
         ("../one", "", "/here/../one"),
         ("/data", "", "/data"),
+        ("~/data", "", "/home/me/data"),
         ("gs://bucket/one", "", "gs://bucket/one"),
         ("gs://bucket/one.csv", ".csv", "gs://bucket/one.csv"),
         ("one.csv", ".csv", "/here/one.csv"),
@@ -31,19 +33,10 @@ def with_flags(monkeypatch, **values):
         ("digits", ".py", "digits"),
         ("my/one.py", ".py", "/here/my/one.py"),
         ("one.py:large", ".py", "/here/one.py:large"),
-    ],
-)
-def test_paths_of_this_machine_are_absolute(monkeypatch, text, ending, absolute):
-    monkeypatch.setattr(os, "getcwd", lambda: "/here")
-    assert binary.absolute(text, ending) == absolute
+    ):
+        assert binary.absolute(text, ending) == absolute
 
 
-def test_the_home_folder_is_that_of_the_process_that_was_started(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    assert binary.absolute("~/data") == "/home/me/data"
-
-
-@pytest.mark.slow
 def test_an_error_is_said_before_the_jobs_that_run_have_ended_and_no_others_begin(monkeypatch, tmp_path):
     with_flags(monkeypatch, executor="processes", workers=2, worker_gpus=0)
     said = []

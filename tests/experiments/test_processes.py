@@ -11,6 +11,8 @@ import time
 
 import numpy as np
 import pytest
+import refusals
+import tiers
 from small_nets import difference
 
 from experiments.drill.contents import arrays
@@ -140,13 +142,11 @@ def check_same(workdir, alone):
     assert (workdir / "report.html").is_file() and (workdir / "subnet").is_dir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, more",
     [
-        (2, ()),
         (2, ("--set", "training.model_devices=2")),
-        (4, ("--set", "training.model_devices=4")),
+        *tiers.nightly((2, ()), (4, ("--set", "training.model_devices=4"))),
     ],
 )
 def test_several_processes_are_one(config, alone, tmp_path, number, more):
@@ -176,7 +176,7 @@ def lose(index, started, workdir):
     ), output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_process_that_the_others_go_by_may_be_lost_too(config, alone, tmp_path):
     lose(0, start("train_supernet", config, tmp_path, 2, "--set", "training.checkpoint_every=4"), tmp_path)
     for binary in ("train_supernet", "search"):
@@ -184,7 +184,7 @@ def test_the_process_that_the_others_go_by_may_be_lost_too(config, alone, tmp_pa
     check_same(tmp_path, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path):
     """One process is killed, and the others end; then one is asked to stop, and all stop and save."""
     slower = ("--set", "training.checkpoint_every=4")
@@ -199,7 +199,6 @@ def test_a_run_goes_on_with_another_number_of_processes(config, alone, tmp_path)
     check_same(tmp_path, alone)
 
 
-@pytest.mark.slow
 def test_a_process_with_another_config_is_named(config, tmp_path):
     outputs = finish(start("train_supernet", config, tmp_path, 2, last=("--set", "training.steps=41")), 2)
     for output in outputs:
@@ -223,7 +222,6 @@ print("goes on")
 """
 
 
-@pytest.mark.slow
 def test_sigterm_ends_at_once_what_has_nothing_to_save_and_leaves_a_training_time():
     """JAX takes SIGTERM in processes that are a run together, and a search would never ask for it."""
     started = []
@@ -237,13 +235,8 @@ def test_sigterm_ends_at_once_what_has_nothing_to_save_and_leaves_a_training_tim
     assert [process.returncode for process in started] == [-signal.SIGTERM, 0]
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (("localhost:1", 2, None), "give all three, or none"),
-        (("localhost:1", 2, 2), "process is 2, expected 0 to 1 with 2 processes"),
-    ],
-)
-def test_what_cannot_be_a_run_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        processes.start(*given)
+def test_what_cannot_be_a_run_is_refused():
+    refusals.check(
+        (lambda: processes.start("localhost:1", 2, None), ValueError, "all three"),
+        (lambda: processes.start("localhost:1", 2, 2), ValueError, "process", "2", "0 to 1"),
+    )

@@ -11,7 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_more_devices_share_parameters_the_less_state_each_has_and_the_more_is_gathered(tmp_path):
     rows = {}
     for model in (1, 2):

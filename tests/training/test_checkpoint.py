@@ -356,20 +356,20 @@ def test_checksums_do_not_depend_on_shardings_and_see_every_bit():
         "z": np.arange(6),
     }
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-    expected = checkpoint._checksums(state)
+    expected = checkpoint.checksums(state)
     words = np.asarray(state["x"]).view(np.uint32).ravel().astype(np.uint64)
     sums = words.sum(), (words * np.arange(64, dtype=np.uint64)).sum()
     assert expected["x"] == [int(one) % 2**32 for one in sums]
     for spec in (("a", None, "b"), ("b", "a"), (), ("a",)):
         sharded = jax.device_put(state["x"], NamedSharding(mesh, PartitionSpec(*spec)))
-        assert checkpoint._checksums({**state, "x": sharded}) == expected
+        assert checkpoint.checksums({**state, "x": sharded}) == expected
     for name, leaf in state.items():
         raw = bytearray(np.asarray(leaf).tobytes())
         raw[len(raw) // 2] ^= 1
         flipped = np.frombuffer(raw, np.asarray(leaf).dtype).reshape(leaf.shape)
-        assert checkpoint._checksums({**state, name: flipped})[name] != expected[name]
+        assert checkpoint.checksums({**state, name: flipped})[name] != expected[name]
         swapped = np.flip(np.asarray(leaf), axis=0)
-        assert checkpoint._checksums({**state, name: swapped})[name] != expected[name]
+        assert checkpoint.checksums({**state, name: swapped})[name] != expected[name]
 
 
 TWO_PROCESSES = """
