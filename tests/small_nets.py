@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 
 from jaxnas import spaces, supernets
 from jaxnas.annotations import annotations
@@ -23,9 +24,7 @@ SETTINGS = {
     "classic": dict(space=PAIR, max_relative_position=0, sharing="classic"),
     "bfloat16": dict(space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16),
 }
-every_setting = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name != "narrow" else []) for name in SETTINGS]
-)
+every_setting = pytest.mark.parametrize("name", tiers.cases(SETTINGS, ("narrow",)))
 # As "narrow", with which it is compared.
 SCANNED = dict(SETTINGS["narrow"], scan_layers=True)
 SHAPE = (3, 8, 8, 1)

@@ -164,7 +164,6 @@ def calls_of(folder):
     return collections.Counter(path.name.partition("-")[0] for path in notes)
 
 
-@pytest.mark.slow
 def test_a_job_whose_worker_is_killed_is_done_again_and_counts_once(cluster, tmp_path):
     jobs = [(str(tmp_path), {"op": [x, y, "c"]}) for x in "abc" for y in "abcd"]
     found, killed = {}, []
@@ -179,7 +178,6 @@ def test_a_job_whose_worker_is_killed_is_done_again_and_counts_once(cluster, tmp
     assert calls == collections.Counter(["".join(values["op"]) for _, values in jobs] + killed)
 
 
-@pytest.mark.slow
 def test_a_search_on_ray_loses_and_repeats_no_evaluation_when_workers_are_killed(cluster, tmp_path):
     notes, strategy = tmp_path / "notes", search.RandomSearch(SPACE, evaluations=14, batch=1)
     notes.mkdir()
@@ -206,7 +204,6 @@ def test_a_search_on_ray_loses_and_repeats_no_evaluation_when_workers_are_killed
     assert calls == collections.Counter([*told, *killed]) and calls.total() == 16
 
 
-@pytest.mark.slow
 def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="^seven$"):
         list(executors.as_completed(objectives.product, [(7, 1)], cluster))
@@ -238,7 +235,6 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
     assert "the worker died: a worker of Ray" in reasons["aba"] and "TimeoutError" in reasons["aca"]
 
 
-@pytest.mark.slow
 def test_an_executor_on_ray_that_was_shut_down_takes_no_more(cluster):
     second = executors.Ray()  # On the cluster that there is, which stays when this one is shut down.
     assert second.submit(objectives.product, 2, right=3).result() == 6

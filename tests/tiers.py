@@ -13,7 +13,8 @@ import pytest
 TIERS = ("quick", "full", "nightly")
 _ROOT = str(pathlib.Path(__file__).parent)
 # Names that a test, its fixtures or the helpers that they call refer to.
-_FULL = {"fit", "train_seeds", "subprocess", "multiprocessing", "export_subnet", "torch", "runpy"}
+_FULL = {"fit", "prepare", "train_seeds", "export_subnet", "torch"}
+_FULL |= {"subprocess", "multiprocessing", "processes", "run_parallel", "runpy"}
 _NIGHTLY = {"bucket", "Ray"}
 
 
@@ -25,6 +26,11 @@ def more(*cases):
 def nightly(*cases):
     """Further cases for the nightly tier alone."""
     return [pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.nightly) for c in cases]
+
+
+def cases(every, quick):
+    """All cases of a table, of which the quick tier takes some."""
+    return [case if case in quick else more(case)[0] for case in every]
 
 
 def pairs(rows, columns, chosen=()):
@@ -43,8 +49,7 @@ def tier_of(item):
     names = _reached([item.function, *fixtures]) | set(item.fixturenames)
     if item.get_closest_marker("nightly") or names & _NIGHTLY:
         return "nightly"
-    marked = item.get_closest_marker("more") or item.get_closest_marker("slow")
-    return "full" if marked or names & _FULL else "quick"
+    return "full" if item.get_closest_marker("more") or names & _FULL else "quick"
 
 
 def _reached(functions):

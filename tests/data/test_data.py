@@ -424,7 +424,6 @@ def test_any_other_prepared_dataset(tmp_path):
         data.load("tiny_images", data_dir=tmp_path)
 
 
-@pytest.mark.slow
 def test_two_processes_prepare_at_once_and_without_tensorflow(tmp_path, digits):
     code = (
         "import sys; from jaxnas import data\n"

@@ -388,7 +388,6 @@ def test_batches_of_texts_of_about_one_length():
 
 
 @real
-@pytest.mark.slow
 def test_real_files(tmp_path):
     cases = (
         ("sst5", {}, (8544, 1101, 2210), (16_581, 16_581)),
@@ -413,7 +412,6 @@ def test_real_files(tmp_path):
 
 
 @real
-@pytest.mark.slow
 def test_real_reviews(tmp_path):
     try:
         task = tasks.Text(data="imdb_reviews", tokens="bytes", length=1000).load(tmp_path, REAL)
@@ -425,7 +423,6 @@ def test_real_reviews(tmp_path):
 
 
 @real
-@pytest.mark.slow
 def test_real_expressions(tmp_path):
     try:
         task = tasks.Text(data="listops").load(tmp_path, REAL)

@@ -102,7 +102,7 @@ def assert_close(ours, expected, tolerance=1e-5):
 # Scores
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(data=st.data())
@@ -126,7 +126,6 @@ def test_a_target_is_scored_as_among_all_words(module, data):
     assert_close(gradients, expected)
 
 
-@pytest.mark.slow
 def test_second_derivatives():
     module = AdaptiveVocabulary(VOCABULARY, WIDTH, (7,), 2, chunk=5)
     targets = jnp.asarray([0, 39, 3, 19, 20, 8, 25, 7, 6, 30, 39, 12, 1], jnp.int32)

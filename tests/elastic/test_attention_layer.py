@@ -140,7 +140,6 @@ INPUTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.hlo
 def test_a_network_is_extracted_with_exact_costs():
     net = Texts()

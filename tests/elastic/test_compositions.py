@@ -139,8 +139,8 @@ class Network(nn.Module):
         )[0]
 
 
+@pytest.mark.more
 @pytest.mark.hlo
-@pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 def test_layers_in_a_scan_are_those_one_after_another(train):
     space = Space(**{name: choice.repeat(3) for name, choice in (GROUPS | {"size": SIZE}).items()})

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 import user_networks
 from small_nets import difference, jit, normal
 from test_cost import lower, xla_macs
@@ -112,7 +113,7 @@ def alone(name, arch, x, params):
 
 
 @every_form
-@pytest.mark.parametrize("max_branches", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_branches", [1, *tiers.more(100)])
 def test_outputs_and_gradients_are_those_of_pytorch(name, max_branches):
     """At every size; zeros behind, exactly, in the output and in every gradient."""
     x, params = operands(name)
@@ -159,7 +160,7 @@ calibrated = jit(lambda arch: jaxnas.calibrate(NET, variables_of(), arch, PIXELS
 trained = jit(run_network)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.hlo
 def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
     """P3 and P7, with batch statistics of the architecture."""
@@ -172,7 +173,7 @@ def test_a_network_of_a_user_is_calibrated_and_extracted_with_exact_costs():
         assert cost(arch)["macs"] == xla_macs(lower(small, cut, PIXELS[:1]).as_text("hlo"))
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_only_what_an_architecture_uses_has_values_gradients_and_new_statistics():
     """P2 and P6."""
     recorded, variables = annotations(NET, PIXELS), variables_of()
@@ -222,7 +223,6 @@ def test_transformed_kernels_are_extracted_with_what_they_are_computed_from():
         assert macs == xla_macs(lower(small, cut, x[:1]).as_text("hlo"))
 
 
-@pytest.mark.slow
 def test_vmap_over_architectures_is_the_loop():
     """P5, in evaluation and of the gradient."""
     archs = NET.space.sample(jax.random.key(0), 3)

@@ -35,7 +35,7 @@ def test_scanned_layers_are_the_unrolled_ones(seed):
         assert not np.any(np.where(masks[path], 0, gradient[path])), path
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_stacked_parameters_are_the_same_network():
     case = setting("scanned")
     stacked = stack_layers(case.params)

@@ -108,7 +108,6 @@ class Network(nn.Module):
         return Dense(name="out")(x, hidden, fixed(2))
 
 
-@pytest.mark.slow
 def test_calibrated_statistics_are_extracted_with_the_network():
     """Against NumPy, and the extracted network calibrated alone; nothing is written that is not mutable."""
     net, batches = Network(), 2 * normal(3, 8, 3) + 1

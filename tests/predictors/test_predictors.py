@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from sklearn.gaussian_process import GaussianProcessRegressor, kernels
 
 from jaxnas import Choice, Space, predictors
@@ -127,7 +128,6 @@ def test_marginal_likelihood_gradient_is_that_of_autodiff():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
     _, score = cells
     noise = jax.random.normal(jax.random.key(1), (60, 5))
@@ -141,7 +141,7 @@ def test_fitting_raises_the_likelihood_and_finds_the_group_that_matters(cells):
     "predictor",
     [
         predictors.GaussianProcess(),
-        pytest.param(predictors.MlpEnsemble(members=3, ranking=0.5), marks=pytest.mark.slow),
+        *tiers.more(predictors.MlpEnsemble(members=3, ranking=0.5)),
     ],
 )
 def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predictor):
@@ -155,7 +155,6 @@ def test_prediction_ranks_unseen_cells_and_ignores_rows_not_in_use(cells, predic
     np.testing.assert_allclose(again, mean, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_transformer_learns_the_space_whatever_the_order_of_paths(cells):
     inputs, score = cells
     predictor = predictors.TransformerPredictor(
@@ -207,7 +206,6 @@ def ordered():
     return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}], ids=["regression", "ranking"])
 def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     inputs, score = ordered
@@ -230,7 +228,6 @@ def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     assert not np.allclose(other, mean, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_supervised_transformer_starts_from_learned_encoders_and_reads_features(cells):
     inputs, score = cells
     own = dict(width=8, outputs=8, heads=1, layers=1, members=2)
@@ -305,7 +302,7 @@ def test_fit_wants_two_points(predictor):
     "predictor",
     [
         predictors.GaussianProcess(steps=1),
-        pytest.param(predictors.MlpEnsemble(steps=1), marks=pytest.mark.slow),
+        *tiers.more(predictors.MlpEnsemble(steps=1)),
     ],
 )
 def test_inputs_that_cannot_be_right_are_refused(predictor):

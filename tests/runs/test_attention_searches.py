@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import tiers
 from small_tasks import task_of
 
 import jaxnas
@@ -42,12 +43,11 @@ SYSTEMS = {
 }
 
 
-QUICK = ("heads, at once",)
+FIRST = ("AutoAttend on nodes", "mechanisms", "heads, at once")
+FURTHER = tiers.nightly("AutoAttend on texts", "heads, one by one")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SYSTEMS]
-)
+@pytest.mark.parametrize("name", [*FIRST, *FURTHER])
 def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     task, net, recipe, method = SYSTEMS[name]()
     mesh = make_mesh(1)

@@ -36,7 +36,6 @@ def evolved(workdir, **changes):
     return found, said
 
 
-@pytest.mark.slow
 def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     (net, variables), said = evolved(tmp_path)
     spaces = runs.read_spaces(tmp_path)
@@ -60,7 +59,6 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     assert runs.measure_last(TASK, net, last.variables, SETTINGS, tmp_path) == measured
 
 
-@pytest.mark.slow
 def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):
     (net, variables), said = evolved(tmp_path, carry=True, turns=1)
     assert "carried" in said[1]
@@ -87,7 +85,6 @@ def test_a_sample_has_its_size_and_is_within_the_bound():
     )
 
 
-@pytest.mark.slow
 def test_a_workdir_of_another_evolution_is_refused(tmp_path):
     evolved(tmp_path, turns=1)
     for changes in (dict(turns=2), dict(rules={}), dict(top=4)):

@@ -55,7 +55,6 @@ def run(workdir):
     return page.read_text().replace(str(workdir), "WORKDIR"), variables
 
 
-@pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, tmp_path):
     pages = [run(workdir) for workdir in (str(tmp_path / "run"), "gs://bucket/run")]
     jax.tree.map(np.testing.assert_array_equal, pages[0][1], pages[1][1])
@@ -79,7 +78,6 @@ def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, tmp_path):
     assert b"pid" in there["run/.lock"]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_in_a_bucket_that_is_damaged_or_unfinished_is_passed_over(bucket, caplog):
     folder, state = "gs://bucket/deep/checkpoints", {"w": np.arange(6.0), "key": jax.random.key(3)}
     with Checkpointer(folder, max_to_keep=2) as checkpointer:

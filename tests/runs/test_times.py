@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import tiers
 from small_tasks import perceptron, task_of
 
 from jaxnas import files, report, runs, search
@@ -30,7 +31,7 @@ def state():
 
 @pytest.mark.parametrize(
     "method",
-    [method if method in QUICK else pytest.param(method, marks=pytest.mark.slow) for method in runs.METHODS],
+    tiers.cases(runs.METHODS, QUICK),
 )
 def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, caplog):
     """Not even an older search of the same workdir, by another method, is taken for it."""

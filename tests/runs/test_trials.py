@@ -42,7 +42,6 @@ def race(workdir, folder, executor=None):
     return int(arch["op"]), told, path.read_bytes(), len(list(folder.glob("*-*"))) - before
 
 
-@pytest.mark.slow
 def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(tmp_path, folder):
     here = race(tmp_path / "here", folder)
     assert here[3] == 9 + 4 + 2 and len([scores for scores in here[1] if len(scores) == 3]) == 2
@@ -64,7 +63,6 @@ def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(t
     np.testing.assert_equal(race(tmp_path / "killed", folder)[:3], here[:3])
 
 
-@pytest.mark.slow
 def test_a_race_on_ray_does_the_trial_of_a_killed_worker_again(tmp_path, folder, monkeypatch):
     pytest.importorskip("ray")
     jax.devices()  # JAX has threads by now, and warns of forks.
@@ -78,7 +76,6 @@ def test_a_race_on_ray_does_the_trial_of_a_killed_worker_again(tmp_path, folder,
     assert (here[3], there[3]) == (15, 16) and not (folder / "kill").exists()
 
 
-@pytest.mark.slow
 def test_calls_that_began_are_not_made_again_and_are_given_up_after_an_error():
     with executors.processes(2) as executor:
         calls = executors.Calls(objectives.product, executor, 2)
@@ -93,7 +90,6 @@ def test_calls_that_began_are_not_made_again_and_are_given_up_after_an_error():
             executors.Calls(lambda x: x, executor)
 
 
-@pytest.mark.slow
 def test_before_is_called_with_the_state_of_each_evaluation_that_is_not_recorded(tmp_path):
     seen = []
     strategy = search.RandomSearch(SPACE, evaluations=4, batch=2)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import objectives
 import pytest
+import tiers
 
 from jaxnas import executors, predictors, search
 from jaxnas.space import Choice, Space
@@ -40,11 +41,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name == "guided" else pytest.param(name, marks=pytest.mark.slow)
-        for name in STRATEGIES
-        if name != "reinforce"
-    ],
+    tiers.cases([name for name in STRATEGIES if name != "reinforce"], ("guided",)),
 )
 def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_any_order(name):
     strategy, random = STRATEGIES[name], np.random.default_rng(0)
@@ -127,7 +124,6 @@ def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path
         search.run_parallel(strategy, counted, KEY, workers=2, history_path=path)
 
 
-@pytest.mark.slow
 def test_a_search_keeps_away_from_an_option_that_always_fails():
     space = Space(op=Choice("a", "b", "c", "d").repeat(5))
     strategy = search.PredictorGuided(
@@ -176,7 +172,6 @@ def test_clear_errors(tmp_path):
         search.run_parallel(random, None, KEY)
 
 
-@pytest.mark.slow
 def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
     history, numbers = tmp_path / "history.jsonl", tmp_path / "numbers"
     numbers.mkdir()

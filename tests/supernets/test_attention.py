@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from test_cost import xla_macs
 
 import jaxnas
@@ -48,8 +49,7 @@ CASES = {
 
 def cases(*quick):
     """All cases: these in `make test`, the others in `make test-all`."""
-    marked = [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in CASES]
-    return pytest.mark.parametrize("name", marked)
+    return pytest.mark.parametrize("name", tiers.cases(CASES, quick))
 
 
 # One case of each mechanism.
@@ -133,7 +133,7 @@ def test_vmap_over_examples_is_the_batch(name):
 
 
 @every_mechanism
-@pytest.mark.parametrize("length", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length", [1, *tiers.more(4)])
 def test_short_sequences(name, length):
     """Shorter than a block, a window, a chunk or the global tokens."""
     y = jax.jit(CASES[name].apply)(variables_of(name), X[:, :length], MASK[:, :length])
@@ -324,7 +324,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("length, settings", [(23, 2), pytest.param(18, None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("length, settings", [(23, 2), *tiers.more((18, None))])
 @pytest.mark.parametrize(
     "name, causal", [(name, causal) for name in PATTERNS for causal in (False, True)][:-1]
 )
@@ -415,7 +415,7 @@ def test_performer_approaches_softmax(causal):
     assert many < 0.15 * math.sqrt(np.mean(exact**2)) and 3 < few / many < 5.3  # the root of 16 is 4
 
 
-@pytest.mark.parametrize("size", [16, pytest.param(160, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [16, *tiers.more(160)])
 def test_the_last_position_of_a_causal_performer_sees_what_all_see(size):
     """Also in wide heads, whose features have exponents far from 0, and over more than one chunk."""
     draw = np.random.default_rng(1)

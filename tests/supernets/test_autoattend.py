@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_tasks
+import tiers
 from small_nets import jit, sample
 from test_cost import lower, xla_macs
 
@@ -19,6 +20,8 @@ from jaxnas.supernets.attention_weights import OperationUses, Pairs
 from jaxnas.supernets.autoattend_text import BidirectionalGRU, Convolution, MaxPool, attention, windows
 from jaxnas.training import make_evaluator, make_mesh
 from jaxnas.training.step import active_masks
+
+pytestmark = pytest.mark.more  # a whole supernet
 
 LAYERS, WORDS, LENGTH, CLASSES = 2, 11, 7, 3
 SOME = ("zero", "identity", "convolution_3", "max_pool", "gru")
@@ -109,7 +112,6 @@ def test_the_published_network_is_in_the_space():
     assert values["value"][3] == "convolution_1" and values["second"][0] == "convolution_1"
 
 
-@pytest.mark.slow
 def test_the_published_network_is_extracted_and_counted():
     net = AutoAttendText(spaces.autoattend(24), num_classes=CLASSES, vocabulary=WORDS, width=8, embedding=5)
     variables = jaxnas.init(net, jax.random.key(0), TEXTS)
@@ -238,7 +240,6 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 # ---- The promises.
 
 
-@pytest.mark.slow
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
@@ -273,9 +274,7 @@ def test_a_found_network_is_measured_by_itself():
     np.testing.assert_allclose(*measured, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind", ["nodes", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("text", "unframed"))]
-)
+@pytest.mark.parametrize("kind", ["nodes", *tiers.more(*(kind for kind in ("text", "unframed")))])
 def test_one_program_serves_all_and_a_batch_of_them(kind):
     net, variables = net_of(kind), variables_of(kind)
     run, traces = runner(kind)
@@ -288,7 +287,6 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
     np.testing.assert_allclose(jit(jax.vmap(apply))(few), one_by_one[:4], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "nodes", "unframed"])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
@@ -309,7 +307,6 @@ def test_a_gradient_is_zero_outside_of_the_architecture(kind):
         assert any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (found, again)), strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "nodes", "unframed"])
 def test_nothing_comes_from_behind_the_end(kind):
     net, variables = net_of(kind), variables_of(kind)
@@ -403,7 +400,6 @@ def test_the_maximum_of_neighbours_leaves_padding_out():
     np.testing.assert_allclose(got[0], [[1, 1], [1, 1], [0, 0]], atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_text_without_a_word_gives_numbers():
     net, variables = net_of("text"), variables_of("text")
     empty = TEXTS | {"mask": jnp.zeros_like(TEXTS["mask"])}
@@ -412,7 +408,7 @@ def test_a_text_without_a_word_gives_numbers():
     np.testing.assert_allclose(logits, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("autoattend", marks=pytest.mark.slow), "transformer"])
+@pytest.mark.parametrize("kind", [*tiers.more("autoattend"), "transformer"])
 def test_vectors_that_are_tuned_begin_as_those_of_the_task(kind):
     """Only those of words that occur are learned, and the extracted network has them."""
     given = {**TEXTS, "vectors": jax.random.normal(jax.random.key(2), (3, LENGTH, 6)), "label": jnp.arange(3)}
@@ -446,7 +442,6 @@ def test_a_long_text_is_cut_into_windows():
     assert windows(x, 12, 6).shape == (2, 12)
 
 
-@pytest.mark.slow
 def test_a_text_is_read_in_windows_up_to_its_end_whatever_its_padding():
     net, variables = net_of("text").clone(window=4, stride=3), variables_of("text")
     run = jit(net.apply)

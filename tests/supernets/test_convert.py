@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import tiers
 
 from jaxnas import network as networks
 from jaxnas import spaces
@@ -128,7 +129,6 @@ def test_converted_network_of_other_settings(seed, kwargs, channels):
     assert relative_error(jax.jit(small.apply)({"params": params}, images), expected) < 1e-5
 
 
-@pytest.mark.slow
 def test_converted_parameters_are_those_of_extraction():
     """Names, shapes and type, of arrays of its own; from NumPy or a whole checkpoint too."""
     net = network()
@@ -168,7 +168,6 @@ def sampled_archs(seed, n):
     return [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(n)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
 def test_converted_supernet_is_the_official_one(scan_layers):
     """At every architecture, from one conversion and one trace."""
@@ -190,7 +189,7 @@ def test_converted_supernet_is_the_official_one(scan_layers):
 @pytest.mark.parametrize(
     "net",
     [
-        pytest.param(network(qkv_bias_by_heads=True), marks=pytest.mark.slow),
+        *tiers.more(network(qkv_bias_by_heads=True)),
         network(SPACE.restrict(num_heads=2)),
     ],
     ids=["heads", "one number of heads"],
@@ -272,7 +271,6 @@ def test_architecture_outside_the_space():
         from_torch_autoformer(checkpoint(net), net, arch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("positions", (2, 0))
 def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
     """The supernet's gradient at an architecture against autograd of the plain PyTorch network."""
@@ -308,7 +306,6 @@ def test_gradient_of_the_supernet_is_that_of_pytorch(positions):
     assert len(expected) == len(specs) - sum(path[0] == "block_2" for path in specs)
 
 
-@pytest.mark.slow
 def test_files_of_checkpoints_are_read_without_running_anything(tmp_path):
     net, images = network(qkv_bias_by_heads=True), random_images(network())
     tensors = {name: torch.as_tensor(x) for name, x in checkpoint(net).items()}
@@ -350,7 +347,6 @@ CONFIG = Config(
 """
 
 
-@pytest.mark.slow
 def test_an_official_supernet_is_searched_by_one_command(tmp_path):
     (tmp_path / "official.py").write_text(CONFIG)
     tensors = {name: torch.as_tensor(x) for name, x in checkpoint(network()).items()}

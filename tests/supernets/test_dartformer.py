@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from small_nets import jit
 
 import jaxnas
@@ -13,8 +14,11 @@ from jaxnas import Choice, Space, data, spaces, tasks
 from jaxnas.supernets import DARTFormer
 from jaxnas.supernets.attention import MECHANISMS
 
+pytestmark = pytest.mark.more  # a whole supernet
+
 WORDS, LENGTH, CLASSES = 7, 10, 3
 SOME = ("local", "linear", "linformer", "synthesizer")
+FURTHER = ("linear", "local", "performer", "sinkhorn", "synthesizer")
 RNG = np.random.default_rng(0)
 TEXTS = {
     "tokens": jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32),
@@ -34,7 +38,6 @@ def variables_of(heads=None, **changes):
     return jaxnas.init(net_of(heads, **changes), jax.random.key(0), TEXTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("heads", [None, 2])
 def test_extraction_keeps_the_chosen_mechanisms(heads):
     net, variables = net_of(heads, layers=2), variables_of(heads, layers=2)
@@ -55,7 +58,6 @@ def outputs_of(net, variables, arch):
     return state["intermediates"]["attention_0"]["__call__"][0]
 
 
-@pytest.mark.slow
 def test_the_supernet_is_the_plain_average():
     net, variables = net_of(), variables_of()
     even = {"mechanism": jnp.full(4, 0.25)}
@@ -69,7 +71,11 @@ def test_the_supernet_is_the_plain_average():
 
 @pytest.mark.parametrize(
     "mechanism",
-    ["bigbird", *(pytest.param(name, marks=pytest.mark.slow) for name in MECHANISMS if name != "bigbird")],
+    [
+        "bigbird",
+        *tiers.more(*FURTHER),
+        *tiers.nightly(*(name for name in MECHANISMS if name not in ("bigbird", *FURTHER))),
+    ],
 )
 def test_what_is_cut_off_behind_a_text_changes_nothing(mechanism):
     """As where training batches have several lengths, and evaluations have the greatest."""
@@ -85,7 +91,6 @@ def test_what_is_cut_off_behind_a_text_changes_nothing(mechanism):
         np.testing.assert_allclose(cut, whole, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_vectors_of_the_task_take_the_place_of_the_embedding():
     net = net_of()
     texts = {**TEXTS, "vectors": jnp.asarray(RNG.normal(size=(3, LENGTH, 5)), jnp.float32)}
@@ -113,7 +118,7 @@ def test_longformer_classifies_all_positions(pool):
     assert np.all(np.any(apply(variables, texts) != before, axis=1))
 
 
-@pytest.mark.parametrize("heads, pool", [(None, "first"), pytest.param(2, "mean", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads, pool", [(None, "first"), *tiers.more((2, "mean"))])
 def test_nothing_comes_from_behind_the_end(heads, pool):
     net, variables = net_of(heads, pool=pool), variables_of(heads, pool=pool)
     apply, even = jit(net.apply), jax.tree.map(jax.nn.softmax, net.space.logits())
@@ -127,7 +132,6 @@ def test_nothing_comes_from_behind_the_end(heads, pool):
     assert np.all(np.abs(gradient) > 0)
 
 
-@pytest.mark.slow
 def test_every_mechanism_runs_in_it():
     names = ("softmax", "sinkhorn", *spaces.DARTFORMER)
     net = net_of().clone(space=spaces.dartformer(names), window=4, summary=1, num_random=1, chunk=4)

@@ -102,7 +102,6 @@ LAYERS = {  # ours: theirs, and their parameters of ours
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_an_operation_is_the_layer_of_pytorch_geometric(geometric, name):
     import torch
@@ -170,7 +169,7 @@ def test_message_passing_is_that_by_hand(coefficient, merge):
     np.testing.assert_allclose(found, out + variables["params"]["bias"][None], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", POOLS)
 def test_what_fills_a_graph_up_changes_nothing_and_gradients_are_finite(name):
     x, edges = random_graph(2)

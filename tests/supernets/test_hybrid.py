@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from small_nets import difference, flatten, jit, normal, sample, take
 from test_cost import lower, xla_macs
 
@@ -19,6 +20,8 @@ from jaxnas.supernets.hybrid import Stage
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
+
+pytestmark = pytest.mark.more  # a whole supernet
 
 # ---- Blocks against PyTorch.
 
@@ -132,7 +135,6 @@ def norm_of(p):
     return p["scale"], p["bias"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_are_those_of_pytorch(name):
     """In training, output and gradients of one architecture."""
@@ -318,7 +320,6 @@ def run(net, params, arch):
 trained = jit(run, static_argnums=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name_of_net", NETS)
 def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_gradients(name_of_net):
     """P1, P2 and P6; new statistics too are only of what is used."""
@@ -354,7 +355,6 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
     assert len(traces) == 1 and len(logits) == len(distinct) > DISTINCT[name_of_net]
 
 
-@pytest.mark.slow
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "name, seed", [*(("transformer", seed) for seed in (0, 3, 5)), ("nasvit", 0), ("nasvit", 1)]
@@ -371,7 +371,6 @@ def test_extracted_is_the_same_function_with_exact_costs(name, seed):
     assert cost["macs"] == xla_macs(lower(small, cut, IMAGES[:1]).as_text("hlo"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_vmap_over_architectures_is_the_loop(name):
     """P5, of logits and gradient."""
@@ -386,7 +385,6 @@ def test_vmap_over_architectures_is_the_loop(name):
             np.testing.assert_allclose(a, b, atol=1e-4 * largest)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_soft_architectures_of_one_option_each_are_the_hard_ones(name):
     net = NETS[name]
@@ -398,7 +396,6 @@ def test_soft_architectures_of_one_option_each_are_the_hard_ones(name):
 # ---- Kinds of blocks, and resolutions.
 
 
-@pytest.mark.slow
 def test_the_small_space_has_networks_of_one_kind_of_block():
     """Restricted, it is part of the same supernet, without parameters of the other kind."""
     space = spaces.hybrid_small()
@@ -429,7 +426,6 @@ def at_resolutions():
     return supernets.Hybrid(space, 5, (2,))
 
 
-@pytest.mark.slow
 def test_a_resolution_is_chosen_within_one_program():
     net, images = at_resolutions(), normal(2, 12, 12, 3)
     variables = variables_of(net, images.shape)
@@ -460,7 +456,6 @@ def noise():
     return tasks.Images(data=data.from_arrays(images, labels, images, labels), evaluation_batch_size=48)
 
 
-@pytest.mark.slow
 def test_evaluation_makes_batch_statistics_and_asks_for_none():
     """Whatever statistics are stored, a score is that of the architecture's own."""
     net, task = NET.clone(space=TINY.fix(sample(TINY, 0))), noise()
@@ -473,7 +468,6 @@ def test_evaluation_makes_batch_statistics_and_asks_for_none():
     assert difference(*logits) > 1e-2
 
 
-@pytest.mark.slow
 def test_a_finished_network_is_saved_with_batch_statistics_of_its_own(tmp_path):
     """And loads again, with which it predicts what it was measured with."""
     net, task = NET.clone(space=TINY.fix(sample(TINY, 0))), noise()
@@ -556,10 +550,9 @@ def alphanet(name):
 
 
 def slow_but(first, names):
-    return [name if name == first else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return tiers.cases(names, (first,))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but("b0", PUBLISHED))
 def test_published_efficientnets_have_their_counts(name):
     params, size, macs = PUBLISHED[name]
@@ -579,14 +572,12 @@ def test_published_alphanets_have_their_products(name):
     assert round(cost["macs"] / 1e6) == ALPHANETS[name]
 
 
-@pytest.mark.slow
 def test_the_cost_of_a_member_is_that_of_the_network_alone():
     cost = jaxnas.cost(EFFICIENTNETV2, (1, 224, 224, 3))
     for name, (params, _, _) in PUBLISHED.items():
         assert cost(efficientnetv2(name))["params"] == params
 
 
-@pytest.mark.slow
 def test_nasvit_spans_its_published_range():
     """From 208 to 757 million products, of A0 and A5; the smallest network has 190 million."""
     net = supernets.Hybrid(spaces.nasvit(), 1000, **hybrid.NASVIT)

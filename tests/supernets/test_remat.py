@@ -8,6 +8,8 @@ from small_nets import difference, jit, normal, sample
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
 
+pytestmark = pytest.mark.more  # a whole supernet
+
 TEXTS = {"tokens": jnp.asarray([[1, 2, 3, 0], [3, 2, 1, 1]], jnp.int32), "mask": jnp.ones((2, 4), bool)}
 HYBRID = Space(
     width_stem=Choice(4),
@@ -41,7 +43,6 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

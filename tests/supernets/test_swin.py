@@ -23,6 +23,8 @@ from jaxnas.training import Fixed, Training, make_mesh
 from jaxnas.training.prepare import prepare
 from jaxnas.training.step import active_masks
 
+pytestmark = pytest.mark.more  # a whole supernet
+
 seeds = st.integers(0, 2**31 - 1)
 SHAPE, CLASSES = (3, 8, 8, 1), 5
 IMAGES = (1, 224, 224, 3)
@@ -58,7 +60,6 @@ def specs():
 # ---- The promises.
 
 
-@pytest.mark.slow
 def test_a_thousand_architectures_are_one_trace():
     case = setting()
     batch = jax.tree.map(np.asarray, sample(case.space, 0, 1000))
@@ -70,7 +71,6 @@ def test_a_thousand_architectures_are_one_trace():
     assert len(set(logits)) == len(distinct) > 200
 
 
-@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_zeros_behind_the_active_part(seed):
@@ -94,7 +94,6 @@ def test_zeros_behind_the_active_part(seed):
         assert np.any(leaf) == np.any(mask), path
 
 
-@pytest.mark.slow
 @pytest.mark.hlo
 @settings(max_examples=2)
 @given(seed=seeds)
@@ -128,7 +127,6 @@ def test_extracted_is_the_same_function_at_its_exact_cost(seed):
         assert error <= 1e-5 * scale, path
 
 
-@pytest.mark.slow
 def test_a_step_changes_no_weight_that_its_architecture_does_not_use():
     """No decay and no momentum either, bit for bit; of parameters that are cut at their centre, too."""
     task, net = task_of("images"), swin(4, 1, 2)
@@ -149,7 +147,6 @@ def test_a_step_changes_no_weight_that_its_architecture_does_not_use():
         assert np.all(leaf[mask] != before[path][mask]) or path[-1] == "bias", path
 
 
-@pytest.mark.slow
 def test_vmap_over_architectures_is_the_loop():
     case = setting()
     archs = sample(case.space, 3, 4)
@@ -162,7 +159,6 @@ def test_vmap_over_architectures_is_the_loop():
             assert np.max(np.abs(found[i] - leaf)) <= 1e-4 * scale
 
 
-@pytest.mark.slow
 def test_one_hot_is_hard_and_bfloat16_is_nearly_the_same():
     case = setting()
     rough = case.net.clone(dtype=jnp.bfloat16)
@@ -182,7 +178,6 @@ def published(name):
     return supernets.Swin(spaces.s3("tiny" if name == "swin_tiny" else name), 224, 4, 1000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, params",
     [("tiny", 28_328_674), ("swin_tiny", 28_288_354), ("small", 49_737_298), ("base", 71_125_762)],

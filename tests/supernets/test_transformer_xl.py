@@ -10,6 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
@@ -23,6 +24,8 @@ from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import Memory
 from jaxnas.training import make_mesh
+
+pytestmark = pytest.mark.more  # a whole supernet
 
 BLOCKS, WORDS, WIDTH, HEADS, DIM, LENGTH, MEMORY = 4, 23, 8, 2, 3, 6, 5
 SPACE = spaces.par(BLOCKS)
@@ -45,9 +48,7 @@ FORMS = {
     "pre-norm": NET.clone(pre_norm=True),
     "bfloat16": NET.clone(dtype=jnp.bfloat16, cutoffs=()),
 }
-every_form = pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[pytest.mark.slow] if form != "scanned" else []) for form in FORMS]
-)
+every_form = pytest.mark.parametrize("form", tiers.cases(FORMS, ("scanned",)))
 seeds = st.integers(0, 2**31 - 1)
 RNG = np.random.default_rng(0)
 TOKENS = jnp.asarray(RNG.integers(0, WORDS, (3, LENGTH)), jnp.int32)
@@ -150,7 +151,6 @@ def reference_embedding(p, tokens):
     return np.sqrt(WIDTH) * np.asarray(rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", range(3))
 def test_hidden_states_are_those_of_the_paper(row):
     """Compared are the memories: the inputs of every block."""
@@ -248,7 +248,6 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
 
 
 @pytest.mark.hlo
-@pytest.mark.slow
 @pytest.mark.eight_devices
 def test_rows_on_several_devices_are_not_gathered():
     """Gradients are summed over the devices, and nothing else goes between them."""
@@ -355,7 +354,6 @@ def test_products_are_those_that_xla_counts(form):
     assert xla_macs(text) == jaxnas.cost(FORMS[form], TOKENS)(arch)["macs"]
 
 
-@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=seeds)
 def test_scanned_blocks_are_the_unrolled_ones(seed):
@@ -382,7 +380,7 @@ def test_one_program_for_every_architecture(form):
     assert len(TRACES[form]) - before <= 2
 
 
-@pytest.mark.parametrize("form", [pytest.param("unrolled", marks=pytest.mark.slow), "scanned"])
+@pytest.mark.parametrize("form", [*tiers.more("unrolled"), "scanned"])
 def test_vmap_over_architectures_is_the_loop(form):
     """P5, hard and soft."""
     archs = SPACE.sample(jax.random.key(4), 3)
@@ -406,7 +404,6 @@ def test_soft_costs_are_expected_costs(seed):
         np.testing.assert_allclose(expected, np.sum(probability * exact), rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_dropout_is_on_in_training_alone():
     net = NET.clone(dropout=0.5, attention_dropout=0.5, scan_blocks=True)
 

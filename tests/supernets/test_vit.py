@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
@@ -181,7 +182,7 @@ def primitives(jaxpr):
 
 @pytest.mark.parametrize(
     "name",
-    ["narrow", *(pytest.param(x, marks=pytest.mark.slow) for x in (*SETTINGS, "scanned") if x != "narrow")],
+    ["narrow", *tiers.more(*(x for x in (*SETTINGS, "scanned") if x != "narrow"))],
 )
 @settings(max_examples=4)
 @given(seed=seeds)
@@ -231,20 +232,18 @@ def check_vmapped(name, axes, images, archs):
             assert not np.any(np.where(mask, 0, value)), path
 
 
-@pytest.mark.parametrize(
-    "name", ["narrow", *(pytest.param(name, marks=pytest.mark.slow) for name in ("classic", "scanned"))]
-)
+@pytest.mark.parametrize("name", ["narrow", *tiers.more(*(name for name in ("classic", "scanned")))])
 def test_vmap_over_architectures_is_the_loop(name):
     case = setting(name)
     check_vmapped(name, (None, None, 0), case.images, sample(case.space, 3, 5))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name, axes",
     [("wide", (None, 0, None)), ("wide", (None, 0, 0))],
     ids=["data", "both"],
 )
-@pytest.mark.slow
 def test_vmap_over_data_is_the_loop(name, axes):
     archs = sample(setting(name).space, 4, 4 if axes[2] == 0 else None)
     check_vmapped(name, axes, normal(4, *SHAPE), archs)
@@ -253,7 +252,7 @@ def test_vmap_over_data_is_the_loop(name, axes):
 # ---- Several devices.
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 @pytest.mark.eight_devices
 def test_a_population_over_devices_is_the_loop(name):
@@ -275,8 +274,8 @@ def test_a_population_over_devices_is_the_loop(name):
         assert difference(one, case(take(archs, i))[0]) <= 1e-5
 
 
+@pytest.mark.more
 @pytest.mark.hlo
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["narrow", "scanned"])
 @pytest.mark.eight_devices
 def test_rows_on_several_devices_are_not_gathered(name):

@@ -33,7 +33,7 @@ def random_soft(space, seed):
 # ---- Soft architectures.
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["narrow", "wide", "classic"])
 def test_one_hot_is_hard(name):
     case = setting(name)
@@ -55,7 +55,6 @@ def test_nearly_one_hot_is_nearly_hard(name):
         assert difference(apply(near), expected) <= 1e-3, decision
 
 
-@pytest.mark.slow
 def test_soft_positions_with_fewer_options_are_the_hard_ones():
     plain = spaces.vit((8,), (2,), (1, 2), (1.0, 2.0, 3.0)).to_json()
     plain["mlp_ratio"]["per_position"] = [[1.0, 2.0, 3.0], [1.0, 2.0]]
@@ -68,7 +67,6 @@ def test_soft_positions_with_fewer_options_are_the_hard_ones():
         assert difference(apply(space.soften(arch)), apply(arch)) <= 1e-5
 
 
-@pytest.mark.slow
 def test_some_decisions_soft_and_some_hard():
     case = setting("wide")
     apply = jit(lambda arch: case.net.apply({"params": case.params}, case.images, arch))
@@ -78,7 +76,7 @@ def test_some_decisions_soft_and_some_hard():
         assert difference(apply(mixed), case(arch)[0]) <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_soft_architectures_differentiate_twice():
     case = setting("narrow")
 
@@ -284,7 +282,6 @@ def test_architectures_of_another_space(change, message):
         case.net.apply({"params": case.params}, case.images, change(case.space.largest()))
 
 
-@pytest.mark.slow
 def test_indices_that_are_traced_are_the_nearest_that_there_are():
     """As everywhere in JAX: a program cannot refuse them. Layer by layer, or in a loop."""
     case, scanned = setting("narrow"), setting("scanned")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from sklearn.metrics import accuracy_score, log_loss
 from small_nets import difference
 from small_tasks import net_of, random_graph, task_of
@@ -134,7 +135,6 @@ def test_a_limited_evaluation_is_a_fixed_draw_of_the_graphs_of_the_role():
     assert task.evaluation("test", 8, limit=1)["weight"].any(axis=2).all()  # a whole batch of 8 of the 9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [Uniform(), Relaxed(every=2, relaxation="softmax")])
 def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
@@ -171,7 +171,6 @@ def test_what_cannot_be_is_refused(call, message):
     assert message in str(error.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [Uniform(), Relaxed(order="second", every=1, start=1)])
 def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
@@ -196,9 +195,7 @@ def words_of(nodes, seed):
     return words, edges, labels
 
 
-@pytest.mark.parametrize(
-    ("kind", "normalize"), [("one", True), pytest.param("several", False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kind", "normalize"), [("one", True), *tiers.more(("several", False))])
 def test_sparse_features_are_the_same_ones(kind, normalize):
     if kind == "one":
         roles = {"train": range(20), "search": range(20, 30), "test": range(30, 40)}
@@ -252,7 +249,6 @@ def test_a_sparse_product_costs_what_is_stored_and_dropout_drops_of_that():
     assert 0.3 < np.count_nonzero(kept) / np.count_nonzero(features) < 0.7
 
 
-@pytest.mark.slow
 def test_a_graph_of_a_million_edges_trains():
     """A user's arrays, 100,000 nodes of four groups: most edges are within a group."""
     random, nodes = np.random.default_rng(0), 100_000

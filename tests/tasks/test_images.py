@@ -128,7 +128,6 @@ def test_a_field_changes_nothing_that_the_others_draw():
     np.testing.assert_array_equal(targets, soft)
 
 
-@pytest.mark.slow
 def test_all_augmentations_together():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (40, 12, 16, 3)).astype(np.uint8)

@@ -57,7 +57,6 @@ def test_whole_keeps_words_and_masks_together():
     assert TASK.details()["length"] == 7 and TASK.details()["unknown_words"]["test"] == 0
 
 
-@pytest.mark.slow
 def test_a_network_learns_what_the_first_word_says():
     with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
         trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))
@@ -95,7 +94,6 @@ def task_with_vectors(tmp_path):
     return tasks.Text(data=given, embeddings=str(path), lengths=(4, 8, 12), evaluation_batch_size=16).load()
 
 
-@pytest.mark.slow
 def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_with_vectors, tmp_path):
     traces = []
 
@@ -131,7 +129,6 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
     assert scores["accuracy"] > 0.9
 
 
-@pytest.mark.slow
 def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
     task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
     with jax.numpy_dtype_promotion("standard"):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import tiers
 from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
@@ -90,10 +91,10 @@ def fail(batch):
     ("recipe", "how"),
     [
         (UNIFORM, "SIGTERM"),
-        pytest.param(RELAXED, "error", marks=pytest.mark.slow),
-        pytest.param(UNIFORM, "error", marks=pytest.mark.slow),
-        pytest.param(UNIFORM, "SIGINT", marks=pytest.mark.slow),
-        pytest.param(RELAXED, "SIGTERM", marks=pytest.mark.slow),
+        *tiers.more((RELAXED, "error")),
+        *tiers.more((UNIFORM, "error")),
+        *tiers.more((UNIFORM, "SIGINT")),
+        *tiers.more((RELAXED, "SIGTERM")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
 )
@@ -141,7 +142,7 @@ def whole_runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("complete", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("complete", [True, *tiers.more(False)])
 def test_records_that_were_lost_or_changed_are_noticed(complete, tmp_path):
     if complete:
         train(TASK, tmp_path)
@@ -181,8 +182,7 @@ def test_records_follow_the_settings(tmp_path):
     assert saved(tmp_path) == [4, 6, 7]  # the last three
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [pytest.param("error", marks=pytest.mark.slow), "SIGTERM"])
+@pytest.mark.parametrize("how", [*tiers.more("error"), "SIGTERM"])
 def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path):
     """The defaults of a user: batches made ahead, and several steps in a call."""
     training = dataclasses.replace(TRAINING, steps=10, log_every=4, prefetch=2, steps_per_call=2)
@@ -210,7 +210,6 @@ def test_times_are_told_for_each_record_of_the_training(tmp_path):
     assert times[3]["evaluation_share"] > 0 == times[2]["evaluation_share"]
 
 
-@pytest.mark.slow
 def test_the_best_state_is_kept_and_found_beside_the_latest(tmp_path):
     training = dataclasses.replace(TRAINING, steps=12, evaluate_every=1, checkpoint_every=1)
     train(TASK, tmp_path, training)
@@ -256,7 +255,6 @@ def test_other_settings_are_refused_without_a_config_too(tmp_path):
     assert train(TASK, tmp_path, other, config=None).complete
 
 
-@pytest.mark.slow
 def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
     recipe = dataclasses.replace(RELAXED, confidence=0.01)
     trained = train(TASK, tmp_path, recipe=recipe)
@@ -284,7 +282,6 @@ def finite(workdir):
     return step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -322,14 +319,12 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
         train(TASK, tmp_path, third)
 
 
-@pytest.mark.slow
 def test_no_rate_is_named_where_the_first_step_diverges(tmp_path):
     with pytest.raises(DivergedError, match="step 1 is not finite.* no rate mends it. Look for numbers"):
         train(poisoned(0), tmp_path)
     assert saved(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
     with pytest.raises(DivergedError, match=r'step 6 is not finite. It trained {"hidden": \[\d\]}'):
         train(poisoned(5), tmp_path)
@@ -347,7 +342,6 @@ def test_what_the_diverged_step_trained_is_said_and_written(tmp_path):
     assert [NET.space.to_dict(drawn)] == written["architectures"]
 
 
-@pytest.mark.slow
 def test_a_diverged_step_is_replayed(tmp_path):
     options = dict(config=config_of(TRAINING), mesh=MESH)
     with pytest.raises(FileNotFoundError, match="no diverged.json"):
@@ -368,7 +362,6 @@ def test_a_diverged_step_is_replayed(tmp_path):
         replay(TASK, NET, TRAINING, tmp_path, seed=1, **options)
 
 
-@pytest.mark.slow
 def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_for(tmp_path):
     skipping = dataclasses.replace(TRAINING, skip_not_finite=1)
     trained = train(poisoned(5), tmp_path, skipping)
@@ -384,7 +377,6 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     assert metrics["finite"] == 0
 
 
-@pytest.mark.slow
 def test_a_retraining_that_diverged_may_change_its_own_settings(tmp_path):
     def config(rate):
         return {"retraining": {"learning_rate": rate, "steps": 7}}
@@ -401,7 +393,6 @@ def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_
     assert saved(tmp_path) == [4] and finite(tmp_path) == 4
 
 
-@pytest.mark.slow
 def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_step():
     huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="is not finite.*smaller training.learning_rate"):
@@ -414,7 +405,6 @@ def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_st
 # ---- Averages, times, defaults.
 
 
-@pytest.mark.slow
 def test_the_average_follows_the_weights_and_is_what_is_evaluated():
     training = Training(steps=5, batch_size=8, warmup_steps=1, learning_rate=1e-2, average=0.75)
     state, step, batch = prepare(TASK, NET, training, Uniform(), MESH)
@@ -438,7 +428,7 @@ def test_times_are_shares_of_the_whole(tmp_path):
     assert dict(train(TASK, tmp_path).times) == times  # those of the training, not of finding it complete
 
 
-@pytest.mark.parametrize("kind", ["images", pytest.param("language", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["images", *tiers.more("language")])
 def test_a_task_a_network_and_a_number_of_steps_are_enough(kind):
     net = NET if kind == "images" else net_of(kind, scan=True)
     trained = fit(task_of(kind), net, 3)
@@ -453,7 +443,6 @@ def test_one_architecture_is_trained_where_there_is_only_one():
     assert trained.complete and trained.state.recipe == ()
 
 
-@pytest.mark.slow
 def test_what_the_caller_gave_can_be_read_afterwards():
     variables = jaxnas.init(NET, jax.random.key(3), TASK.inputs)
     arch = NET.space.largest()

@@ -64,7 +64,6 @@ def test_a_workdir_in_a_bucket_is_held_by_one_run_and_given_back(bucket, caplog)
     assert not said(bucket)["held"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "left",
     [
@@ -97,7 +96,6 @@ def test_of_many_that_want_a_lock_one_gets_it(bucket, store, left):
     assert all(message.startswith(f"number {held[0]}, which took it") for message in refused)
 
 
-@pytest.mark.slow
 def test_one_that_was_killed_is_followed_and_one_that_comes_back_is_ended(bucket, store, caplog):
     """To others a suspended process is a killed one; when it goes on, it must not write any more."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

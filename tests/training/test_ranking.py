@@ -24,7 +24,6 @@ VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
 TRAINING = Training(steps=6, batch_size=8, learning_rate=3e-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, None])
 def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together):
     archs = NET.space.sample(jax.random.key(0), 5)
@@ -38,7 +37,6 @@ def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together)
         assert set(own.metrics) == {"search"}  # nothing is measured on the test data
 
 
-@pytest.mark.slow
 def test_a_ranking_has_inherited_scores_and_those_alone():
     found = runs.rank(TASK, NET, VARIABLES, TRAINING, 5)
     archs = jax.tree.map(lambda *x: np.stack(x), *map(NET.space.from_dict, found.architectures))
@@ -65,7 +63,6 @@ def test_kendall_tau_and_its_interval():
     assert _interval(x, x, jax.random.key(0), 9) == pytest.approx((1, 1))
 
 
-@pytest.mark.slow
 def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
     archs = NET.space.sample(jax.random.key(1), 3)
     both = train_seeds(TASK, NET, TRAINING, [4, 4, 5], arch=archs, role="search", test=False, together=1)
@@ -74,7 +71,7 @@ def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
         np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_page_shows_what_was_ranked(tmp_path):
     ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 4, steps=3)
     assert len(ranking.architectures) == len(ranking.alone) == 4 and ranking.steps == 3
@@ -86,7 +83,7 @@ def test_the_page_shows_what_was_ranked(tmp_path):
     assert jaxnas.report.result.read(tmp_path) == result
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_best_of_the_finalists_is_found():
     strategy = search.RandomSearch(NET.space, evaluations=6, batch=6)
     settings = runs.Search(strategy=strategy, finalists=3, finalist_steps=4, baseline=False)
@@ -160,7 +157,6 @@ def best_of(found, strategy):
     return list(distinct.values())
 
 
-@pytest.mark.slow
 def test_a_training_that_diverges_is_left_out_of_the_ranking():
     wild = dataclasses.replace(TRAINING, learning_rate=1e30, warmup_steps=0)
     found = runs.rank(TASK, NET, VARIABLES, wild, 3)

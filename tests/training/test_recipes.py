@@ -61,7 +61,6 @@ def moved(states, part):
 # ---- Architecture parameters.
 
 
-@pytest.mark.slow
 def test_logits_and_the_search_memory_stay_until_their_start_and_between_updates():
     states, metrics = run(7, kind="language", start=2, every=3)
     due = [False, False, True, False, False, True, False]
@@ -146,7 +145,6 @@ def test_gradients_of_the_logits_are_exact(order):
     assert difference(after.params, expected) < 1e-5
 
 
-@pytest.mark.slow
 def test_joint_search_learns_from_training_data_alone():
     states, _ = run(5, order="joint", start=3)
     assert set(made(order="joint", start=3)[2](0)) == set(states[0].carry) == {"train"}
@@ -160,7 +158,6 @@ def test_joint_search_learns_from_training_data_alone():
         prepare(whole, NET, Training(steps=4), Relaxed(order="first"), make_mesh(1))
 
 
-@pytest.mark.slow
 def test_a_cost_above_its_target_pushes_to_cheaper_options():
     common = dict(every=1, learning_rate=0.1, cost="params")
     free, plain = run(3, **common)
@@ -205,7 +202,6 @@ def test_one_program_trains_any_fixed_architecture_and_keeps_it():
     assert step._cache_size() == 1
 
 
-@pytest.mark.slow
 def test_a_fixed_architecture_trains_as_the_extracted_network_does():
     """On the same weights and data, without the randomness of dropout."""
     arch = SPACE.from_dict({"hidden": [2, 1]})

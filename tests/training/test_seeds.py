@@ -54,7 +54,6 @@ def by_hand(seed, metric, patience):
     return best, best_step, values
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "patience"), [("loss", 2), ("accuracy", 100)])
 def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patience):
     found = seeds_of(metric=metric, patience=patience)
@@ -71,7 +70,6 @@ def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patie
             assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, 2])
 def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
     other = seeds_of(together=together)
@@ -80,7 +78,6 @@ def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
         np.testing.assert_allclose(two, one, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_patience_begins_with_the_first_measurement():
     """A seed that was not measured yet goes on, however short the patience is."""
     found = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
@@ -95,7 +92,6 @@ def test_the_seeds_are_independent_and_a_patience_ends_them(found, capsys):
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_every_task_takes_it(kind):
     task, net = task_of(kind), net_of(kind)
@@ -112,7 +108,6 @@ def test_every_task_takes_it(kind):
         assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("network", [GCN, GAT])
 def test_the_known_networks_learn_and_are_networks_of_the_road(network):
     net = network(2, dropout=0.1)

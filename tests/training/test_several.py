@@ -143,7 +143,6 @@ def by_hand(params, rows, archs):
     return one(params, first, labels), [one(params, arch, soft) for arch in others]
 
 
-@pytest.mark.slow
 def test_the_sandwich_trains_the_largest_on_labels_and_the_others_on_its_predictions():
     before, after, metrics, rows = stepped(Sandwich())
     archs = metrics["archs"]
@@ -194,7 +193,6 @@ def moved(before, after):
 
 
 @pytest.mark.parametrize("kind", ["language", "text", "graphs"])
-@pytest.mark.slow
 def test_the_sandwich_distils_on_every_task(kind):
     net = net_of(kind)
     distill = Distillation(divergence="adaptive_alpha")
@@ -206,7 +204,6 @@ def test_the_sandwich_distils_on_every_task(kind):
         assert difference(before.carry["train"].inputs, after.carry["train"].inputs) > 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [Sandwich(random=7, spread=True), Uniform(architectures=8, spread=True), Sandwich(random=7)],
@@ -217,7 +214,6 @@ def test_devices_take_different_networks_and_give_what_one_gives(recipe):
     assert difference(*(state.params for state in states)) < 1e-5
 
 
-@pytest.mark.slow
 def test_a_step_of_several_architectures_is_traced_once():
     training = Training(steps=100, batch_size=8)
     recipe = Sandwich(random=2, sampler=Attentive(candidates=2))
@@ -232,7 +228,6 @@ def test_a_step_of_several_architectures_is_traced_once():
 # ---- A trained teacher.
 
 
-@pytest.mark.slow
 def test_a_trained_teacher_teaches_without_its_own_dropout():
     arch = SPACE.largest()
     variables = {"params": random_params(NET, TASK.inputs.shape)}
@@ -249,7 +244,6 @@ def test_a_trained_teacher_teaches_without_its_own_dropout():
     assert difference(gradient_of(before, after), half) < 1e-3
 
 
-@pytest.mark.slow
 def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     net = net_of("images")
     variables = jaxnas.init(net, jax.random.key(1), TASK.inputs)
@@ -263,7 +257,6 @@ def test_a_saved_network_is_a_teacher_by_its_folder(tmp_path):
     assert difference(*(state.params for state in states)) == 0
 
 
-@pytest.mark.slow
 def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
     other = perceptron().clone(classes=3, space=SPACE.fix(SPACE.largest()))
     teacher = Teacher(other, jaxnas.init(other, jax.random.key(0), TASK.inputs))
@@ -287,7 +280,6 @@ def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
 # ---- What is drawn.
 
 
-@pytest.mark.slow
 def test_fairness_trains_every_option_equally_often():
     problem = problem_of(DEEP)
     for count, key in ((6, 0), (3, 1), (12, 2), (4, 3)):
@@ -303,7 +295,6 @@ def test_fairness_trains_every_option_equally_often():
     assert all(sorted(column) == [0, 1, 2] for column in np.asarray(metrics["archs"]["hidden"]).T)
 
 
-@pytest.mark.slow
 def test_stratified_sizes_are_even_where_uniform_options_are_not():
     net = perceptron(8, (1, 2, 4, 8))
     cost = jaxnas.cost(net, TASK.inputs)
@@ -349,7 +340,6 @@ def test_attentive_sampling_trains_what_has_the_least_or_greatest_loss(pick):
     assert len(set(among)) > 1
 
 
-@pytest.mark.slow
 def test_a_schedule_of_spaces_grows_without_another_program():
     first = SPACE.restrict(hidden=4)
     second = SPACE.restrict(hidden=(2, 4))
@@ -366,7 +356,6 @@ def test_a_schedule_of_spaces_grows_without_another_program():
     assert step._cache_size() == 1
 
 
-@pytest.mark.slow
 def test_a_new_phase_begins_with_sorted_channels_and_moments():
     net = net_of("images")
     small = net.space.restrict(mlp_ratio=2.0)

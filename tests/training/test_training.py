@@ -97,7 +97,6 @@ def test_steps_leave_inactive_weights_and_moments_bit_identical():
     assert check_untouched(step, state, batch, used_by, 12) > 1000
 
 
-@pytest.mark.slow
 def test_steps_of_scanned_layers_leave_inactive_weights_and_moments_bit_identical():
     net = net_of("images", scan=True)
     state, step, batch = made(net=net)
@@ -110,7 +109,6 @@ def test_steps_of_scanned_layers_leave_inactive_weights_and_moments_bit_identica
     assert check_untouched(step, copy(state), batch, used, 8) > 1000
 
 
-@pytest.mark.slow
 def test_the_official_behaviour_moves_inactive_weights():
     state, step, batch = made(freeze_inactive=False)
     state, moved = copy(state), 0
@@ -125,7 +123,6 @@ def test_the_official_behaviour_moves_inactive_weights():
     assert moved > 100
 
 
-@pytest.mark.slow
 def test_one_program_trains_a_thousand_architectures():
     traces = []
 
@@ -146,7 +143,6 @@ def test_one_program_trains_a_thousand_architectures():
     assert len(traces) == before + 1 and step._cache_size() == 1
 
 
-@pytest.mark.slow
 def test_eight_devices_give_what_one_gives():
     # Not Adam: where a gradient is nothing but rounding, it makes a whole step of it.
     results = []
@@ -160,7 +156,6 @@ def test_eight_devices_give_what_one_gives():
     assert difference(*results) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 def test_several_steps_in_one_call_are_one_after_another(devices):
     state, step, batch = made(devices, sgd=True)
