@@ -206,7 +206,7 @@ def ordered():
     return {"tokens": tokens | {"kind": cells[rows]}}, score[rows]
 
 
-@pytest.mark.parametrize("losses", [{"ranking": 0.0}, {"regression": 0.0}], ids=["regression", "ranking"])
+@pytest.mark.parametrize("losses", [{"ranking": 0.0}, *tiers.nightly({"regression": 0.0})], ids=str)
 def test_supervised_transformer_learns_an_order_by_either_loss(ordered, losses):
     inputs, score = ordered
     predictor = dataclasses.replace(SCORER, **losses)

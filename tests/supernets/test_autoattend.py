@@ -243,7 +243,11 @@ def test_each_place_and_context_has_weights_of_its_own(context):
 @pytest.mark.hlo
 @pytest.mark.parametrize(
     "kind, context",
-    [("nodes", "full"), ("unframed", "full"), ("unframed", "none"), ("text", "full"), ("text", "none")],
+    [
+        ("nodes", "full"),
+        ("text", "none"),
+        *tiers.nightly(("unframed", "full"), ("unframed", "none"), ("text", "full")),
+    ],
 )
 def test_extracted_networks_have_their_own_parameters_only(kind, context):
     net, variables = net_of(kind, context), variables_of(kind, context)
@@ -287,7 +291,7 @@ def test_one_program_serves_all_and_a_batch_of_them(kind):
     np.testing.assert_allclose(jit(jax.vmap(apply))(few), one_by_one[:4], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["text", "nodes", "unframed"])
+@pytest.mark.parametrize("kind", ["text", "nodes", *tiers.nightly("unframed")])
 def test_a_gradient_is_zero_outside_of_the_architecture(kind):
     net, variables, inputs = net_of(kind), variables_of(kind), inputs_of(kind)
 

@@ -357,7 +357,12 @@ def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_grad
 
 @pytest.mark.hlo
 @pytest.mark.parametrize(
-    "name, seed", [*(("transformer", seed) for seed in (0, 3, 5)), ("nasvit", 0), ("nasvit", 1)]
+    "name, seed",
+    [
+        ("transformer", 0),
+        ("nasvit", 0),
+        *tiers.nightly(("transformer", 3), ("transformer", 5), ("nasvit", 1)),
+    ],
 )
 def test_extracted_is_the_same_function_with_exact_costs(name, seed):
     """P3 and P7, with the statistics of the architecture."""
@@ -371,7 +376,7 @@ def test_extracted_is_the_same_function_with_exact_costs(name, seed):
     assert cost["macs"] == xla_macs(lower(small, cut, IMAGES[:1]).as_text("hlo"))
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ["transformer", *tiers.nightly("nasvit")])
 def test_vmap_over_architectures_is_the_loop(name):
     """P5, of logits and gradient."""
     net = NETS[name]
@@ -564,7 +569,7 @@ def test_published_efficientnets_have_their_counts(name):
     assert cost["params"] == params and round(cost["macs"] / 1e9, 2) == macs
 
 
-@pytest.mark.parametrize("name", slow_but("a0", ALPHANETS))
+@pytest.mark.parametrize("name", ["a0", "a6", *tiers.nightly(*sorted(set(ALPHANETS) - {"a0", "a6"}))])
 def test_published_alphanets_have_their_products(name):
     arch = alphanet(name)
     net = alone(ALPHANET, arch)

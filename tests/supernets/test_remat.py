@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import tiers
 from small_nets import difference, jit, normal, sample
 
 import jaxnas
@@ -46,9 +47,8 @@ NETWORKS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "Swin",
-        "Hybrid",
         "DARTFormer",
+        *tiers.nightly("Swin", "Hybrid"),
     ],
 )
 def test_computed_again_gives_the_gradients_of_computed_once(name):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_nets import Setting, difference, flatten, jit, normal, random_params, sample, take
@@ -180,7 +181,10 @@ def published(name):
 
 @pytest.mark.parametrize(
     "name, params",
-    [("tiny", 28_328_674), ("swin_tiny", 28_288_354), ("small", 49_737_298), ("base", 71_125_762)],
+    [
+        *(("tiny", 28_328_674), ("swin_tiny", 28_288_354)),
+        *tiers.nightly(("small", 49_737_298), ("base", 71_125_762)),
+    ],
 )
 def test_released_networks_are_members_of_their_exact_size(name, params):
     net = published(name)

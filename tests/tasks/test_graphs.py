@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused(call, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("recipe", [Uniform(), Relaxed(order="second", every=1, start=1)])
+@pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])
 def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
     with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
@@ -195,7 +195,7 @@ def words_of(nodes, seed):
     return words, edges, labels
 
 
-@pytest.mark.parametrize(("kind", "normalize"), [("one", True), *tiers.more(("several", False))])
+@pytest.mark.parametrize(("kind", "normalize"), [("one", True), *tiers.nightly(("several", False))])
 def test_sparse_features_are_the_same_ones(kind, normalize):
     if kind == "one":
         roles = {"train": range(20), "search": range(20, 30), "test": range(30, 40)}

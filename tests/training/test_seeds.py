@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiers
 from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
@@ -92,7 +93,7 @@ def test_the_seeds_are_independent_and_a_patience_ends_them(found, capsys):
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
 
 
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", ["graphs", *tiers.nightly(*(kind for kind in TASKS if kind != "graphs"))])
 def test_every_task_takes_it(kind):
     task, net = task_of(kind), net_of(kind)
     found = train_seeds(

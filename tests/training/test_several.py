@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiers
 from small_nets import difference, jit, random_params, take
 from small_tasks import net_of, perceptron, task_of
 
@@ -192,7 +193,7 @@ def moved(before, after):
     return difference(before.params, after.params) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["language", "text", "graphs"])
+@pytest.mark.parametrize("kind", ["text", *tiers.nightly("language", "graphs")])
 def test_the_sandwich_distils_on_every_task(kind):
     net = net_of(kind)
     distill = Distillation(divergence="adaptive_alpha")
@@ -206,7 +207,10 @@ def test_the_sandwich_distils_on_every_task(kind):
 
 @pytest.mark.parametrize(
     "recipe",
-    [Sandwich(random=7, spread=True), Uniform(architectures=8, spread=True), Sandwich(random=7)],
+    [
+        Sandwich(random=7, spread=True),
+        *tiers.nightly(Uniform(architectures=8, spread=True), Sandwich(random=7)),
+    ],
 )
 @pytest.mark.eight_devices
 def test_devices_take_different_networks_and_give_what_one_gives(recipe):
