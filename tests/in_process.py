@@ -30,7 +30,9 @@ def run(binary, *arguments):
 
 def script(path, *arguments):
     """What `python path arguments` prints."""
-    done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        done = _run(lambda: runpy.run_path(str(path), run_name="__main__"), arguments)
     assert done.status == 0, done
     return done.stdout
 

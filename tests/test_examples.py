@@ -17,7 +17,8 @@ EXAMPLES = [path for path in sorted((ROOT / "examples").glob("own_*.py")) if pat
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert in_process.script(path, f"--workdir={tmp_path}").strip()
+    printed = in_process.script(path, f"--workdir={tmp_path}")
+    assert printed.strip() or list(tmp_path.iterdir())  # some start a binary, which prints by itself
 
 
 def test_runs_with_workers(tmp_path):

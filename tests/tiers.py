@@ -1,7 +1,8 @@
 """Tiers of the suite: quick (`make test`), full (`make test-all`, which CI runs) and nightly.
 
-The tier of a test follows from what it reaches: a training, another process, an export or PyTorch makes it
-full, an object store or Ray nightly. Only the cases of a table are divided by hand: see `more` and `nightly`.
+The tier of a test follows from what it reaches: a training, an evaluator, a whole search in one program, a
+mesh, another process, an export or PyTorch makes it full, an object store or Ray nightly. What is divided by
+hand are cases of a table (`cases`, `more`, `nightly`, `pairs`) and supernets of some size (the mark `more`).
 """
 
 import inspect
@@ -13,7 +14,7 @@ import pytest
 TIERS = ("quick", "full", "nightly")
 _ROOT = str(pathlib.Path(__file__).parent)
 # Names that a test, its fixtures or the helpers that they call refer to.
-_FULL = {"fit", "prepare", "train_seeds", "export_subnet", "torch"}
+_FULL = {"fit", "prepare", "train_seeds", "make_evaluator", "calibrate", "scan", "export_subnet", "torch"}
 _FULL |= {"subprocess", "multiprocessing", "processes", "run_parallel", "runpy"}
 _NIGHTLY = {"bucket", "Ray"}
 
@@ -49,7 +50,8 @@ def tier_of(item):
     names = _reached([item.function, *fixtures]) | set(item.fixturenames)
     if item.get_closest_marker("nightly") or names & _NIGHTLY:
         return "nightly"
-    return "full" if item.get_closest_marker("more") or names & _FULL else "quick"
+    marked = item.get_closest_marker("more") or item.get_closest_marker("eight_devices")
+    return "full" if marked or names & _FULL else "quick"
 
 
 def _reached(functions):
@@ -63,8 +65,12 @@ def _reached(functions):
         seen.add(code)
         names.update(code.co_names)
         waiting += [(inner, scope) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        modules = [
+            vars(scope[name]) for name in code.co_names if isinstance(scope.get(name), types.ModuleType)
+        ]
         for name in code.co_names:
-            found = inspect.unwrap(scope[name]) if callable(scope.get(name)) else None
-            if isinstance(found, types.FunctionType):
-                waiting.append((found.__code__, found.__globals__))
+            for found in (place[name] for place in (scope, *modules) if callable(place.get(name))):
+                function = inspect.unwrap(found)
+                if isinstance(function, types.FunctionType):
+                    waiting.append((function.__code__, function.__globals__))
     return names

@@ -140,6 +140,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.hlo
 def test_a_network_is_extracted_with_exact_costs():
     net = Texts()

@@ -223,6 +223,7 @@ def test_transformed_kernels_are_extracted_with_what_they_are_computed_from():
         assert macs == xla_macs(lower(small, cut, x[:1]).as_text("hlo"))
 
 
+@pytest.mark.more
 def test_vmap_over_architectures_is_the_loop():
     """P5, in evaluation and of the gradient."""
     archs = NET.space.sample(jax.random.key(0), 3)

@@ -21,6 +21,7 @@ from jaxnas.elastic.loop import run_layer
 seeds = st.integers(0, 2**31 - 1)
 
 
+@pytest.mark.more
 @settings(max_examples=4)
 @given(seed=seeds)
 def test_scanned_layers_are_the_unrolled_ones(seed):

@@ -280,6 +280,7 @@ def test_two_searches_share_a_file(finished_run, tmp_path):
         assert run(strategy, never, history_path=path).resumed == 120
 
 
+@pytest.mark.more
 def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
     """A generation cut short by a smaller budget, with lines of another search behind it."""
     path, alone = tmp_path / "history.jsonl", tmp_path / "alone.jsonl"

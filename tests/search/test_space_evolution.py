@@ -305,6 +305,7 @@ def cases(draw):
     return space, rules, draw(st.integers(0, 2**31 - 1))
 
 
+@pytest.mark.more
 @hypothesis.given(cases())
 @hypothesis.settings(max_examples=25)
 def test_the_next_space_is_a_space_whose_values_are_legal(case):

@@ -14,7 +14,6 @@ import pytest
 import safetensors.numpy
 import tiers
 
-from jaxnas import network as networks
 from jaxnas import spaces
 from jaxnas.annotations import annotations
 from jaxnas.cost import cost
@@ -23,6 +22,7 @@ from jaxnas.report import result
 from jaxnas.subnet import extract
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
 from jaxnas.supernets.vit import ViT
+from jaxnas.testing import check_network
 
 torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
 
@@ -198,7 +198,7 @@ def test_extraction_from_a_converted_supernet_is_the_converted_architecture(net)
     """It has the bias of its own numbers of heads alone, and counts say so."""
     state, shape = checkpoint(net), random_images(net).shape
     variables = from_torch_autoformer(state, net)[1]
-    networks.check(net, shape)
+    check_network(net, shape)
     cost_of = cost(net, shape)
     for seed in range(4):
         arch = net.space.sample(jax.random.key(seed))

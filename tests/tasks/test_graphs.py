@@ -195,6 +195,7 @@ def words_of(nodes, seed):
     return words, edges, labels
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("kind", "normalize"), [("one", True), *tiers.nightly(("several", False))])
 def test_sparse_features_are_the_same_ones(kind, normalize):
     if kind == "one":

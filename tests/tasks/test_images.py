@@ -151,6 +151,7 @@ def test_all_augmentations_together():
     np.testing.assert_allclose(np.sum(targets, axis=1), 1, rtol=1e-6)
 
 
+@pytest.mark.more
 def test_nothing_is_held_out_of_the_whole():
     whole = TASK.whole()
     assert TASK.sizes == {"train": 64, "search": 16, "test": 30}

@@ -1,25 +1,11 @@
 """What every task keeps: metrics by their names, roles, and data that must be loaded first."""
 
-import flax.linen as nn
 import pytest
 from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import Choice, Space, runs, tasks, training
-from jaxnas.elastic import Decisions, Dense, fixed, width
+from jaxnas import runs, tasks, training
 from jaxnas.tasks import check_fits
-
-
-class OfKnownSize(nn.Module):
-    """It asks Python for the number of images."""
-
-    space: Space = Space(hidden=Choice(2, 4))
-
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        hidden, x = width(int, decisions["hidden"]), images.reshape(len(images), -1)
-        return Dense()(nn.relu(Dense()(x, fixed(x.shape[1]), hidden)), hidden, fixed(2))
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -31,13 +17,6 @@ def test_a_task_keeps_the_protocol(kind):
     for metric in task.metrics:
         assert (metric.score(2.0) > metric.score(1.0)) == (metric.direction == "max")
     check_fits(task, perceptron() if kind == "images" else net_of(kind))
-
-
-def test_a_network_that_must_know_the_size_of_a_batch_is_refused():
-    with pytest.raises(
-        ValueError, match=r"OfKnownSize takes no batch of unknown size.*Write x.shape\[0\] for"
-    ):
-        check_fits(task_of("images"), OfKnownSize())
 
 
 def test_a_dict_in_place_of_an_array_is_named_and_the_reverse():
