@@ -144,7 +144,7 @@ def programs():
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 40_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
         jax.clear_caches()
         gc.collect()
 
