@@ -26,7 +26,8 @@ class Decisions:
       space: of the network.
       arch: an architecture of it, hard or soft; None if there is only one. Traced indices that are out of
         range count as the nearest option. One of NumPy arrays is static: what it does not use is not traced.
-      initializing: whether parameters are being made, for which any architecture will do: a static one.
+      initializing: whether parameters are being made, for which any architecture will do: a static one
+        unless it is soft.
 
     Raises:
       ValueError: None for a space with more than one architecture, or an architecture that is not of
@@ -55,7 +56,8 @@ class Decisions:
                 else jnp.asarray(value)
                 for name, value in arch.items()
             }
-        if arch is None or space.cardinality == 1 or initializing:
+        soft = arch is not None and any(jnp.issubdtype(x.dtype, jnp.floating) for x in arch.values())
+        if arch is None or space.cardinality == 1 or (initializing and not soft):
             self._arch = static(space)
         self._space = space
 

@@ -129,10 +129,6 @@ def fit(
     mesh = training.mesh() if mesh is None else mesh
     config = training.recorded(seed) if config is None else config
     store = Store(workdir, config, may_differ)
-    if not store.begun():
-        start = time.perf_counter()
-        check_network(net, task.inputs)
-        _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     begun = prepare(
         task,
         net,
@@ -145,6 +141,10 @@ def fit(
         seed=seed,
         name=name,
     )
+    if not store.begun():
+        start = time.perf_counter()
+        check_network(net, task.inputs)
+        _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 
     def evaluate(done: int, state: TrainState) -> tuple[dict[str, Any], float | None, bool]:

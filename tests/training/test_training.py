@@ -143,6 +143,7 @@ def test_one_program_trains_a_thousand_architectures():
     assert len(traces) == before + 1 and step._cache_size() == 1
 
 
+@pytest.mark.eight_devices
 def test_eight_devices_give_what_one_gives():
     # Not Adam: where a gradient is nothing but rounding, it makes a whole step of it.
     results = []
@@ -156,7 +157,7 @@ def test_eight_devices_give_what_one_gives():
     assert difference(*results) < 1e-5
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.eight_devices)])
 def test_several_steps_in_one_call_are_one_after_another(devices):
     state, step, batch = made(devices, sgd=True)
     state, together = copy(state), copy(state)
