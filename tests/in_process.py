@@ -94,17 +94,17 @@ def _own_flags():
 @contextlib.contextmanager
 def _own_logging(stderr):
     """Warnings go to the standard error of the program; afterwards all is as it was."""
-    root, verbosity, level = (
-        logging.getLogger(),
-        absl_logging.get_verbosity(),
-        logging.getLogger("asyncio").level,
+    root, own, verbosity = logging.getLogger(), logging.StreamHandler(stderr), absl_logging.get_verbosity()
+    handlers, levels = (
+        root.handlers[:],
+        {name: logging.getLogger(name).level for name in (None, "absl", "asyncio")},
     )
-    handlers, own = root.handlers[:], logging.StreamHandler(stderr)
     own.setLevel(logging.WARNING)
     root.addHandler(own)
     try:
         yield
     finally:
         absl_logging.set_verbosity(verbosity)
-        logging.getLogger("asyncio").setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         root.handlers[:] = handlers
