@@ -10,344 +10,234 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 
 from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary, choose_cutoffs
 
 VOCABULARY, WIDTH, ROWS = 40, 16, 13
-MODULES = {
-    "plain": AdaptiveVocabulary(VOCABULARY, WIDTH),
-    "not projected": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20), chunk=3),
-}
-# What PyTorch's module can hold too. Each setting is compiled once, for all tests.
+make = functools.partial(AdaptiveVocabulary, VOCABULARY, WIDTH)
+# What PyTorch's module can hold too.
 AS_IN_PYTORCH = {
-    "one row at a time": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20, 39), 2, chunk=1),
-    "head of one word": AdaptiveVocabulary(VOCABULARY, WIDTH, (1, 39), 2, chunk=4),
-    "chunks in part": AdaptiveVocabulary(VOCABULARY, WIDTH, (7, 20), 4, tie_projections=True, chunk=5),
-    "one chunk": AdaptiveVocabulary(VOCABULARY, WIDTH, (12,), 4, chunk=100),
+    "chunks in part": make((7, 20), 4, tie_projections=True, chunk=5),
+    "one word first and last": make((1, 39), 2, chunk=1),
 }
-MODULES |= AS_IN_PYTORCH
+MODULES = AS_IN_PYTORCH | {"plain": make(), "not projected, one chunk": make((7, 20), chunk=100)}
+WORDS, STRANGE = np.random.default_rng(4).permutation(VOCABULARY), np.int32([VOCABULARY, -1, 10**6])
+HIDDEN = jnp.asarray(np.random.default_rng(1).normal(size=(ROWS, WIDTH)), jnp.float32)
+WEIGHTS = np.linspace(-1, 1, ROWS, dtype=np.float32)
+
+
+def bound(method):
+    return lambda module, params, *inputs: module.apply({"params": params}, *inputs, method=method)
+
+
+scores, all_scores, embed = map(bound, ("log_probability", "log_probabilities", "embed"))
 
 
 @functools.cache
 def parameters(module):
     """Values that are nowhere zero, so that everything counts."""
     init = functools.partial(module.init, method="embed")
-    shapes = jax.eval_shape(init, jax.random.key(0), jnp.zeros([1, 1], jnp.int32))
+    shapes = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), jnp.asarray(STRANGE)))["params"]
     random = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda like: jnp.asarray(0.3 * random.normal(size=like.shape).astype(np.float32)),
-        nn.meta.unbox(shapes)["params"],
+    return jax.tree.map(lambda like: np.float32(0.3 * random.normal(size=like.shape)), shapes)
+
+
+def targets_of(module):
+    """Rows of targets: some of each cluster in any order, all in one cluster, and the edges of clusters."""
+    random, bounds = np.random.default_rng(3), [0, *module.cutoffs, VOCABULARY]
+    edges = [*bounds[:-1], *(bound - 1 for bound in bounds[1:])]
+    mixed = [random.permutation(VOCABULARY)[:ROWS] for _ in range(4)]
+    for row in mixed:
+        row[random.permutation(ROWS)[: len(edges)]] = edges
+    alone = [random.integers(*pair, ROWS) for pair in itertools.pairwise(bounds)]
+    return np.int32([*mixed, *alone, random.choice(edges, ROWS)])
+
+
+def with_gradients(module, params, targets, hidden=HIDDEN):
+    def score(params, hidden):
+        values = scores(module, params, hidden, targets)
+        return jnp.vdot(WEIGHTS, values), values
+
+    return jax.grad(score, (0, 1), has_aux=True)(params, hidden)
+
+
+def gradients_of_all(module, params, targets, hidden=HIDDEN):
+    """The same gradients, through the probabilities of every word."""
+    score = lambda *x: jnp.vdot(WEIGHTS, all_scores(module, *x)[jnp.arange(ROWS), targets])  # noqa: E731
+    return jax.grad(score, (0, 1))(params, hidden)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def everything(module, params, rows):
+    """Scores of targets with gradients, of all words and of what is no word, and embeddings: one program."""
+    of_all = None
+    if module.tie_projections or module.div_value == 1:  # others are compared with PyTorch alone
+        of_all = jax.lax.map(functools.partial(gradients_of_all, module, params), rows)
+    strange = jnp.asarray(STRANGE)
+    return (
+        jax.lax.map(functools.partial(with_gradients, module, params), rows),
+        of_all,
+        all_scores(module, params, HIDDEN),
+        embed(module, params, jnp.asarray([*WORDS, *STRANGE], jnp.int32)),
+        scores(module, params, HIDDEN[: len(STRANGE)], strange),
     )
 
 
 @functools.cache
-def hidden_rows():
-    return jnp.asarray(np.random.default_rng(1).normal(size=(ROWS, WIDTH)).astype(np.float32))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def scores(module, params, hidden, targets):
-    return module.apply({"params": params}, hidden, targets, method="log_probability")
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def all_scores(module, params, hidden):
-    return module.apply({"params": params}, hidden, method="log_probabilities")
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def embed(module, params, tokens):
-    return module.apply({"params": params}, tokens, method="embed")
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_token_that_is_not_in_the_vocabulary_gives_nan(name):
-    module = MODULES[name]
-    params, tokens = parameters(module), jnp.array([0, VOCABULARY - 1, VOCABULARY, -1, 10**6], jnp.int32)
-    wrong = [False, False, True, True, True]
-    assert np.isnan(embed(module, params, tokens)).all(axis=1).tolist() == wrong
-    assert np.isnan(scores(module, params, hidden_rows()[:5], tokens)).tolist() == wrong
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def with_gradients(module, params, hidden, targets, weights):
-    """Scores, and the gradients of their weighted sum."""
-
-    def weighted(params, hidden):
-        values = scores(module, params, hidden, targets)
-        return jnp.vdot(weights, values), values
-
-    gradients, values = jax.grad(weighted, argnums=(0, 1), has_aux=True)(params, hidden)
-    return values, gradients
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def with_gradients_of_all(module, params, hidden, targets, weights):
-    """The same from the probabilities of every word, which are returned too."""
-
-    def weighted(params, hidden):
-        every = all_scores(module, params, hidden)
-        return jnp.vdot(weights, every[jnp.arange(ROWS), targets]), every
-
-    gradients, every = jax.grad(weighted, argnums=(0, 1), has_aux=True)(params, hidden)
-    return every, gradients
+def probe(module):
+    return jax.tree.map(np.asarray, everything(module, parameters(module), targets_of(module)))
 
 
 def assert_close(ours, expected, tolerance=1e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), ours, expected
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    jax.tree.map(close, ours, expected)
 
 
-# Scores
+every_module = pytest.mark.parametrize(
+    "module", tiers.cases(MODULES.values(), (MODULES["chunks in part"],)), ids=MODULES
+)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
-@hypothesis.settings(max_examples=15)
-@hypothesis.given(data=st.data())
-def test_a_target_is_scored_as_among_all_words(module, data):
+@every_module
+def test_a_target_is_scored_as_among_all_words(module):
     """Whatever the targets and the chunks, the gradients too; and probabilities sum to one."""
-    edges = sorted({0, VOCABULARY - 1, *module.cutoffs, *(cutoff - 1 for cutoff in module.cutoffs)})
-    words = st.integers(0, VOCABULARY - 1) | st.sampled_from(edges)
-    targets = data.draw(st.lists(words, min_size=ROWS, max_size=ROWS))
-    arguments = (
-        module,
-        parameters(module),
-        hidden_rows(),
-        jnp.asarray(targets, jnp.int32),
-        jnp.linspace(-1, 1, ROWS),
-    )
-    values, gradients = with_gradients(*arguments)
-    every, expected = with_gradients_of_all(*arguments)
+    (gradients, values), expected, every, *_ = probe(module)
     assert every.shape == (ROWS, VOCABULARY) and values.dtype == every.dtype == jnp.float32
-    assert_close(np.exp(np.asarray(every, np.float64)).sum(axis=1), np.ones(ROWS))
-    assert_close(values, every[np.arange(ROWS), targets])
-    assert_close(gradients, expected)
+    assert_close(np.exp(np.float64(every)).sum(axis=1), np.ones(ROWS))
+    assert_close(values, every[np.arange(ROWS), targets_of(module)])
+    if expected is not None:
+        assert_close(gradients, expected)
+    if not module.cutoffs:
+        logits = np.float64(HIDDEN) @ parameters(module)["embedding_0"].T + parameters(module)["bias_0"]
+        assert_close(every, logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 
 
-def test_second_derivatives():
-    module = AdaptiveVocabulary(VOCABULARY, WIDTH, (7,), 2, chunk=5)
+@every_module
+def test_every_word_is_embedded_and_what_is_no_word_gives_nan(module):
+    """Word by word in NumPy; NaN as its embedding and as its score."""
+    params, (*_, embedded, scored) = parameters(module), probe(module)
+    assert embedded.dtype == jnp.float32
+    for found, token in zip(embedded, WORDS, strict=False):
+        cluster = sum(token >= cutoff for cutoff in module.cutoffs)
+        vector = params[f"embedding_{cluster}"][token - (0, *module.cutoffs)[cluster]]
+        if f"projection_{cluster}" in params:
+            vector = vector.astype(np.float64) @ params[f"projection_{cluster}"]
+        assert_close(found, 4.0 * vector)
+    assert np.isnan(embedded[VOCABULARY:]).all() and np.isnan(scored).all()
+
+
+def test_second_derivatives_are_those_of_all_words():
+    module = make((7,), 2, chunk=5)
     targets = jnp.asarray([0, 39, 3, 19, 20, 8, 25, 7, 6, 30, 39, 12, 1], jnp.int32)
 
-    def through(loss):
-        def change(params, hidden):
-            gradients = jax.grad(loss, argnums=(0, 1))(params, hidden)
-            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(gradients))
+    def through(gradients):
+        change = lambda *x: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(gradients(*x)))  # noqa: E731
+        return jax.grad(change, (0, 1))(parameters(module), HIDDEN)
 
-        return jax.jit(jax.grad(change, argnums=(0, 1)))(parameters(module), hidden_rows())
-
-    ours = through(lambda p, h: jnp.mean(scores(module, p, h, targets)))
-    expected = through(lambda p, h: jnp.mean(all_scores(module, p, h)[jnp.arange(ROWS), targets]))
-    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(expected)) > 1e-2
+    run = jax.jit(
+        lambda: (
+            through(lambda params, hidden: with_gradients(module, params, targets, hidden)[0]),
+            through(lambda params, hidden: gradients_of_all(module, params, targets, hidden)),
+        )
+    )
+    ours, expected = run()
+    assert max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(expected)) > 1e-2
     assert_close(ours, expected)
 
 
-def test_vmap_and_no_rows():
+def test_vmap_is_the_loop_and_bfloat16_near_float32():
+    """In bfloat16 are the products only: probabilities are float32. And there may be no rows at all."""
     module = MODULES["chunks in part"]
-    params = parameters(module)
-    hidden = jnp.stack([hidden_rows(), -hidden_rows()])
-    targets = jnp.asarray(np.random.default_rng(2).integers(0, VOCABULARY, (2, ROWS)), jnp.int32)
-    ours = jax.jit(jax.vmap(functools.partial(scores, module, params)))(hidden, targets)
-    for values, rows, words in zip(ours, hidden, targets, strict=True):
-        every = np.asarray(all_scores(module, params, rows))
-        assert_close(values, every[np.arange(ROWS), np.asarray(words)])
-    assert scores(module, params, hidden[0, :0], targets[0, :0]).shape == (0,)
+    params, low = parameters(module), module.copy(dtype=jnp.bfloat16)
+    (_, values), _, every, embedded, _ = probe(module)
 
+    @jax.jit
+    def run(rows):
+        many = jax.vmap(functools.partial(scores, module, params, HIDDEN))(rows)
+        half = scores(low, params, HIDDEN.astype(jnp.bfloat16), rows[0])
+        # A narrow unsigned type, in which differences of words would wrap around.
+        words = jnp.asarray(WORDS, jnp.uint8)
+        return many, half, all_scores(low, params, HIDDEN), embed(low, params, words)
 
-def test_products_in_bfloat16():
-    """Of the products only: probabilities are float32 and near those of float32 throughout."""
-    module = MODULES["chunks in part"]
-    params, targets = parameters(module), jnp.arange(ROWS, dtype=jnp.int32) * 3
-    low = module.copy(dtype=jnp.bfloat16)
-    values = scores(low, params, hidden_rows().astype(jnp.bfloat16), targets)
-    every = all_scores(low, params, hidden_rows())
-    assert values.dtype == every.dtype == jnp.float32
-    assert_close(values, scores(module, params, hidden_rows(), targets), 0.05)
-    assert_close(every, all_scores(module, params, hidden_rows()), 0.05)
-    tokens = targets.reshape(1, -1)
-    embedded = embed(low, params, tokens)
-    assert embedded.dtype == jnp.bfloat16
-    assert_close(embedded.astype(jnp.float32), embed(module, params, tokens), 0.05)
-
-
-# Against PyTorch
+    many, half, half_every, half_embedded = run(targets_of(module))
+    assert_close(many, values)
+    assert half.dtype == half_every.dtype == jnp.float32 and half_embedded.dtype == jnp.bfloat16
+    found = half, half_every, np.float32(half_embedded)
+    assert_close(found, (values[0], every, embedded[:VOCABULARY]), 0.05)
+    nothing = jax.eval_shape(lambda: scores(module, params, HIDDEN[:0], jnp.zeros(0, jnp.int32)))
+    assert nothing.shape == (0,)
 
 
 @pytest.mark.parametrize("module", AS_IN_PYTORCH.values(), ids=AS_IN_PYTORCH)
 def test_scores_are_those_of_pytorch(module):
     """And all gradients. PyTorch has no biases within the tail: they are 0 here, and not compared."""
     torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
-    params, cutoffs = parameters(module), module.cutoffs
-    params = params | {f"bias_{i}": jnp.zeros_like(params[f"bias_{i}"]) for i in range(1, len(cutoffs) + 1)}
+    tail = range(1, len(module.cutoffs) + 1)
     theirs = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        WIDTH, VOCABULARY, list(cutoffs), module.div_value, head_bias=True
+        WIDTH, VOCABULARY, list(module.cutoffs), module.div_value, head_bias=True
     ).double()
 
     def to_torch(value):
         return torch.from_numpy(np.array(value, np.float64))
 
-    def projection(values, i):
-        """That of the output, [d, width]."""
-        return values[f"projection_{i}"] if module.tie_projections else values[f"output_projection_{i}"].T
+    def by_their_names(values):
+        named = {
+            "head.weight": np.concatenate([values["embedding_0"], values["cluster_vectors"]]),
+            "head.bias": np.concatenate([values["bias_0"], values["cluster_bias"]]),
+        }
+        for i in tail:
+            tied = module.tie_projections
+            projection = values[f"projection_{i}"] if tied else values[f"output_projection_{i}"].T
+            named |= {
+                f"tail.{i - 1}.0.weight": projection,
+                f"tail.{i - 1}.1.weight": values[f"embedding_{i}"],
+            }
+        return named
 
-    state = {
-        "head.weight": np.concatenate([params["embedding_0"], params["cluster_vectors"]]),
-        "head.bias": np.concatenate([params["bias_0"], params["cluster_bias"]]),
-    }
-    for i in range(len(cutoffs)):
-        state[f"tail.{i}.0.weight"] = projection(params, i + 1)
-        state[f"tail.{i}.1.weight"] = params[f"embedding_{i + 1}"]
-    theirs.load_state_dict({name: to_torch(value) for name, value in state.items()})
-
-    targets = np.random.default_rng(3).permutation(VOCABULARY)[:ROWS]
-    targets[:4] = 0, 39, 38, 39  # so that each cluster has some
-    weights = np.linspace(-1, 1, ROWS)
-    hidden = to_torch(hidden_rows()).requires_grad_()
-    expected = theirs(hidden, torch.from_numpy(targets)).output
-    (expected * torch.from_numpy(weights)).sum().backward()
-
-    values, (ours, grad_hidden) = with_gradients(
-        module, params, hidden_rows(), jnp.asarray(targets, jnp.int32), jnp.asarray(weights, jnp.float32)
-    )
-    assert_close(values, expected.detach().numpy())
-    assert_close(all_scores(module, params, hidden_rows()), theirs.log_prob(hidden).detach().numpy())
-    assert_close(grad_hidden, hidden.grad.numpy())
-    grads = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
-    assert set(grads) == set(state)
-    head = cutoffs[0]
-    assert_close(ours["embedding_0"], grads["head.weight"][:head])
-    assert_close(ours["cluster_vectors"], grads["head.weight"][head:])
-    assert_close(ours["bias_0"], grads["head.bias"][:head])
-    assert_close(ours["cluster_bias"], grads["head.bias"][head:])
-    for i in range(len(cutoffs)):
-        assert_close(projection(ours, i + 1), grads[f"tail.{i}.0.weight"])
-        assert_close(ours[f"embedding_{i + 1}"], grads[f"tail.{i}.1.weight"])
+    params, rows = parameters(module), targets_of(module)
+    params = params | {f"bias_{i}": np.zeros_like(params[f"bias_{i}"]) for i in tail}
+    theirs.load_state_dict({name: to_torch(value) for name, value in by_their_names(params).items()})
+    found = jax.tree.map(np.asarray, everything(module, params, rows))
+    for i in (0, 4, -1):
+        (ours, of_hidden), values = jax.tree.map(lambda x, i=i: x[i], found[0])
+        hidden = to_torch(HIDDEN).requires_grad_()
+        expected = theirs(hidden, torch.from_numpy(np.int64(rows[i]))).output
+        theirs.zero_grad()
+        (expected * to_torch(WEIGHTS)).sum().backward()
+        assert_close(values, expected.detach().numpy())
+        assert_close(of_hidden, hidden.grad.numpy())
+        grads = {name: 0 if x.grad is None else x.grad.numpy() for name, x in theirs.named_parameters()}
+        assert_close(by_their_names(ours), grads)
+    assert_close(found[2], theirs.log_prob(to_torch(HIDDEN)).detach().numpy())
 
 
-def test_without_cutoffs_it_is_pytorchs_log_softmax():
-    torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
-    params = parameters(MODULES["plain"])
-    hidden, table, bias = (
-        torch.from_numpy(np.array(value))
-        for value in (hidden_rows(), params["embedding_0"], params["bias_0"])
-    )
-    expected = torch.log_softmax(hidden @ table.T + bias, dim=1).numpy()
-    assert_close(all_scores(MODULES["plain"], params, hidden_rows()), expected)
-    targets = jnp.arange(ROWS, dtype=jnp.int32) * 3
-    ours = scores(MODULES["plain"], params, hidden_rows(), targets)
-    assert_close(ours, expected[np.arange(ROWS), np.asarray(targets)])
-
-
-# Embedding
-
-
-@pytest.mark.parametrize("name", ["plain", "not projected", "chunks in part", "head of one word"])
-def test_embedding(name):
-    """Word by word in NumPy; every word of the vocabulary."""
-    module = MODULES[name]
-    params = jax.tree.map(np.asarray, parameters(module))
-    tokens = np.random.default_rng(4).permutation(VOCABULARY).reshape(4, 10)
-    expected = np.zeros([4, 10, WIDTH])
-    for at, token in np.ndenumerate(tokens):
-        cluster = sum(token >= cutoff for cutoff in module.cutoffs)
-        vector = params[f"embedding_{cluster}"][token - (0, *module.cutoffs)[cluster]]
-        if f"projection_{cluster}" in params:
-            vector = vector.astype(np.float64) @ params[f"projection_{cluster}"]
-        expected[at] = 4.0 * vector
-    ours = embed(module, params, jnp.asarray(tokens, jnp.int32))
-    assert ours.dtype == jnp.float32
-    assert_close(ours, expected)
-    # A narrow unsigned type, in which differences of words would wrap around.
-    assert_close(embed(module, params, jnp.asarray(tokens, jnp.uint8)), expected)
-
-
-# Parameters
-
-
-@pytest.mark.parametrize(
-    "kwargs, expected",
-    [
-        ({}, dict(embedding_0=(40, 16), bias_0=(40,))),
-        (
-            dict(cutoffs=(7, 20)),
-            dict(
-                embedding_0=(7, 16),
-                embedding_1=(13, 16),
-                embedding_2=(20, 16),
-                cluster_vectors=(2, 16),
-                bias_0=(7,),
-                bias_1=(13,),
-                bias_2=(20,),
-                cluster_bias=(2,),
-            ),
-        ),
-        (
-            dict(cutoffs=(7, 20), div_value=4),
-            dict(
-                embedding_0=(7, 16),
-                embedding_1=(13, 4),
-                embedding_2=(20, 1),
-                cluster_vectors=(2, 16),
-                projection_1=(4, 16),
-                projection_2=(1, 16),
-                output_projection_1=(16, 4),
-                output_projection_2=(16, 1),
-                bias_0=(7,),
-                bias_1=(13,),
-                bias_2=(20,),
-                cluster_bias=(2,),
-            ),
-        ),
-        (
-            dict(cutoffs=(7,), div_value=4, tie_projections=True),
-            dict(
-                embedding_0=(7, 16),
-                embedding_1=(33, 4),
-                cluster_vectors=(1, 16),
-                projection_1=(4, 16),
-                bias_0=(7,),
-                bias_1=(33,),
-                cluster_bias=(1,),
-            ),
-        ),
-    ],
-)
-def test_parameters(kwargs, expected):
-    """Names and shapes, all float32, whatever is called first."""
-    module = AdaptiveVocabulary(VOCABULARY, WIDTH, **kwargs)
-    for method, argument in dict(
-        embed=jnp.zeros([2, 3], jnp.int32), log_probabilities=jnp.zeros([2, WIDTH])
-    ).items():
-        init = functools.partial(module.init, method=method)
-        shapes = nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), argument))["params"]
-        assert {name: leaf.shape for name, leaf in shapes.items()} == expected
-        assert {leaf.dtype for leaf in shapes.values()} == {jnp.dtype(jnp.float32)}
-
-
-def test_initial_values_and_axes():
+def test_initial_values_types_and_axes():
+    """The same whatever is called first."""
     module = AdaptiveVocabulary(2000, 32, (500,), 2, init_std=0.1)
-    init = jax.jit(functools.partial(module.init, method="embed"))
-    variables = init(jax.random.key(0), jnp.zeros([1, 1], jnp.int32))
-    spec = nn.get_partition_spec(variables)["params"]
-    assert spec["embedding_1"] == jax.sharding.PartitionSpec("vocabulary", "embed")
-    assert spec["bias_1"] == jax.sharding.PartitionSpec("vocabulary")
-    assert spec["projection_1"] == jax.sharding.PartitionSpec(None, "embed")
+    key, tokens = jax.random.key(0, impl="unsafe_rbg"), jnp.zeros([1, 1], jnp.int32)
+    variables = jax.jit(functools.partial(module.init, method="embed"))(key, tokens)
+    other = functools.partial(module.init, method="log_probabilities")
+    described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), variables)
+    assert jax.eval_shape(other, key, jnp.zeros([2, 32])) == described
+    spec, axes = nn.get_partition_spec(variables)["params"], jax.sharding.PartitionSpec
+    assert spec["embedding_1"] == axes("vocabulary", "embed") and spec["bias_1"] == axes("vocabulary")
+    assert spec["projection_1"] == axes(None, "embed")
     for name, value in nn.meta.unbox(variables)["params"].items():
         if "bias" in name:
-            assert not value.any()
+            assert not np.any(value)
         elif value.size > 500:
             assert np.std(value) == pytest.approx(0.1, rel=0.1)
 
 
 def test_tied_parameters_learn_from_both_uses():
     """Word vectors and tied projections have gradients of either use, which untied projections have apart."""
-    settings = dict(vocabulary=VOCABULARY, width=WIDTH, cutoffs=(12,), div_value=2)
-    tied = AdaptiveVocabulary(**settings, tie_projections=True)
-    untied = AdaptiveVocabulary(**settings)
+    tied, untied = (make((12,), 2, tie_projections=tie) for tie in (True, False))
     tokens = jnp.asarray([0, 3, 39, 8, 21, 7, 3, 19, 20, 6, 30, 0, 12], jnp.int32)
+    params = parameters(tied)
+    copied = params | {"output_projection_1": params["projection_1"].T}
+    assert set(copied) == set(parameters(untied))
 
-    @functools.partial(jax.jit, static_argnums=0)
     def gradients(module, params):
         """Of the parameters as those of the input, and as those of the output."""
 
@@ -355,37 +245,25 @@ def test_tied_parameters_learn_from_both_uses():
             hidden = jnp.tanh(embed(module, of_input, tokens))
             return jnp.mean(scores(module, of_output, hidden, tokens[::-1]))
 
-        return jax.grad(loss, argnums=(0, 1))(params, params)
+        return jax.grad(loss, (0, 1))(params, params)
 
-    params = parameters(tied)
-    copied = params | {"output_projection_1": params["projection_1"].T}
-    assert set(copied) == set(parameters(untied))
-    read, scored = gradients(tied, params)
-    apart_read, apart_scored = gradients(untied, copied)
-    for name in ("embedding_0", "embedding_1"):
-        for one, other in ((read, apart_read), (scored, apart_scored)):
-            assert jnp.any(one[name])
-            assert_close(one[name], other[name])
-    assert jnp.any(read["projection_1"]) and jnp.any(scored["projection_1"])
-    assert_close(read["projection_1"], apart_read["projection_1"])
-    assert_close(scored["projection_1"], apart_scored["output_projection_1"].T)
-    assert not jnp.any(apart_scored["projection_1"]) and not jnp.any(apart_read["output_projection_1"])
-
-
-# Expected cost and cutoffs
+    both = jax.jit(lambda: (gradients(tied, params), gradients(untied, copied)))()
+    (read, scored), (apart_read, apart_scored) = jax.tree.map(np.asarray, both)
+    assert not np.any(apart_scored.pop("projection_1")) and not np.any(apart_read.pop("output_projection_1"))
+    apart_scored["projection_1"] = apart_scored.pop("output_projection_1").T
+    for one, other in ((read, apart_read), (scored, apart_scored)):
+        assert all(np.any(one[name]) for name in ("embedding_0", "embedding_1", "projection_1"))
+        assert_close(one, other)
 
 
 def test_expected_multiply_accumulates():
     counts = np.repeat([5, 2, 1], [10, 20, 10])  # 50 + 40 + 10 occurrences
-    tied = AdaptiveVocabulary(40, 16, (10, 30), 2)
     head, embedding = 12 * 16, 16 * 8 + 16 * 4
-    first, second = 16 * 8 + 20 * 8, 16 * 4 + 10 * 4
-    expected = head + embedding + 0.4 * first + 0.1 * second
-    assert tied.expected_macs(counts) == pytest.approx(expected)
-    assert tied.expected_macs(counts / 100) == pytest.approx(expected)
-    assert AdaptiveVocabulary(40, 16).expected_macs(counts) == 40 * 16
-    equally_wide = AdaptiveVocabulary(40, 16, (10, 30))
-    assert equally_wide.expected_macs(counts) == pytest.approx(head + (0.4 * 20 + 0.1 * 10) * 16)
+    expected = head + embedding + 0.4 * (16 * 8 + 20 * 8) + 0.1 * (16 * 4 + 10 * 4)
+    assert make((10, 30), 2).expected_macs(counts) == pytest.approx(expected)
+    assert make((10, 30), 2).expected_macs(counts / 100) == pytest.approx(expected)
+    assert make().expected_macs(counts) == 40 * 16
+    assert make((10, 30)).expected_macs(counts) == pytest.approx(head + (0.4 * 20 + 0.1 * 10) * 16)
 
 
 def cost(counts, cutoffs, width, div_value, logit_cost):
@@ -396,8 +274,7 @@ def cost(counts, cutoffs, width, div_value, logit_cost):
         words = range(bounds[i], bounds[i + 1])
         d = width // div_value**i
         each = len(words) * (d + logit_cost) + (width * d if div_value > 1 else 0)
-        share = sum(counts[word] for word in words) / sum(counts)
-        total += share * each
+        total += sum(counts[word] for word in words) / sum(counts) * each
     return total
 
 
@@ -414,15 +291,14 @@ def test_cutoffs_are_the_best_of_all(counts, clusters, div_value, logit_cost):
     settings = dict(width=8, div_value=div_value, logit_cost=logit_cost)
     cutoffs = choose_cutoffs(np.asarray(counts), clusters, **settings)
     AdaptiveVocabulary(len(counts), 8, cutoffs, div_value)
-    every = itertools.combinations(range(1, len(counts)), clusters)
     assert len(cutoffs) == clusters
-    assert cost(counts, cutoffs, **settings) == pytest.approx(
-        min(cost(counts, cutoffs, **settings) for cutoffs in every)
-    )
+    every = itertools.combinations(range(1, len(counts)), clusters)
+    best = min(cost(counts, cutoffs, **settings) for cutoffs in every)
+    assert cost(counts, cutoffs, **settings) == pytest.approx(best)
 
 
-def test_cutoffs_of_a_large_vocabulary():
-    """Near the best of every single cutoff; with no cost of logits, the expected products' best."""
+def test_cutoffs_of_a_large_vocabulary_are_near_the_best():
+    """Of every single cutoff; with no cost of logits, the expected products' best."""
     counts = 10**6 // np.arange(1, 33_279)
     (cutoff,) = choose_cutoffs(counts, 1, width=128, div_value=2)
     sizes = np.arange(1, 33_278)
@@ -431,63 +307,8 @@ def test_cutoffs_of_a_large_vocabulary():
     assert costs[cutoff - 1] < 1.001 * costs.min()
 
     products = choose_cutoffs(counts, 3, width=128, div_value=2, logit_cost=0)
-    macs = {
-        cutoffs: AdaptiveVocabulary(33_278, 128, cutoffs, 2).expected_macs(counts)
-        for cutoffs in (
-            products,
-            choose_cutoffs(counts, 3, width=128, div_value=2),
-            tuple(2 * cutoff for cutoff in products),
-        )
-    }
+    others = choose_cutoffs(counts, 3, width=128, div_value=2), tuple(2 * cutoff for cutoff in products)
+    macs = {c: AdaptiveVocabulary(33_278, 128, c, 2).expected_macs(counts) for c in (products, *others)}
     assert min(macs, key=macs.get) == products
     many = choose_cutoffs(counts, 40, width=128)
     assert len(many) == 40 and list(many) == sorted({*many})
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        (dict(cutoffs=(20, 7)), "20 is followed"),
-        (dict(cutoffs=(7, 7)), r"\(7, 7\) must increase"),
-        (dict(cutoffs=(0, 7)), "cutoff 0"),
-        (dict(cutoffs=(7, 40)), "cutoff 40"),
-        (dict(cutoffs=(7, 20), div_value=5), "cluster 2"),
-        (dict(width=0), "width is 0"),
-        (dict(chunk=0), "chunk is 0"),
-    ],
-)
-def test_mistakes_in_the_module(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        AdaptiveVocabulary(**dict(vocabulary=40, width=16) | kwargs)
-
-
-@pytest.mark.parametrize(
-    "counts, clusters, kwargs, message",
-    [
-        ([3, 1, 2], 1, {}, "word 1"),
-        ([], 0, {}, r"shape \(0,\), expected \[V\]"),
-        ([[3, 1]], 0, {}, r"shape \(1, 2\)"),
-        ([0, 0], 1, {}, "zero; got 0"),
-        ([1, -1], 1, {}, "got 1 down to -1"),
-        ([3, 2], 2, {}, "2 tail"),
-        ([3, 2], -1, {}, "-1 tail clusters"),
-        ([3, 2, 1], 2, dict(div_value=5), r"16 // 5\*\*2"),
-        ([3, 2, 1], 2, dict(width=0), "width is 0"),
-        ([3, 2, 1], 2, dict(logit_cost=-1), "logit_cost is -1"),
-    ],
-)
-def test_mistakes_in_the_choice_of_cutoffs(counts, clusters, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        choose_cutoffs(np.asarray(counts), clusters, **dict(width=16) | kwargs)
-
-
-@pytest.mark.parametrize(
-    "frequencies, message",
-    [(np.ones(39), "39"), (np.zeros(40), "not all zero"), (np.arange(-1, 39), "minimum of -1.0")],
-)
-def test_mistakes_in_frequencies(frequencies, message):
-    with pytest.raises(ValueError, match=message):
-        AdaptiveVocabulary(40, 16).expected_macs(frequencies)

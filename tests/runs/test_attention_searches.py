@@ -1,6 +1,5 @@
 """The searches of attention from the training of a supernet to a retrained network, on tiny data."""
 
-import jax
 import numpy as np
 import pytest
 import tiers
@@ -79,4 +78,3 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     assert again is not None and np.isfinite(again.found.metrics["test"]["loss"])
     page = (tmp_path / "report.html").read_text()
     assert "curve-loss" in page and not any(f"curve-{name}" in page for name in ("temperature", "entropy"))
-    jax.clear_caches()

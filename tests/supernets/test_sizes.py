@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
+import refusals
 import user_networks
 from small_tasks import task_of
 
@@ -10,6 +10,8 @@ import jaxnas
 from jaxnas import spaces, supernets, training
 from jaxnas.supernets import hybrid
 
+CORA = spaces.autoattend(2, spaces.AUTOATTEND_CORA)
+# What is given, and the sizes that a network has.
 NETWORKS = {
     supernets.ViT: (
         dict(space=spaces.digits(), image_size=8, patch_size=2, num_classes=10),
@@ -35,40 +37,31 @@ NETWORKS = {
         dict(space=spaces.autoattend(2), num_classes=2, vocabulary=7),
         ("num_classes", "width", "num_heads", "embedding", "stride"),
     ),
-    supernets.AutoAttendNodes: (
-        dict(space=spaces.autoattend(2, spaces.AUTOATTEND_CORA), num_classes=2),
-        ("num_classes", "width", "num_heads"),
-    ),
+    supernets.AutoAttendNodes: (dict(space=CORA, num_classes=2), ("num_classes", "width", "num_heads")),
 }
 
 
-@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
-def test_sizes_below_1_are_refused(network):
-    settings, names = NETWORKS[network]
-    network(**settings)
-    for name in names:
-        with pytest.raises(ValueError) as error:
-            network(**settings | {name: 0})
-        assert str(error.value) == f"{network.__name__}: {name} is 0, expected a whole number of at least 1."
+def test_sizes_below_1_are_refused():
+    def case(network, given, name):
+        return lambda: network(**given | {name: 0}), ValueError, network.__name__, f"{name} is 0"
+
+    for network, (given, names) in NETWORKS.items():
+        network(**given)
+        refusals.check(*(case(network, given, name) for name in names))
 
 
-WITH_DTYPE = [network for network in (*NETWORKS, user_networks.Mixer) if hasattr(network, "dtype")]
-
-
-@pytest.mark.parametrize("network", WITH_DTYPE, ids=lambda network: network.__name__)
-def test_networks_compute_in_floating_point(network):
-    """Where users enter: nothing is initialised, counted or trained in whole numbers."""
-    settings = NETWORKS[network][0] if network in NETWORKS else dict(space=user_networks.MIXER)
-    net = network(**settings)
+def test_networks_compute_in_floating_point():
+    """Where users enter: nothing is initialized, counted or trained in whole numbers."""
     task, inputs = task_of("images"), task_of("images").inputs
-    for dtype, name in ((jnp.int8, "int8"), ("float33", "float33"), (jnp.complex64, "complex64")):
-        wrong = net.clone(dtype=dtype)
-        for enter in (
-            lambda wrong: jaxnas.init(wrong, jax.random.key(0), inputs),
-            lambda wrong: jaxnas.cost(wrong, inputs),
-            lambda wrong: training.fit(task, wrong, 1),
-            lambda wrong: training.make_evaluator(task, wrong, "search"),
-        ):
-            with pytest.raises(TypeError) as error:
-                enter(wrong)
-            assert f"{network.__name__}: dtype is '{name}', expected jnp.float32 or" in str(error.value)
+
+    def cases(net, dtype, name):
+        wrong, said = net.clone(dtype=dtype), (TypeError, type(net).__name__, f"'{name}'", "jnp.float32")
+        yield lambda: jaxnas.init(wrong, jax.random.key(0), inputs), *said
+        yield lambda: jaxnas.cost(wrong, inputs), *said
+        yield lambda: training.fit(task, wrong, 1), *said
+        yield lambda: training.make_evaluator(task, wrong, "search"), *said
+
+    nets = [network(**given) for network, (given, _) in NETWORKS.items() if hasattr(network, "dtype")]
+    for net in (*nets, user_networks.Mixer(user_networks.MIXER)):
+        for dtype, name in ((jnp.int8, "int8"), ("float33", "float33"), (jnp.complex64, "complex64")):
+            refusals.check(*cases(net, dtype, name))

@@ -1,0 +1,170 @@
+"""What no network of images can be made of or run on is refused, and the message says what was given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import refusals
+from small_nets import NARROW, SHAPE, setting
+from test_vit import SWIN
+
+import jaxnas
+from jaxnas import Choice, Space, spaces, supernets
+
+# ---- ViT.
+
+
+def vit(space=NARROW, **changes):
+    given = dict(image_size=8, patch_size=4, num_classes=5)
+    return supernets.ViT(space, **given | changes)
+
+
+def of_vit(**changes):
+    """A ViT with some options of its space changed."""
+    options = dict(embed_dim=(8,), depth=(1,), num_heads=(2,), mlp_ratio=(1.0,)) | changes
+    return vit(spaces.vit(*options.values()))
+
+
+def of_layers(heads):
+    """A ViT of up to three layers with a choice of heads."""
+    ratio = Choice(1.0).repeat(3)
+    return vit(Space(embed_dim=Choice(8), depth=Choice(1, 3), num_heads=heads, mlp_ratio=ratio))
+
+
+def test_vits_that_cannot_be():
+    refusals.check(
+        (lambda: vit(None), TypeError, "space", "None"),
+        (lambda: vit(Space(embed_dim=Choice(8), depth=Choice(1))), ValueError, "'mlp_ratio'"),
+        (lambda: of_layers(Choice(1, 2).repeat(2)), ValueError, "'num_heads'", "3", "got 2"),
+        (lambda: of_layers(Choice(1, 2)), ValueError, "'num_heads'", "one for all"),
+        (lambda: vit(image_size=10), ValueError, "image_size", "10"),
+        (lambda: vit(sharing="Classic"), ValueError, "sharing", "'Classic'"),
+        (lambda: vit(drop_path_rate=1.0), ValueError, "drop_path_rate", "1.0"),
+        (lambda: vit(max_relative_position=-1), ValueError, "max_relative_position", "-1"),
+        (lambda: of_vit(embed_dim=(0, 8)), ValueError, "'embed_dim'", "[0]"),
+        (lambda: of_vit(embed_dim=(8.5,)), ValueError, "'embed_dim'", "8.5"),
+        (lambda: of_vit(num_heads=("two",)), ValueError, "'num_heads'", "'two'"),
+        (lambda: of_vit(mlp_ratio=(-1.0, 2.0)), ValueError, "'mlp_ratio'", "-1.0"),
+        (lambda: of_vit(embed_dim=(8, 16), mlp_ratio=(0.1, 1.0)), ValueError, "ratio", "0.1", "8"),
+    )
+
+
+def test_architectures_and_images_of_another_network():
+    case = setting("narrow")
+    arch = case.space.largest()
+
+    def run(arch=arch, images=case.images):
+        return case.net.apply(case.variables, images, arch)
+
+    def without(name):
+        return {key: x for key, x in arch.items() if key != name}
+
+    refusals.check(
+        (lambda: run(images=jnp.zeros((2, 8, 8, 3))), ValueError, "3"),
+        (lambda: run(None), ValueError, "arch"),
+        (lambda: run(arch | {"width": arch["depth"]}), ValueError, "'width'"),
+        (lambda: run(without("depth")), ValueError, "'depth'"),
+        (lambda: run(arch | {"num_heads": np.zeros(3, np.int32)}), ValueError, "'num_heads'"),
+        (lambda: run(arch | {"embed_dim": np.ones(2, np.float32)}), ValueError, "'embed_dim'"),
+        (lambda: run(arch | {"embed_dim": 8}), ValueError, "'embed_dim'"),
+    )
+
+
+def test_networks_that_cannot_be_extracted():
+    case = setting("narrow")
+    arch = case.space.largest()
+
+    def extract(arch=arch, inputs=SHAPE, **changes):
+        return jaxnas.extract(case.net, {"params": case.params | changes}, arch, inputs=inputs)
+
+    refusals.check(
+        (lambda: extract(inputs=None), ValueError, "verify", "inputs"),
+        (lambda: extract(arch | {"depth": np.int32(2)}), ValueError, "'depth'", "2"),
+        (lambda: extract({name: x[None] for name, x in arch.items()}), ValueError, "(1,)", "()"),
+        (lambda: extract(head={}), ValueError, "params/head"),
+        (lambda: extract(tail=case.params["head"]), ValueError, "params/tail"),
+        (lambda: extract(inputs=(1, 8, 8, 3)), ValueError, "params/patch_embed"),
+    )
+
+
+# ---- Swin.
+
+
+def swin(image_size=8, drop_path_rate=0.0, **options):
+    return supernets.Swin(spaces.swin(**SWIN | options), image_size, 2, 5, drop_path_rate)
+
+
+def test_swins_that_cannot_be():
+    plain = spaces.swin(**SWIN).to_json()
+    short = Space.from_json({**plain, "window_1": {"options": [2, 4], "length": 1}})
+    refusals.check(
+        (lambda: supernets.Swin(None, 8, 2, 5), TypeError, "space", "None"),
+        (lambda: supernets.Swin(spaces.digits(), 8, 2, 5), ValueError, "'depth_1'"),
+        (lambda: supernets.Swin(short, 8, 2, 5), ValueError, "'window_1'"),
+        (lambda: swin(window=((8,), (2,))), ValueError, "'window_1'", "8"),
+        (lambda: swin(window=((3,), (2,))), ValueError, "'window_1'", "3"),
+        (lambda: swin(num_heads=((1,), (2, 3)), qkv_dim=((4,), (6, 8))), ValueError, "'qkv_dim_2'", "8"),
+        (lambda: swin(depth=((0, 1), (1,))), ValueError, "'depth_1'", "0"),
+        (lambda: swin(embed_dim=((4,), (6.5,))), ValueError, "'embed_dim_2'", "6.5"),
+        (lambda: swin(mlp_ratio=((0.2, 1.0), (1.0,))), ValueError, "ratio", "0.2"),
+        (lambda: swin(mlp_ratio=((-1.0,), (1.0,))), ValueError, "'mlp_ratio_1'", "-1.0"),
+        (lambda: swin(image_size=10), ValueError, "image_size", "10"),
+        (lambda: swin(drop_path_rate=1.0), ValueError, "drop_path_rate", "1.0"),
+        (lambda: spaces.swin(**SWIN | {"window": ((2,),)}), ValueError, "'window'"),
+        (lambda: spaces.s3_small_images(30), ValueError, "image_size", "30"),
+        (lambda: spaces.s3("swin_tiny"), ValueError, "'tiny'", "swin_tiny"),
+    )
+
+
+# ---- Hybrid.
+
+
+def hybrid(drop=(), attributes=(), space=None, **choices):
+    """A network with some decisions or attributes changed."""
+    space = spaces.hybrid_small() if space is None else space
+    left = {name: space[name] for name in space if name not in drop} | choices
+    return supernets.Hybrid(Space(**left), **dict(num_classes=5, strides=(1, 2, 1)) | dict(attributes))
+
+
+def test_hybrids_that_cannot_be():
+    misplaced = dict(width=(4,), depth=(1,), block=("mbconv",), heads=(2,))
+    of_blocks = ("kernel", "expansion", "squeeze", "mlp_ratio", "heads")
+    first, second = ([f"{name}_{i}" for name in of_blocks] for i in (1, 2))
+    other, both = Choice("mbconv", "conv"), Choice("transformer", "nasvit")
+    refusals.check(
+        (lambda: supernets.Hybrid({"depth": 3}, 5, (1, 2)), TypeError, "space", "hybrid_small"),
+        (lambda: hybrid(attributes=dict(strides=2)), TypeError, "strides", "2"),
+        (lambda: hybrid(["width_2"]), ValueError, "'width_2'"),
+        (lambda: hybrid(kernal_1=Choice(3)), ValueError, "'kernal_1'", "'kernel_1'"),
+        (lambda: hybrid(width_4=Choice(3)), ValueError, "'width_4'"),
+        (lambda: hybrid(first, block_1=other), ValueError, "'block_1'", "{'conv'}"),
+        (lambda: hybrid(kernel_2=Choice(3, 5).repeat(1)), ValueError, "'kernel_2'", "1"),
+        (lambda: hybrid(depth_1=Choice(0, 1)), ValueError, "'depth_1'", "0"),
+        (lambda: hybrid(expansion_1=Choice(0, 2)), ValueError, "'expansion_1'", "0"),
+        (lambda: hybrid(heads_2=Choice(1, 5).repeat(2)), ValueError, "'width_2'", "'heads_2'", "5"),
+        (lambda: hybrid(["heads_2"], attributes=dict(head_dim=5)), ValueError, "head_dim", "5"),
+        (lambda: hybrid(second[:-1], block_2=both), ValueError, "'heads_2'"),
+        (lambda: hybrid(resolution=Choice(8, 9)), ValueError, "resolution", "9"),
+        (lambda: hybrid(attributes=dict(odd_maps="cut")), ValueError, "odd_maps", "'cut'"),
+        (lambda: hybrid(attributes=dict(shortcut="pool")), ValueError, "shortcut", "'pool'"),
+        (lambda: hybrid(attributes=dict(strides=(1, 0, 1))), ValueError, "stage 2", "0"),
+        (lambda: hybrid(attributes=dict(drop_path_rate=1.0)), ValueError, "drop_path_rate", "1.0"),
+        (lambda: spaces.hybrid([misplaced], (4,), (4,)), ValueError, "'heads'"),
+    )
+
+
+def test_images_that_a_network_does_not_take():
+    stage = dict(width=(4,), depth=(1,), block=("nasvit",))
+    nasvit = supernets.Hybrid(spaces.hybrid([stage], (4,), (6,)), 5, (1,), head_dim=2, largest_map=3)
+
+    def run(net, *shape):
+        """Without parameters: images are looked at first."""
+        return jax.eval_shape(lambda: net.apply({}, jnp.zeros(shape), net.space.smallest()))
+
+    refusals.check(
+        (lambda: run(setting("narrow").net, 3, 8, 9, 1), ValueError, "B, 8, 8", "9"),
+        (lambda: run(swin(), 3, 8, 9, 1), ValueError, "B, 8, 8", "9"),
+        (lambda: run(hybrid(), 1, 7, 7, 3), ValueError, "resolution", "7"),
+        (lambda: run(hybrid(), 1, 8, 6, 3), ValueError, "square", "(1, 8, 6, 3)"),
+        (lambda: run(hybrid(resolution=Choice(8, 12)), 1, 12, 8, 3), ValueError, "square", "(1, 12, 8, 3)"),
+        (lambda: jaxnas.init(nasvit, jax.random.key(0), (1, 8, 8, 1)), ValueError, "largest_map", "3", "4"),
+    )
