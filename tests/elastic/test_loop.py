@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiers
 from small_nets import SHAPE, difference, jit, normal, sample, setting, take
 
 import jaxnas
@@ -177,17 +176,16 @@ def test_nothing_of_a_skipped_layer_runs():
     assert [skipped(depths) for depths in ((1, 2, 3), (2, 3), (3,))] == [2, 1, 0]
 
 
-@pytest.mark.parametrize("scan", [True, *tiers.nightly(False)], ids=["scanned", "unrolled"])
-def test_layers_that_are_computed_again_take_less_memory_and_give_the_same_gradient(scan):
+def test_layers_that_are_computed_again_take_less_memory_and_give_the_same_gradient():
+    """In a scan; of unrolled layers XLA for CPUs computes all again early, before the backward pass."""
     space, x = own_space(128, 256), normal(8, 64, 16)
-    params = params_of(Mlps(space), x)
-    params = stack_layers(params) if scan else params
+    params = jax.tree.map(np.asarray, stack_layers(params_of(Mlps(space), x)))
 
     def program(remat):
-        net = Mlps(space, scan_layers=scan, remat=remat)
+        apply = functools.partial(Mlps(space, scan_layers=True, remat=remat).apply, train=True)
 
         def loss(params, arch):
-            y, _ = net.apply({"params": params}, x, arch, train=True, rngs={"dropout": jax.random.key(1)})
+            y, _ = apply({"params": params}, x, arch, rngs={"dropout": jax.random.key(1)})
             return jnp.sum(y**2)
 
         return jax.jit(jax.grad(loss)).lower(params, space.largest()).compile()
@@ -196,8 +194,7 @@ def test_layers_that_are_computed_again_take_less_memory_and_give_the_same_gradi
     for arch in (space.largest(), sample(space, 1)):
         assert difference(again(params, arch), plain(params, arch)) <= 1e-5
     memory = [one.memory_analysis().temp_size_in_bytes for one in (again, plain)]
-    # XLA for CPUs computes unrolled layers again early, all of them before the backward pass.
-    assert memory[0] < (0.7 if scan else 1.01) * memory[1]
+    assert memory[0] < 0.7 * memory[1]
 
 
 def test_random_streams_differ_from_layer_to_layer():

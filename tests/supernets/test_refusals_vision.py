@@ -59,7 +59,7 @@ def test_architectures_and_images_of_another_network():
         return {key: x for key, x in arch.items() if key != name}
 
     refusals.check(
-        (lambda: run(images=jnp.zeros((2, 8, 8, 3))), ValueError, "3"),
+        (lambda: run(images=jnp.zeros((2, 8, 8, 3))), ValueError, "channels", "3"),
         (lambda: run(None), ValueError, "arch"),
         (lambda: run(arch | {"width": arch["depth"]}), ValueError, "'width'"),
         (lambda: run(without("depth")), ValueError, "'depth'"),
