@@ -1,4 +1,4 @@
-"""Elastic batch normalisation: against PyTorch at each width, calibrated, extracted."""
+"""Elastic batch normalization: against PyTorch at each width, calibrated, extracted."""
 
 import functools
 

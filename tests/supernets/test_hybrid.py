@@ -17,6 +17,7 @@ from jaxnas.elastic import Decision, Mixture, fixed
 from jaxnas.network import annotated
 from jaxnas.supernets import hybrid
 from jaxnas.supernets.hybrid import Stage
+from jaxnas.testing import check_network
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
@@ -380,6 +381,7 @@ def test_the_small_space_has_networks_of_one_kind_of_block():
         assert part.items() < whole.items()
         assert any("attention" in path for path in part) == (kind == "transformer")
         assert any("depthwise" in path for path in part) == (kind == "mbconv")
+        check_network(net, (1, 28, 28, 1))  # of blocks that are beyond the depth, too
 
 
 def test_a_resolution_is_chosen_within_one_program():

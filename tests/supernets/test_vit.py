@@ -178,7 +178,7 @@ def primitives(jaxpr):
 @pytest.mark.parametrize("name", [*CASES, *tiers.more("scanned")])
 def test_extracted_is_the_same_function_without_anything_of_the_supernet(name):
     """Outputs, gradients and costs; the weights are prefixes, as weight entanglement defines them."""
-    case, arch = case_of(name), archs_of(name, 8)[{"wide": 1, "classic": 2, "bfloat16": 3}.get(name, 4)]
+    case, arch = case_of(name), archs_of(name, 8)[2 if name in ("wide", "swin") else 4]
     small, variables, _ = jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE)
     params = variables["params"]
     cost = jaxnas.cost(case.net, SHAPE)(arch)
@@ -310,20 +310,26 @@ def test_rows_on_several_devices_are_not_gathered(name):
 # ---- Depth.
 
 
-def test_inactive_layers_change_nothing():
+@pytest.mark.parametrize(
+    "name, prefix, depth", [("narrow", "block", "depth"), *tiers.more(("swin", "stage_1_block", "depth_1"))]
+)
+def test_inactive_layers_change_nothing(name, prefix, depth):
     """Neither their weights nor what an architecture chooses for them."""
-    case = case_of("narrow")
-    arch = case.space.from_dict(dict(embed_dim=12, depth=1, num_heads=[4], mlp_ratio=[2.0]))
-    first = case(arch)
-    other = dict(case.params, block_1=jax.tree.map(lambda x: 5 - x, case.params["block_1"]))
+    case, arch = case_of(name), archs_of(name, 8)[1]
+    assert case.space.to_dict(arch)[depth] == 1
+    first, last = case(arch), f"{prefix}_1"
+    assert last not in jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE).variables["params"]
+    other = dict(case.params, **{last: jax.tree.map(lambda x: 5 - x, case.params[last])})
     np.testing.assert_array_equal(case(arch, other)[0], first[0])
-    same = {key: x if x.ndim == 0 else np.array([x[0], 1], np.int32) for key, x in arch.items()}
+    most = {key: np.broadcast_to(choice.sizes, choice.shape) - 1 for key, choice in case.space.decisions}
+    same = {key: x if x.shape != (2,) else np.int32([x[0], most[key][1]]) for key, x in arch.items()}
+    assert any(np.any(same[key] != arch[key]) for key in arch)
     logits, outputs, gradient = case(same)
     np.testing.assert_array_equal(logits, first[0])
     assert difference(gradient, first[2]) == 0
-    after, before = outputs["block_1"]["__call__"][0], outputs["block_0"]["__call__"][0]
+    after, before = (outputs[f"{prefix}_{i}"]["__call__"][0] for i in (1, 0))
     np.testing.assert_array_equal(after, before)
-    assert np.any(case(arch | {"depth": np.int32(1)}, other)[0] != first[0])
+    assert np.any(case(arch | {depth: np.int32(1)}, other)[0] != first[0])
 
 
 # ---- Soft architectures.
