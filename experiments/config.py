@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from experiments import expressions, typed
 from jaxnas import runs
 from jaxnas.report import result
-from jaxnas.runs.plain import field_names, is_dtype, to_dict
+from jaxnas.training.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training import Relaxed, Training, Uniform

@@ -22,7 +22,7 @@ from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
-from jaxnas.runs.plain import to_dict
+from jaxnas.training.plain import to_dict
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch

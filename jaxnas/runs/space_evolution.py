@@ -22,7 +22,7 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
-from jaxnas.runs.plain import to_dict
+from jaxnas.training.plain import to_dict
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task

@@ -27,6 +27,7 @@ from jaxnas.testing import check_network
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
+from jaxnas.training.deciding import deciding, differences, optimizer_digest, weights_digest
 from jaxnas.training.divergence import check_finite, diverged
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import check_unchanged
@@ -104,8 +105,10 @@ def fit(
         differ from run to run; diverged.json, with the step, the architectures and the key of a step that
         is not finite, until the training is complete; and mends.jsonl, with the settings that a training
         that diverged went on with.
-      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
-        {"seed": ..., "training": ...}, the settings that decide the weights.
+      config: compared with that of a checkpoint, as what decides the weights always is: task, data, network
+        and its program, recipe, settings, `variables`, `optimizer` and `seed`.
+      may_differ: (dotted) fields that may differ from those of a checkpoint; "program" for changed code that
+        computes the same.
       mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
       progress: called with the number of steps done and the record, after each record of metrics.jsonl.
@@ -119,7 +122,7 @@ def fit(
       ValueError: a network that does not take the task's batches, one that `jaxnas.testing.check_network`
         refuses (checked once, when a training begins), variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
-      ConfigMismatch: a checkpoint of another config.
+      ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
       DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
     """
     check_task(task)
@@ -127,8 +130,6 @@ def fit(
     training = training if isinstance(training, Training) else Training(steps=training)
     recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
-    config = training.recorded(seed) if config is None else config
-    store = Store(workdir, config, may_differ)
     begun = prepare(
         task,
         net,
@@ -141,6 +142,17 @@ def fit(
         seed=seed,
         name=name,
     )
+    decided_by = None
+    if workdir is not None:
+        decided_by = {
+            **deciding(task, net, training, recipe),
+            "seed": seed,
+            "stream": name,
+            "variables": None if variables is None else weights_digest(variables),
+            "optimizer": None if optimizer is None else optimizer_digest(optimizer, begun[0]),
+            "cost": files.plain(cost(net.space.largest())) if cost is not None and recipe.needs_cost else None,
+        }
+    store = Store(workdir, training.recorded(seed) if config is None else config, may_differ, decided_by)
     if not store.begun():
         start = time.perf_counter()
         check_network(net, task.inputs)
@@ -175,7 +187,7 @@ def restore(
         architectures of a supernet on "search". It is measured every `evaluate_every` steps.
 
     Raises:
-      ConfigMismatch: a checkpoint of another config.
+      ConfigMismatch: a checkpoint of another training than these arguments are of.
       CheckpointError: the best is asked for, and no saved state was measured.
       ValueError: the records of a complete training were changed.
     """
@@ -186,7 +198,10 @@ def restore(
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = abstract_state(task, net, training, recipe, optimizer, rows, mesh)
     with Checkpointer(folder) as checkpointer:
-        found = checkpointer.restore(example, config, best=best)
+        now = files.plain(deciding(task, net, training, recipe))
+        found = checkpointer.restore(
+            example, config, best=best, differ=lambda before: differences(before.get("decided_by", {}), now)
+        )
     if found is None:
         return None
     _, state, metadata = found

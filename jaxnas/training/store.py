@@ -12,6 +12,7 @@ from typing import Any
 from jaxnas import files
 from jaxnas.processes import is_first
 from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.deciding import differences
 from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, keep_mends
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
@@ -31,11 +32,23 @@ class Store:
     """
 
     def __init__(
-        self, workdir: str | os.PathLike | None, config: Mapping[str, Any], may_differ: tuple[str, ...]
+        self,
+        workdir: str | os.PathLike | None,
+        config: Mapping[str, Any],
+        may_differ: tuple[str, ...],
+        decided_by: Mapping[str, Any] | None = None,
     ) -> None:
-        """A store in `workdir`, of a training with this config, and the fields of it that may differ."""
+        """A store in `workdir` of a training with this config.
+
+        Args:
+          workdir: the folder; None for no files.
+          config: compared with that of a checkpoint.
+          may_differ: fields that may differ.
+          decided_by: what decides the weights, see `deciding`; compared too.
+        """
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
         self._config, self._may_differ = config, may_differ
+        self._decided_by = files.plain(decided_by or {})
         self._records: JsonlWriter | None = None
         self._laps: JsonlWriter | None = None
         self._stack = ExitStack()
@@ -70,7 +83,7 @@ class Store:
             return state, 0, False
         mended = (self.folder / DIVERGED).exists()
         may_differ = (*self._may_differ, *MENDS) if mended else self._may_differ
-        restored = self._checkpointer.restore(state, self._config, may_differ)
+        restored = self._checkpointer.restore(state, self._config, may_differ, differ=self._differ)
         if restored is None:
             if is_first():
                 (self.folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
@@ -85,6 +98,9 @@ class Store:
             keep_mends(self.folder, step, metadata.get("config", {}), self._config)
             self._open(step, digest)
         return state, step, False
+
+    def _differ(self, metadata: Mapping[str, Any]) -> list[str]:
+        return differences(metadata.get("decided_by", {}), self._decided_by)
 
     def _open(self, resume: int | None, digest: str | None) -> None:
         assert self.folder is not None
@@ -120,7 +136,12 @@ class Store:
         """
         if self.folder is not None:
             digest = None if self._records is None else self._records.digest
-            metadata = {"config": dict(self._config), "complete": complete, "records": digest}
+            metadata = {
+                "config": dict(self._config),
+                "decided_by": self._decided_by,
+                "complete": complete,
+                "records": digest,
+            }
             self._checkpointer.save(step, state, metadata, state.finite(), score)
             if complete:
                 self._checkpointer.wait()
