@@ -27,10 +27,10 @@ import jax.numpy as jnp
 from experiments import expressions, typed
 from jaxnas import runs
 from jaxnas.report import result
-from jaxnas.training.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training import Relaxed, Training, Uniform
+from jaxnas.training.plain import field_names, is_dtype, to_dict
 
 DTYPES = ("float32", "bfloat16")
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import types
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax.numpy as jnp

@@ -22,7 +22,6 @@ from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
-from jaxnas.training.plain import to_dict
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
@@ -30,6 +29,7 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
+from jaxnas.training.plain import to_dict
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training

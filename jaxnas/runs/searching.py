@@ -35,6 +35,7 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training import relaxations
 from jaxnas.training.clock import Clock, times_line
+from jaxnas.training.deciding import scoring, scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
@@ -202,7 +203,7 @@ def search_space(
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`.
+        finalists without a `training`; a history of other weights or data.
     """
     settings = Search() if settings is None else settings
     if settings.finalists and training is None:
@@ -224,8 +225,9 @@ def search_space(
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("step", "evaluation"))
+    about = None if history is None else scoring(task, variables, settings.limit)
+    variables = on_mesh(variables, mesh)
     page = None if workdir is None else LivePage(task, space, workdir)
     archs, records, fresh = {}, [], 0
 
@@ -249,6 +251,7 @@ def search_space(
                 functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
                 history_path=history,
+                about=about,
                 progress=progress,
             )
         archs[label] = result.arch
@@ -361,7 +364,11 @@ def select(
             else:
                 steps = settings.trial_steps
                 here = make_trials(task, net, training, steps, evaluate, mesh, seed=seed, clock=clock)
-                arch, told = _race(space, settings, here, drawn, seed, history, trials, clock)
+                kept: dict[str, Any] = {}
+                if history is not None:
+                    about = {"trained_on": scoring_alone(task, net, training)}
+                    kept = {"history_path": history, "about": about}
+                arch, told = _race(space, settings, here, drawn, seed, kept, trials, clock)
                 found["trial_steps"] = settings.trial_steps
                 firsts = [scores[0] for scores in told]
                 found["kendall_tau"] = kendall_tau(supernet, firsts)
@@ -469,7 +476,7 @@ def _race(
     trials: Callable[[Arch, Any], np.ndarray],
     drawn: search.Candidates,
     seed: int,
-    history: pathlib.Path | None,
+    kept: Mapping[str, Any],
     calls: Calls | None,
     clock: Clock,
 ) -> tuple[Arch, list[tuple[float, ...]]]:
@@ -494,8 +501,8 @@ def _race(
             race,
             trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
-            history_path=history,
             name="trials",
+            **kept,
             before=None if calls is None else begin_rung,
             progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
         )

@@ -22,7 +22,6 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
-from jaxnas.training.plain import to_dict
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -30,6 +29,7 @@ from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
+from jaxnas.training.plain import to_dict
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 

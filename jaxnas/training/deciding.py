@@ -23,6 +23,7 @@ from jaxnas.tasks import Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
 from jaxnas.training.recipe import Recipe
+from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 
@@ -40,23 +41,23 @@ def deciding(task: Task, net: nn.Module, training: Training, recipe: Recipe) -> 
         "network": network,
         "recipe": to_dict(recipe),
         "training": training.deciding(),
-        "program": _loss_program(task, net, task.batches(recipe.roles[0], 1, 0).at(0), True),
+        "program": _loss_program(task, net, recipe.roles[0]),
     }
 
 
-def scoring(task: Task, net: nn.Module, variables: Any, limit: int | None = None) -> dict[str, Any]:
+def scoring(task: Task, variables: Any, limit: int | None = None) -> dict[str, Any]:
     """What decides the scores of architectures with these weights on the role "search"."""
     return {
         "weights": weights_digest(variables),
-        "data": _evaluated("search", task),
+        "data": _evaluated(task, "search"),
         "limit": limit,
-        "program": _loss_program(task, task.evaluated(net), _first(task, "search"), False),
     }
 
 
-def scoring_alone(task: Task, net: nn.Module, training: Training, recipe: Recipe) -> str:
+def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     """A digest of what decides the scores of architectures that are trained alone."""
-    record = {**deciding(task, net, training, recipe), "search": _evaluated("search", task)}
+    record = {**deciding(task, net, training, Fixed()), "search": _evaluated(task, "search")}
+    record["program"] = record["program"]["digest"]
     return _short(json.dumps(files.plain(record)).encode())
 
 
@@ -114,13 +115,9 @@ def _data(task: Task, role: str) -> dict[str, Any]:
     return {"examples": task.sizes.get(role), "digest": _digest((batches.at(0), batches.at(1)))}
 
 
-def _evaluated(role: str, task: Task) -> dict[str, Any]:
-    rows = _rows(task, role, _first(task, role))
+def _evaluated(task: Task, role: str) -> dict[str, Any]:
+    rows = _rows(task, role, task.evaluation(role, 1, 1))
     return {"examples": task.sizes.get(role), "digest": _digest(task.evaluation(role, rows, 1))}
-
-
-def _first(task: Task, role: str) -> Any:
-    return jax.tree.map(lambda x: x[0], task.evaluation(role, 1, 1))
 
 
 def _rows(task: Task, role: str, one: Any) -> int:
@@ -128,14 +125,14 @@ def _rows(task: Task, role: str, one: Any) -> int:
     return max(1, min(task.rows(role), _BYTES // max(size, 1)))
 
 
-def _loss_program(task: Task, net: nn.Module, batch: Any, train: bool) -> dict[str, str]:
+def _loss_program(task: Task, net: nn.Module, role: str) -> dict[str, str]:
     if hasattr(net, "remat"):
         net = net.clone(remat=False)
-    key = jax.random.key(0)
+    key, batch = jax.random.key(0), task.batches(role, 1, 0).at(0)
     shapes = jax.eval_shape(lambda key: init(net, key, task.inputs), key), jax.eval_shape(net.space.smallest)
 
     def loss(variables: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
-        return task.loss(net, variables, arch, batch, carry, key if train else None, train)
+        return task.loss(net, variables, arch, batch, carry, key, True)
 
     return program_digest(loss, *shapes, batch, task.carry(net, 1), key)
 
@@ -179,7 +176,7 @@ def _digest(tree: Any) -> str:
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf, order="C")
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype}{array.shape}".encode())
-        digest.update(array.view(np.uint8) if array.ndim and array.dtype.kind != "O" else str(array).encode())
+        digest.update(str(array).encode() if array.dtype.kind == "O" else array.tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -150,7 +150,9 @@ def fit(
             "stream": name,
             "variables": None if variables is None else weights_digest(variables),
             "optimizer": None if optimizer is None else optimizer_digest(optimizer, begun[0]),
-            "cost": files.plain(cost(net.space.largest())) if cost is not None and recipe.needs_cost else None,
+            "cost": files.plain(cost(net.space.largest()))
+            if cost is not None and recipe.needs_cost
+            else None,
         }
     store = Store(workdir, training.recorded(seed) if config is None else config, may_differ, decided_by)
     if not store.begun():

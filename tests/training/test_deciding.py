@@ -6,10 +6,11 @@ import flax.linen as nn
 import jax
 import optax
 import pytest
+from refusals import check
 from small_tasks import random_images
 
 import jaxnas
-from jaxnas import Choice, Space, data, tasks
+from jaxnas import Choice, Space, data, runs, search, tasks
 from jaxnas.elastic import Decisions, Dense, fixed, width
 from jaxnas.training import ConfigMismatch, Fixed, Sandwich, Training, Uniform, fit, restore
 from jaxnas.training.deciding import deciding, differences
@@ -93,3 +94,23 @@ def test_the_workdir_of_another_training_is_refused(tmp_path):
     with pytest.raises(ConfigMismatch, match="program"):
         restore(task, make_net(nn.tanh), TRAINING, Uniform(), tmp_path)
     assert restore(task, net, TRAINING, Uniform(), tmp_path).complete
+
+
+def test_the_history_of_a_search_is_of_its_weights_and_data(tmp_path):
+    task, net = make_task(), make_net()
+    settings = runs.Search(strategy=search.RandomSearch(net.space, evaluations=2), baseline=False)
+
+    def found(seed=0, **change):
+        variables = jaxnas.init(net, jax.random.key(seed), task.inputs)
+        return runs.search_space(
+            change.get("task", task), net, variables, change.get("settings", settings), workdir=tmp_path
+        )
+
+    assert found().searches == found().searches
+    before = (tmp_path / "search" / "history.jsonl").read_bytes()
+    check(
+        (lambda: found(seed=1), ValueError, "weights", "history.jsonl"),
+        (lambda: found(task=make_task(seed=2)), ValueError, "data", "history.jsonl"),
+        (lambda: found(settings=dataclasses.replace(settings, limit=1)), ValueError, "limit"),
+    )
+    assert (tmp_path / "search" / "history.jsonl").read_bytes() == before
