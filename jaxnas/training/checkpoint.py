@@ -239,6 +239,14 @@ class Checkpointer:
                 self._scores[step] = None  # `restore` warns of it; here the step counts as not measured.
         return self._scores[step]
 
+    def cut(self, step: int) -> int | None:
+        """Removes the checkpoints from a step on, and returns the last one that is left, if any."""
+        steps = self.steps()
+        for one in steps:
+            if one >= step:
+                self._orbax.delete(one)
+        return max((one for one in steps if one < step), default=None)
+
     def wait(self) -> None:
         """Returns when the last `save` is on disk.
 

@@ -28,7 +28,7 @@ from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.deciding import deciding, differences, optimizer_digest, weights_digest
-from jaxnas.training.divergence import check_finite, diverged
+from jaxnas.training.divergence import check_steps, diverged
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import check_unchanged
 from jaxnas.training.preemption import stop_on_signals
@@ -123,7 +123,8 @@ def fit(
         refuses (checked once, when a training begins), variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
       ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
-      DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
+      DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
+        names the last good checkpoint, and later ones are removed.
     """
     check_task(task)
     check_contract(net)
@@ -256,13 +257,14 @@ def _loop(
                 rows = tuple(ahead(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
-            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None)))
+            losses = metrics.pop("losses", metrics["loss"])
+            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None), losses))
             done = numbers.stop
             last, stopped = done == training.steps, stop.reached(turn)
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    check_finite(space, flags, store.folder, seed, state.key)
+                    check_steps(space, flags, store, seed, state.key)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
@@ -276,12 +278,14 @@ def _loop(
                 if len(watched) > 1:
                     record(watched)
                 last = last or enough
-            if saves or last:
+            if last and store.course.since:
+                raise diverged(store.course.since, store, seed, state.key)
+            if (saves or last) and not store.course.since:
                 with clock.part("checkpoint"):
                     try:
                         store.save(done, state, last, score)
                     except NotFinite as error:
-                        raise diverged(done, store.folder, seed, state.key) from error
+                        raise diverged(done, store, seed, state.key) from error
             if stopped or last:
                 times = clock.shares(steps=done - start)
                 _log.info(times_line(times))
@@ -308,8 +312,8 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
       step: from (state, batches) to (state, metrics).
 
     Returns:
-      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite" and
-      "archs", which are those of each step. The state is donated. Batches of different shapes, as texts of
+      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite",
+      "archs" and "losses", which are those of each step. The state is donated. Batches of different shapes, as texts of
       different `lengths`, are refused with a ValueError.
     """
 
@@ -321,7 +325,8 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
 
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *others)
         state, metrics = jax.lax.scan(one, state, stacked, length=len(others))
-        each = ("finite", "archs")
+        metrics["losses"] = metrics["loss"]
+        each = ("finite", "archs", "losses")
         return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
 
     def call(state: Any, batches: tuple[Any, ...]) -> Any:

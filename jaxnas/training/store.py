@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pathlib
@@ -13,7 +14,7 @@ from jaxnas import files
 from jaxnas.processes import is_first
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.deciding import differences
-from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, keep_mends
+from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, Course, keep_mends
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
 
@@ -29,6 +30,7 @@ class Store:
 
     Attributes:
       folder: of the training; None for no files.
+      course: of the loss, up to the last step that was looked at.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Store:
           decided_by: what decides the weights, see `deciding`; compared too.
         """
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
+        self.course = Course()
         self._config, self._may_differ = config, may_differ
         self._decided_by = files.plain(decided_by or {})
         self._records: JsonlWriter | None = None
@@ -90,7 +93,7 @@ class Store:
                 self._open(None, None)
             return state, 0, False
         step, state, metadata = restored
-        digest = metadata.get("records")
+        digest, self.course = metadata.get("records"), Course(*metadata.get("course", ()))
         if metadata.get("complete"):
             check_unchanged(self.folder / RECORDS, digest)
             return state, step, True
@@ -141,10 +144,17 @@ class Store:
                 "decided_by": self._decided_by,
                 "complete": complete,
                 "records": digest,
+                "course": dataclasses.astuple(self.course),
             }
             self._checkpointer.save(step, state, metadata, state.finite(), score)
             if complete:
                 self._checkpointer.wait()
+
+    def last_before(self, step: int) -> int | None:
+        """The last checkpoint before a step, after those from it on are removed; None if there is none."""
+        if self.folder is None:
+            return None
+        return self._checkpointer.cut(step)
 
     def finish(self, times: Mapping[str, float]) -> None:
         """Writes the times of a complete training, and removes the note of a divergence that was mended."""

@@ -390,6 +390,22 @@ def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_
     assert saved(tmp_path) == [4] and finite(tmp_path) == 4
 
 
+@pytest.mark.parametrize("calls", [1, *tiers.more(3)])
+def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(calls, tmp_path):
+    """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
+    exploding = Training(
+        steps=16, batch_size=8, learning_rate=1e4, warmup_steps=15, log_every=8, checkpoint_every=1
+    )
+    exploding = dataclasses.replace(exploding, steps_per_call=calls)
+    with pytest.raises(DivergedError, match="diverged at step") as error:
+        fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+    first = files.read_json(tmp_path / "diverged.json")["step"]
+    assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
+    mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
+    assert fit(TASK, NET, mended, mesh=MESH, workdir=tmp_path).complete
+    assert max(line["loss"] for line in lines(tmp_path) if line["split"] == "train") < 10
+
+
 def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_step():
     huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="learning_rate"):
