@@ -44,6 +44,7 @@ from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
+from jaxnas.training.store import interrupted
 from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Search:
       ranked: random architectures that are also trained alone, to see how well the supernet ranks; 0 for
         none.
       ranked_steps: of each of these trainings; None for as many as a retraining has.
+      incomplete: whether the weights of a training that was stopped may be searched.
     """
 
     method: str | None = None
@@ -105,6 +107,7 @@ class Search:
     finalist_steps: int | None = None
     ranked: int = 0
     ranked_steps: int | None = None
+    incomplete: bool = False
 
     def __post_init__(self) -> None:
         group = "search"
@@ -203,7 +206,8 @@ def search_space(
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`; a history of other weights or data.
+        finalists without a `training`; a history of other weights or data; a training in
+        the workdir that was stopped, without `settings.incomplete`.
     """
     settings = Search() if settings is None else settings
     if settings.finalists and training is None:
@@ -211,6 +215,7 @@ def search_space(
             f"search.finalists is {settings.finalists}; say by `training` how they are trained alone."
         )
     check_task(task)
+    _check_complete(workdir, settings)
     space = net.space
     costs = cost(net, task.inputs) if costs is None else costs
     reach = search.reachable(space, costs)
@@ -327,6 +332,7 @@ def select(
       ValueError: "argmax" without architecture parameters; draws that all miss the target, or whose scores
         are all no numbers.
     """
+    _check_complete(workdir, settings)
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
     has_logits = state.logits != ()
@@ -392,6 +398,15 @@ def select(
     times = clock.shares("selection")
     _tell(times, history)
     return Found(arch, selection=selection, times=times)
+
+
+def _check_complete(workdir: str | os.PathLike | None, settings: Search) -> None:
+    """Refuses to search the weights of a training that was stopped, unless that is asked for."""
+    if workdir is not None and not settings.incomplete and (step := interrupted(workdir)):
+        raise ValueError(
+            f"the training in {workdir} was interrupted at {step}. Train to its end first, by the same call "
+            "or command, or set search.incomplete=True to search its weights as they are."
+        )
 
 
 def _without_options(

@@ -197,8 +197,8 @@ def run(
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
-      about: what else the scores depend on, by name, as digests of weights and data; kept in the first line of
-        the history and compared.
+      about: what else the scores depend on, by name, as digests of weights and data; kept in the first line
+        of the history and compared.
       before: called before each generation that has to be evaluated, with the state that the strategy was
         asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.

@@ -239,6 +239,13 @@ class Checkpointer:
                 self._scores[step] = None  # `restore` warns of it; here the step counts as not measured.
         return self._scores[step]
 
+    def standing(self) -> tuple[int, dict[str, Any]] | None:
+        """The last step whose record is whole, and its metadata; None if there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(_Damaged):
+                return step, self._read_record(step)["metadata"]
+        return None
+
     def cut(self, step: int) -> int | None:
         """Removes the checkpoints from a step on, and returns the last one that is left, if any."""
         steps = self.steps()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ class Course:
     """The course of a loss, by which a training whose numbers are still finite has diverged.
 
     A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be no more
-    than a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad.
+    than a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
+    too.
 
     Attributes:
       first: loss; None before the first step.
@@ -88,7 +90,7 @@ def check_steps(
       store: of the training; the step is written down in its folder.
       seed, key: of the run.
     """
-    for numbers, finite, archs, losses in flags:
+    for numbers, finite, _, losses in flags:
         finite, losses = np.atleast_1d(finite), np.atleast_1d(losses)  # [steps of the call]
         for number, is_finite, loss in zip(numbers, finite, losses, strict=True):
             store.course = store.course.after(number + 1, float(loss)) if is_finite else store.course
@@ -100,9 +102,8 @@ def check_steps(
 def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
     for numbers, _, archs, _ in flags:
         if step - 1 in numbers:
-            archs = on_host(archs)
-            one = numbers.index(step - 1)
-            return archs if len(numbers) == 1 else jax.tree.map(lambda x: x[one], archs)
+            row = numbers.index(step - 1) if len(numbers) > 1 else ...
+            return jax.tree.map(operator.itemgetter(row), on_host(archs))
     return None  # trained before the last look
 
 
@@ -120,7 +121,7 @@ def diverged(
       space, archs: the architectures that the step trained, a batch of them, if they are known and hard.
     """
     course = store.course
-    good = store.last_before(step - 1 if course.since else step)
+    good = store.last_before(course.since - 1 if course.since else step)
     trained = [] if space is None or archs is None else space.to_dicts(archs)
     if store.folder is not None and is_first():
         record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
@@ -135,7 +136,7 @@ def diverged(
     kept = "There is no checkpoint before it" if good is None else f"Checkpoint {good} is good and is kept"
     advice = (
         f"{kept}: start again with the same workdir and a smaller training.learning_rate, with "
-        "training.clip=1, or with a longer training.warmup_steps, and the run goes on from the last checkpoint."
+        "training.clip=1, or with a longer training.warmup_steps, and the run goes on from what is kept."
     )
     if step == 1:
         advice = (
@@ -144,8 +145,8 @@ def diverged(
             "makes NaN of a token that an embedding has no row for."
         )
     return DivergedError(
-        f"{what}{which} {advice} `--replay` of experiments.train_supernet, or training.replay, shows what that "
-        "step did."
+        f"{what}{which} {advice} `--replay` of experiments.train_supernet, or training.replay, shows "
+        "what that step did."
     )
 
 

@@ -52,7 +52,7 @@ class Trained:
 
     Attributes:
       state: the last one.
-      complete: whether the training came to its end; else it was stopped, and is saved.
+      complete: whether the training came to its end; else `restore` found it stopped, or `Stopped` has it.
       times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
         of "input", "step", "evaluation" and "checkpoint"; not reproducible.
     """
@@ -114,10 +114,10 @@ def fit(
       progress: called with the number of steps done and the record, after each record of metrics.jsonl.
 
     Returns:
-      The last state, whether the training is complete (False after SIGTERM or Ctrl-C, when the state has
-      been saved), and where the time went, which is logged at the level INFO, too.
+      The last state, and where the time went, which is logged at the level INFO, too.
 
     Raises:
+      Stopped: Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit), after the state has been saved.
       TypeError: an object that is no task, such as a data set, or a network that does not keep the contract.
       ValueError: a network that does not take the task's batches, one that `jaxnas.testing.check_network`
         refuses (checked once, when a training begins), variables of another network, or a batch
@@ -291,7 +291,13 @@ def _loop(
                 _log.info(times_line(times))
                 if last:
                     store.finish(times)
-                return Trained(state, last, times)
+                trained = Trained(state, last, times)
+                if last:
+                    return trained
+                kept = "is saved, and the same call goes on from there" if store.folder else "is not saved"
+                raise stop.kind(
+                    f"stopped by a signal at step {done} of {training.steps}, which {kept}", trained
+                )
     raise AssertionError("a training has at least one step")
 
 
@@ -313,8 +319,8 @@ def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
 
     Returns:
       From (state, tuple of batches) to the state and the metrics of the last step, but for "finite",
-      "archs" and "losses", which are those of each step. The state is donated. Batches of different shapes, as texts of
-      different `lengths`, are refused with a ValueError.
+      "archs" and "losses", which are those of each step. The state is donated. Batches of different shapes,
+      as texts of different `lengths`, are refused with a ValueError.
     """
 
     @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)

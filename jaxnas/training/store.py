@@ -22,6 +22,23 @@ _log = logging.getLogger(__name__)
 CHECKPOINTS, TIMES, RECORDS = "checkpoints", "times.json", "metrics.jsonl"
 
 
+def interrupted(workdir: files.Path) -> str:
+    """How far the training in a workdir had come when it was stopped, as "step 2,226 of 3,000".
+
+    Returns:
+      The words; "" where the training is complete, or there is none.
+    """
+    folder = files.as_path(workdir) / CHECKPOINTS
+    if not folder.is_dir():
+        return ""
+    with Checkpointer(folder) as checkpointer:
+        found = checkpointer.standing()
+    if found is None or found[1].get("complete"):
+        return ""
+    steps = found[1].get("decided_by", {}).get("training", {}).get("steps")
+    return f"step {found[0]:,}" + (f" of {steps:,}" if steps else "")
+
+
 class Store:
     """Writes and reads what a training keeps; without a folder it keeps nothing.
 

@@ -18,13 +18,14 @@ from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files
+from jaxnas import files, report, runs, search
 from jaxnas.training import (
     Checkpointer,
     ConfigMismatch,
     DivergedError,
     Fixed,
     Relaxed,
+    Stopped,
     Training,
     Uniform,
     fit,
@@ -105,8 +106,11 @@ def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path,
             train(broken, tmp_path, recipe=recipe)
         assert saved(tmp_path)[-1] == 4
     else:
-        stopped = train(broken, tmp_path, recipe=recipe)
+        with pytest.raises(Stopped) as stop:
+            train(broken, tmp_path, recipe=recipe)
+        stopped = stop.value.trained
         assert not stopped.complete and int(stopped.state.step) == 5 == saved(tmp_path)[-1]
+        assert isinstance(stop.value, KeyboardInterrupt) or stop.value.code == 143
         assert not (tmp_path / "times.json").exists()
     # Not with another seed.
     with pytest.raises(ConfigMismatch, match="seed: 0 .* / 1 "):
@@ -190,7 +194,8 @@ def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path
         with pytest.raises(RuntimeError, match="the machine stops here"):
             train(broken, tmp_path / "broken", training)
     else:  # Behind whichever step the signal found.
-        assert not train(broken, tmp_path / "broken", training).complete
+        with pytest.raises(SystemExit):
+            train(broken, tmp_path / "broken", training)
     again = train(TASK, tmp_path / "broken", training)
     assert again.complete and difference(again.variables, whole.variables) == 0
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
@@ -251,6 +256,24 @@ def test_other_settings_are_refused_without_a_config_too(tmp_path):
         train(TASK, tmp_path, longer, config=None)
     other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
     assert train(TASK, tmp_path, other, config=None).complete
+
+
+def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="step 5 of 7"):
+        train(disturbed(4, stop_by(signal.SIGINT)), tmp_path)
+    found = restore(TASK, NET, TRAINING, UNIFORM, tmp_path, config_of(TRAINING), MESH)
+    assert not found.complete
+    settings = runs.Search(strategy=search.RandomSearch(NET.space, evaluations=2), baseline=False)
+
+    def run(settings):
+        common = dict(workdir=tmp_path, mesh=MESH)
+        return runs.search_and_finish(TASK, NET, found.variables, settings, **common)
+
+    with pytest.raises(ValueError, match="search.incomplete"):
+        run(settings)
+    result = run(dataclasses.replace(settings, incomplete=True))
+    assert "step 5 of 7" in result.interrupted and result == report.result.read(tmp_path)
+    assert result.interrupted in (tmp_path / "report.html").read_text()
 
 
 def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
