@@ -38,8 +38,8 @@ class DivergedError(RuntimeError):
 class Course:
     """The course of a loss, by which a training whose numbers are still finite has diverged.
 
-    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be no more
-    than a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
+    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be only
+    a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
     too.
 
     Attributes:
