@@ -25,7 +25,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from experiments import expressions, typed
-from jaxnas import runs
+from jaxnas import files, runs
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
@@ -119,7 +119,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
                 "--config=path/to/my_config.py is one of your own"
             )
         return registry[name]
-    path = pathlib.Path(path + ".py" if colon else name).resolve()
+    path = files.as_path(path + ".py" if colon else name).resolve()
     if not path.is_file():
         raise ConfigError(f"--config: there is no file {path}")
     # Under a name, since the types of the fields of its classes are looked up in the module later.
