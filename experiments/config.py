@@ -13,7 +13,6 @@ import difflib
 import functools
 import inspect
 import linecache
-import pathlib
 import sys
 import types
 import typing

@@ -111,6 +111,8 @@ class Search:
 
     def __post_init__(self) -> None:
         group = "search"
+        if self.strategy is not None:
+            search.check_strategy(self.strategy)
         check_counts(self, "finalists", "ranked", "tune_steps", least=0, group=group)
         check_counts(self, "finalist_steps", "ranked_steps", "limit", none=True, group=group)
         check_counts(self, "samples", group=group)

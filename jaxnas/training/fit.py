@@ -32,7 +32,7 @@ from jaxnas.training.divergence import check_steps, diverged
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import check_unchanged
 from jaxnas.training.preemption import stop_on_signals
-from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
+from jaxnas.training.prepare import abstract_state, batch_size_of, check_given, prepare
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.recipes import usual_recipe
@@ -118,7 +118,8 @@ def fit(
 
     Raises:
       Stopped: Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit), after the state has been saved.
-      TypeError: an object that is no task, such as a data set, or a network that does not keep the contract.
+      TypeError: an argument of another kind, as a class in place of an instance, or a data set in place of a
+        task; a network that does not keep the contract.
       ValueError: a network that does not take the task's batches, one that `jaxnas.testing.check_network`
         refuses (checked once, when a training begins), variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
@@ -126,6 +127,19 @@ def fit(
       DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
         names the last good checkpoint, and later ones are removed.
     """
+    check_given(
+        task=task,
+        net=net,
+        recipe=recipe,
+        variables=variables,
+        optimizer=optimizer,
+        cost=cost,
+        workdir=workdir,
+        config=config,
+        may_differ=may_differ,
+        mesh=mesh,
+        progress=progress,
+    )
     check_task(task)
     check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)

@@ -11,9 +11,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 import tiers
+from refusals import check
 from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
@@ -529,6 +531,33 @@ def test_what_is_no_network_and_no_number_of_steps_is_refused():
         with pytest.raises((TypeError, ValueError)) as error:
             fit(TASK, net, steps, mesh=MESH)
         assert message in str(error.value)
+
+
+def test_what_is_of_another_kind_is_refused_at_the_door(tmp_path):
+    file, rate = tmp_path / "file", optax.constant_schedule(0.1)
+    file.touch()
+
+    def given(**wrong):
+        return lambda: fit(wrong.pop("task", TASK), NET, 2, **wrong), TypeError, *wrong
+
+    check(
+        given(recipe=Uniform),
+        given(recipe="sandwich"),
+        given(optimizer=optax.sgd(0.1)),
+        given(optimizer=(optax.sgd(0.1), 0.1)),
+        given(optimizer=(rate, optax.sgd(rate))),
+        given(mesh="cpu"),
+        given(workdir=file),
+        given(workdir=3),
+        given(variables=[1.0]),
+        given(cost=3),
+        given(config=[1]),
+        given(may_differ="program"),
+        given(progress=1),
+        (lambda: fit(type(TASK), NET, 2), TypeError, "task"),
+        (lambda: fit(TASK, type(NET), 2), TypeError, "net"),
+        (lambda: runs.Search(strategy=search.Evolution), TypeError, "Evolution", "instance"),
+    )
 
 
 def test_an_evaluation_takes_only_architectures_and_variables_of_its_network():
