@@ -16,8 +16,8 @@ from jaxnas import training
 from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
+from jaxnas.training.calls import several, steps_of_call
 from jaxnas.training.divergence import Course
-from jaxnas.training.fit import several, steps_of_call
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.prepare import prepare
 from jaxnas.training.step import active_masks
