@@ -248,6 +248,7 @@ def search_space(
                 one,
                 functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
+                batched=True,
                 history_path=history,
                 progress=progress,
             )
@@ -494,6 +495,7 @@ def _race(
             race,
             trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
+            batched=True,
             history_path=history,
             name="trials",
             before=None if calls is None else begin_rung,

@@ -74,7 +74,7 @@ def run_parallel(
     """
     runner.check_strategy(strategy)
     check_one_at_a_time(strategy)
-    runner.check_search(strategy, evaluate, key)
+    runner.check_search(strategy, evaluate, key, "values")
     runner.check_cost(strategy)
     _check_workers(workers, timeout)
     if evaluations is not None:

@@ -259,7 +259,7 @@ class SuccessiveHalving(Hyperband):
 
         candidates = search.Pool(space.encode(archs))
         race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
-        result = search.run(race, evaluate, key, history_path=path)  # evaluate(archs, fidelity)
+        result = search.run(race, evaluate, key, history_path=path)  # evaluate(values, fidelity)
 
     All other settings are those of `Hyperband`.
     """

@@ -41,7 +41,7 @@ def never(archs):
 
 
 def run(strategy, evaluate=never, key=KEY, **more):
-    return lambda: search.run(strategy, evaluate, key, **more)
+    return lambda: search.run(strategy, evaluate, key, **{"batched": True} | more)
 
 
 def test_impossible_bounds():
@@ -180,6 +180,9 @@ def test_calls(tmp_path):
         (run(RANDOM, lambda archs: np.zeros(3, np.float32)), ValueError, "float32[3]", "2"),
         (lambda: RANDOM.tell(state, archs, np.zeros(3, np.float32)), ValueError, "float32[3]"),
         (lambda: RANDOM.best(RANDOM.init(KEY)), ValueError, "0"),
+        (run(RANDOM, lambda values: None, batched=False), ValueError, "object[]", "number"),
+        (run(RANDOM, lambda values, fidelity: 1.0, batched=False), TypeError, "evaluate(values)"),
+        (run(nsga2, lambda values: (1.0, [2.0]), batched=False), ValueError, "object[]", "[2]"),
         *(
             (run(RANDOM, key=key), TypeError, "key")
             for key in (0, None, jax.random.PRNGKey(0), jax.random.split(KEY))
@@ -217,6 +220,12 @@ def test_calls(tmp_path):
             for space in (SMALL, Space(op=Choice(*range(6)).repeat(12)))
         ),
     )
+
+
+def test_a_function_of_values_may_return_several_numbers():
+    strategy = NSGA2(SMALL, evaluations=40, population=20)
+    result = search.run(strategy, lambda values: (values["op"].count(0), values["op"].count(1)), KEY)
+    assert set(map(tuple, result.score.tolist())) == {(0, 3), (1, 2), (2, 1), (3, 0)}
 
 
 def test_points():
@@ -290,7 +299,9 @@ def history(tmp_path_factory):
         mutations=10,
         crossovers=10,
     )
-    search.run(strategy, lambda archs: archs["width"].astype(jnp.float32), KEY, history_path=path)
+    search.run(
+        strategy, lambda archs: archs["width"].astype(jnp.float32), KEY, batched=True, history_path=path
+    )
     return strategy, path.read_text().splitlines(keepends=True)
 
 
