@@ -129,6 +129,11 @@ class Search:
             )
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
+        if self.most is not None and self.most_share is not None:
+            raise ValueError(
+                f"search.most is {self.most} and search.most_share {self.most_share}: both are the upper "
+                "bound. Give one, and None for the other."
+            )
         check_increasing(self, "trial_steps", group="search")
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
@@ -145,7 +150,7 @@ class Search:
         if self.budget not in reachable and (bounded or self.budget != Search.budget):
             check_cost("search.budget", self.budget, reachable)
         most = self.most
-        if most is None and self.most_share is not None:
+        if self.most_share is not None:
             # The last options are not the dearest ones in every space.
             most = math.floor(self.most_share * reachable[self.budget][1])
         return {} if most is None and self.least is None else {self.budget: (self.least, most)}
@@ -249,6 +254,7 @@ def search_space(
                 functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
                 batched=True,
+                objective="inherited weights",
                 history_path=history,
                 progress=progress,
             )
@@ -496,6 +502,7 @@ def _race(
             trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
             batched=True,
+            objective="trained alone",
             history_path=history,
             name="trials",
             before=None if calls is None else begin_rung,

@@ -96,7 +96,7 @@ def _digest(line: Line, before: str) -> str:
     return files.sha256((before + text).encode())[:16]
 
 
-def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:
+def settings_of(strategy: Strategy, key: jax.Array, objective: str) -> dict[str, Any]:
     """All that decides the course of a search, but for costs and scores, as plain values.
 
     `evaluations` and `budget` are left out, since a search may go on with more of them, unless its
@@ -105,9 +105,11 @@ def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:
     Args:
       strategy: of the search.
       key: of the search.
+      objective: what tells the function that gives the scores from others.
     """
     plain: dict[str, Any] = {
         "strategy": type(strategy).__name__,
+        "objective": objective,
         "key": np.asarray(jax.random.key_data(key)).reshape(-1).tolist(),
     }
     for field in dataclasses.fields(strategy):
@@ -150,9 +152,12 @@ def check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any)
         if before.get(name) != settings.get(name)
     ]
     if changed:
+        objective = before.get("objective")
         raise ValueError(
             f"{path} holds a search with other settings: {'; '.join(changed)}. "
-            "Restore the settings, or choose another history file or name."
+            + "Restore the settings, or choose another history file or name."
+            + f" If the objective is another one, delete the file; if its results are the same, pass "
+            f"objective={objective!r}." * (objective != settings.get("objective"))
         )
 
 

@@ -22,6 +22,8 @@ import numpy as np
 from jaxnas import files, processes
 from jaxnas.search import bounds, history
 from jaxnas.search.blas import one_thread
+from jaxnas.search.objective import digest_of
+from jaxnas.search.proposals import listed
 from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch
@@ -188,6 +190,7 @@ def run(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
+    objective: str | None = None,
     before: Callable[[State], None] | None = None,
     progress: Callable[[Standing], None] | None = None,
 ) -> Result:
@@ -209,6 +212,8 @@ def run(
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
+      objective: what tells this objective from others, such as a version, which a search goes on with; None
+        for a digest of its code and constants. What other modules do and what arrays hold is in no digest.
       before: called before each generation that has to be evaluated, with the state that the strategy was
         asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.
@@ -224,7 +229,8 @@ def run(
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     check_cost(strategy)
-    name, settings = name or strategy.name, history.settings_of(strategy, key)
+    name = name or strategy.name
+    settings = history.settings_of(strategy, key, objective or digest_of(evaluate))
     recorded = [] if history_path is None else history.read(history_path, name)
     processes.wait("the history is read")  # before the first of several processes writes to it
     history.check_settings(recorded, settings, history_path)
@@ -391,12 +397,12 @@ def make_result(strategy: Strategy, state: State, lines: list[history.Line], res
     """What a search found, of its last state and the lines of its history."""
     check_scores(state, lines)
     if len(lines) < strategy.evaluations and bool(state.exhausted):
-        _log.warning(
-            "search: stopped after %d of %d evaluations: no other feasible architecture was found "
-            "(the space has %d in all).",
-            len(lines),
-            strategy.evaluations,
-            strategy.space.cardinality,
+        # Only a space that can be listed is known to have no other one.
+        level, what = (logging.WARNING, "found") if listed(strategy) is None else (logging.INFO, "left")
+        _log.log(
+            level,
+            "search: ends after %d of %d evaluations: no other feasible architecture is %s.",
+            *(len(lines), strategy.evaluations, what),
         )
     if int(state.skipped):
         _log.warning(

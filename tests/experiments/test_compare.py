@@ -431,6 +431,7 @@ def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(tmp_path
         (lambda: tables.find("nasbench201", None, ["a=max"]), ValueError, "--objectives"),
         (*found("grid.csv"), "--objectives"),
         (*found("grid.csv", "score")[:2], "'score'"),
+        (*found("grid.csv", "score=max", "score=min")[:2], "'score'", "score=min"),
         found("json:loads_it"),
         found("nowhere.at_all:table"),
         (*found("math:pi"), "float"),

@@ -136,7 +136,7 @@ def test_the_first_architectures_do_not_depend_on_scores(random_first, expected)
 
 
 @pytest.mark.parametrize("kind", [search.RandomSearch, *tiers.more(search.Evolution)])
-def test_an_exhausted_space_ends_the_search(kind):
+def test_an_exhausted_space_ends_the_search(kind, caplog):
     bounds = {"params": (None, 12)}
     strategy = kind(SMALL, SMALL_COST, bounds, evaluations=2000)
     every = SMALL.enumerate()
@@ -149,7 +149,9 @@ def test_an_exhausted_space_ends_the_search(kind):
         calls.append(len(scores))
         return scores
 
-    result = search.run(strategy, score, jax.random.key(0), batched=True)
+    with caplog.at_level("INFO", "jaxnas"):
+        result = search.run(strategy, score, jax.random.key(0), batched=True)
+    assert [r.levelname for r in caplog.records if "feasible" in r.message] == ["INFO"]
     assert len(result.history) == sum(calls) == count
     assert bool(strategy.finished(result.state)) and bool(result.state.exhausted)
     assert len({json.dumps(line["architecture"]) for line in result.history}) == count
@@ -229,7 +231,9 @@ def stop_after(calls):
 
 
 def run(strategy=EVOLUTION, score=evaluate, seed=0, **kwargs):
-    return search.run(strategy, score, jax.random.key(seed), batched=True, **kwargs)
+    return search.run(
+        strategy, score, jax.random.key(seed), batched=True, **{"objective": "fitness"} | kwargs
+    )
 
 
 @pytest.fixture(scope="module")

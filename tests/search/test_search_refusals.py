@@ -40,6 +40,10 @@ def never(archs):
     raise AssertionError("evaluated")
 
 
+def widths(archs):
+    return archs["width"].astype(jnp.float32)
+
+
 def run(strategy, evaluate=never, key=KEY, **more):
     return lambda: search.run(strategy, evaluate, key, **{"batched": True} | more)
 
@@ -299,9 +303,7 @@ def history(tmp_path_factory):
         mutations=10,
         crossovers=10,
     )
-    search.run(
-        strategy, lambda archs: archs["width"].astype(jnp.float32), KEY, batched=True, history_path=path
-    )
+    search.run(strategy, widths, KEY, batched=True, history_path=path)
     return strategy, path.read_text().splitlines(keepends=True)
 
 
@@ -312,9 +314,7 @@ def test_histories_of_another_search(history, tmp_path):
         path = tmp_path / f"{number}.jsonl"
         path.mkdir() if content is None else path.write_bytes(content)
         given = dataclasses.replace(strategy, **change)
-        return run(
-            given, lambda archs: archs["width"].astype(jnp.float32), history_path=path, **more
-        ), ValueError
+        return run(given, more.pop("evaluate", widths), history_path=path, **more), ValueError
 
     def edited(number, old, new):
         text = lines[25].replace(old, new)
@@ -329,6 +329,7 @@ def test_histories_of_another_search(history, tmp_path):
         (*resumed(2, whole, {"bounds": {"params": (30, 91)}}), "bounds", "90", "91"),
         (*resumed(3, whole, {"cost": lambda arch: {**cost(arch), "macs": 1}}), "macs", "1"),
         (*resumed(4, whole, {"evaluations": 20}), "40", "20"),
+        (*resumed(20, whole, evaluate=never), "objective", "delete"),
         # A changed score, and a line lost in the middle.
         (*edited(5, score, '"score": 99.0'), "line 26"),
         (*edited(6, score, '"score": "high"'), "line 26"),
