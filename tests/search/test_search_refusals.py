@@ -203,6 +203,15 @@ def test_calls(tmp_path):
         ),
         *(costing(value, bounds) for value in costs for bounds in ({}, {"params": (1, 2)})),
         (lambda: RACES.tell(races[1], races[0], jnp.zeros(4), jnp.zeros(3)), ValueError, "float32[3]"),
+        *(
+            (
+                run(RACES, lambda values, fidelity, took=took: (1.0, took), batched=False),
+                ValueError,
+                "seconds",
+                str(took),
+            )
+            for took in (math.nan, -1.0, math.inf)
+        ),
         (lambda: dataclasses.replace(RACES, budget=9.0).best(RACES.init(KEY)), ValueError, "0"),
         *(
             (
