@@ -77,14 +77,23 @@ def paths_of(space: Space) -> tuple[Callable[[Any], Any], int, int] | None:
 
 
 def features_of(table: Table) -> Callable[[Any], Any]:
-    """What a predictor is given: the table's own features, counts along paths of cells, or decisions."""
+    """What a predictor is given: the table's own features, counts along paths of cells, or decisions.
+
+    Of a cell that is a tree both: its paths do not tell which of them share a node, nor where a skip ends.
+    """
     if table.features is not None:
         return table.features
     found = paths_of(table.space)
     if found is None:
         return predictors.one_hot(table.space)
     paths, kinds, length = found
-    return lambda arch: predictors.path_features(kinds, *paths(arch), length=length)
+    decisions = None if table.space == nasbench201.SPACE else predictors.one_hot(table.space)
+
+    def features(arch: Any) -> dict[str, jax.Array]:
+        groups = predictors.path_features(kinds, *paths(arch), length=length)
+        return groups if decisions is None else {**groups, "decisions": decisions(arch)}
+
+    return features
 
 
 def tokens_of(table: Table) -> Callable[[Any], dict[str, jax.Array]]:

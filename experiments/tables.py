@@ -101,6 +101,8 @@ def _objectives(texts: Sequence[str]) -> dict[str, str]:
         metric, _, objective = text.rpartition("=")
         if not metric or objective not in ("max", "min"):
             raise ValueError(f"--objectives has {text!r}, expected such as accuracy=max or error=min.")
+        if metric in found:
+            raise ValueError(f"--objectives has {metric!r} twice ({','.join(texts)}); give it once.")
         found[metric] = objective
     return found
 

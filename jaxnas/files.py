@@ -359,20 +359,29 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
     Without any records it makes an empty file, if there is none.
 
-    A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores and
-    `truncate_lines` removes. In an object store the whole file is written anew.
+    A process killed meanwhile leaves at most a part of the last line, which `read_lines` ignores; it is cut
+    off before records are appended. In an object store the whole file is written anew.
     """
     text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
     data, path = text.encode("utf-8"), as_path(path)
     if is_remote(path):
         before = path.read_bytes() if path.exists() else None
         if data or before is None:
-            write_bytes(path, (before or b"") + data)
+            write_bytes(path, _whole_lines(before or b"") + data)
         return
-    with room_for(path, len(data), "The lines before are kept"), open(path, "ab") as file:
+    with room_for(path, len(data), "The lines before are kept"), open(path, "a+b") as file:
+        if data and file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(len(_whole_lines(file.read())))
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
 
 
 def read_lines(path: Path, keys: tuple[str, ...] = ()) -> list[dict[str, Any]]:

@@ -3,6 +3,10 @@
 An architecture is a dict from the name of a choice to an int32 array of option indices, `[]` for a
 plain choice and `[n]` for a repeated one. A batch of architectures is the same dict with leading
 axes. A *soft* architecture holds float weights over the options in an additional last axis.
+
+An index that is no option's is refused wherever an architecture is known. Where it is traced, under jit or
+vmap, it cannot be: networks and costs take the nearest option, as JAX's own indexing does, and the operations
+here pass it on. JAX makes int32 of a larger int before that, and 0 of 2**40.
 """
 
 import dataclasses
@@ -182,9 +186,15 @@ class Space:
           ValueError: as `check_static`, or an index or weight that is out of range.
         """
         self._check_shapes(arch, batched=True)
+        if any(isinstance(arch[name], jax.core.Tracer) for name in self):
+            raise TypeError("check: needs concrete arrays; use check_static inside jit or vmap.")
+        self._check_values(arch)
+
+    def _check_values(self, arch: Arch) -> None:
+        """Checks indices and weights, but for those that are traced."""
         for name, choice in self.decisions:
             if isinstance(arch[name], jax.core.Tracer):
-                raise TypeError("check: needs concrete arrays; use check_static inside jit or vmap.")
+                continue
             x, sizes = np.asarray(arch[name]), choice.sizes
             if jnp.issubdtype(x.dtype, jnp.floating):
                 bad = ~np.isfinite(x) | ((np.arange(choice.width) >= sizes[..., None]) & (x != 0))
@@ -285,6 +295,7 @@ class Space:
     def _hard(self, arch: Arch, batched: bool = True) -> Arch:
         """A hard architecture, or a batch of them, that was checked, with its names in order."""
         self._check_shapes(arch, batched=batched, hard=True)
+        self._check_values(arch)
         return self._in_order(arch)
 
     def _in_order(self, arch: Mapping[str, Any]) -> Arch:

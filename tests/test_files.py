@@ -222,7 +222,6 @@ def test_lines_end_where_they_are_cut(tmp_path):
     for cut in (1, 5):  # A killed writer leaves a part of a line.
         path.write_bytes(whole[:-cut])
         assert files.read_lines(path, ("index",)) == records[:3]
-        files.truncate_lines(path, 3)
         files.append_lines(path, records[3:])
         assert path.read_bytes() == whole
     for line, message in (("[1]", "is no JSON object"), ("{}", "has no 'index'"), ("x", "is not valid JSON")):

@@ -336,7 +336,25 @@ def test_architectures_that_are_not_of_the_space_are_refused():
     wrong = {**many, "num_heads": np.array(many["num_heads"])}
     wrong["num_heads"][2, 4] = 9
     jax.jit(TINY.check_static)(TINY.smallest())
+    key, outside = jax.random.key(0), [{**TINY.smallest(), "depth": x} for x in np.asarray([99, -1, 2**40])]
+    doors = (
+        *(TINY.encode, TINY.canonical, TINY.active),
+        lambda arch: TINY.mutate(key, arch, 0.1),
+        lambda arch: TINY.crossover(key, TINY.smallest(), arch),
+    )
+    assert jax.jit(TINY.encode)(outside[0])[1] == 99  # what is traced cannot be refused
     refusals.check(
+        *(
+            (
+                lambda door=door, arch=arch: door(arch),
+                ValueError,
+                "'depth'",
+                str(arch["depth"]),
+                "(12, 13, 14)",
+            )
+            for door in doors
+            for arch in outside
+        ),
         (check(depht=0), ValueError, "'depht'", "'depth'"),
         (check("depth"), ValueError, "'depth'"),
         (check(depth=np.int32(3)), ValueError, "'depth'", "3", "(12, 13, 14)"),

@@ -66,7 +66,10 @@ def main() -> None:
         for name, strategy in strategies.items():
             found = [
                 search.run(
-                    strategy, scores, jax.random.fold_in(stream(flags.FLAGS.draw, "evolution"), number)
+                    strategy,
+                    scores,
+                    jax.random.fold_in(stream(flags.FLAGS.draw, "evolution"), number),
+                    batched=True,
                 )
                 for number in range(flags.FLAGS.searches)
             ]

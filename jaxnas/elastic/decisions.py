@@ -25,7 +25,8 @@ class Decisions:
     Args:
       space: of the network.
       arch: an architecture of it, hard or soft; None if there is only one. Traced indices that are out of
-        range count as the nearest option. One of NumPy arrays is static: what it does not use is not traced.
+        range count as the nearest option; see `jaxnas.space`. One of NumPy arrays is static: what it does
+        not use is not traced.
       initializing: whether parameters are being made, for which any architecture will do: a static one
         unless it is soft.
 

@@ -135,6 +135,11 @@ class Search:
             )
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"search.method is {self.method!r}, expected one of {', '.join(METHODS)}.")
+        if self.most is not None and self.most_share is not None:
+            raise ValueError(
+                f"search.most is {self.most} and search.most_share {self.most_share}: both are the upper "
+                "bound. Give one, and None for the other."
+            )
         check_increasing(self, "trial_steps", group="search")
 
     def bounds(self, reachable: Mapping[str, tuple]) -> dict[str, tuple[float | None, float | None]]:
@@ -151,7 +156,7 @@ class Search:
         if self.budget not in reachable and (bounded or self.budget != Search.budget):
             check_cost("search.budget", self.budget, reachable)
         most = self.most
-        if most is None and self.most_share is not None:
+        if self.most_share is not None:
             # The last options are not the dearest ones in every space.
             most = math.floor(self.most_share * reachable[self.budget][1])
         return {} if most is None and self.least is None else {self.budget: (self.least, most)}
@@ -257,8 +262,9 @@ def search_space(
                 one,
                 functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
+                batched=True,
+                objective=about,
                 history_path=history,
-                about=about,
                 progress=progress,
             )
         archs[label] = result.arch
@@ -375,7 +381,7 @@ def select(
                 kept: dict[str, Any] = {}
                 if history is not None:
                     about = {"trained_on": scoring_alone(task, net, training)}
-                    kept = {"history_path": history, "about": about}
+                    kept = {"history_path": history, "objective": about}
                 arch, told = _race(space, settings, here, drawn, seed, kept, trials, clock)
                 found["trial_steps"] = settings.trial_steps
                 firsts = [scores[0] for scores in told]
@@ -518,6 +524,7 @@ def _race(
             race,
             trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
+            batched=True,
             name="trials",
             **kept,
             before=None if calls is None else begin_rung,

@@ -153,6 +153,8 @@ def check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any)
         raise ValueError(
             f"{path} holds a search with other settings: {'; '.join(changed)}. "
             "Restore them, or move the file away to search anew."
+            + f" If another objective gives the same scores, pass objective={before.get('objective')!r}."
+            * (before.get("objective") != settings.get("objective"))
         )
 
 

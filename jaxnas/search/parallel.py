@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxnas import files
 from jaxnas.search import history, runner
+from jaxnas.search.objective import digest_of
 from jaxnas.search.pending import begin_evaluation, check_one_at_a_time, end_evaluation
 from jaxnas.search.strategy import Strategy
 from jaxnas.search.workers import Workers
@@ -36,6 +37,7 @@ def run_parallel(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
+    objective: str | None = None,
     progress: Callable[[runner.Standing], None] | None = None,
 ) -> runner.Result:
     """Runs a search on parallel workers to its end, and returns what it found.
@@ -62,6 +64,7 @@ def run_parallel(
       history_path: a JSONL file with a line for each evaluation, in the order in which they ended. If it
         holds evaluations of this search, they are not repeated.
       name: of this search in the file; by default the strategy's.
+      objective: what tells this objective from others; see `search.run`.
       progress: called after each evaluation with how far the search has come.
 
     Raises:
@@ -74,18 +77,17 @@ def run_parallel(
     """
     runner.check_strategy(strategy)
     check_one_at_a_time(strategy)
-    runner.check_search(strategy, evaluate, key)
+    runner.check_search(strategy, evaluate, key, "values")
     runner.check_cost(strategy)
     _check_workers(workers, timeout)
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     name = name or strategy.name
-    settings = history.settings_of(strategy, key) | {"workers": workers}
+    told = {"objective": objective or digest_of(evaluate), "workers": workers}
+    settings = history.settings_of(strategy, key) | told
     recorded = [] if history_path is None else history.read(history_path, name)
     history.check_settings(recorded, settings, history_path)
     runner.check_length(recorded, strategy.evaluations, history_path)
-    if history_path is not None:
-        history.cut(history_path, name, keep=len(recorded))  # A killed process may leave a part of a line.
 
     space, state, lines = strategy.space, strategy.init(key), []
     # The architectures that are being evaluated, by the number of their question.

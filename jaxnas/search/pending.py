@@ -32,7 +32,7 @@ def check_one_at_a_time(strategy: Strategy) -> None:
             f"{'' if strategy.fidelities is None else ', and races over fidelities'}, so that it cannot be "
             "asked for the next architecture while others are evaluated. RandomSearch, LocalSearch, "
             "RegularizedEvolution, PredictorGuided and Reinforce can, with batch=1; for the others call "
-            "search.run with an evaluation that spreads its batch over workers itself."
+            "search.run(..., batched=True) with an evaluation that spreads its batch over workers itself."
         )
 
 

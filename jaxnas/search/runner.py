@@ -1,6 +1,10 @@
 """Runs a search: asks, evaluates, tells; step by step with a history, or as one compiled program.
 
-The history is a file from which the search resumes exactly. Both ways are the same search: the same key
+`run` and `run_parallel` call a plain Python function of the option values of one architecture, such as
+`{"width": 32}`. What is traced or vectorized takes a batch of architectures, arrays of option indices with a
+leading axis: the function of `scan`, and that of `run` with `batched=True`.
+
+The history is a file from which the search resumes exactly. All ways are the same search: the same key
 gives the same architectures in the same order.
 """
 
@@ -18,6 +22,8 @@ import numpy as np
 from jaxnas import files, processes
 from jaxnas.search import bounds, history
 from jaxnas.search.blas import one_thread
+from jaxnas.search.objective import digest_of
+from jaxnas.search.proposals import listed
 from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy, as_told, check_key, score_shape
 from jaxnas.space import Arch
@@ -104,7 +110,7 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
       TypeError: something else than a strategy, a function or a typed key.
       ValueError: bounds that no architecture keeps, or scores of another shape.
     """
-    check_search(strategy, evaluate, key)
+    check_search(strategy, evaluate, key, "architectures")
     shape = (strategy.batch, *score_shape(strategy))
 
     def turn(state: State) -> State:
@@ -122,8 +128,14 @@ def scan(strategy: Strategy, evaluate: Callable[..., Any], key: jax.Array) -> St
     return jax.lax.scan(lambda state, _: (turn(state), None), strategy.init(key), length=length)[0]
 
 
-def check_search(strategy: Any, evaluate: Any, key: Any) -> None:
+def check_search(strategy: Any, evaluate: Any, key: Any, given: str) -> None:
     """Checks what a search is made of.
+
+    Args:
+      strategy: of the search.
+      evaluate: the function that it calls.
+      key: of the search.
+      given: what the function is called with: "values" of one architecture, or a batch of "architectures".
 
     Raises:
       TypeError: something else than a strategy, a function and a typed key, or a function of more or fewer
@@ -131,15 +143,14 @@ def check_search(strategy: Any, evaluate: Any, key: Any) -> None:
     """
     check_strategy(strategy)
     if not callable(evaluate):
-        raise TypeError(
-            f"search: evaluate is {evaluate!r}, expected a function from a batch of architectures to scores."
-        )
-    _check_arguments(strategy, evaluate)
+        what = "the option values of an architecture to its score"
+        what = what if given == "values" else "a batch of architectures to scores"
+        raise TypeError(f"search: evaluate is {evaluate!r}, expected a function from {what}.")
+    _check_arguments(strategy, evaluate, (given,) if strategy.fidelities is None else (given, "fidelity"))
     check_key(key)
 
 
-def _check_arguments(strategy: Strategy, evaluate: Callable[..., Any]) -> None:
-    given = ("architectures",) if strategy.fidelities is None else ("architectures", "fidelity")
+def _check_arguments(strategy: Strategy, evaluate: Callable[..., Any], given: tuple[str, ...]) -> None:
     if hasattr(evaluate, "__wrapped__"):  # It may take other arguments than it says.
         return
     try:
@@ -175,10 +186,11 @@ def run(
     evaluate: Callable[..., Any],
     key: jax.Array,
     *,
+    batched: bool = False,
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
-    about: Mapping[str, Any] | None = None,
+    objective: str | Mapping[str, Any] | None = None,
     before: Callable[[State], None] | None = None,
     progress: Callable[[Standing], None] | None = None,
 ) -> Result:
@@ -186,19 +198,23 @@ def run(
 
     Args:
       strategy: one of this package, or one's own; see `Strategy`.
-      evaluate: from a batch of architectures (leading axis n) to scores, float [n] (or [n, M]);
-        higher is better. It is called once for each generation; n is the strategy's batch, and less
-        only at the end of a search or of a rung. Of a strategy with fidelities it takes the
-        fidelity, an int, too, and may return (scores, seconds), float [n] each.
+      evaluate: from the option values of one architecture, as `space.to_dict` gives them, to its score, a
+        number (or M of them); higher is better. Of a strategy with fidelities it takes the fidelity, an
+        int, too, and may return (score, seconds).
       key: a typed key; the same key, settings and scores give the same search.
+      batched: whether `evaluate` takes a batch of architectures instead, arrays of option indices with a
+        leading axis n, and returns scores, float [n] (or [n, M]), or (scores, seconds), float [n] each. It is
+        called once for each generation; n is the strategy's batch, and less only at the end of a search
+        or of a rung.
       evaluations: the budget, instead of the strategy's own.
       history_path: a JSONL file with a line for each evaluation, appended to after each generation.
         If it holds generations of this search, they are not evaluated again: the search goes on as
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
-      about: what else the scores depend on, by name, as digests of weights and data; kept in the first line
-        of the history and compared.
+      objective: what tells this objective from others: a version, or a mapping of all that the scores depend
+        on, such as digests of weights and data. It is kept in the history and compared. None for a digest of
+        the function's code and constants; what other modules do and what arrays hold is in no digest.
       before: called before each generation that has to be evaluated, with the state that the strategy was
         asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.
@@ -210,12 +226,13 @@ def run(
         what differs, and the file stays as it is).
       OSError: before the first evaluation, if the history cannot be written.
     """
-    check_search(strategy, evaluate, key)
+    check_search(strategy, evaluate, key, "architectures" if batched else "values")
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     check_cost(strategy)
-    settings = history.settings_of(strategy, key) | files.plain(about or {})
     name = name or strategy.name
+    told = objective if isinstance(objective, Mapping) else {"objective": objective or digest_of(evaluate)}
+    settings = history.settings_of(strategy, key) | files.plain(told)
     recorded = [] if history_path is None else history.read(history_path, name)
     processes.wait("the history is read")  # before the first of several processes writes to it
     history.check_settings(recorded, settings, history_path)
@@ -232,7 +249,9 @@ def run(
         known = replaying and len(old) == len(rows)
         if before is not None and not known:
             before(state)
-        told = _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows)
+        told = (
+            _recorded(strategy, old) if known else _evaluated(strategy, evaluate, asked, archs, rows, batched)
+        )
         state = strategy.tell(asked, archs, *(_spread(x, rows, strategy.batch) for x in told))
         new = make_lines(strategy, name, settings, state, lines)
         if replaying:
@@ -259,28 +278,41 @@ def ask(strategy: Strategy, state: State) -> tuple[Arch, State]:
 
 
 def _evaluated(
-    strategy: Strategy, evaluate: Callable[..., Any], asked: State, archs: Arch, rows: np.ndarray
+    strategy: Strategy,
+    evaluate: Callable[..., Any],
+    asked: State,
+    archs: Arch,
+    rows: np.ndarray,
+    batched: bool,
 ) -> tuple[np.ndarray, ...]:
     """What the evaluation says of some rows: scores, float32 [rows, ...], and seconds if it tells them."""
     archs = jax.tree.map(lambda x: x[rows], archs)
-    shape = (len(rows), *score_shape(strategy))
-    if strategy.fidelities is None:
-        return (_checked(evaluate(archs), "", shape),)
-    told = evaluate(archs, int(strategy.fidelity(asked)))
-    if not isinstance(told, tuple):
-        return (_checked(told, "", shape),)
-    return _checked(told[0], "", shape), _checked(told[1], "seconds ", shape[:1])
+    fidelity = () if strategy.fidelities is None else (int(strategy.fidelity(asked)),)
+    if batched:
+        return _told(strategy, evaluate(archs, *fidelity), (len(rows),))
+    each = [_told(strategy, evaluate(values, *fidelity), ()) for values in strategy.space.to_dicts(archs)]
+    return tuple(np.stack(column) for column in zip(*each, strict=True))
+
+
+def _told(strategy: Strategy, told: Any, lead: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """What one call returned: scores, float32 [*lead, ...], and seconds if it tells them."""
+    if strategy.fidelities is None or not isinstance(told, tuple):
+        return (_checked(told, "", lead + score_shape(strategy)),)
+    return _checked(told[0], "", lead + score_shape(strategy)), _checked(told[1], "seconds ", lead)
 
 
 def _checked(told: Any, what: str, shape: tuple[int, ...]) -> np.ndarray:
     """What an evaluation returned, as float32, if it has that shape."""
-    told = np.asarray(told)
-    if told.shape != shape or told.dtype.kind not in "fiu" and told.dtype != "bfloat16":
+    try:
+        array = np.asarray(told)
+    except (TypeError, ValueError):  # rows of different lengths
+        array = np.asarray(None)
+    if array.shape != shape or array.dtype.kind not in "fiu" and array.dtype != "bfloat16":
         raise ValueError(
-            f"search: the evaluation returned {what}{told.dtype}{list(told.shape)} for "
-            f"{shape[0]} architectures, expected float {list(shape)}."
+            f"search: the evaluation returned {what}{array.dtype}{list(array.shape)}, expected float "
+            f"{list(shape)}" + (f" for {shape[0]} architectures." if shape else ": a number.")
         )
-    return told.astype(np.float32)
+    return array.astype(np.float32)
 
 
 def _recorded(strategy: Strategy, lines: list[history.Line]) -> tuple[np.ndarray, ...]:
@@ -367,12 +399,12 @@ def make_result(strategy: Strategy, state: State, lines: list[history.Line], res
     """What a search found, of its last state and the lines of its history."""
     check_scores(state, lines)
     if len(lines) < strategy.evaluations and bool(state.exhausted):
-        _log.warning(
-            "search: stopped after %d of %d evaluations: no other feasible architecture was found "
-            "(the space has %d in all).",
-            len(lines),
-            strategy.evaluations,
-            strategy.space.cardinality,
+        # Only a space that can be listed is known to have no other one.
+        level, what = (logging.WARNING, "found") if listed(strategy) is None else (logging.INFO, "left")
+        _log.log(
+            level,
+            "search: ends after %d of %d evaluations: no other feasible architecture is %s.",
+            *(len(lines), strategy.evaluations, what),
         )
     if int(state.skipped):
         _log.warning(

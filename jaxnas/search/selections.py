@@ -5,7 +5,7 @@ For any space and any task. The most probable options are `argmax`; several draw
 
     drawn = search.candidates(space, logits, key, 8, explore=0.25)
     race = search.SuccessiveHalving(space, given=search.Pool(space.encode(drawn.archs)), batch=1)
-    result = search.run(race, train_alone, key, history_path=path)  # (archs, fidelity) -> scores
+    result = search.run(race, train_alone, key, history_path=path)  # (values, fidelity) -> score
 """
 
 from collections.abc import Callable

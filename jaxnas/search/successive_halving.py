@@ -165,7 +165,6 @@ class Hyperband(Strategy):
         codes, state = jax.lax.cond(_starts_race(state), new, promoted)
         return self.space.decode(codes), state
 
-    @functools.partial(jax.jit, static_argnums=0)
     def tell(self, state: State, archs: Arch, scores: Any, seconds: Any = None) -> State:
         """The state that knows the scores of the batch last asked.
 
@@ -173,10 +172,12 @@ class Hyperband(Strategy):
           state: as `ask` returned it.
           archs: the architectures that `ask` returned, leading axis `batch`.
           scores: float [batch], higher is better. NaN: counted, never best, never goes on.
-          seconds: what each evaluation took, float [batch]; what is no number counts as 0.
+          seconds: what each evaluation took, float [batch], at least 0. Where they are traced, what is
+            less or no number counts as 0.
 
         Raises:
-          ValueError: other shapes or dtypes, or no seconds where there is a budget.
+          ValueError: other shapes or dtypes, no seconds where there is a budget, or negative ones, or such as
+            are no numbers, which no budget can count.
         """
         if seconds is None and self.budget is not None:
             raise ValueError(
@@ -185,9 +186,20 @@ class Hyperband(Strategy):
             )
         shape = state.valid.shape
         seconds = as_told("seconds", jnp.zeros(shape) if seconds is None else seconds, shape)
+        if not any(isinstance(x, jax.core.Tracer) for x in (seconds, state.valid)):
+            told = np.asarray(seconds, np.float32)[np.asarray(state.valid)]
+            if not np.all(np.isfinite(told) & (told >= 0)):
+                raise ValueError(
+                    f"Hyperband: seconds are {told.tolist()}, expected numbers of at least 0, also of an "
+                    "evaluation that failed. The budget counts them."
+                )
+        return self._tell(state, archs, scores, seconds)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _tell(self, state: State, archs: Arch, scores: Any, seconds: jax.Array) -> State:
         race = state.memory
         rows = next_rows(state.size, state.valid, self.evaluations)
-        told = jnp.where(jnp.isfinite(seconds), seconds, 0).astype(jnp.float32)
+        told = jnp.where(jnp.isfinite(seconds), jnp.maximum(seconds, 0), 0).astype(jnp.float32)
         race = dataclasses.replace(
             race,
             fidelity=race.fidelity.at[rows].set(race.current, mode="drop"),
@@ -259,7 +271,7 @@ class SuccessiveHalving(Hyperband):
 
         candidates = search.Pool(space.encode(archs))
         race = search.SuccessiveHalving(space, given=candidates, fidelities=3, eta=2, batch=1)
-        result = search.run(race, evaluate, key, history_path=path)  # evaluate(archs, fidelity)
+        result = search.run(race, evaluate, key, history_path=path)  # evaluate(values, fidelity)
 
     All other settings are those of `Hyperband`.
     """

@@ -88,7 +88,7 @@ class ConvNet(nn.Module):
             channels = width(int, decisions[f"width_{stage}"])
             strides = (1, 1) if stage == 1 and min(x.shape[1:3]) < 24 else (2, 2)
             x = Conv(strides, dtype=self.dtype, name=f"into_{stage}")(x, before, channels, fixed(3))
-            for i in range(max(self.space[f"depth_{stage}"].options)):
+            for i in range(int(self.space[f"depth_{stage}"].table.max())):
                 gate = width(lambda depth, i=i: int(i < depth), decisions[f"depth_{stage}"])
                 kernel = width(int, decisions[f"kernel_{stage}", i])
                 x = Block(self.dtype, name=f"stage_{stage}_block_{i}")(x, channels, kernel, gate)

@@ -102,7 +102,7 @@ class TextTransformer(nn.Module):
             mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
         x = Embedding(self.vocabulary, name="embedding")(tokens, embed)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        for i in range(self.space["depth"].options[-1]):
+        for i in range(int(self.space["depth"].table.max())):
             x = Block(self.head_dim, self.dropout, name=f"block_{i}")(
                 x,
                 mask,

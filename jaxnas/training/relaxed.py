@@ -152,7 +152,16 @@ class Relaxed:
     def gradients(
         self, problem: Problem, state: TrainState, batches: Mapping[str, Any], key: jax.Array
     ) -> Gradients:
-        """Trains parameters and, where it is due, the logits before them, as DARTS does."""
+        """Trains parameters and, where it is due, the logits before them, as DARTS does.
+
+        Raises:
+          ValueError: a training that ends before the logits are trained.
+        """
+        if self.start >= problem.steps:
+            raise ValueError(
+                f"recipe.start is {self.start}, and training.steps {problem.steps}: the architecture "
+                "parameters would never be trained. Start earlier, or train longer."
+            )
         keys = jax.random.split(key, 6)
         relaxation = relaxations.RELAXATIONS[self.relaxation]
         schedule = relaxations.temperature_schedule(

@@ -193,7 +193,8 @@ def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
 
     paths = ["most", "pairs", "sequences", "shape", "totals", "visits"]
     for space in (nasbench201.SPACE, nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
-        assert groups(made("any name", space)) == paths
+        tree = [] if space == nasbench201.SPACE else ["decisions"]
+        assert groups(made("any name", space)) == [*tree, *paths]
         tokens = strategies.tokens_of(made("any name", space))(space.smallest())
         assert max(tokens["segment"]) > 0
     plain = Space(op=Choice("a", "b").repeat(3))
@@ -435,6 +436,7 @@ def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(tmp_path
         (lambda: tables.find("nasbench201", None, ["a=max"]), ValueError, "--objectives"),
         (*found("grid.csv"), "--objectives"),
         (*found("grid.csv", "score")[:2], "'score'"),
+        (*found("grid.csv", "score=max", "score=min")[:2], "'score'", "score=min"),
         found("json:loads_it"),
         found("nowhere.at_all:table"),
         (*found("math:pi"), "float"),

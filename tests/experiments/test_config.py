@@ -329,6 +329,7 @@ def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_ref
         return lambda: runs.finish(task, net, {}, found, tmp_path, named={name: small}), ValueError, name
 
     refusals.check(
+        (lambda: runs.Search(most=9, most_share=0.5), ValueError, "search.most is 9", "most_share"),
         (lambda: runs.Search(method="strongest", tune_steps=3), ValueError, "tune_steps"),
         (lambda: runs.Search(tune_steps=3), ValueError, "tune_steps"),
         (lambda: runs.Search(method="sampling", renormalise=True), ValueError, "renormalise"),

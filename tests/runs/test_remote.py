@@ -146,9 +146,7 @@ def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store):
 def test_a_history_in_a_bucket_goes_on(bucket):
     space = jaxnas.Space(op=jaxnas.Choice(*range(9)))
     strategy = search.RandomSearch(space, evaluations=6, batch=2)
-    go = functools.partial(
-        search.run, strategy, lambda archs: archs["op"].astype("float32"), jax.random.key(0)
-    )
+    go = functools.partial(search.run, strategy, lambda values: values["op"], jax.random.key(0))
     with pytest.raises(KeyboardInterrupt):
         go(
             history_path="gs://bucket/h/history.jsonl",

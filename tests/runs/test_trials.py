@@ -96,7 +96,7 @@ def test_before_is_called_with_the_state_of_each_evaluation_that_is_not_recorded
     go = functools.partial(
         search.run,
         strategy,
-        lambda archs: archs["op"].astype("float32"),
+        lambda values: values["op"],
         jax.random.key(0),
         history_path=tmp_path / "history.jsonl",
         before=lambda state: seen.append(int(state.size)),

@@ -47,7 +47,7 @@ def test_finds_the_best_of_a_listed_space_in_few_evaluations(acquisition):
 def test_one_program_and_the_host_loop_are_the_same_search(tmp_path):
     strategy = guided(evaluations=16)
     state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
-    result = search.run(strategy, evaluate, KEYS[0], history_path=tmp_path / "history.jsonl")
+    result = search.run(strategy, evaluate, KEYS[0], batched=True, history_path=tmp_path / "history.jsonl")
     np.testing.assert_array_equal(state.codes, result.state.codes)
 
 
@@ -93,7 +93,7 @@ def test_a_history_is_recognised_with_features_made_anew(tmp_path):
 
     def searched(pool):
         strategy = guided(features=predictors.one_hot(SPACE), pool=search.Pool(pool), evaluations=10)
-        return search.run(strategy, evaluate, KEYS[0], history_path=path)
+        return search.run(strategy, evaluate, KEYS[0], batched=True, history_path=path)
 
     first = searched(pool)
     again = searched(pool.copy())

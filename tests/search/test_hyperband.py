@@ -33,6 +33,13 @@ def evaluate(archs, fidelity):
     return score(archs) + jnp.sin(code.astype(jnp.float32)) * (2 - level), seconds
 
 
+def evaluate_one(values, fidelity):
+    """The same of option values, as a plain Python function."""
+    indices = jnp.asarray([["abcd".index(option) for option in values["op"]]])
+    one, seconds = evaluate({"op": indices}, fidelity)
+    return float(one[0]), float(seconds[0])
+
+
 # Batches of 4: rungs of 9, 3 and 1 take several, and one is not full.
 RACES = search.Hyperband(SPACE, evaluations=70, fidelities=3, first=9, batch=4)
 TIMED = dataclasses.replace(RACES, budget=150.0, evaluations=120, batch=9)
@@ -69,7 +76,7 @@ def test_races_halve_and_carry_the_best_on():
 @pytest.mark.parametrize("strategy", [RACES, *tiers.more(TIMED)])
 def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
     path, many = tmp_path / "history.jsonl", scanned(strategy)
-    result = search.run(strategy, evaluate, KEYS[1], history_path=path)
+    result = search.run(strategy, evaluate, KEYS[1], batched=True, history_path=path)
     np.testing.assert_array_equal(many.codes[1], result.state.codes)
     np.testing.assert_array_equal(many.scores[1], result.state.scores)
     np.testing.assert_array_equal(many.memory.fidelity[1], result.state.memory.fidelity)
@@ -77,9 +84,11 @@ def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
     # As if killed in the middle of a generation: what is complete is not evaluated again.
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:14]))
-    again = search.run(strategy, evaluate, KEYS[1], history_path=path)
+    again = search.run(strategy, evaluate, KEYS[1], batched=True, history_path=path)
     assert 9 <= again.resumed <= 14 and again.history == result.history
     assert path.read_text() == "".join(lines)
+    plain = search.run(strategy, evaluate_one, KEYS[1])
+    np.testing.assert_array_equal(plain.state.codes, result.state.codes)
 
 
 def test_the_budget_in_seconds_ends_a_search_and_counts():
@@ -96,8 +105,10 @@ def test_the_budget_in_seconds_ends_a_search_and_counts():
 
 def test_a_search_goes_on_with_a_larger_budget(tmp_path):
     path = tmp_path / "history.jsonl"
-    first = search.run(dataclasses.replace(TIMED, budget=60.0), evaluate, KEYS[0], history_path=path)
-    more = search.run(TIMED, evaluate, KEYS[0], history_path=path)
+    first = search.run(
+        dataclasses.replace(TIMED, budget=60.0), evaluate, KEYS[0], batched=True, history_path=path
+    )
+    more = search.run(TIMED, evaluate, KEYS[0], batched=True, history_path=path)
     assert more.resumed == len(first.history) < len(more.history)
     np.testing.assert_array_equal(more.state.codes, scanned(TIMED).codes[0])
 
@@ -109,7 +120,7 @@ def test_bounds_and_canonical_hold():
         bounds={"last": (1, 2)},
         canonical=lambda arch: {"op": arch["op"].at[0].set(0)},
     )
-    state = search.run(strategy, evaluate, KEYS[0]).state
+    state = search.run(strategy, evaluate, KEYS[0], batched=True).state
     codes = np.asarray(state.codes)
     assert np.all((codes[:, 4] >= 1) & (codes[:, 4] <= 2) & (codes[:, 0] == 0))
     entered = codes[np.asarray(state.memory.fidelity) == 0]
@@ -124,7 +135,7 @@ def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
     fidelity = np.asarray(state.memory.fidelity)[: int(state.size)]
     np.testing.assert_array_equal(fidelity, [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
     assert bool(state.exhausted) and bool(strategy.finished(state))
-    loop = search.run(strategy, evaluate, KEYS[0]).state
+    loop = search.run(strategy, evaluate, KEYS[0], batched=True).state
     np.testing.assert_array_equal(loop.codes, state.codes)
     np.testing.assert_array_equal(loop.scores, state.scores)
 
@@ -135,7 +146,7 @@ def test_failed_evaluations_are_counted_and_never_go_on():
         failed = archs["op"][:, 0] != 2
         return jnp.where(failed, jnp.nan, jnp.where(scores > 6, jnp.inf, scores)), seconds
 
-    state = search.run(RACES, sometimes, KEYS[0]).state
+    state = search.run(RACES, sometimes, KEYS[0], batched=True).state
     scores, fidelity = np.asarray(state.scores), np.asarray(state.memory.fidelity)
     assert int(state.size) == 70 and int(state.skipped) == np.isnan(scores).sum() > 0
     first = np.flatnonzero(fidelity == 0)[:9]
@@ -146,7 +157,11 @@ def test_failed_evaluations_are_counted_and_never_go_on():
     lost = {tuple(code) for code in codes[np.isnan(scores) & (fidelity == 0)]}
     assert not lost & {tuple(code) for code in codes[fidelity > 0][np.isfinite(scores[fidelity > 0])]}
     refusals.check(
-        (lambda: search.run(RACES, lambda a, f: evaluate(a, f)[0] * jnp.nan, KEYS[0]), ValueError, "failed")
+        (
+            lambda: search.run(RACES, lambda a, f: evaluate(a, f)[0] * jnp.nan, KEYS[0], batched=True),
+            ValueError,
+            "failed",
+        )
     )
 
 
@@ -154,10 +169,10 @@ def test_seconds_may_be_left_out_where_no_budget_needs_them():
     def silent(archs, fidelity):
         return evaluate(archs, fidelity)[0]
 
-    result = search.run(RACES, silent, KEYS[1])
+    result = search.run(RACES, silent, KEYS[1], batched=True)
     np.testing.assert_array_equal(result.state.codes, scanned(RACES).codes[1])
     assert {line["seconds"] for line in result.history} == {0.0}
-    refusals.check((lambda: search.run(TIMED, silent, KEYS[1]), ValueError, "budget", "150.0"))
+    refusals.check((lambda: search.run(TIMED, silent, KEYS[1], batched=True), ValueError, "budget", "150.0"))
 
 
 GIVEN = SPACE.encode(SPACE.sample(jax.random.key(9), 7))
@@ -173,7 +188,7 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
         calls.append((SPACE.encode(archs)[0].tolist(), fidelity, path.read_text().count("\n")))
         return evaluate(archs, fidelity)
 
-    result = search.run(TRIALS, trial, KEYS[0], history_path=path)
+    result = search.run(TRIALS, trial, KEYS[0], batched=True, history_path=path)
     codes, scores = np.asarray(result.state.codes), np.asarray(result.state.scores)
     np.testing.assert_array_equal(codes[:7], GIVEN)
     np.testing.assert_array_equal(codes[7:10], codes[np.argsort(-scores[:7], kind="stable")[:3]])
@@ -185,13 +200,18 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8]) + lines[8][:30])
     calls.clear()
-    again = search.run(TRIALS, trial, KEYS[0], history_path=path)
+    again = search.run(TRIALS, trial, KEYS[0], batched=True, history_path=path)
     assert len(calls) == 3 and again.resumed == 8 and path.read_text() == "".join(lines)
     state = jax.jit(functools.partial(search.scan, TRIALS, evaluate))(KEYS[0])
     np.testing.assert_array_equal(state.codes, codes)
     other = dataclasses.replace(TRIALS, given=search.Pool(np.asarray(GIVEN)[:4]))
     refusals.check(
-        (lambda: search.run(other, evaluate, KEYS[0], history_path=path), ValueError, "first", "given")
+        (
+            lambda: search.run(other, evaluate, KEYS[0], batched=True, history_path=path),
+            ValueError,
+            "first",
+            "given",
+        )
     )
 
 
@@ -201,7 +221,7 @@ def test_a_given_race_ends_where_trials_fail():
         return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, scores)
 
     race = dataclasses.replace(TRIALS, batch=0)
-    result = search.run(race, trial, KEYS[0])
+    result = search.run(race, trial, KEYS[0], batched=True)
     assert [line["fidelity"] for line in result.history] == [0] * 7 + [1] * 3
     assert result.score == np.nanmax(np.asarray(result.state.scores))
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import objectives
 import pytest
+import refusals
 import tiers
 
 from jaxnas import executors, predictors, search
@@ -64,7 +65,7 @@ def test_one_worker_is_the_search_without_workers(tmp_path):
     strategy = STRATEGIES["guided"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         one = search.run_parallel(strategy, objectives.count, KEY, executor=pool)
-    loop = search.run(strategy, lambda archs: jnp.sum(archs["op"] == 2, axis=1).astype(jnp.float32), KEY)
+    loop = search.run(strategy, objectives.count, KEY)
     np.testing.assert_array_equal(one.state.codes, loop.state.codes)
 
 
@@ -91,8 +92,17 @@ def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path)
     }.items():
         assert reason in reasons[first]
     assert all(line["metrics"] == {"score": line["score"], "loss": 1.0} for line in lines if line["score"])
-    again = search.run_parallel(strategy, objectives.never, KEY, **settings)
+    troubled = lines[0]["settings"]["objective"]
+    again = search.run_parallel(strategy, objectives.never, KEY, objective=troubled, **settings)
     assert again.resumed == 27 and again.history == lines
+    refusals.check(
+        (
+            lambda: search.run_parallel(strategy, objectives.never, KEY, **settings),
+            ValueError,
+            troubled,
+            "delete",
+        )
+    )
 
 
 def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path):

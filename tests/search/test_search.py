@@ -136,7 +136,7 @@ def test_the_first_architectures_do_not_depend_on_scores(random_first, expected)
 
 
 @pytest.mark.parametrize("kind", [search.RandomSearch, *tiers.more(search.Evolution)])
-def test_an_exhausted_space_ends_the_search(kind):
+def test_an_exhausted_space_ends_the_search(kind, caplog):
     bounds = {"params": (None, 12)}
     strategy = kind(SMALL, SMALL_COST, bounds, evaluations=2000)
     every = SMALL.enumerate()
@@ -149,7 +149,9 @@ def test_an_exhausted_space_ends_the_search(kind):
         calls.append(len(scores))
         return scores
 
-    result = search.run(strategy, score, jax.random.key(0))
+    with caplog.at_level("INFO", "jaxnas"):
+        result = search.run(strategy, score, jax.random.key(0), batched=True)
+    assert [r.levelname for r in caplog.records if "feasible" in r.message] == ["INFO"]
     assert len(result.history) == sum(calls) == count
     assert bool(strategy.finished(result.state)) and bool(result.state.exhausted)
     assert len({json.dumps(line["architecture"]) for line in result.history}) == count
@@ -229,7 +231,9 @@ def stop_after(calls):
 
 
 def run(strategy=EVOLUTION, score=evaluate, seed=0, **kwargs):
-    return search.run(strategy, score, jax.random.key(seed), **kwargs)
+    return search.run(
+        strategy, score, jax.random.key(seed), batched=True, **{"objective": "fitness"} | kwargs
+    )
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +347,7 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
         strategy,
         failing(3),
         jax.random.key(0),
+        batched=True,
         history_path=tmp_path / "some",
         progress=told.append,
     )
@@ -350,7 +355,7 @@ def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
     assert np.isnan([one.best for one in told]).tolist() == [True] * 3 + [False] * 27
     assert [one.failed for one in told] == [1, 2] + [3] * 28
     assert all(part in str(told[-1]) for part in ("30 of 30", "3", str(told[-1].best)[:4]))
-    refusals.check((lambda: search.run(strategy, failing(30), jax.random.key(0)), ValueError, "20", "failed"))
+    refusals.check((lambda: run(strategy, failing(30)), ValueError, "20", "failed"))
 
 
 def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
@@ -358,7 +363,7 @@ def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
         chosen = archs["op"][archs["op"] > 1]  # as many as there are: no array without values can do that
         return np.asarray(evaluate(archs), np.float32) + 0 * np.float32(len(chosen))
 
-    assert search.run(RANDOM, score, jax.random.key(0)).score == run(RANDOM).score
+    assert run(RANDOM, score).score == run(RANDOM).score
 
 
 def test_infinite_scores_are_skipped_and_counted():

@@ -40,8 +40,12 @@ def never(archs):
     raise AssertionError("evaluated")
 
 
+def widths(archs):
+    return archs["width"].astype(jnp.float32)
+
+
 def run(strategy, evaluate=never, key=KEY, **more):
-    return lambda: search.run(strategy, evaluate, key, **more)
+    return lambda: search.run(strategy, evaluate, key, **{"batched": True} | more)
 
 
 def test_impossible_bounds():
@@ -180,6 +184,9 @@ def test_calls(tmp_path):
         (run(RANDOM, lambda archs: np.zeros(3, np.float32)), ValueError, "float32[3]", "2"),
         (lambda: RANDOM.tell(state, archs, np.zeros(3, np.float32)), ValueError, "float32[3]"),
         (lambda: RANDOM.best(RANDOM.init(KEY)), ValueError, "0"),
+        (run(RANDOM, lambda values: None, batched=False), ValueError, "object[]", "number"),
+        (run(RANDOM, lambda values, fidelity: 1.0, batched=False), TypeError, "evaluate(values)"),
+        (run(nsga2, lambda values: (1.0, [2.0]), batched=False), ValueError, "object[]", "[2]"),
         *(
             (run(RANDOM, key=key), TypeError, "key")
             for key in (0, None, jax.random.PRNGKey(0), jax.random.split(KEY))
@@ -196,6 +203,15 @@ def test_calls(tmp_path):
         ),
         *(costing(value, bounds) for value in costs for bounds in ({}, {"params": (1, 2)})),
         (lambda: RACES.tell(races[1], races[0], jnp.zeros(4), jnp.zeros(3)), ValueError, "float32[3]"),
+        *(
+            (
+                run(RACES, lambda values, fidelity, took=took: (1.0, took), batched=False),
+                ValueError,
+                "seconds",
+                str(took),
+            )
+            for took in (math.nan, -1.0, math.inf)
+        ),
         (lambda: dataclasses.replace(RACES, budget=9.0).best(RACES.init(KEY)), ValueError, "0"),
         *(
             (
@@ -217,6 +233,12 @@ def test_calls(tmp_path):
             for space in (SMALL, Space(op=Choice(*range(6)).repeat(12)))
         ),
     )
+
+
+def test_a_function_of_values_may_return_several_numbers():
+    strategy = NSGA2(SMALL, evaluations=40, population=20)
+    result = search.run(strategy, lambda values: (values["op"].count(0), values["op"].count(1)), KEY)
+    assert set(map(tuple, result.score.tolist())) == {(0, 3), (1, 2), (2, 1), (3, 0)}
 
 
 def test_points():
@@ -290,7 +312,7 @@ def history(tmp_path_factory):
         mutations=10,
         crossovers=10,
     )
-    search.run(strategy, lambda archs: archs["width"].astype(jnp.float32), KEY, history_path=path)
+    search.run(strategy, widths, KEY, batched=True, history_path=path)
     return strategy, path.read_text().splitlines(keepends=True)
 
 
@@ -301,9 +323,7 @@ def test_histories_of_another_search(history, tmp_path):
         path = tmp_path / f"{number}.jsonl"
         path.mkdir() if content is None else path.write_bytes(content)
         given = dataclasses.replace(strategy, **change)
-        return run(
-            given, lambda archs: archs["width"].astype(jnp.float32), history_path=path, **more
-        ), ValueError
+        return run(given, more.pop("evaluate", widths), history_path=path, **more), ValueError
 
     def edited(number, old, new):
         text = lines[25].replace(old, new)
@@ -318,6 +338,7 @@ def test_histories_of_another_search(history, tmp_path):
         (*resumed(2, whole, {"bounds": {"params": (30, 91)}}), "bounds", "90", "91"),
         (*resumed(3, whole, {"cost": lambda arch: {**cost(arch), "macs": 1}}), "macs", "1"),
         (*resumed(4, whole, {"evaluations": 20}), "40", "20"),
+        (*resumed(20, whole, evaluate=never), "objective", "delete"),
         # A changed score, and a line lost in the middle.
         (*edited(5, score, '"score": 99.0'), "line 26"),
         (*edited(6, score, '"score": "high"'), "line 26"),

@@ -70,10 +70,10 @@ SEEDS = jax.random.split(jax.random.key(3), 8)
 def test_one_program_and_the_host_loop_are_the_same_search(name, tmp_path):
     strategy, key, many = STRATEGIES[name], SEEDS[1], scanned(name)
     # A history file asks for the loop on the host.
-    result = search.run(strategy, evaluate, key, history_path=tmp_path / "history.jsonl")
+    result = search.run(strategy, evaluate, key, batched=True, history_path=tmp_path / "history.jsonl")
     np.testing.assert_array_equal(many.codes[1], result.state.codes)
     np.testing.assert_array_equal(many.scores[1], result.state.scores)
-    again = search.run(strategy, evaluate, key, history_path=tmp_path / "history.jsonl")
+    again = search.run(strategy, evaluate, key, batched=True, history_path=tmp_path / "history.jsonl")
     assert again.resumed == 60 and again.history == result.history
 
 
@@ -85,7 +85,7 @@ def test_an_evaluation_is_traced_by_a_scan_alone():
         return np.float32(random.normal()) + 0 * archs["width"].astype(jnp.float32)
 
     strategy = search.RandomSearch(SPACE, evaluations=20, batch=1)
-    scores = [line["score"] for line in search.run(strategy, noisy, SEEDS[0]).history]
+    scores = [line["score"] for line in search.run(strategy, noisy, SEEDS[0], batched=True).history]
     assert len(set(scores)) == 20
     frozen = jax.jit(functools.partial(search.scan, strategy, noisy))(SEEDS[0])
     assert len(np.unique(frozen.scores)) == 1
@@ -110,11 +110,11 @@ class Mine(search.Strategy):
 
 def test_a_strategy_of_ones_own_does_all_that_ours_do(tmp_path):
     strategy, path = Mine(SPACE, cost, {"params": (10, 40)}, evaluations=41), tmp_path / "history.jsonl"
-    result = search.run(strategy, evaluate, SEEDS[0], history_path=path)
+    result = search.run(strategy, evaluate, SEEDS[0], batched=True, history_path=path)
     assert result.history[0]["strategy"] == "Mine" and len(result.history) == 41
     assert all(10 <= line["params"] <= 40 for line in result.history)
     assert len(np.unique(result.state.codes, axis=0)) == 41
-    assert search.run(strategy, evaluate, SEEDS[0], history_path=path).resumed == 41
+    assert search.run(strategy, evaluate, SEEDS[0], batched=True, history_path=path).resumed == 41
     many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(SEEDS)
     np.testing.assert_array_equal(many.codes[0], result.state.codes)
 
@@ -235,7 +235,7 @@ def test_a_policy_that_sees_the_budget_goes_on_with_the_same_one_only(tmp_path):
     def searched(policy, evaluations):
         strategy = search.Reinforce(SPACE, policy=policy, evaluations=evaluations)
         path = tmp_path / f"{type(policy).__name__}.jsonl"
-        return search.run(strategy, evaluate, SEEDS[0], history_path=path)
+        return search.run(strategy, evaluate, SEEDS[0], batched=True, history_path=path)
 
     searched(search.SoftmaxPolicy(), 20)
     assert searched(search.SoftmaxPolicy(), 30).resumed == 20
@@ -262,7 +262,7 @@ def test_a_strategy_asks_by_one_thread_of_the_blas_and_evaluations_have_theirs()
             return np.ones(len(archs["op"]), np.float32)
 
         strategy = Nosy(SMALL, evaluations=6, batch=3)
-        search.run(strategy, noted, SEEDS[0])
+        search.run(strategy, noted, SEEDS[0], batched=True)
         before = threads()
     assert len(asking) == len(evaluating) == 2
     assert all(set(found) == {1} for found in asking) and all(found == before for found in evaluating)

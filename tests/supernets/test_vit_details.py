@@ -71,12 +71,14 @@ def test_drop_path_rises_linearly_to_the_last_stored_block():
 # ---- Initial values.
 
 
-def test_initial_values():
-    """Normal of deviation 0.02, as in AutoFormer; patches uniform, as PyTorch's convolution."""
-    net = supernets.ViT(spaces.vit((32, 64), (1,), (2,), (2.0,)), 16, 4, 10)
+@pytest.mark.parametrize("init_std", [0.02, None])
+def test_initial_values(init_std):
+    """Kernels of a given deviation, or scaled by their inputs as Flax's; patches as PyTorch's convolution."""
+    net = supernets.ViT(spaces.vit((32, 64), (1,), (2,), (2.0,)), 16, 4, 10, init_std=init_std)
     params = jaxnas.init(net, jax.random.key(0), (1, 16, 16, 3))["params"]
     flat = flax.traverse_util.flatten_dict(params)
     assert not any(isinstance(leaf, nn.meta.AxisMetadata) for leaf in flat.values())
+    assert flat["tokens", "positions"].shape == (17, 64)
     for path, leaf in flat.items():
         assert leaf.dtype == jnp.float32
         leaf = np.asarray(leaf)
@@ -88,9 +90,10 @@ def test_initial_values():
         elif path[-1].endswith("bias"):
             assert np.all(leaf == 0)
         else:
+            scaled = init_std is None and path[0] == "block_0" and path[-1].endswith("kernel")
+            expected = leaf.shape[0] ** -0.5 if scaled else 0.02
             error = 5 / leaf.size**0.5
-            assert abs(np.std(leaf) / 0.02 - 1) < error and abs(np.mean(leaf)) < 0.02 * error
-    assert flat["tokens", "positions"].shape == (17, 64)
+            assert abs(np.std(leaf) / expected - 1) < error and abs(np.mean(leaf)) < expected * error
 
 
 # ---- Indices out of range.

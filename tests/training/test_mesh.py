@@ -195,6 +195,7 @@ def test_a_search_on_eight_devices_has_the_history_of_a_search_on_one():
             search.Evolution(net.space, **settings),
             lambda archs, evaluate=evaluate: evaluate.scores(variables, archs),
             jax.random.key(1),
+            batched=True,
         )
         histories.append(
             [(line["generation"], line["architecture"], line["score"]) for line in found.history]

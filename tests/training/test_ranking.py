@@ -154,7 +154,9 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
 def best_of(found, strategy):
     """Option values of the architectures that the search evaluated, the best first."""
     scores = make_evaluator(TASK, NET, "search").scores
-    result = search.run(strategy, lambda archs: scores(VARIABLES, archs), stream(0, "evolution"))
+    result = search.run(
+        strategy, lambda archs: scores(VARIABLES, archs), stream(0, "evolution"), batched=True
+    )
     lines = sorted(result.history, key=lambda line: -line["score"])
     distinct = {str(line["architecture"]): line["architecture"] for line in lines}
     return list(distinct.values())

@@ -253,6 +253,7 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
             lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ns"), make_mesh(1)),
             "'latency_ns'",
         ),
+        (lambda: training.fit(TASK, NET, 2, recipe=Relaxed(start=2)), "recipe.start is 2"),
     ],
 )
 def test_what_cannot_be_right_is_refused(make, message):

@@ -1,0 +1,72 @@
+"""An objective is known by its code: what changes it, and what does not."""
+
+import functools
+
+import jax
+
+from jaxnas.search.objective import digest_of
+
+SOURCE = '''
+EPOCHS = 3
+OPS = {"a", "b"}
+
+def train(values):
+    return values["width"] * EPOCHS
+
+def objective(values, rate=0.1):
+    """Trains."""
+    return train(values) + rate if "c" in {"c", "d"} else 0
+
+class Objective:
+    def __call__(self, values):
+        return objective(values)
+
+def scaled(scale):
+    calls = 0
+    def objective(values):
+        nonlocal calls
+        calls += 1
+        return scale * train(values)
+    return objective
+'''
+CHANGES = (
+    ("EPOCHS = 3", "EPOCHS = 4"),
+    ('["width"]', '["depth"]'),
+    ("* EPOCHS", "+ EPOCHS"),
+    ("rate=0.1", "rate=0.2"),
+    ("+ rate if", "- rate if"),
+    ('{"c", "d"}', '{"c", "e"}'),
+    ("return train(values) +", "return abs(train(values)) +"),
+)
+
+
+def made(old="", new=""):
+    assert old in SOURCE
+    module = {"__name__": "own"}
+    exec(SOURCE.replace(old, new), module)
+    return module
+
+
+def test_a_digest_changes_with_the_code_and_not_with_what_is_said_of_it_or_counted():
+    module, objective = made(), made()["objective"]
+    same = (
+        module["objective"],
+        jax.jit(module["objective"]),
+        made('"""Trains."""', '"""Trains a network."""')["objective"],
+        made("\n    return train", "\n\n    # As it is.\n    return train")["objective"],
+    )
+    assert {digest_of(one) for one in same} == {digest_of(objective)}
+    scaled = module["scaled"](2)
+    before = digest_of(scaled)
+    assert scaled({"width": 1}) == 6 and digest_of(scaled) == before
+    others = (
+        *(made(*change)["objective"] for change in CHANGES),
+        *(made(*change)["Objective"]() for change in (("", ""), CHANGES[0])),
+        *(module["scaled"](scale) for scale in (2, 3)),
+        *(functools.partial(objective, rate=rate) for rate in (1, 2)),
+    )
+    assert len({digest_of(one) for one in (objective, *others)}) == len(others) + 1
+
+
+def test_what_is_not_written_in_python_has_a_name_alone():
+    assert digest_of(abs) != digest_of(float) != digest_of(functools.partial(abs))
