@@ -46,7 +46,8 @@ class Course:
       first: loss; None before the first step.
       smoothed: exponential average, in which a loss counts as at most 4 times the limit.
       best: least smoothed loss so far.
-      since: the step, from 1, from which all losses were bad; 0 if the last one was good.
+      since: the step, from 1, from which all losses were suspicious, above twice the first one and 3 times
+        the best smoothed one; 0 if the last one was not. If the training diverges, it did so here.
       last: loss.
     """
 
@@ -64,13 +65,19 @@ class Course:
             return Course(loss, loss, loss, last=loss)
         limit = self.limit
         smoothed = 0.9 * self.smoothed + 0.1 * min(loss, 4 * limit)
-        since = (self.since or step) if loss > limit else 0
+        suspicious = loss > max(2 * abs(self.first), 3 * abs(self.best))
+        since = (self.since or step) if suspicious else 0
         return Course(self.first, smoothed, min(self.best, smoothed), since, loss)
 
     @property
     def limit(self) -> float:
         """The loss above which one is bad."""
         return max(10 * abs(self.best), 2 * abs(self.first or 0.0), 10.0)
+
+    @property
+    def bad(self) -> bool:
+        """Whether the last loss is bad, so that weights are not saved."""
+        return self.last > self.limit
 
     @property
     def ruined(self) -> bool:
@@ -112,7 +119,8 @@ def diverged(
 ) -> DivergedError:
     """The error of a step, counted from 1, which is written down in the folder of the store.
 
-    Checkpoints of the weights that a bad loss was computed with, and later ones, are removed.
+    Where the loss left its course, checkpoints of the weights that it was first suspicious with, and later
+    ones, are removed.
 
     Args:
       step: its number, from 1.
@@ -121,14 +129,14 @@ def diverged(
       space, archs: the architectures that the step trained, a batch of them, if they are known and hard.
     """
     course = store.course
-    good = store.last_before(course.since - 1 if course.since else step)
+    good = store.last_before(course.since - 1 if course.bad else step)
     trained = [] if space is None or archs is None else space.to_dicts(archs)
     if store.folder is not None and is_first():
         record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
         files.write_json(store.folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
     what = f"The loss or a gradient of step {step} is not finite."
-    if course.since:
+    if course.bad:
         what = (
             f"The training diverged at step {step}: the loss is {course.last:.3g}, and was {course.best:.3g} "
             "at its best."

@@ -291,9 +291,9 @@ def _loop(
                 if len(watched) > 1:
                     record(watched)
                 last = last or enough
-            if last and store.course.since:
+            if last and store.course.bad:
                 raise diverged(store.course.since, store, seed, state.key)
-            if (saves or last) and not store.course.since:
+            if (saves or last) and not store.course.bad:
                 with clock.part("checkpoint"):
                     try:
                         store.save(done, state, last, score)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from jaxnas import files
-from jaxnas.processes import is_first
+from jaxnas.processes import check_shared, is_first
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.deciding import differences
 from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, Course, keep_mends
@@ -76,6 +76,7 @@ class Store:
     def __enter__(self) -> Store:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            check_shared(self.folder)
             self._checkpointer = self._stack.enter_context(Checkpointer(self.folder / CHECKPOINTS))
         return self
 

@@ -209,6 +209,14 @@ def test_a_process_with_another_config_is_named(config, tmp_path):
     assert not (tmp_path / "config.json").exists()
 
 
+@pytest.mark.nightly
+def test_processes_with_workdirs_of_their_own_are_refused_before_they_train(config, tmp_path):
+    last = (f"--workdir={tmp_path / 'own'}",)
+    for output in finish(start("train_supernet", config, tmp_path / "first", 2, last=last), 2):
+        assert "1 of 2 do not see" in output
+    assert not (tmp_path / "first" / "checkpoints").exists()
+
+
 JOINED = """
 import os, signal, sys, time
 from absl import flags

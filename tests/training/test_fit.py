@@ -415,13 +415,11 @@ def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_
     assert saved(tmp_path) == [4] and finite(tmp_path) == 4
 
 
-@pytest.mark.parametrize("calls", [1, *tiers.more(3)])
-def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(calls, tmp_path):
+def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(tmp_path):
     """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
     exploding = Training(
-        steps=16, batch_size=8, learning_rate=1e4, warmup_steps=15, log_every=8, checkpoint_every=1
+        steps=16, batch_size=8, learning_rate=1e2, warmup_steps=15, log_every=8, checkpoint_every=1
     )
-    exploding = dataclasses.replace(exploding, steps_per_call=calls)
     with pytest.raises(DivergedError, match="diverged at step") as error:
         fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
     first = files.read_json(tmp_path / "diverged.json")["step"]
