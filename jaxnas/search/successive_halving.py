@@ -165,7 +165,9 @@ class Hyperband(Strategy):
         codes, state = jax.lax.cond(_starts_race(state), new, promoted)
         return self.space.decode(codes), state
 
-    def tell(self, state: State, archs: Arch, scores: Any, seconds: Any = None) -> State:
+    def tell(  # pyrefly: ignore[bad-override-mutable-attribute] # checks what a program cannot, then runs it
+        self, state: State, archs: Arch, scores: Any, seconds: Any = None
+    ) -> State:
         """The state that knows the scores of the batch last asked.
 
         Args:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 
 from jaxnas import tabular
 from jaxnas.choice import Choice
@@ -315,7 +316,8 @@ def test_arrays_make_a_table():
     assert table.metric("ms") == table.metric("ms") != table.metric("accuracy")
     assert hash(table.metric("ms")) == hash(table.metric("ms"))
     beyond = {"depth": jnp.int32(1), "op": jnp.array([0, 3], jnp.int32)}
-    assert int(table.row(beyond)) == -1
+    assert int(jax.jit(table.row)(beyond)) == -1  # what is traced cannot be refused
+    refusals.check((lambda: table.row(beyond), ValueError, "'op'[1]", "3"))
     with pytest.raises(ValueError, match="read-only"):
         table.codes[0] = 1
 
