@@ -30,7 +30,7 @@ class Labelled(Parts[Split]):
     def __post_init__(self):
         super().__post_init__()
         for role, split in self.splits.items():
-            if (largest := split.labels.max()) >= len(self.classes):
+            if split.labels.dtype == np.int32 and (largest := split.labels.max()) >= len(self.classes):
                 raise ValueError(
                     f"{self.name}: the {role} split has the label {largest}, and there are"
                     f" {len(self.classes)} classes, numbered from 0"
@@ -135,7 +135,7 @@ def make_splits(
       given: inputs and labels by role, at least of "train".
       fractions: what is held out for each role that is not given; see `hold_out`.
       seed: of what is held out.
-      classes: names of the labels.
+      classes: names of the labels; none of targets, of which any are drawn.
 
     Raises:
       ValueError: shares out of range, nothing for the test, or a class of which "train" or a role that is
@@ -148,8 +148,21 @@ def make_splits(
         )
     inputs, labels = given["train"]
     wanted = {role: fraction for role, fraction in fractions.items() if role not in given}
-    rows = hold_out(labels, wanted, seed, what)
-    counts = {role: np.bincount(labels[part], minlength=len(classes)) for role, part in rows.items()}
+    rows = hold_out(labels if classes else np.zeros(len(labels), np.int32), wanted, seed, what)
+    if classes:
+        _check_shares(what, {role: labels[part] for role, part in rows.items()}, wanted, classes)
+    parts = {
+        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
+    }
+    parts |= {role: part for role, part in given.items() if role != "train"}
+    return {role: Split(role, *part) for role, part in parts.items()}
+
+
+def _check_shares(
+    what: str, labels: Mapping[str, np.ndarray], wanted: Mapping[str, float], classes: Sequence[str]
+) -> None:
+    """Refuses a division of examples in which a role has none of a class; see `make_splits`."""
+    counts = {role: np.bincount(part, minlength=len(classes)) for role, part in labels.items()}
     short = np.flatnonzero(np.min(list(counts.values()), axis=0) == 0)
     check_classes(what, classes)
     if len(short):
@@ -162,11 +175,6 @@ def make_splits(
             f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
-    parts = {
-        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
-    }
-    parts |= {role: part for role, part in given.items() if role != "train"}
-    return {role: Split(role, *part) for role, part in parts.items()}
 
 
 def some(names: Sequence[Any]) -> str:

@@ -7,6 +7,7 @@ from jaxnas.supernets.autoformer_counter import autoformer_flops
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.hybrid import Hybrid
+from jaxnas.supernets.mlp import Mlp
 from jaxnas.supernets.swin import Swin
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
@@ -18,6 +19,7 @@ __all__ = [
     "GAT",
     "GCN",
     "Hybrid",
+    "Mlp",
     "Swin",
     "TransformerXL",
     "ViT",
