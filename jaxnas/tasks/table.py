@@ -37,6 +37,11 @@ class Table(Classification[data_lib.Table]):
     kind = data_lib.Table
     makers = "data.from_table"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.data, str):
+            raise ValueError(f"Table: data is {self.data!r}; expected what data.from_table returns.")
+
     @property
     def metrics(self) -> tuple[Metric, ...]:  # pyrefly: ignore[bad-override] # of the data, so it is not set
         """Those of classes, or of a regression."""
