@@ -10,7 +10,7 @@ from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 from small_nets import random_params
 from small_tasks import net_of, task_of
 
-from jaxnas import data, supernets, tasks, training
+from jaxnas import data, tasks, training
 
 TASK, NET = task_of("table"), net_of("table")
 VARIABLES = {"params": random_params(NET, TASK.inputs.shape)}
