@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,14 @@ def number_labels(
       The labels as int32 [n], and the classes.
 
     Raises:
+      TypeError: classes without an order, or a string for them.
       ValueError: labels that are neither, that are in no class, or a number that no label has; no label; a
         class that is named twice.
     """
     array = as_labels(labels)
-    if classes is not None and (twice := [one for one in classes if list(classes).count(one) > 1]):
+    if isinstance(classes, str | Set):
+        raise TypeError(f"{what}: classes are {classes!r}, expected a list: their order numbers the labels.")
+    if classes is not None and (twice := [x for x, count in Counter(classes).items() if count > 1]):
         raise ValueError(f"{what}: the class {twice[0]!r} is named twice.")
     strings = array.dtype.kind in "UT" or (
         array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
@@ -98,16 +102,16 @@ def number_labels(
                 f"{what}: {len(wrong):,} are negative, the first is {wrong[0]}; expected integers from 0. "
                 "Leave out examples that have no label."
             )
-        known = tuple(map(str, range(int(array.max()) + 1))) if classes is None else tuple(classes)
+        distinct = np.unique(array)  # and not a name for each number: labels that are ids may be large
+        if classes is None and (gaps := np.flatnonzero(distinct != np.arange(len(distinct)))).size:
+            raise ValueError(
+                f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
+                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
+                "or give the labels as strings."
+            )
+        known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
         wrong = array[array >= len(known)].tolist()
         if not wrong:
-            missing = sorted(set(range(len(known))) - set(array.tolist()))
-            if missing and classes is None:
-                raise ValueError(
-                    f"{what} are integers up to {len(known) - 1}, and {some(missing)} never occur"
-                    f"{'s' * (len(missing) == 1)}. Number the classes from 0 without a gap, or give the "
-                    "labels as strings."
-                )
             return array.astype(np.int32), known
     raise ValueError(
         f"{what}: {len(wrong):,} are in none of the {len(known)} classes, the first is {wrong[0]!r}. The "
