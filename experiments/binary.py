@@ -136,6 +136,7 @@ def run(main: Callable[[], int | None]) -> None:
     `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects and
     always show it.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
     shown = sys.unraisablehook
 
