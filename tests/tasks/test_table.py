@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 import refusals
@@ -30,8 +29,7 @@ def test_a_class_of_rows_is_learned():
     x = np.random.default_rng(0).normal(size=(200, 2))
     task = tasks.Table(data=data.from_table(x, (x[:, 0] * x[:, 1] > 0).astype(int)))
     net = NET.clone(num_outputs=2, dropout_rate=0.0)
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        trained = training.fit(task, net, training.Training(steps=150, learning_rate=1e-2))
+    trained = training.fit(task, net, training.Training(steps=150, learning_rate=1e-2))
     arch, rows = net.space.largest(), task.dataset.test.inputs["row"]
     found = training.make_evaluator(task, net, "test")(trained.variables, arch)["accuracy"]
     logits = net.apply(trained.variables, rows, arch)
