@@ -354,7 +354,7 @@ class Session:
         found = restore(
             self.task, self.net, config.training, config.recipe, workdir, self.deciding, self.mesh
         )
-        if found is None or not found.complete:
+        if found is None or not (found.complete or config.search.incomplete):
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
             raise FileNotFoundError(
                 f"{workdir} has {step} of {config.training.steps} steps. First run "

@@ -371,7 +371,7 @@ def check_reach(name: str, strategy: Any, table: tabular.Table) -> None:
 
 
 def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
-    """Refuses a workdir that holds another comparison; writes down which one this is."""
+    """Refuses a workdir of another comparison or run; writes down which one this is."""
     path = workdir / "settings.json"
     if path.exists():
         before = files.read_json(path)
@@ -383,6 +383,11 @@ def check_same(workdir: pathlib.Path, settings: dict[str, Any]) -> None:
                 f"{workdir} holds a comparison with other settings: {'; '.join(changed)}. "
                 "Choose another workdir."
             )
+    elif others := [name for name in ("result.json", "checkpoints") if (workdir / name).exists()]:
+        raise ValueError(
+            f"{workdir} has {' and '.join(others)} of another run, whose report and times would be lost. "
+            "Choose another workdir."
+        )
     files.write_json(path, settings)
 
 

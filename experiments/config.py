@@ -13,7 +13,6 @@ import difflib
 import functools
 import inspect
 import linecache
-import pathlib
 import sys
 import types
 import typing
@@ -25,12 +24,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from experiments import expressions, typed
-from jaxnas import runs
+from jaxnas import files, runs
 from jaxnas.report import result
-from jaxnas.runs.plain import field_names, is_dtype, to_dict
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.training import Relaxed, Training, Uniform
+from jaxnas.training.plain import field_names, is_dtype, to_dict
 
 DTYPES = ("float32", "bfloat16")
 
@@ -119,7 +118,7 @@ def find(registry: Mapping[str, Config], name: str) -> Config:
                 "--config=path/to/my_config.py is one of your own"
             )
         return registry[name]
-    path = pathlib.Path(path + ".py" if colon else name).resolve()
+    path = files.as_path(path + ".py" if colon else name).resolve()
     if not path.is_file():
         raise ConfigError(f"--config: there is no file {path}")
     # Under a name, since the types of the fields of its classes are looked up in the module later.

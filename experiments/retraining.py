@@ -51,24 +51,25 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     with training.open_workdir(path) as workdir:
         # The settings of the supernet's training count only where its weights do.
         own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
-        result = runs.retrain(
-            session.task,
-            session.net,
-            arch,
-            config.alone,
-            workdir,
-            name=job.architecture,
-            variables=variables,
-            costs=costs,
-            seed=seed,
-            config={
-                **own,
-                "seed": seed,
-                "retraining": config.alone.deciding(),
-                "architecture": described,
-            },
-            mesh=session.mesh,
-        )
-    if result is None:
-        return None
+        try:
+            result = runs.retrain(
+                session.task,
+                session.net,
+                arch,
+                config.alone,
+                workdir,
+                name=job.architecture,
+                variables=variables,
+                costs=costs,
+                seed=seed,
+                config={
+                    **own,
+                    "seed": seed,
+                    "retraining": config.alone.deciding(),
+                    "architecture": described,
+                },
+                mesh=session.mesh,
+            )
+        except training.Stopped:
+            return None
     return {role: dict(x) for role, x in result.found.metrics.items()}, files.read_json(path / "times.json")

@@ -27,6 +27,16 @@ def _number(count: int) -> str:
 
 
 def main() -> int:
+    try:
+        train()
+    except training.Stopped as stop:
+        print(report.times_line(stop.trained.times), flush=True)
+        print("stopped and saved; the same command goes on from here", flush=True)
+        return binary.STOPPED
+    return 0
+
+
+def train() -> None:
     config, path = binary.read_config(CONFIGS, trains=True)
     print(pretty(config), flush=True)
     with training.open_workdir(path) as workdir:
@@ -47,42 +57,40 @@ def main() -> int:
                 **common,
             )
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
-            return 0
+            return
         binary.store(config, workdir, ran=False)
         start = None
         if config.evolution is not None:
             evolved = runs.evolve(
                 *(task, session.net, settings, config.recipe, config.evolution, workdir), **common
             )
-            if evolved is None:
-                print("stopped and saved; the same command goes on from here", flush=True)
-                return binary.STOPPED
             session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
         page, steps = runs.LivePage(task, session.net.space, workdir), settings.steps
-        trained = training.fit(
-            *(task, session.net, settings),
-            recipe=config.recipe,
-            variables=start,
-            cost=session.costs(workdir),
-            workdir=workdir,
-            **common,
-            progress=lambda done, _: page.update(f"The supernet is in training: step {done:,} of {steps:,}."),
-        )
-        if trained.complete and config.evolution is not None:
+        try:
+            trained = training.fit(
+                *(task, session.net, settings),
+                recipe=config.recipe,
+                variables=start,
+                cost=session.costs(workdir),
+                workdir=workdir,
+                **common,
+                progress=lambda done, _: page.update(
+                    f"The supernet is in training: step {done:,} of {steps:,}."
+                ),
+            )
+        except training.Stopped:
+            binary.store(config, workdir, ran=True)
+            raise
+        if config.evolution is not None:
             runs.measure_last(
                 *(task, session.net, trained.variables, config.evolution, workdir),
                 seed=config.seed,
                 mesh=session.mesh,
             )
-        if trained.complete:
-            page.end("The supernet is trained, and experiments.search goes on from here.")
+        page.end("The supernet is trained, and experiments.search goes on from here.")
         binary.store(config, workdir, ran=True)
     print(report.times_line(trained.times), flush=True)
-    if not trained.complete:
-        print("stopped and saved; the same command goes on from here", flush=True)
-        return binary.STOPPED
     print(f"trained: {int(trained.state.step)} steps, checkpoints in {path}/checkpoints", flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def as_path(path: Path) -> pathlib.Path:
     """The path of a file or a folder, on this machine or in an object store.
 
     Args:
-      path: on this machine, or gs://bucket/folder.
+      path: on this machine, where ~ is the home folder, or gs://bucket/folder.
 
     Returns:
       A path of `pathlib`. In an object store it is one of `etils.epath`, with those methods of `pathlib`
@@ -56,7 +56,8 @@ def as_path(path: Path) -> pathlib.Path:
         raise TypeError(f"a path is expected, as text or as a pathlib.Path, and {path!r} was given.")
     text = os.fspath(path)
     if not _STORE.match(text):
-        return pathlib.Path(path)
+        # A shell leaves the ~ of --workdir=~/run as it is.
+        return pathlib.Path(path).expanduser() if text == "~" or text.startswith("~/") else pathlib.Path(path)
     if not text.startswith("gs://"):
         raise ValueError(
             f"{text} is in no store that can be used: expected a path of this machine, or gs://bucket/folder "
@@ -364,9 +365,8 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     `truncate_lines` removes. In an object store the whole file is written anew.
     """
     text = "".join(json.dumps(plain(record), allow_nan=False) + "\n" for record in records)
-    data = text.encode("utf-8")
+    data, path = text.encode("utf-8"), as_path(path)
     if is_remote(path):
-        path = as_path(path)
         before = path.read_bytes() if path.exists() else None
         if data or before is None:
             write_bytes(path, (before or b"") + data)

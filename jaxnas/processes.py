@@ -6,7 +6,13 @@ With a single process nothing here does anything.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import pathlib
+import secrets
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +22,9 @@ from jax.experimental import multihost_utils
 
 from jaxnas import files
 
+_log = logging.getLogger(__name__)
 HEARTBEAT = 30  # seconds without a sign of a process until it counts as lost
+SAID, GIVEN_UP = 30, 300  # seconds after which those that have not come are named, and no longer waited for
 
 
 class ProcessesDisagree(ValueError):
@@ -34,8 +42,9 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
       index: of this one, from 0.
 
     Raises:
-      ValueError: only some of the three are given, an index that is not below the count, or nothing is given
-        and JAX recognises nothing.
+      ValueError: only some of the three are given, an index that is not below the count or that another
+        process has, or nothing is given and JAX recognises nothing.
+      TimeoutError: processes that did not come, which are named.
       RuntimeError: the coordinator does not answer.
     """
     if len({one is None for one in (coordinator, count, index)}) > 1:
@@ -45,6 +54,8 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
         )
     if count is not None and index is not None and not 0 <= index < count:
         raise ValueError(f"process is {index}, expected 0 to {count - 1} with {count} processes.")
+    if coordinator is not None and count is not None and index is not None:
+        gather(coordinator, count, index)  # JAX itself waits in silence, and aborts
     try:
         jax.distributed.initialize(coordinator, count, index, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
@@ -52,6 +63,103 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
             "JAX does not recognise a cluster here. Outside of a TPU pod, Slurm, Open MPI and Kubernetes "
             f"give the coordinator's address, the number of processes and the index of this one ({error})."
         ) from error
+
+
+def gather(coordinator: str, count: int, index: int) -> None:
+    """Returns when all processes of a run have come to the address of the first one; see `start`."""
+    host, _, port = coordinator.rpartition(":")
+    if not port.isdecimal():
+        raise ValueError(f"coordinator is {coordinator!r}, expected an address and a port, as 10.0.0.1:1234.")
+    if count > 1:
+        if index:
+            _come((host.strip("[]"), int(port)), count, index)
+        else:
+            _receive(int(port), count)
+
+
+def _receive(port: int, count: int) -> None:
+    """The first process's part of `gather`: waits for the others, and lets all go on at once."""
+    start, said = time.monotonic(), False
+    with contextlib.ExitStack() as stack:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
+        stack.enter_context(server).settimeout(0.2)
+        there: dict[int, socket.socket] = {}
+        while len(there) < count - 1:
+            waited = time.monotonic() - start
+            missing = ", ".join(str(i) for i in range(1, count) if i not in there)
+            text = f"of {count} processes, {missing} did not come to process 0 in {waited:.0f} seconds"
+            if waited > GIVEN_UP:
+                raise TimeoutError(f"{text}. Start all, each with its own index and the same coordinator.")
+            if waited > SAID and not said:
+                _log.warning("%s. Waiting on.", text)
+                said = True
+            with contextlib.suppress(OSError, ValueError):  # none came, or it was none of ours
+                connection = stack.enter_context(server.accept()[0])
+                connection.settimeout(5)
+                other, others = map(int, connection.recv(100).split())
+                if others == count and 0 < other < count and other not in there:
+                    there[other] = connection
+                else:
+                    connection.sendall(f"process {other} of {others} is wrong or there twice".encode())
+        for connection in there.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(b"go")
+                connection.recv(1)  # until the other end is closed, so that the port is free
+
+
+def _come(address: tuple[str, int], count: int, index: int) -> None:
+    """The part of the other processes in `gather`."""
+    start, said = time.monotonic(), False
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as connection:
+            connection.settimeout(GIVEN_UP)
+            connection.sendall(f"{index} {count}".encode())
+            answer = connection.recv(200).decode()
+            if answer == "go":
+                return
+            if answer:
+                raise ValueError(f"{answer}: give each of the {count} processes an index of its own, from 0.")
+        waited = time.monotonic() - start
+        text = f"process 0 does not answer at {address[0]}:{address[1]} after {waited:.0f} seconds"
+        if waited > GIVEN_UP:
+            raise TimeoutError(f"{text}. Start it, and give all processes its address as the coordinator.")
+        if waited > SAID and not said:
+            _log.warning("%s. Waiting on.", text)
+            said = True
+        time.sleep(0.5)
+
+
+def check_shared(folder: pathlib.Path) -> None:
+    """Checks that all processes of a run see the folder that the first one has made.
+
+    Raises:
+      FileNotFoundError: in every process, if some do not; they are named.
+    """
+    if jax.process_count() == 1:
+        return
+    nonce = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
+    path, start = folder / ".shared", time.monotonic()
+    if is_first():
+        files.write_text(path, str(nonce))
+    wait("the folder is there")
+
+    def seen() -> bool:
+        with contextlib.suppress(OSError):
+            return path.read_text() == str(nonce)
+        return False
+
+    while not (here := seen()) and time.monotonic() - start < SAID:  # network file systems may be late
+        time.sleep(0.5)
+    everywhere = np.asarray(multihost_utils.process_allgather(np.bool_(here)))
+    if is_first():
+        path.unlink(missing_ok=True)
+    if blind := ", ".join(map(str, np.flatnonzero(~everywhere))):
+        raise FileNotFoundError(
+            f"{folder} is not one folder for all processes: {blind} of {len(everywhere)} do not see what "
+            "process 0 wrote there. Choose a workdir on a file system that all share, or in a bucket (gs://)."
+        )
 
 
 def is_first() -> bool:

@@ -66,6 +66,21 @@ def mlp(width=(32, 64, 128), depth=(1, 2, 3), hidden=(32, 64, 128)) -> Space:
     return Space(width=Choice(*width), depth=Choice(*depth), hidden=layers)
 
 
+def convnet(width, depth, kernel) -> Space:
+    """Returns a space for `supernets.ConvNet` from the options of each stage.
+
+    Args:
+      width: options of the channels, one tuple for each stage, as ((8, 16), (16, 32)).
+      depth: options of the number of blocks, likewise.
+      kernel: options of the kernel size of each block, likewise.
+    """
+    choices = {}
+    for i, (channels, blocks, sizes) in enumerate(zip(width, depth, kernel, strict=True), 1):
+        choices[f"width_{i}"], choices[f"depth_{i}"] = Choice(*channels), Choice(*blocks)
+        choices[f"kernel_{i}"] = Choice(*sizes).repeat(max(blocks), active=f"depth_{i}")
+    return Space(**choices)
+
+
 def _size(size: str, table: dict):
     if size not in table:
         raise ValueError(f"expected a size of {list(table)}, got {size!r}.")

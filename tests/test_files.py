@@ -232,6 +232,16 @@ def test_lines_end_where_they_are_cut(tmp_path):
             files.read_lines(path, ("index",))
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    files.append_lines("~/lines.jsonl", [{"a": 1}])
+    files.write_text(pathlib.Path("~", "text.txt"), "text")
+    assert files.as_path("~") == tmp_path == files.absolute("~")
+    assert files.as_path("~nobody/x") == pathlib.Path("~nobody/x")
+    assert {path.name for path in tmp_path.iterdir()} == {"lines.jsonl", "text.txt"}
+
+
 def test_differences_are_named_by_their_fields():
     before = {"seed": 3, "training": {"steps": 3, "widths": (1, 2)}, "old": 1, "empty": {}}
     after = {"seed": 3, "training": {"steps": 4, "widths": [1, 2]}, "empty": {}, "new": None}

@@ -161,6 +161,7 @@ def _imagenet(size: str, most: float) -> Config:
         patch_size=16,
         num_classes=1000,
         drop_path_rate=0.1,
+        init_std=0.02,
         dtype=jnp.bfloat16,
         scan_layers=True,
     )

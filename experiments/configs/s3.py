@@ -93,7 +93,13 @@ CIFAR10 = dataclasses.replace(
     about="The same with patches of 2 and wide layers: for a GPU.",
     task=augmented_cifar10(),
     network=supernets.Swin(
-        _WIDE, image_size=32, patch_size=2, num_classes=10, drop_path_rate=0.1, dtype=jnp.bfloat16
+        _WIDE,
+        image_size=32,
+        patch_size=2,
+        num_classes=10,
+        drop_path_rate=0.1,
+        init_std=0.02,
+        dtype=jnp.bfloat16,
     ),
     training=Training(steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, steps_per_call=10),
     evolution=runs.SpaceEvolution(steps=20_000, rules=rules((16, 8, 4), (1, 2, 4, 8, 16), 16, 8)),

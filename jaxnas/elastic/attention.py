@@ -243,6 +243,7 @@ class MultiHeadAttention(nn.Module):
       max_relative_position: offsets are clipped to this; 0 leaves relative positions out.
       dtype: of the computation; softmax and parameters are float32.
       sharing: see `DenseParameters`.
+      kernel_init: initializer of the kernels; None for that of `flax.linen.Dense`.
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values, as in the
         official AutoFormer code. Classic sharing stores the bias by heads and by width in any case.
     """
@@ -252,7 +253,7 @@ class MultiHeadAttention(nn.Module):
     max_relative_position: int = 14
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
-    kernel_init: Initializer = trunc_normal
+    kernel_init: Initializer | None = None
     qkv_bias_by_heads: bool = False
 
     @nn.compact
@@ -277,7 +278,8 @@ class MultiHeadAttention(nn.Module):
         options = (embed, heads) if self.sharing == "classic" else None
         gates = constant(1) if gate is None else gate.table
         shape = (embed, fixed(3), heads, dim)
-        kernel = parameter(self, "qkv_kernel", self.kernel_init, shape, gate=gate, options=options)
+        into_heads = self.kernel_init or nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2, 3))
+        kernel = parameter(self, "qkv_kernel", into_heads, shape, gate=gate, options=options)
         if options is None and self.qkv_bias_by_heads:
             options = (heads,)
         bias = parameter(self, "qkv_bias", nn.initializers.zeros, shape[1:], gate=gate, options=options)

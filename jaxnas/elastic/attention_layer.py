@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.attention import products, softmax_from
-from jaxnas.elastic.layers import Initializer, affine, trunc_normal
+from jaxnas.elastic.layers import Initializer, affine
 from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, run
 from jaxnas.elastic.width import Width, joint
@@ -81,12 +81,12 @@ class Attention(nn.Module):
     Attributes:
       causal: whether a token sees itself and earlier tokens only.
       dtype: of the computation; softmax and parameters are float32.
-      kernel_init: initializer of the kernels.
+      kernel_init: initializer of the kernels; None for that of `flax.linen.MultiHeadDotProductAttention`.
     """
 
     causal: bool = False
     dtype: Any = jnp.float32
-    kernel_init: Initializer = trunc_normal
+    kernel_init: Initializer | None = None
 
     @nn.compact
     def __call__(
@@ -126,8 +126,11 @@ class Attention(nn.Module):
             visible = visible & (mask[:, None, :] if mask.ndim == 2 else mask)
         zeros = nn.initializers.zeros
         of = {"query": heads, "key": kv_heads, "value": kv_heads}
+        lecun = nn.initializers.lecun_normal
+        into_heads = self.kernel_init or lecun(in_axis=0, out_axis=(1, 2))
+        out_of_heads = self.kernel_init or lecun(in_axis=(0, 1), out_axis=2)
         kernels = [
-            parameter(self, f"{name}_kernel", self.kernel_init, (embed, number, head_dim), gate=gate)
+            parameter(self, f"{name}_kernel", into_heads, (embed, number, head_dim), gate=gate)
             for name, number in of.items()
         ]
         biases = [
@@ -135,7 +138,7 @@ class Attention(nn.Module):
             for name, number in of.items()
         ]
         projection = (
-            parameter(self, "out_kernel", self.kernel_init, (heads, head_dim, embed), gate=gate),
+            parameter(self, "out_kernel", out_of_heads, (heads, head_dim, embed), gate=gate),
             parameter(self, "out_bias", zeros, (embed,), gate=gate),
         )
 

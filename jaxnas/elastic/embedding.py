@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.layers import Initializer, trunc_normal
+from jaxnas.elastic.layers import Initializer
 from jaxnas.elastic.parameter import parameter
 from jaxnas.elastic.switch import run
 from jaxnas.elastic.width import Width, fixed
@@ -36,12 +36,12 @@ class Embedding(nn.Module):
     Attributes:
       vocabulary: number of different tokens.
       dtype: of the result.
-      embedding_init: initializer.
+      embedding_init: initializer; the default is that of `flax.linen.Embed`.
     """
 
     vocabulary: int
     dtype: Any = jnp.float32
-    embedding_init: Initializer = trunc_normal
+    embedding_init: Initializer = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
     @nn.compact
     def __call__(self, tokens: jax.Array, width: Width, *, max_branches: int = 8) -> jax.Array:

@@ -23,6 +23,11 @@ Initializer = Callable[..., jax.Array]
 trunc_normal = nn.initializers.normal(0.02)  # official code cuts at +-2, where nothing is left
 
 
+def normal(std: float | None) -> Initializer | None:
+    """Normal initializer of a standard deviation; None for the default of the layers."""
+    return None if std is None else nn.initializers.normal(std)
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """The exact GELU, in float32 and back; zero stays zero."""
     y = x.astype(jnp.float32)
@@ -51,11 +56,11 @@ class DenseParameters(nn.Module):
 
     Attributes:
       sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
-      kernel_init, bias_init: initializers.
+      kernel_init, bias_init: initializers; the defaults (None) are those of `flax.linen.Dense`.
     """
 
     sharing: Sharing = "entangled"
-    kernel_init: Initializer = trunc_normal
+    kernel_init: Initializer | None = None
     bias_init: Initializer = nn.initializers.zeros
 
     @nn.compact
@@ -74,7 +79,8 @@ class DenseParameters(nn.Module):
     def _declare(self, width_in: Width, width_out: Width, gate: Width | None, rows: int) -> Arrays:
         options = (width_in, width_out) if self.sharing == "classic" else None
         common = dict(gate=gate, options=options)
-        kernel = parameter(self, "kernel", self.kernel_init, (width_in, width_out), **common)
+        init = self.kernel_init or nn.initializers.lecun_normal()
+        kernel = parameter(self, "kernel", init, (width_in, width_out), **common)
         bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
         record_macs(self, gated_macs(gate, lambda i, o: rows * i * o, width_in, width_out))
         return kernel, bias
@@ -333,7 +339,7 @@ class Mlp(nn.Module):
 
     dtype: Any = jnp.float32
     sharing: Sharing = "entangled"
-    kernel_init: Initializer = trunc_normal
+    kernel_init: Initializer | None = None
     activation: Callable[[jax.Array], jax.Array] = gelu
 
     @nn.compact

@@ -218,6 +218,8 @@ class Result:
       spaces: those that the space of this run evolved from, in order, and itself; none where it was given.
       subnet: folder of the found network, within the workdir.
       module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
+      interrupted: how far the training of the supernet had come when it was stopped, as "interrupted at step
+        2,226 of 3,000"; "" for one that is complete.
       exported_batch: the batch size that the exported program takes; None for any.
       config: of the run, as nested plain values.
       versions: of what decides numbers, by name.
@@ -235,6 +237,7 @@ class Result:
     spaces: tuple[SampledSpaceOf, ...] = ()
     subnet: str = "subnet"
     module: str = ""
+    interrupted: str = ""
     exported_batch: int | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)

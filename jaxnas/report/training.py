@@ -33,6 +33,8 @@ def panel(run: Run) -> str:
     lost = sum("loss" in line and not svg.is_number(line["loss"]) for line in run.metrics)
     parts.append(note(f"{svg.count(lost)} losses were not finite numbers and are not drawn.") if lost else "")
     parts += [note(_mended(record)) for record in run.mends]
+    if run.result.interrupted:
+        parts.append(note(esc(f"The training was {run.result.interrupted}.")))
     shared = run.result.searches or run.result.selection or run.of_split("search")
     return section("Training the supernet" if shared else "Training the network", *parts)
 

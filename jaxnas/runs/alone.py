@@ -15,6 +15,7 @@ from jaxnas.executors import Calls
 from jaxnas.search import history
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
+from jaxnas.training.deciding import scoring_alone
 from jaxnas.training.progress import Progress
 from jaxnas.training.ranking import scores_alone, usual_together
 from jaxnas.training.settings import Training
@@ -36,8 +37,8 @@ def trained_alone(
     """Scores of architectures after training alone, on the role "search".
 
     Each is kept in search/alone.jsonl when it is known. An architecture that was trained there by the same
-    settings is not trained again, so that a killed run goes on with the next one. Where architectures are
-    trained side by side, all are known at once; see `usual_together`.
+    settings, on the same data, is not trained again, so that a killed run goes on with the next one. Where
+    architectures are trained side by side, all are known at once; see `usual_together`.
 
     Args:
       task, net, training, seed, mesh, calls: see `scores_alone`.
@@ -52,6 +53,8 @@ def trained_alone(
     """
     path = None if workdir is None else files.as_path(workdir) / "search" / "alone.jsonl"
     settings = files.plain(training.recorded(seed))
+    if path is not None:
+        settings["trained_on"] = scoring_alone(task, net, training)
     lines = [] if path is None else history.read(path, NAME)
     processes.wait("the trainings alone are read")  # before the first of several processes writes more
     if path is not None and processes.is_first():

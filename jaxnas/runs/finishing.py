@@ -22,7 +22,6 @@ from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
-from jaxnas.runs.plain import to_dict
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
@@ -30,9 +29,11 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
+from jaxnas.training.plain import to_dict
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipes import Fixed
 from jaxnas.training.settings import Training
+from jaxnas.training.store import interrupted
 
 Measured = dict[str, tuple[dict[str, float], dict[str, float]]]
 
@@ -114,6 +115,7 @@ def finish(
         searches=found.searches,
         selection=found.selection,
         spaces=spaces,
+        interrupted=f"interrupted at {step}" if (step := interrupted(root)) else "",
         module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():
@@ -219,7 +221,7 @@ def retrain(
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
-) -> Result | None:
+) -> Result:
     """Trains one architecture alone, on all training data, and measures it.
 
     Args:
@@ -233,7 +235,10 @@ def retrain(
       costs, seed, config, mesh: see `fit` and `finish`.
 
     Returns:
-      What result.json holds; None if the training was stopped and saved before its end.
+      What result.json holds.
+
+    Raises:
+      Stopped: a signal stopped the training, which is saved; see `fit`.
     """
     space, root = net.space, files.as_path(workdir)
     mesh = training.mesh() if mesh is None else mesh
@@ -254,8 +259,6 @@ def retrain(
         mesh=mesh,
         name="retraining",
     )
-    if not trained.complete:
-        return None
     roles = tuple(role for role in ("validation", "test") if role in whole.sizes)
     evaluators = {role: make_evaluator(whole, small, role, mesh=mesh) for role in roles}
     measured = _measured(evaluators, trained.variables)

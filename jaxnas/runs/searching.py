@@ -35,6 +35,7 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training import relaxations
 from jaxnas.training.clock import Clock, times_line
+from jaxnas.training.deciding import scoring, scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
@@ -43,6 +44,7 @@ from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
+from jaxnas.training.store import interrupted
 from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
 
 _log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Search:
       ranked: random architectures that are also trained alone, to see how well the supernet ranks; 0 for
         none.
       ranked_steps: of each of these trainings; None for as many as a retraining has.
+      incomplete: whether the weights of a training that was stopped may be searched.
     """
 
     method: str | None = None
@@ -104,9 +107,12 @@ class Search:
     finalist_steps: int | None = None
     ranked: int = 0
     ranked_steps: int | None = None
+    incomplete: bool = False
 
     def __post_init__(self) -> None:
         group = "search"
+        if self.strategy is not None:
+            search.check_strategy(self.strategy)
         check_counts(self, "finalists", "ranked", "tune_steps", least=0, group=group)
         check_counts(self, "finalist_steps", "ranked_steps", "limit", none=True, group=group)
         check_counts(self, "samples", group=group)
@@ -202,7 +208,8 @@ def search_space(
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`.
+        finalists without a `training`; a history of other weights or data; a training in
+        the workdir that was stopped, without `settings.incomplete`.
     """
     settings = Search() if settings is None else settings
     if settings.finalists and training is None:
@@ -210,6 +217,7 @@ def search_space(
             f"search.finalists is {settings.finalists}; say by `training` how they are trained alone."
         )
     check_task(task)
+    _check_complete(workdir, settings)
     space = net.space
     costs = cost(net, task.inputs) if costs is None else costs
     reach = search.reachable(space, costs)
@@ -224,8 +232,9 @@ def search_space(
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("step", "evaluation"))
+    about = None if history is None else scoring(task, variables, settings.limit)
+    variables = on_mesh(variables, mesh)
     page = None if workdir is None else LivePage(task, space, workdir)
     archs, records, fresh = {}, [], 0
 
@@ -249,6 +258,7 @@ def search_space(
                 functools.partial(scores, rows=one.batch),
                 stream(seed, "random" if label == "random search" else "evolution"),
                 history_path=history,
+                about=about,
                 progress=progress,
             )
         archs[label] = result.arch
@@ -324,6 +334,7 @@ def select(
       ValueError: "argmax" without architecture parameters; draws that all miss the target, or whose scores
         are all no numbers.
     """
+    _check_complete(workdir, settings)
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method, variables = settings.method or "argmax", state.evaluated()
     has_logits = state.logits != ()
@@ -361,7 +372,11 @@ def select(
             else:
                 steps = settings.trial_steps
                 here = make_trials(task, net, training, steps, evaluate, mesh, seed=seed, clock=clock)
-                arch, told = _race(space, settings, here, drawn, seed, history, trials, clock)
+                kept: dict[str, Any] = {}
+                if history is not None:
+                    about = {"trained_on": scoring_alone(task, net, training)}
+                    kept = {"history_path": history, "about": about}
+                arch, told = _race(space, settings, here, drawn, seed, kept, trials, clock)
                 found["trial_steps"] = settings.trial_steps
                 firsts = [scores[0] for scores in told]
                 found["kendall_tau"] = kendall_tau(supernet, firsts)
@@ -385,6 +400,15 @@ def select(
     times = clock.shares("selection")
     _tell(times, history)
     return Found(arch, selection=selection, times=times)
+
+
+def _check_complete(workdir: str | os.PathLike | None, settings: Search) -> None:
+    """Refuses to search the weights of a training that was stopped, unless that is asked for."""
+    if workdir is not None and not settings.incomplete and (step := interrupted(workdir)):
+        raise ValueError(
+            f"the training in {workdir} was interrupted at {step}. Train to its end first, by the same call "
+            "or command, or set search.incomplete=True to search its weights as they are."
+        )
 
 
 def _without_options(
@@ -469,7 +493,7 @@ def _race(
     trials: Callable[[Arch, Any], np.ndarray],
     drawn: search.Candidates,
     seed: int,
-    history: pathlib.Path | None,
+    kept: Mapping[str, Any],
     calls: Calls | None,
     clock: Clock,
 ) -> tuple[Arch, list[tuple[float, ...]]]:
@@ -494,8 +518,8 @@ def _race(
             race,
             trials if calls is None else on_workers(calls, space, clock),
             stream(seed, "trials"),
-            history_path=history,
             name="trials",
+            **kept,
             before=None if calls is None else begin_rung,
             progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
         )

@@ -22,7 +22,6 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
-from jaxnas.runs.plain import to_dict
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -30,6 +29,7 @@ from jaxnas.training.divergence import MENDS
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.keys import stream
+from jaxnas.training.plain import to_dict
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 
@@ -124,7 +124,7 @@ def evolve(
     mesh: Mesh | None = None,
     config: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
-) -> tuple[nn.Module, Any] | None:
+) -> tuple[nn.Module, Any]:
     """Trains supernets whose space moves to where architectures err less, up to the last space.
 
     Args:
@@ -137,10 +137,10 @@ def evolve(
       say: is told what was done.
 
     Returns:
-      The network with the last space, and variables to train it from, None for new ones; or None if a signal
-      stopped a training, which then goes on from its checkpoint.
+      The network with the last space, and variables to train it from, None for new ones.
 
     Raises:
+      Stopped: a signal stopped a training, which is saved; see `fit`.
       ValueError: settings that the space cannot have, or a workdir of other ones.
     """
     root, variables = files.as_path(workdir), None
@@ -172,8 +172,6 @@ def evolve(
             may_differ=MENDS if turn < done else (),  # of a later space that diverged
             mesh=mesh,
         )
-        if not trained.complete:
-            return None
         if turn == done:
             archs, errors = _sample(task, net, trained.variables, settings, seed, turn, mesh)
             rules = {name: rule for name, rule in settings.rules.items() if name in net.space}

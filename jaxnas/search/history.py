@@ -152,7 +152,7 @@ def check_settings(recorded: list[Line], settings: Mapping[str, Any], path: Any)
     if changed:
         raise ValueError(
             f"{path} holds a search with other settings: {'; '.join(changed)}. "
-            "Restore the settings, or choose another history file or name."
+            "Restore them, or move the file away to search anew."
         )
 
 

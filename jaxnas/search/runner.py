@@ -178,6 +178,7 @@ def run(
     evaluations: int | None = None,
     history_path: str | os.PathLike | None = None,
     name: str | None = None,
+    about: Mapping[str, Any] | None = None,
     before: Callable[[State], None] | None = None,
     progress: Callable[[Standing], None] | None = None,
 ) -> Result:
@@ -196,6 +197,8 @@ def run(
         if it had never stopped. A generation that is not complete there is evaluated anew.
         Searches of other names may share the file, one after the other.
       name: of this search in the file; by default the strategy's.
+      about: what else the scores depend on, by name, as digests of weights and data; kept in the first line
+        of the history and compared.
       before: called before each generation that has to be evaluated, with the state that the strategy was
         asked with; as to begin elsewhere what it will ask for.
       progress: called after each generation with how far the search has come.
@@ -211,7 +214,8 @@ def run(
     if evaluations is not None:
         strategy = dataclasses.replace(strategy, evaluations=evaluations)
     check_cost(strategy)
-    name, settings = name or strategy.name, history.settings_of(strategy, key)
+    settings = history.settings_of(strategy, key) | files.plain(about or {})
+    name = name or strategy.name
     recorded = [] if history_path is None else history.read(history_path, name)
     processes.wait("the history is read")  # before the first of several processes writes to it
     history.check_settings(recorded, settings, history_path)

@@ -4,23 +4,27 @@ from jaxnas.supernets import attention, graph_operations
 from jaxnas.supernets.autoattend_nodes import AutoAttendNodes
 from jaxnas.supernets.autoattend_text import AutoAttendText
 from jaxnas.supernets.autoformer_counter import autoformer_flops
+from jaxnas.supernets.convnet import ConvNet
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.hybrid import Hybrid
 from jaxnas.supernets.mlp import Mlp
 from jaxnas.supernets.swin import Swin
+from jaxnas.supernets.text_transformer import TextTransformer
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
 
 __all__ = [
     "AutoAttendNodes",
     "AutoAttendText",
+    "ConvNet",
     "DARTFormer",
     "GAT",
     "GCN",
     "Hybrid",
     "Mlp",
     "Swin",
+    "TextTransformer",
     "TransformerXL",
     "ViT",
     "attention",

@@ -25,7 +25,7 @@ class Mlp(nn.Module):
     Attributes:
       space: the search space.
       num_outputs: logits, or 1 for a regression.
-      dropout_rate: of the result of each block in training.
+      dropout: of the result of each block in training.
       dtype: of the computation, float32 or bfloat16; parameters are float32.
 
     Raises:
@@ -35,13 +35,13 @@ class Mlp(nn.Module):
 
     space: Space
     num_outputs: int
-    dropout_rate: float = 0.0
+    dropout: float = 0.0
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(self, "num_outputs")
-        check_numbers(self, "dropout_rate", least=0, below=1)
+        check_numbers(self, "dropout", least=0, below=1)
         if not isinstance(self.space, Space):
             raise TypeError(f"Mlp: space is {self.space!r}, expected a space such as spaces.mlp((16, 32)).")
         for name in ("width", "depth", "hidden"):
@@ -79,7 +79,7 @@ class Mlp(nn.Module):
             hidden = width(int, decisions["hidden", i], axis="mlp")
             norm = LayerNormParameters(dtype=self.dtype, name=f"norm_{i}")(channels, gate=gate)
             y = Block(dtype=self.dtype, name=f"block_{i}")(x, channels, hidden, gate=gate, norm=norm)
-            x = x + nn.Dropout(self.dropout_rate, deterministic=not train)(y)
+            x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
         x = LayerNorm(dtype=self.dtype, name="norm")(x, channels, max_branches=1)
         out = Dense(dtype=self.dtype, name="out")(x, channels, fixed(self.num_outputs), max_branches=1)
         return out.astype(jnp.float32)

@@ -29,6 +29,7 @@ from jaxnas.elastic.layers import (
     Mlp,
     PatchEmbed,
     drop_branch,
+    normal,
     normalise,
     trunc_normal,
 )
@@ -133,14 +134,14 @@ class NormalisedDense(nn.Module):
       parts_out: of the output: 3 for queries, keys and values.
       use_bias: whether the dense layer adds one.
       dtype: of the computation; parameters are float32.
-      kernel_init: initializer.
+      kernel_init: initializer; None for that of `flax.linen.Dense`.
     """
 
     parts_in: int
     parts_out: int
     use_bias: bool
     dtype: Any = jnp.float32
-    kernel_init: Initializer = trunc_normal
+    kernel_init: Initializer | None = None
 
     @nn.compact
     def __call__(
@@ -156,10 +157,11 @@ class NormalisedDense(nn.Module):
         declare = functools.partial(parameter, self, gate=gate)
         inner, outer = (fixed(self.parts_in), width_in), (fixed(self.parts_out), width_out)
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
+        by_inputs = nn.initializers.lecun_normal(in_axis=(0, 1), out_axis=(2, 3))
         weights = [
             declare("norm_scale", ones, inner),
             declare("norm_bias", zeros, inner),
-            declare("kernel", self.kernel_init, (*inner, *outer)),
+            declare("kernel", self.kernel_init or by_inputs, (*inner, *outer)),
             *([declare("bias", zeros, outer)] if self.use_bias else []),
         ]
         rows = x.shape[1] * x.shape[2]
@@ -185,12 +187,12 @@ class Block(nn.Module):
     Attributes:
       shifted: whether windows smaller than the map are shifted by half of their size.
       dtype: of the computation; softmax and parameters are float32.
-      init_std: standard deviation of the kernels at the start.
+      init_std: standard deviation of the initial kernels; None scales it by the number of inputs.
     """
 
     shifted: bool
     dtype: Any = jnp.float32
-    init_std: float = 0.02
+    init_std: float | None = None
 
     @nn.compact
     def __call__(
@@ -216,8 +218,7 @@ class Block(nn.Module):
           gate: 0 where the block is skipped.
           drop_path_rate: of each of the two branches; None drops nothing.
         """
-        kernel_init = nn.initializers.normal(self.init_std)
-        common = dict(dtype=self.dtype, kernel_init=kernel_init)
+        common = dict(dtype=self.dtype, kernel_init=normal(self.init_std))
         y = NormalisedDense(1, 3, use_bias=True, name="qkv", **common)(x[..., None, :], embed, qkv, gate=gate)
         y = self._attend(y, window, heads, qkv, gate)
         y = Dense(name="projection", **common)(y, qkv, embed, gate=gate)
@@ -269,8 +270,8 @@ class Swin(nn.Module):
       num_classes: logits.
       drop_path_rate: stochastic depth of the last stored block, rising linearly from 0 at the first.
       dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
-      init_std: standard deviation of the kernels at the start; the authors' 0.02 suits widths of some
-        hundreds, narrow networks learn faster from more.
+      init_std: standard deviation of the initial kernels of the blocks, 0.02 in the authors' code; None
+        scales it by the number of inputs, as Flax does.
       remat: compute each block again in the backward pass, and keep its input only.
 
     Raises:
@@ -286,7 +287,7 @@ class Swin(nn.Module):
     num_classes: int
     drop_path_rate: float = 0.0
     dtype: Any = jnp.float32
-    init_std: float = 0.02
+    init_std: float | None = None
     remat: bool = False
 
     def __post_init__(self) -> None:
@@ -360,7 +361,9 @@ class Swin(nn.Module):
         x = LayerNorm(dtype=dtype, name="norm")(x, embeds[-1], max_branches=1)
         x = x.mean(axis=(1, 2))  # [B, E]
         classes = fixed(self.num_classes, "classes")
-        head = Dense(dtype=dtype, name="head")(x, embeds[-1], classes, max_branches=1)
+        head = Dense(dtype=dtype, kernel_init=trunc_normal, name="head")(
+            x, embeds[-1], classes, max_branches=1
+        )
         return head.astype(jnp.float32)
 
     def _merge(self, x: jax.Array, stage: int, width_in: Width, width_out: Width) -> jax.Array:
@@ -368,7 +371,7 @@ class Swin(nn.Module):
         side = self._side(stage)
         x = x.reshape(-1, side, 2, side, 2, x.shape[-1]).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(-1, side, side, 4, x.shape[-1])  # column by column, as in the authors' code
-        init = nn.initializers.normal(self.init_std)
+        init = normal(self.init_std)
         merge = NormalisedDense(
             4, 1, use_bias=False, dtype=self.dtype, kernel_init=init, name=f"merge_{stage}"
         )

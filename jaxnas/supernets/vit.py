@@ -25,6 +25,8 @@ from jaxnas.elastic.layers import (
     PatchEmbed,
     Tokens,
     drop_branch,
+    normal,
+    trunc_normal,
 )
 from jaxnas.elastic.loop import run_layers
 from jaxnas.elastic.parameter import Sharing
@@ -40,7 +42,7 @@ class Block(nn.Module):
     max_relative_position: int
     dtype: Any
     sharing: Sharing
-    init_std: float = 0.02
+    init_std: float | None = None
     qkv_bias_by_heads: bool = False
 
     @nn.compact
@@ -56,7 +58,7 @@ class Block(nn.Module):
         """Maps x [B, T, embed maximum] to the same shape; `drop_path_rate` None drops nothing."""
         common = dict(dtype=self.dtype, sharing=self.sharing)
         norm_of = functools.partial(LayerNormParameters, **common)
-        kernel_init = nn.initializers.normal(self.init_std)
+        kernel_init = normal(self.init_std)
         attention = MultiHeadAttention(
             self.grid,
             self.head_dim,
@@ -90,8 +92,8 @@ class ViT(nn.Module):
       drop_path_rate: stochastic depth of the last stored layer, rising linearly from 0 at the first.
       sharing: "entangled" or "classic" weight sharing.
       dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
-      init_std: standard deviation of the kernels in the blocks at the start; AutoFormer's 0.02 suits
-        widths of some hundreds, narrow networks learn faster from more.
+      init_std: standard deviation of the initial kernels of the blocks, 0.02 in AutoFormer; None scales it by
+        the number of inputs, as Flax does.
       scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
         depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
         Layers whose options differ run one after the other all the same.
@@ -114,7 +116,7 @@ class ViT(nn.Module):
     drop_path_rate: float = 0.0
     sharing: Sharing = "entangled"
     dtype: Any = jnp.float32
-    init_std: float = 0.02
+    init_std: float | None = None
     scan_layers: bool = False
     remat: bool = False
     qkv_bias_by_heads: bool = False
@@ -187,7 +189,7 @@ class ViT(nn.Module):
         x = LayerNorm(name="norm", **common)(x, embed, max_branches=1)
         x = x[:, 1:].mean(axis=1)  # [B, E]
         classes = fixed(self.num_classes, "classes")
-        head = Dense(name="head", **common)(x, embed, classes, max_branches=1)
+        head = Dense(kernel_init=trunc_normal, name="head", **common)(x, embed, classes, max_branches=1)
         return head.astype(jnp.float32)
 
     def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:

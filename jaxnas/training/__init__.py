@@ -6,6 +6,7 @@ from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import Trained, fit, restore
 from jaxnas.training.mesh import make_mesh
+from jaxnas.training.preemption import Stopped
 from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.recipes import Fair, Fixed, Progressive, Sandwich, Uniform
 from jaxnas.training.relaxed import Relaxed
@@ -36,6 +37,7 @@ __all__ = [
     "Replay",
     "Sandwich",
     "Seeds",
+    "Stopped",
     "Stratified",
     "Teacher",
     "TrainState",

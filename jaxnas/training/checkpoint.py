@@ -161,6 +161,7 @@ class Checkpointer:
         config: Mapping[str, Any] | None = None,
         may_differ: tuple[str, ...] = (),
         best: bool = False,
+        differ: Callable[[Mapping[str, Any]], list[str]] | None = None,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Restores the latest step that is whole, or that of the best score.
 
@@ -173,6 +174,7 @@ class Checkpointer:
           config: the config of now, compared with metadata["config"]; None compares nothing.
           may_differ: fields (dotted) of the config that may differ.
           best: take the step of the best score.
+          differ: from the metadata of a step to lines as of `files.diff`, of what else differs.
 
         Returns:
           The step, the state and the metadata; None if there is no checkpoint.
@@ -200,7 +202,9 @@ class Checkpointer:
                 continue
             # Refusals come first, so that a wrong config renames nothing.
             where = self.directory / str(step)
-            _check_config(where, record["metadata"].get("config", {}), config, may_differ)
+            before = record["metadata"]
+            lines = [] if config is None else files.diff(before.get("config", {}), config)
+            _check_config(where, lines + (differ(before) if differ else []), may_differ)
             _check_leaves(where, record, example)
             try:
                 stored = self._read_state(step, record, example)
@@ -234,6 +238,21 @@ class Checkpointer:
             except _Damaged:
                 self._scores[step] = None  # `restore` warns of it; here the step counts as not measured.
         return self._scores[step]
+
+    def standing(self) -> tuple[int, dict[str, Any]] | None:
+        """The last step whose record is whole, and its metadata; None if there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(_Damaged):
+                return step, self._read_record(step)["metadata"]
+        return None
+
+    def cut(self, step: int) -> int | None:
+        """Removes the checkpoints from a step on, and returns the last one that is left, if any."""
+        steps = self.steps()
+        for one in steps:
+            if one >= step:
+                self._orbax.delete(one)
+        return max((one for one in steps if one < step), default=None)
 
     def wait(self) -> None:
         """Returns when the last `save` is on disk.
@@ -469,19 +488,12 @@ def _not_finite(tree: Any) -> str:
     return next((name for name, good in zip(leaves, finite, strict=True) if not good), "")
 
 
-def _check_config(
-    where: epath.Path,
-    before: Mapping[str, Any],
-    config: Mapping[str, Any] | None,
-    may_differ: tuple[str, ...],
-) -> None:
-    if config is None:
-        return
-    lines = [line for line in files.diff(before, config) if line.split(": ", 1)[0] not in may_differ]
+def _check_config(where: epath.Path, lines: list[str], may_differ: tuple[str, ...]) -> None:
+    lines = [line for line in dict.fromkeys(lines) if line.split(": ", 1)[0] not in may_differ]
     if lines:
         raise ConfigMismatch(
-            f"the checkpoint {where} was made with another config:{files.indented(lines, len(lines))}"
-            "\nStart with that config to resume, or choose another workdir to start anew.",
+            f"the checkpoint {where} was made by another training:{files.indented(lines, len(lines))}"
+            "\nRestore these to resume, or choose another workdir to begin anew.",
             lines,
         )
 

@@ -1,11 +1,14 @@
-"""What is said and kept of a step whose loss or gradient is not finite, and of the settings that mend it."""
+"""Divergence: how it is noticed, the error message and record of its step, and the settings that mend it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import operator
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,6 +17,9 @@ from jaxnas import files
 from jaxnas.processes import is_first, on_host
 from jaxnas.space import Space
 from jaxnas.training.metrics import JsonlWriter
+
+if TYPE_CHECKING:
+    from jaxnas.training.store import Store
 
 DIVERGED, MENDED = "diverged.json", "mends.jsonl"
 # The settings that may be changed after a training has diverged, of a supernet or of a network alone.
@@ -25,59 +31,112 @@ MENDS = tuple(
 
 
 class DivergedError(RuntimeError):
-    """The loss or a gradient is no longer a number."""
+    """The loss or a gradient is no longer finite, or the loss has left its course."""
 
 
-def check_finite(
-    space: Space,
-    flags: list[tuple[range, Any, Any]],
-    folder: pathlib.Path | None,
-    seed: int,
-    key: jax.Array,
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """The course of a loss, by which a training whose numbers are still finite has diverged.
+
+    A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be only
+    a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
+    too.
+
+    Attributes:
+      first: loss; None before the first step.
+      smoothed: exponential average, in which a loss counts as at most 4 times the limit.
+      best: least smoothed loss so far.
+      since: the step, from 1, from which all losses were bad; 0 if the last one was good.
+      last: loss.
+    """
+
+    first: float | None = None
+    smoothed: float = 0.0
+    best: float = 0.0
+    since: int = 0
+    last: float = 0.0
+
+    def after(self, step: int, loss: float) -> Course:
+        """The course after a step; a loss that is not finite, of a step that was skipped, does not count."""
+        if not math.isfinite(loss):
+            return self
+        if self.first is None:
+            return Course(loss, loss, loss, last=loss)
+        limit = self.limit
+        smoothed = 0.9 * self.smoothed + 0.1 * min(loss, 4 * limit)
+        since = (self.since or step) if loss > limit else 0
+        return Course(self.first, smoothed, min(self.best, smoothed), since, loss)
+
+    @property
+    def limit(self) -> float:
+        """The loss above which one is bad."""
+        return max(10 * abs(self.best), 2 * abs(self.first or 0.0), 10.0)
+
+    @property
+    def ruined(self) -> bool:
+        """Whether the training has diverged."""
+        return self.smoothed > self.limit
+
+
+def check_steps(
+    space: Space, flags: list[tuple[range, Any, Any, Any]], store: Store, seed: int, key: jax.Array
 ) -> None:
-    """Raises DivergedError for the first step whose loss or gradient was not finite.
+    """Moves the store's course on, and raises DivergedError for a step at which the training diverged.
 
     Args:
       space: of the network.
       flags: of each call, the numbers of its steps from 0, whether each was finite (bool, [steps] or []),
-        and the architectures that they trained, or None.
-      folder: where the step is written down; None for nowhere.
+        the architectures that they trained, or None, and their losses.
+      store: of the training; the step is written down in its folder.
       seed, key: of the run.
     """
-    for numbers, finite, archs in flags:
-        finite = np.atleast_1d(finite)  # [steps of the call]
-        if not np.all(finite):
-            first = int(np.argmin(finite))
-            archs = on_host(archs)
-            own = archs if len(numbers) == 1 else jax.tree.map(lambda x, i=first: x[i], archs)
-            raise diverged(numbers[first] + 1, folder, seed, key, space, own)
+    for numbers, finite, _, losses in flags:
+        finite, losses = np.atleast_1d(finite), np.atleast_1d(losses)  # [steps of the call]
+        for number, is_finite, loss in zip(numbers, finite, losses, strict=True):
+            store.course = store.course.after(number + 1, float(loss)) if is_finite else store.course
+            if not is_finite or store.course.ruined:
+                step = store.course.since if is_finite else number + 1
+                raise diverged(step, store, seed, key, space, _archs_of(step, flags))
+
+
+def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
+    for numbers, _, archs, _ in flags:
+        if step - 1 in numbers:
+            row = numbers.index(step - 1) if len(numbers) > 1 else ...
+            return jax.tree.map(operator.itemgetter(row), on_host(archs))
+    return None  # trained before the last look
 
 
 def diverged(
-    step: int,
-    folder: pathlib.Path | None,
-    seed: int,
-    key: jax.Array,
-    space: Space | None = None,
-    archs: Any = None,
+    step: int, store: Store, seed: int, key: jax.Array, space: Space | None = None, archs: Any = None
 ) -> DivergedError:
-    """The error of a step, counted from 1, which is written down in the folder.
+    """The error of a step, counted from 1, which is written down in the folder of the store.
+
+    Checkpoints of the weights that a bad loss was computed with, and later ones, are removed.
 
     Args:
       step: its number, from 1.
-      folder: where diverged.json goes; None for nowhere.
+      store: of the training.
       seed, key: of the run.
       space, archs: the architectures that the step trained, a batch of them, if they are known and hard.
     """
+    course = store.course
+    good = store.last_before(course.since - 1 if course.since else step)
     trained = [] if space is None or archs is None else space.to_dicts(archs)
-    if folder is not None and is_first():
+    if store.folder is not None and is_first():
         record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
-        files.write_json(folder / DIVERGED, record)
+        files.write_json(store.folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
+    what = f"The loss or a gradient of step {step} is not finite."
+    if course.since:
+        what = (
+            f"The training diverged at step {step}: the loss is {course.last:.3g}, and was {course.best:.3g} "
+            "at its best."
+        )
+    kept = "There is no checkpoint before it" if good is None else f"Checkpoint {good} is good and is kept"
     advice = (
-        "What was saved before is good: start again with the same workdir and a smaller "
-        "training.learning_rate, with training.clip=1, or with a longer training.warmup_steps, and the run "
-        "goes on from the last checkpoint."
+        f"{kept}: start again with the same workdir and a smaller training.learning_rate, with "
+        "training.clip=1, or with a longer training.warmup_steps, and the run goes on from what is kept."
     )
     if step == 1:
         advice = (
@@ -86,8 +145,8 @@ def diverged(
             "makes NaN of a token that an embedding has no row for."
         )
     return DivergedError(
-        f"The loss or a gradient of step {step} is not finite.{which} {advice} `--replay` of "
-        "experiments.train_supernet, or training.replay, shows what that step did."
+        f"{what}{which} {advice} `--replay` of experiments.train_supernet, or training.replay, shows "
+        "what that step did."
     )
 
 

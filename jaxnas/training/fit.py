@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -25,13 +23,15 @@ from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.testing import check_network
 from jaxnas.training.ahead import Ahead
+from jaxnas.training.calls import several, steps_of_call
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
-from jaxnas.training.divergence import check_finite, diverged
+from jaxnas.training.deciding import deciding, differences, optimizer_digest, weights_digest
+from jaxnas.training.divergence import check_steps, diverged
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import check_unchanged
 from jaxnas.training.preemption import stop_on_signals
-from jaxnas.training.prepare import abstract_state, batch_size_of, prepare
+from jaxnas.training.prepare import abstract_state, batch_size_of, check_given, prepare
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.recipes import usual_recipe
@@ -51,7 +51,7 @@ class Trained:
 
     Attributes:
       state: the last one.
-      complete: whether the training came to its end; else it was stopped, and is saved.
+      complete: whether the training came to its end; else `restore` found it stopped, or `Stopped` has it.
       times: seconds in all ("seconds"), steps made then per second ("steps_per_second"), and the shares
         of "input", "step", "evaluation" and "checkpoint"; not reproducible.
     """
@@ -104,31 +104,46 @@ def fit(
         differ from run to run; diverged.json, with the step, the architectures and the key of a step that
         is not finite, until the training is complete; and mends.jsonl, with the settings that a training
         that diverged went on with.
-      config: compared with that of a checkpoint, but for the (dotted) fields of `may_differ`; None for
-        {"seed": ..., "training": ...}, the settings that decide the weights.
+      config: compared with that of a checkpoint, as what decides the weights always is: task, data, network
+        and its program, recipe, settings, `variables`, `optimizer` and `seed`.
+      may_differ: (dotted) fields that may differ from those of a checkpoint; "program" for changed code that
+        computes the same.
       mesh: of the devices, see `make_mesh`; None for those that the settings ask for.
       name: of the random stream of this training; a retraining has one of its own.
       progress: called with the number of steps done and the record, after each record of metrics.jsonl.
 
     Returns:
-      The last state, whether the training is complete (False after SIGTERM or Ctrl-C, when the state has
-      been saved), and where the time went, which is logged at the level INFO, too.
+      The last state, and where the time went, which is logged at the level INFO, too.
 
     Raises:
-      TypeError: an object that is no task, such as a data set, or a network that does not keep the contract.
+      Stopped: Ctrl-C (it is a KeyboardInterrupt) or SIGTERM (a SystemExit), after the state has been saved.
+      TypeError: an argument of another kind, as a class in place of an instance, or a data set in place of a
+        task; a network that does not keep the contract.
       ValueError: a network that does not take the task's batches, one that `jaxnas.testing.check_network`
         refuses (checked once, when a training begins), variables of another network, or a batch
         that the devices can't share; records in the workdir that were changed.
-      ConfigMismatch: a checkpoint of another config.
-      DivergedError: a loss or gradient that is not finite; the checkpoints before it stay.
+      ConfigMismatch: a checkpoint of another training; the message names the fields that differ.
+      DivergedError: a loss or gradient that is not finite, or a loss far above its course; the message
+        names the last good checkpoint, and later ones are removed.
     """
+    check_given(
+        task=task,
+        net=net,
+        recipe=recipe,
+        variables=variables,
+        optimizer=optimizer,
+        cost=cost,
+        workdir=workdir,
+        config=config,
+        may_differ=may_differ,
+        mesh=mesh,
+        progress=progress,
+    )
     check_task(task)
     check_contract(net)
     training = training if isinstance(training, Training) else Training(steps=training)
     recipe = usual_recipe(net.space) if recipe is None else recipe
     mesh = training.mesh() if mesh is None else mesh
-    config = training.recorded(seed) if config is None else config
-    store = Store(workdir, config, may_differ)
     begun = prepare(
         task,
         net,
@@ -141,6 +156,19 @@ def fit(
         seed=seed,
         name=name,
     )
+    decided_by = None
+    if workdir is not None:
+        decided_by = {
+            **deciding(task, net, training, recipe),
+            "seed": seed,
+            "stream": name,
+            "variables": None if variables is None else weights_digest(variables),
+            "optimizer": None if optimizer is None else optimizer_digest(optimizer, begun[0]),
+            "cost": files.plain(cost(net.space.largest()))
+            if cost is not None and recipe.needs_cost
+            else None,
+        }
+    store = Store(workdir, training.recorded(seed) if config is None else config, may_differ, decided_by)
     if not store.begun():
         start = time.perf_counter()
         check_network(net, task.inputs)
@@ -175,7 +203,7 @@ def restore(
         architectures of a supernet on "search". It is measured every `evaluate_every` steps.
 
     Raises:
-      ConfigMismatch: a checkpoint of another config.
+      ConfigMismatch: a checkpoint of another training than these arguments are of.
       CheckpointError: the best is asked for, and no saved state was measured.
       ValueError: the records of a complete training were changed.
     """
@@ -186,7 +214,10 @@ def restore(
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = abstract_state(task, net, training, recipe, optimizer, rows, mesh)
     with Checkpointer(folder) as checkpointer:
-        found = checkpointer.restore(example, config, best=best)
+        now = files.plain(deciding(task, net, training, recipe))
+        found = checkpointer.restore(
+            example, config, best=best, differ=lambda before: differences(before.get("decided_by", {}), now)
+        )
     if found is None:
         return None
     _, state, metadata = found
@@ -239,13 +270,14 @@ def _loop(
                 rows = tuple(ahead(number) for number in numbers)
             with clock.part("step"):
                 state, metrics = step(state, rows[0]) if len(rows) == 1 else calls(state, rows)
-            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None)))
+            losses = metrics.pop("losses", metrics["loss"])
+            flags.append((numbers, metrics.pop("finite"), metrics.pop("archs", None), losses))
             done = numbers.stop
             last, stopped = done == training.steps, stop.reached(turn)
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    check_finite(space, flags, store.folder, seed, state.key)
+                    check_steps(space, flags, store, seed, state.key)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
@@ -259,18 +291,26 @@ def _loop(
                 if len(watched) > 1:
                     record(watched)
                 last = last or enough
-            if saves or last:
+            if last and store.course.since:
+                raise diverged(store.course.since, store, seed, state.key)
+            if (saves or last) and not store.course.since:
                 with clock.part("checkpoint"):
                     try:
                         store.save(done, state, last, score)
                     except NotFinite as error:
-                        raise diverged(done, store.folder, seed, state.key) from error
+                        raise diverged(done, store, seed, state.key) from error
             if stopped or last:
                 times = clock.shares(steps=done - start)
                 _log.info(times_line(times))
                 if last:
                     store.finish(times)
-                return Trained(state, last, times)
+                trained = Trained(state, last, times)
+                if last:
+                    return trained
+                kept = "is saved, and the same call goes on from there" if store.folder else "is not saved"
+                raise stop.kind(
+                    f"stopped by a signal at step {done} of {training.steps}, which {kept}", trained
+                )
     raise AssertionError("a training has at least one step")
 
 
@@ -279,52 +319,3 @@ _SHOWN = ("loss", "accuracy", "temperature", "confidence")
 
 def _plain(metrics: Mapping[str, jax.Array]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
-
-
-def several(step: Step) -> Callable[[TrainState, tuple[Any, ...]], Any]:
-    """A step for each of a tuple of batches, one after another in one compiled call.
-
-    Fewer calls mean less time between steps. On CPUs each call also asks the system for the memory of
-    its buffers anew.
-
-    Args:
-      step: from (state, batches) to (state, metrics).
-
-    Returns:
-      From (state, tuple of batches) to the state and the metrics of the last step, but for "finite" and
-      "archs", which are those of each step. The state is donated. Batches of different shapes, as texts of
-      different `lengths`, are refused with a ValueError.
-    """
-
-    @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-    def steps(state: Any, shared: dict[int, Any], others: Sequence[dict[int, Any]], tree: Any) -> Any:
-        def one(state: Any, own: dict[int, Any]) -> Any:
-            leaves = shared | own
-            return step(state, tree.unflatten([leaves[i] for i in sorted(leaves)]))
-
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *others)
-        state, metrics = jax.lax.scan(one, state, stacked, length=len(others))
-        each = ("finite", "archs")
-        return state, {k: x if k in each else jax.tree.map(lambda y: y[-1], x) for k, x in metrics.items()}
-
-    def call(state: Any, batches: tuple[Any, ...]) -> Any:
-        shapes = {tuple(x.shape for x in jax.tree.leaves(batch)) for batch in batches}
-        if len(shapes) > 1:
-            raise ValueError(
-                f"{len(batches)} steps are one call (training.steps_per_call), and their batches have "
-                f"{len(shapes)} different shapes: set training.steps_per_call=1, or leave out the task's "
-                "`lengths`."
-            )
-        tree, flat = jax.tree.structure(batches[0]), [jax.tree.leaves(batch) for batch in batches]
-        # An array that is in every batch, as a graph may be, is not stacked.
-        shared = {i: x for i, x in enumerate(flat[0]) if all(leaves[i] is x for leaves in flat)}
-        others = [{i: x for i, x in enumerate(leaves) if i not in shared} for leaves in flat]
-        return steps(state, shared, others, tree)
-
-    return call
-
-
-def steps_of_call(number: int, training: Training) -> int:
-    """How many steps the call that begins with step `number` has: up to where something is recorded."""
-    every = (*map(training.every, ("log", "evaluate", "checkpoint")), training.steps_per_call)
-    return min(training.steps - number, *(n - number % n for n in every))

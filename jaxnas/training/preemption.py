@@ -12,16 +12,47 @@ import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 
+class Stopped(BaseException):
+    """A signal stopped a training: Ctrl-C raises it as a KeyboardInterrupt, SIGTERM as a SystemExit of 143.
+
+    Attributes:
+      trained: what the training had come to.
+    """
+
+    def __init__(self, message: str, trained: Any) -> None:
+        super().__init__(message)
+        self.trained = trained
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """Ctrl-C stopped a training."""
+
+
+class Terminated(Stopped, SystemExit):
+    """SIGTERM stopped a training; where nothing catches it the process ends with status 143."""
+
+    def __init__(self, message: str, trained: Any) -> None:
+        super().__init__(message, trained)
+        self.code = 143
+
+
 @dataclasses.dataclass
 class Stop:
-    """Whether the run was asked to stop; the loop reads it after each step."""
+    """Whether the run was asked to stop; the loop reads it after each step.
+
+    Attributes:
+      requested: by a signal.
+      kind: what the training raises when it has stopped.
+    """
 
     requested: bool = False
+    kind: type[Stopped] = Terminated
 
     def reached(self, turn: int) -> bool:
         """Whether to stop now; asked once in each turn of a loop, from 1, the same in all processes."""
@@ -55,8 +86,8 @@ def stop_on_signals() -> Iterator[Stop]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.requested = True
+        del frame
+        stop.requested, stop.kind = True, Interrupted if number == signal.SIGINT else Terminated
         restore()
         if together:
             os.kill(os.getpid(), signal.SIGTERM)

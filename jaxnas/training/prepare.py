@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +13,7 @@ import optax
 from flax.errors import ScopeParamNotFoundError
 from jax.sharding import Mesh, NamedSharding
 
+from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
 from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
@@ -25,6 +27,54 @@ from jaxnas.training.recipe import Recipe
 from jaxnas.training.settings import Training
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step, make_step
+
+
+def _is_optimizer(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and not hasattr(value, "update")  # optax's own transformations are tuples, too
+        and len(value) == 2
+        and hasattr(value[0], "update")
+        and callable(value[1])
+    )
+
+
+# What `fit` is given by name, and how a message says it.
+_GIVEN: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "task": (lambda x: not isinstance(x, type), "a task, as tasks.Images(data=...)"),
+    "net": (lambda x: not isinstance(x, type), "a network, as supernets.ViT(space, ...)"),
+    "recipe": (
+        lambda x: not isinstance(x, type) and hasattr(x, "gradients"),
+        "a recipe, as training.Uniform() or training.Sandwich()",
+    ),
+    "variables": (lambda x: isinstance(x, Mapping), 'a dict by collection, as {"params": ...}'),
+    "optimizer": (
+        _is_optimizer,
+        "a transformation and its learning rate by step, as (optax.sgd(rate), rate) with "
+        "rate = optax.constant_schedule(0.1)",
+    ),
+    "cost": (callable, "a function of architectures, as jaxnas.cost(net, task.inputs)"),
+    "workdir": (
+        lambda x: isinstance(x, str | os.PathLike) and not files.as_path(x).is_file(),
+        "the path of a folder, which may be new",
+    ),
+    "config": (lambda x: isinstance(x, Mapping), "a dict of plain values"),
+    "may_differ": (lambda x: isinstance(x, tuple | list), 'a tuple of names, as ("training.steps",)'),
+    "mesh": (lambda x: isinstance(x, Mesh), "a mesh, as training.make_mesh(2)"),
+    "progress": (callable, "a function of a number of steps and a record"),
+}
+
+
+def check_given(**given: Any) -> None:
+    """Checks the kind of what a training is given, by name; None stands for a default.
+
+    Raises:
+      TypeError: something else; the message says what to pass.
+    """
+    for name, value in given.items():
+        is_right, expected = _GIVEN[name]
+        if value is not None and not is_right(value):
+            raise TypeError(f"fit: {name} is {value!r:.200}, expected {expected}.")
 
 
 def prepare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pathlib
@@ -12,12 +13,30 @@ from typing import Any
 from jaxnas import files
 from jaxnas.processes import is_first
 from jaxnas.training.checkpoint import Checkpointer
-from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, keep_mends
+from jaxnas.training.deciding import differences
+from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, Course, keep_mends
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
 
 _log = logging.getLogger(__name__)
 CHECKPOINTS, TIMES, RECORDS = "checkpoints", "times.json", "metrics.jsonl"
+
+
+def interrupted(workdir: files.Path) -> str:
+    """How far the training in a workdir had come when it was stopped, as "step 2,226 of 3,000".
+
+    Returns:
+      The words; "" where the training is complete, or there is none.
+    """
+    folder = files.as_path(workdir) / CHECKPOINTS
+    if not folder.is_dir():
+        return ""
+    with Checkpointer(folder) as checkpointer:
+        found = checkpointer.standing()
+    if found is None or found[1].get("complete"):
+        return ""
+    steps = found[1].get("decided_by", {}).get("training", {}).get("steps")
+    return f"step {found[0]:,}" + (f" of {steps:,}" if steps else "")
 
 
 class Store:
@@ -28,14 +47,28 @@ class Store:
 
     Attributes:
       folder: of the training; None for no files.
+      course: of the loss, up to the last step that was looked at.
     """
 
     def __init__(
-        self, workdir: str | os.PathLike | None, config: Mapping[str, Any], may_differ: tuple[str, ...]
+        self,
+        workdir: str | os.PathLike | None,
+        config: Mapping[str, Any],
+        may_differ: tuple[str, ...],
+        decided_by: Mapping[str, Any] | None = None,
     ) -> None:
-        """A store in `workdir`, of a training with this config, and the fields of it that may differ."""
+        """A store in `workdir` of a training with this config.
+
+        Args:
+          workdir: the folder; None for no files.
+          config: compared with that of a checkpoint.
+          may_differ: fields that may differ.
+          decided_by: what decides the weights, see `deciding`; compared too.
+        """
         self.folder: pathlib.Path | None = None if workdir is None else files.as_path(workdir)
+        self.course = Course()
         self._config, self._may_differ = config, may_differ
+        self._decided_by = files.plain(decided_by or {})
         self._records: JsonlWriter | None = None
         self._laps: JsonlWriter | None = None
         self._stack = ExitStack()
@@ -70,14 +103,14 @@ class Store:
             return state, 0, False
         mended = (self.folder / DIVERGED).exists()
         may_differ = (*self._may_differ, *MENDS) if mended else self._may_differ
-        restored = self._checkpointer.restore(state, self._config, may_differ)
+        restored = self._checkpointer.restore(state, self._config, may_differ, differ=self._differ)
         if restored is None:
             if is_first():
                 (self.folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
                 self._open(None, None)
             return state, 0, False
         step, state, metadata = restored
-        digest = metadata.get("records")
+        digest, self.course = metadata.get("records"), Course(*metadata.get("course", ()))
         if metadata.get("complete"):
             check_unchanged(self.folder / RECORDS, digest)
             return state, step, True
@@ -85,6 +118,9 @@ class Store:
             keep_mends(self.folder, step, metadata.get("config", {}), self._config)
             self._open(step, digest)
         return state, step, False
+
+    def _differ(self, metadata: Mapping[str, Any]) -> list[str]:
+        return differences(metadata.get("decided_by", {}), self._decided_by)
 
     def _open(self, resume: int | None, digest: str | None) -> None:
         assert self.folder is not None
@@ -120,10 +156,22 @@ class Store:
         """
         if self.folder is not None:
             digest = None if self._records is None else self._records.digest
-            metadata = {"config": dict(self._config), "complete": complete, "records": digest}
+            metadata = {
+                "config": dict(self._config),
+                "decided_by": self._decided_by,
+                "complete": complete,
+                "records": digest,
+                "course": dataclasses.astuple(self.course),
+            }
             self._checkpointer.save(step, state, metadata, state.finite(), score)
             if complete:
                 self._checkpointer.wait()
+
+    def last_before(self, step: int) -> int | None:
+        """The last checkpoint before a step, after those from it on are removed; None if there is none."""
+        if self.folder is None:
+            return None
+        return self._checkpointer.cut(step)
 
     def finish(self, times: Mapping[str, float]) -> None:
         """Writes the times of a complete training, and removes the note of a divergence that was mended."""

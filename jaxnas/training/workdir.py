@@ -37,10 +37,12 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 
     Raises:
       WorkdirError: not writable, or in use by another run.
+      FileNotFoundError: of several processes some see another directory; they are named.
     """
     workdir = files.absolute(files.as_path(path).expanduser())
     if not processes.is_first():
         processes.wait("the workdir is there")
+        processes.check_shared(workdir)
         yield workdir
         return
     with contextlib.ExitStack() as held:
@@ -63,6 +65,7 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
                 f"cannot write to the workdir {workdir}: {why}. Choose a directory that you may write to."
             ) from error
         processes.wait("the workdir is there")
+        processes.check_shared(workdir)
         yield workdir
 
 

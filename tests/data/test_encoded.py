@@ -10,8 +10,8 @@ from PIL import Image
 from jaxnas import data, files, tasks
 from jaxnas.data import imagenet
 from jaxnas.data.encoded import ATTEMPTS, Decoder, decode, decoding_pool, random_box
-from jaxnas.runs.plain import to_dict
 from jaxnas.tasks import images
+from jaxnas.training.plain import to_dict
 
 SYNSETS = ("n01440764", "n01443537", "n15075141")  # the first two and the last class
 

@@ -419,9 +419,13 @@ def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(tmp_path
     def found(name, *objectives):
         return lambda: tables.find(name, None, objectives), ValueError, name
 
+    searched = tmp_path / "searched"
+    searched.mkdir()
+    (searched / "result.json").write_text("{}")
     other = {"seed": 0, "chunk": 3, "metric": "b", "table": 5}
     refusals.check(
         *(stored(number, text) for number, text in enumerate(('["a list"]', '"text"', "", '{"seed": '))),
+        (lambda: compare_binary.check_same(searched, {"seed": 0}), ValueError, "searched", "result.json"),
         (lambda: compare_binary.check_same(tmp_path, other), ValueError, "metric", '"a"', '"b"', "table"),
         (lambda: searches.check_codes("mine", codes), ValueError, "mine", "[-1, -1]", "2"),
         (lambda: searches.check_codes("mine", np.array([[[0, 1], [2, -1]]])), ValueError, "[2, -1]"),

@@ -1,5 +1,6 @@
 """Runs of several processes: the same weights, history and result as one process, killed and resumed."""
 
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -8,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
+import jax
 import numpy as np
 import pytest
 import refusals
@@ -240,3 +243,47 @@ def test_what_cannot_be_a_run_is_refused():
         (lambda: processes.start("localhost:1", 2, None), ValueError, "all three"),
         (lambda: processes.start("localhost:1", 2, 2), ValueError, "process", "2", "0 to 1"),
     )
+
+
+def gathered(*indices, count):
+    """What each process that comes with an index is told: None, or the type of its error."""
+
+    def come(index):
+        try:
+            return processes.gather(f"localhost:{port}", count, index)
+        except (ValueError, OSError) as error:
+            return type(error), str(error)
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with concurrent.futures.ThreadPoolExecutor(len(indices)) as pool:
+        return list(pool.map(come, indices))
+
+
+def test_processes_that_do_not_come_or_come_twice_are_named(monkeypatch, caplog):
+    assert gathered(2, 0, 1, count=3) == [None] * 3
+    monkeypatch.setattr(processes, "SAID", 0.2)
+    monkeypatch.setattr(processes, "GIVEN_UP", 1.2)
+    (kind, text), *_ = gathered(0, 2, count=4)
+    assert kind is TimeoutError and " 1, 3 did not come" in text and "did not come" in caplog.text
+    assert gathered(1, count=2)[0][0] is TimeoutError and "process 0 does not answer" in caplog.text
+    told = gathered(0, 1, 1, count=3)
+    assert sorted(kind.__name__ for kind, _ in told) == ["TimeoutError", "TimeoutError", "ValueError"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_processes_that_see_another_folder_are_named(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "SAID", 0)
+    monkeypatch.setattr(processes, "wait", lambda what: None)
+    fake = types.SimpleNamespace(
+        broadcast_one_to_all=lambda nonce: nonce,
+        process_allgather=lambda here: np.array([bool(here), shared]),
+    )
+    monkeypatch.setattr(processes, "multihost_utils", fake)
+    if shared:
+        processes.check_shared(tmp_path)
+        return
+    with pytest.raises(FileNotFoundError, match="1 of 2 do not see"):
+        processes.check_shared(tmp_path)

@@ -49,7 +49,7 @@ def test_each_network_is_numpys_and_costs_what_it_has():
 
 def test_dropout_is_for_training_alone():
     arch = NET.space.largest()
-    net = NET.clone(space=NET.space.fix(arch), dropout_rate=0.5)
+    net = NET.clone(space=NET.space.fix(arch), dropout=0.5)
     first, second = (
         net.apply({"params": WEIGHTS}, ROWS, train=True, rngs={"dropout": jax.random.key(seed)})
         for seed in range(2)
@@ -68,5 +68,5 @@ def test_spaces_that_are_none_of_an_mlp_are_refused():
         (lambda: supernets.Mlp(once, 3), ValueError, "'hidden'", "repeat(2"),
         (lambda: supernets.Mlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
         (lambda: supernets.Mlp(spaces.mlp((4, 4.5)), 3), ValueError, "'width'", "4.5"),
-        (lambda: supernets.Mlp(space, 3, dropout_rate=1.0), ValueError, "dropout_rate is 1.0"),
+        (lambda: supernets.Mlp(space, 3, dropout=1.0), ValueError, "dropout is 1.0"),
     )

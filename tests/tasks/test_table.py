@@ -28,7 +28,7 @@ def test_metrics_are_scikit_learns_over_batches_that_do_not_divide_the_data():
 def test_a_class_of_rows_is_learned():
     x = np.random.default_rng(0).normal(size=(200, 2))
     task = tasks.Table(data=data.from_table(x, (x[:, 0] * x[:, 1] > 0).astype(int)))
-    net = NET.clone(num_outputs=2, dropout_rate=0.0)
+    net = NET.clone(num_outputs=2, dropout=0.0)
     trained = training.fit(task, net, training.Training(steps=150, learning_rate=1e-2))
     arch, rows = net.space.largest(), task.dataset.test.inputs["row"]
     found = training.make_evaluator(task, net, "test")(trained.variables, arch)["accuracy"]

@@ -11,20 +11,23 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 import tiers
+from refusals import check
 from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files
+from jaxnas import files, report, runs, search
 from jaxnas.training import (
     Checkpointer,
     ConfigMismatch,
     DivergedError,
     Fixed,
     Relaxed,
+    Stopped,
     Training,
     Uniform,
     fit,
@@ -105,8 +108,11 @@ def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path,
             train(broken, tmp_path, recipe=recipe)
         assert saved(tmp_path)[-1] == 4
     else:
-        stopped = train(broken, tmp_path, recipe=recipe)
+        with pytest.raises(Stopped) as stop:
+            train(broken, tmp_path, recipe=recipe)
+        stopped = stop.value.trained
         assert not stopped.complete and int(stopped.state.step) == 5 == saved(tmp_path)[-1]
+        assert isinstance(stop.value, KeyboardInterrupt) or stop.value.code == 143
         assert not (tmp_path / "times.json").exists()
     # Not with another seed.
     with pytest.raises(ConfigMismatch, match="seed: 0 .* / 1 "):
@@ -190,7 +196,8 @@ def test_a_training_with_batches_made_ahead_goes_on_as_one_without(how, tmp_path
         with pytest.raises(RuntimeError, match="the machine stops here"):
             train(broken, tmp_path / "broken", training)
     else:  # Behind whichever step the signal found.
-        assert not train(broken, tmp_path / "broken", training).complete
+        with pytest.raises(SystemExit):
+            train(broken, tmp_path / "broken", training)
     again = train(TASK, tmp_path / "broken", training)
     assert again.complete and difference(again.variables, whole.variables) == 0
     assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
@@ -251,6 +258,24 @@ def test_other_settings_are_refused_without_a_config_too(tmp_path):
         train(TASK, tmp_path, longer, config=None)
     other = dataclasses.replace(TRAINING, log_every=3, checkpoint_every=1, devices=2, steps_per_call=4)
     assert train(TASK, tmp_path, other, config=None).complete
+
+
+def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="step 5 of 7"):
+        train(disturbed(4, stop_by(signal.SIGINT)), tmp_path)
+    found = restore(TASK, NET, TRAINING, UNIFORM, tmp_path, config_of(TRAINING), MESH)
+    assert not found.complete
+    settings = runs.Search(strategy=search.RandomSearch(NET.space, evaluations=2), baseline=False)
+
+    def run(settings):
+        common = dict(workdir=tmp_path, mesh=MESH)
+        return runs.search_and_finish(TASK, NET, found.variables, settings, **common)
+
+    with pytest.raises(ValueError, match="search.incomplete"):
+        run(settings)
+    result = run(dataclasses.replace(settings, incomplete=True))
+    assert "step 5 of 7" in result.interrupted and result == report.result.read(tmp_path)
+    assert result.interrupted in (tmp_path / "report.html").read_text()
 
 
 def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
@@ -390,6 +415,22 @@ def test_nothing_that_is_not_finite_is_saved_however_rarely_it_is_looked_at(tmp_
     assert saved(tmp_path) == [4] and finite(tmp_path) == 4
 
 
+@pytest.mark.parametrize("calls", [1, *tiers.more(3)])
+def test_a_loss_that_leaves_its_course_has_diverged_though_it_is_finite(calls, tmp_path):
+    """What its weights were saved to is removed, and smaller steps go on from what is left to a good end."""
+    exploding = Training(
+        steps=16, batch_size=8, learning_rate=1e4, warmup_steps=15, log_every=8, checkpoint_every=1
+    )
+    exploding = dataclasses.replace(exploding, steps_per_call=calls)
+    with pytest.raises(DivergedError, match="diverged at step") as error:
+        fit(TASK, NET, exploding, mesh=MESH, workdir=tmp_path)
+    first = files.read_json(tmp_path / "diverged.json")["step"]
+    assert f"heckpoint {saved(tmp_path)[-1]} " in str(error.value) and 1 <= saved(tmp_path)[-1] < first - 1
+    mended = dataclasses.replace(exploding, learning_rate=1e-3, clip=1.0)
+    assert fit(TASK, NET, mended, mesh=MESH, workdir=tmp_path).complete
+    assert max(line["loss"] for line in lines(tmp_path) if line["split"] == "train") < 10
+
+
 def test_a_huge_learning_rate_diverges_also_without_a_workdir_and_in_the_last_step():
     huge = Training(steps=6, batch_size=8, learning_rate=3e38, warmup_steps=0, weight_decay=0.0)
     with pytest.raises(DivergedError, match="learning_rate"):
@@ -490,6 +531,33 @@ def test_what_is_no_network_and_no_number_of_steps_is_refused():
         with pytest.raises((TypeError, ValueError)) as error:
             fit(TASK, net, steps, mesh=MESH)
         assert message in str(error.value)
+
+
+def test_what_is_of_another_kind_is_refused_at_the_door(tmp_path):
+    file, rate = tmp_path / "file", optax.constant_schedule(0.1)
+    file.touch()
+
+    def given(**wrong):
+        return lambda: fit(wrong.pop("task", TASK), NET, 2, **wrong), TypeError, *wrong
+
+    check(
+        given(recipe=Uniform),
+        given(recipe="sandwich"),
+        given(optimizer=optax.sgd(0.1)),
+        given(optimizer=(optax.sgd(0.1), 0.1)),
+        given(optimizer=(rate, optax.sgd(rate))),
+        given(mesh="cpu"),
+        given(workdir=file),
+        given(workdir=3),
+        given(variables=[1.0]),
+        given(cost=3),
+        given(config=[1]),
+        given(may_differ="program"),
+        given(progress=1),
+        (lambda: fit(type(TASK), NET, 2), TypeError, "task"),
+        (lambda: fit(TASK, type(NET), 2), TypeError, "net"),
+        (lambda: runs.Search(strategy=search.Evolution), TypeError, "Evolution", "instance"),
+    )
 
 
 def test_an_evaluation_takes_only_architectures_and_variables_of_its_network():

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats
 from small_nets import random_params, take
-from small_tasks import perceptron, task_of
+from small_tasks import perceptron, random_images, task_of
 
 import jaxnas
-from jaxnas import executors, runs, search
+from jaxnas import data, executors, runs, search, tasks
 from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.ranking import _interval, kendall_tau
 from jaxnas.training import Training, make_evaluator, train_seeds
@@ -122,7 +122,7 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     names = [json.dumps(one) for one in NET.space.to_dicts(archs)]
     path, told = tmp_path / "search" / "alone.jsonl", []
 
-    def run(training, broken=()):
+    def run(training, broken=(), task=TASK):
         def on_a_worker(text, steps):
             told.append(names.index(text))
             return float("nan") if names.index(text) in broken else float(names.index(text) + steps)
@@ -130,7 +130,7 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
         told.clear()
         with concurrent.futures.ThreadPoolExecutor(1) as executor:
             calls = executors.Calls(on_a_worker, executor)
-            scores = trained_alone(TASK, NET, training, archs, calls=calls, workdir=tmp_path)
+            scores = trained_alone(task, NET, training, archs, calls=calls, workdir=tmp_path)
         return scores, list(told)
 
     scores, trained = run(TRAINING, broken=[2])
@@ -143,6 +143,9 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     np.testing.assert_array_equal(scores, [6, 7, 8, 7])
     assert trained == [2] and len(path.read_text().splitlines()) == 3
     assert run(TRAINING.shortened(4))[1] == [0, 1, 2] and run(TRAINING)[1] == []
+    images, labels = random_images(80, 5)
+    other_data = tasks.Images(data=data.from_arrays(images, labels, *random_images(30, 1)))
+    assert run(TRAINING, task=other_data)[1] == [0, 1, 2]
     path.write_text(path.read_text().replace('"score": 7.0', '"score": 9.0'))
     with pytest.raises(ValueError, match="'alone'"):
         run(TRAINING)

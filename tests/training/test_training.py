@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ from jaxnas import training
 from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.fit import several, steps_of_call
+from jaxnas.training.calls import several, steps_of_call
+from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.prepare import prepare
 from jaxnas.training.step import active_masks
@@ -168,11 +170,36 @@ def test_several_steps_in_one_call_are_one_after_another(devices):
     together, last = several(step)(together, batches)
     assert int(together.step) == 3
     stacked = {name: last.pop(name) for name in ("finite", "archs")}
+    assert last.pop("losses").shape == (3,)
     jax.tree.map(np.testing.assert_array_equal, stacked, jax.tree.map(lambda *x: np.stack(x), *each))
     assert metrics.keys() == last.keys()
     assert difference(last, metrics) < 1e-5 and difference(together.params, state.params) < 1e-5
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(together.params), strict=True):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+@pytest.mark.parametrize(
+    ("losses", "since"),
+    [
+        ([2.3, 2.0, 1.5, 300.0, 1.4, 1.3], None),  # a hard batch
+        ([2.3, 1.0, 0.5, 9.0, 9.0, 9.0, 9.0], None),
+        ([0.0, 1e-3, 0.5, 2.0, 2.0, 2.0], None),  # from a perfect start
+        ([-1.0, -5.0, -5.0, 0.5, 0.5, 0.5], None),
+        ([2.3, math.nan, 2.2, math.nan, 2.1], None),  # skipped steps
+        ([900.0, 700.0, 1700.0, 1700.0, 800.0], None),
+        ([2.3, 2.0, 50.0, 1e3, 1e15, 1e19], 3),
+        ([2.3, 2.0, 1e15, 2.0, 25.0, 1e15, 1e15, 1e15], 5),
+        ([900.0] + 3 * [1e5], 2),
+        ([-1.0, -2.0] + 3 * [1e9], 3),
+    ],
+)
+def test_the_course_of_a_loss_says_whether_it_diverged(losses, since):
+    course = Course()
+    for step, loss in enumerate(losses, start=1):
+        course = course.after(step, loss)
+        if course.ruined:
+            break
+    assert (course.since if course.ruined else None) == since
 
 
 def test_a_call_of_several_steps_says_which_of_them_was_not_finite():
