@@ -1,0 +1,9 @@
+"""The laboratory: five binaries, their configs, and benchmarks."""
+
+import signal
+import sys
+
+# While `python -m experiments.NAME` imports, Ctrl-C ends the process as the system does: some of the imported
+# packages catch a KeyboardInterrupt. `binary.run` has Python's own answer again.
+if sys.argv[0] == "-m":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -136,6 +136,7 @@ def run(main: Callable[[], int | None]) -> None:
     `--traceback` shows where in the code such a message comes from. Errors of other kinds are defects and
     always show it.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     flags.DEFINE_boolean("traceback", False, "Show where in the code an error message comes from.")
     shown = sys.unraisablehook
 
@@ -176,8 +177,26 @@ def run(main: Callable[[], int | None]) -> None:
                 raise
             print(f"error: {error}", file=sys.stderr, flush=True)
             sys.exit(2 if isinstance(error, mistakes) else 1)
+        except Exception as error:
+            if flags.FLAGS.traceback or _has_devices():
+                raise
+            platforms = os.environ.get("JAX_PLATFORMS", "")
+            print(
+                f"error: JAX finds no device for JAX_PLATFORMS={platforms!r} ({type(error).__name__}: "
+                f"{error}). Install jaxnas[cuda] or jaxnas[tpu] for accelerators, or set JAX_PLATFORMS=cpu.",
+                file=sys.stderr,
+                flush=True,
+            )
+            sys.exit(2)
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _has_devices() -> bool:
+    try:
+        return bool(jax.devices())
+    except Exception:  # JAX raises several kinds, among them an AssertionError
+        return False
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)

@@ -393,5 +393,5 @@ def _read_tensors(path: pathlib.Path, size: Any, digest: Any) -> dict[str, np.nd
         }
     except KeyError as error:
         raise ValueError(f"{path} has tensors of the unknown type {error}.") from error
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, ValueError) as error:  # NumPy's, of too many axes
         raise ValueError(f"{path} is not a safetensors file: {error}.") from error

@@ -98,6 +98,21 @@ def check_numbers(
             raise ValueError(f"{_called(owner, name, group)} is {value!r}, expected {wanted}.")
 
 
+def check_flags(owner: str, **flags: Any) -> None:
+    """Checks that arguments are True or False; a string such as "no" would count as True.
+
+    Args:
+      owner: of the arguments, for the message.
+      flags: their values by name.
+
+    Raises:
+      ValueError: one of them is something else.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{owner}: {name} is {value!r}, expected True or False.")
+
+
 def check_methods(owner: Any, name: str, methods: tuple[str, ...], example: str) -> None:
     """Checks that a field is an object with some methods.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 Option = int | float | str
+_MOST = 10_000  # positions of a choice; a number of another kind, as of parameters, would fill the memory
 
 
 def nearest(given: Any, known) -> str:
@@ -95,10 +96,10 @@ class Choice:
           active: the name of an int choice; position l is active iff l < its value.
 
         Raises:
-          ValueError: a length below 1, or a choice that is repeated already.
+          ValueError: a length below 1 or beyond 10,000, or a choice that is repeated already.
         """
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise ValueError(f"repeat: length is an int of at least 1, got {length!r}.")
+        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= _MOST:
+            raise ValueError(f"repeat: length is an int from 1 to {_MOST:,}, got {length!r}.")
         if self.length is not None:
             raise ValueError(f"repeat: this choice is already repeated {self.length} times.")
         return self.replace(length=length, active=active)

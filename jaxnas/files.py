@@ -350,6 +350,8 @@ def parse_json(data: bytes, name: str) -> Any:
             f"{name} is not valid JSON: {what}. It was truncated or edited; delete it and run "
             "again what writes it."
         ) from error
+    except ValueError as error:
+        raise ValueError(f"{name} is JSON with a number of thousands of digits, and none of ours.") from error
     except RecursionError as error:
         raise ValueError(f"{name} is JSON that is nested too deeply to be one of ours.") from error
 

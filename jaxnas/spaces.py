@@ -54,6 +54,18 @@ def vit(embed_dim, depth, num_heads, mlp_ratio) -> Space:
     )
 
 
+def mlp(width=(32, 64, 128), depth=(1, 2, 3), hidden=(32, 64, 128)) -> Space:
+    """Returns a space for `supernets.Mlp` from the options of its three decisions.
+
+    Args:
+      width: options of the width of the residual stream, one for the whole network.
+      depth: options of the number of blocks.
+      hidden: options of the hidden width of each block.
+    """
+    layers = Choice(*hidden).repeat(max(depth), active="depth")
+    return Space(width=Choice(*width), depth=Choice(*depth), hidden=layers)
+
+
 def convnet(width, depth, kernel) -> Space:
     """Returns a space for `supernets.ConvNet` from the options of each stage.
 

@@ -28,6 +28,11 @@ def run(binary, *arguments):
         return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments)
 
 
+def call(main, *arguments):
+    """What an installed command does, whose entry point is this function."""
+    return _run(main, arguments)
+
+
 def script(path, *arguments):
     """What `python path arguments` prints."""
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
 from jaxnas.elastic import Decisions, Dense, Embedding, Mixture, fixed, width
 from jaxnas.supernets import graph_operations as ops
 
-TASKS = ("images", "language", "text", "graphs")
+TASKS = ("images", "language", "text", "graphs", "table")
 
 
 def random_images(count, seed):
@@ -66,6 +66,10 @@ def task_of(kind):
         given = {role: [random_graph(random, 4 + i % 3) for i in range(n)] for role, n in sizes.items()}
         return tasks.Graphs(data=data.from_graphs(**given), evaluation_graphs=8)
 
+    if kind == "table":
+        x = random.normal(5, 3, (90, 4))
+        return tasks.Table(data=data.from_table(x, 100 * x[:, 0] * x[:, 1]), evaluation_batch_size=16)
+
     def stream(role, count):
         tokens = random.integers(0, 7, count).astype(np.int32)
         return data.Stream(role, tokens, np.sort(random.integers(0, 3, count)).astype(np.int32), 2 * count)
@@ -95,6 +99,8 @@ def net_of(kind, scan=False):
         return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
     if kind == "graphs":
         return Neighbours(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
+    if kind == "table":
+        return supernets.Mlp(spaces.mlp((4, 8), (1, 2), (4, 8)), num_outputs=1, dropout=0.1)
     return supernets.TransformerXL(
         spaces.par(4),
         vocabulary=256,

@@ -214,13 +214,19 @@ def flip(folder):
     path.write_bytes(data)
 
 
-def garble(folder):
-    """A file that is sealed as it is, and isn't safetensors."""
-    store(folder, lambda tensors: None)
-    data = b"\xff" * 100
-    (folder / artifacts.TENSORS).write_bytes(data)
-    seal = {"bytes": 100, "sha256": hashlib.sha256(data).hexdigest()}
-    describe(folder, lambda description: description.update(tensors=seal))
+def sealed(data):
+    """A file that is sealed as it is."""
+
+    def change(folder):
+        (folder / artifacts.TENSORS).write_bytes(data)
+        seal = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        describe(folder, lambda description: description.update(tensors=seal))
+
+    return change
+
+
+_HEADER = json.dumps({"a": {"dtype": "F32", "shape": [1] * 10_000, "data_offsets": [0, 4]}}).encode()
+AXES = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(4)
 
 
 BIAS = "params/head/bias"
@@ -261,7 +267,8 @@ DAMAGE = (
     # What is done to the folder, and what the message names.
     (truncate, "bytes"),
     (flip, artifacts.TENSORS),
-    (garble, "safetensors"),
+    (sealed(b"\xff" * 100), "safetensors"),
+    (sealed(AXES), "safetensors"),
     (tensors(lambda t: t.pop(BIAS)), BIAS),
     (tensors(lambda t: t.update(tail=t[BIAS])), "tail"),
     (tensors(lambda t: t.update({BIAS: t[BIAS][:3]})), f"{BIAS} (3,) instead of (5,)"),

@@ -51,6 +51,7 @@ NOT_JSON = {
     b'{"a": 1,\n"b"': "not valid JSON: .* at line 2",
     b"\xff\xfe": "not JSON: byte 0 is not UTF-8",
     b"[" * 100_000: "nested too deeply",
+    b"1" * 5000: "thousands of digits",
 }
 
 

@@ -6,6 +6,7 @@ import typing
 
 import jax
 import pytest
+from small_tasks import task_of
 
 from jaxnas import Choice, Space, predictors, runs, search, tasks, training
 from jaxnas.checks import check_counts
@@ -47,6 +48,7 @@ SETTINGS = {
     tasks.Graphs: {"data": "cora"},
     tasks.Images: {"data": "digits"},
     tasks.Language: {"data": "enwik8", "length": 8},
+    tasks.Table: {"data": task_of("table").data},
     tasks.Text: {"data": "sst5"},
     runs.Search: {},
     runs.SpaceEvolution: {},

@@ -17,6 +17,7 @@ from jaxnas.data.roles import ROLES
 from jaxnas.data.sentences import Sentences, load_sentences, usual_tokens, with_vectors
 from jaxnas.data.splits import SourceImages, Split, permutation, stratified
 from jaxnas.data.streams import ContiguousBatches, evaluation_streams
+from jaxnas.data.tables import Table, from_table
 from jaxnas.data.text import load_text
 from jaxnas.data.vectors import Vectors, find_vectors
 from jaxnas.data.vocabulary import Vocabulary
@@ -37,6 +38,7 @@ __all__ = [
     "SourceImages",
     "Split",
     "Stream",
+    "Table",
     "Vectors",
     "Vocabulary",
     "augment",
@@ -48,6 +50,7 @@ __all__ = [
     "from_folder",
     "from_graph",
     "from_graphs",
+    "from_table",
     "from_text",
     "from_texts",
     "from_tsv",

@@ -107,7 +107,7 @@ def _images(name: str, images: Any) -> np.ndarray:
     if images.ndim != 4 or images.dtype.kind not in "iuf" or not images.size:
         raise ValueError(
             f"from_arrays: {name} are {images.dtype}{list(shape)}; expected numbers [n, H, W] or "
-            "[n, H, W, C]."
+            "[n, H, W, C]. Rows of numbers [n, F] are for data.from_table."
         )
     if images.shape[3] > 4 and images.shape[1] in (1, 3, 4):
         raise ValueError(

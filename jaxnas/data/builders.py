@@ -15,6 +15,7 @@ from absl import logging
 
 from jaxnas import files
 from jaxnas.data.copies import local_copy
+from jaxnas.data.datasets import reading
 from jaxnas.data.image_builders import Cifar10, Cifar100, Digits, FashionMnist, Mnist
 from jaxnas.data.imagenet import Imagenet2012
 from jaxnas.data.sentence_builders import Cr, ImdbReviews, ListOps, Mpqa, Mr, Sst2, Sst5, Subj, Trec
@@ -50,9 +51,10 @@ def prepare(
     Raises:
       FileNotFoundError: the original files are missing.
       ValueError: they are damaged; or none are given, and it was prepared from several sets of them.
-      OSError: `data_dir` cannot be written.
+      OSError: `data_dir` cannot be written, or what is there is damaged.
     """
-    final = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
+    with reading(f"{data_dir}/{name}"):
+        final = pathlib.Path(BUILDERS[name](data_dir=data_dir).data_path)
     if where := BUILDERS[name].MANUAL_DOWNLOAD_INSTRUCTIONS:
         if source_dir is None:
             digests = sorted(p for p in final.parent.glob("*") if re.fullmatch("[0-9a-f]{16}", p.name))

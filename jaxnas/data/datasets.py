@@ -141,6 +141,7 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
     Raises:
       ValueError: unknown name (with the nearest known one), or damaged original files.
       FileNotFoundError: the dataset is not prepared as array_record; the message says how to.
+      OSError: what was prepared is damaged.
     """
     # Imported here: TFDS takes a while, and those who bring their own images don't need it.
     import tensorflow_datasets as tfds
@@ -162,9 +163,10 @@ def open_prepared(name: str, data_dir: str | os.PathLike | None, source_dir: str
         raise NotADirectoryError(f"data_dir is {root}, which is a file; expected a folder for prepared data.")
     builder = None
     if name in builders.BUILDERS and (ours := builders.prepare(name, root, source_dir)) is not None:
-        builder = tfds.builder_from_directory(ours)
+        with reading(ours):
+            builder = tfds.builder_from_directory(ours)
     if builder is None:
-        with contextlib.suppress(tfds.core.DatasetNotFoundError):
+        with reading(root / base), contextlib.suppress(tfds.core.DatasetNotFoundError):
             builder = read_only_builder.builder_from_files(name, data_dir=root)
     if builder is not None and builder.info.file_format.value == "array_record":
         return builder
@@ -213,10 +215,34 @@ def check_prepared(
             )
 
 
-def examples(source: Any) -> Iterator[dict[str, Any]]:
-    """All examples of a random-access source of TFDS in their order."""
-    for start in range(0, len(source), _CHUNK):
-        yield from source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
+@contextlib.contextmanager
+def reading(folder: str | os.PathLike) -> Iterator[None]:
+    """Says of prepared data that cannot be read where they are, and what to do.
+
+    Raises:
+      OSError: in place of any error within.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # TFDS, protobuf, JSON and array_record raise several kinds for damaged files.
+        raise OSError(
+            f"The data prepared in {folder} cannot be read ({type(error).__name__}: {error}). Delete this "
+            "folder, and prepare or copy the data again."
+        ) from error
+
+
+def examples(builder: Any, split: str, **options: Any) -> Iterator[dict[str, Any]]:
+    """All examples of a part of a data set in their order; `options` are those of `as_data_source`.
+
+    Raises:
+      OSError: they are damaged.
+    """
+    with reading(builder.data_path):
+        source = builder.as_data_source(split=split, **options)
+        for start in range(0, len(source), _CHUNK):
+            yield from source.__getitems__(list(range(start, min(start + _CHUNK, len(source)))))
 
 
 def class_names(info: Any, labels: Iterable[np.ndarray]) -> tuple[str, ...]:
@@ -252,9 +278,9 @@ def _image_shape(name: str, features: Any, size: int | None) -> tuple[int, int, 
 
 def _read(builder: Any, split: str, *, image_shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images uint8 [n, H, W, C] and the labels int32 [n] of a part of a data set."""
-    source = builder.as_data_source(split=split)
-    images, labels = np.empty((len(source), *image_shape), np.uint8), np.empty(len(source), np.int32)
-    for i, example in enumerate(examples(source)):
+    n = builder.info.splits[split].num_examples
+    images, labels = np.empty((n, *image_shape), np.uint8), np.empty(n, np.int32)
+    for i, example in enumerate(examples(builder, split)):
         images[i], labels[i] = example["image"], example["label"]
     return images, labels
 
@@ -265,12 +291,16 @@ def _encoded(
     """Returns the images of a part of a data set, to be decoded on demand, and the labels int32 [n]."""
     import tensorflow_datasets as tfds
 
-    source = builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+    encoded = {"decoders": {"image": tfds.decode.SkipDecoding()}}
+    with reading(builder.data_path):
+        source = builder.as_data_source(split=split, **encoded)
     n, kept = len(source), files.as_path(builder.data_path) / f"labels-{split}.npz"
-    labels = files.read_arrays(kept)["labels"] if kept.is_file() else np.empty(0, np.int32)
+    labels = np.empty(0, np.int32)
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):  # What is damaged is gathered again.
+        labels = files.read_arrays(kept)["labels"]
     if len(labels) != n:
         logging.info("Gathering the labels of %d images in %s", n, builder.data_path)
-        labels = np.array([example["label"] for example in examples(source)], np.int32)
+        labels = np.array([example["label"] for example in examples(builder, split, **encoded)], np.int32)
         try:
             files.write_arrays(kept, {"labels": labels})
         except OSError as error:

@@ -90,7 +90,10 @@ class Prepared:
         object.__setattr__(self, "_source", source)
 
     def __getitems__(self, rows: Sequence[int]) -> list[bytes]:
-        return [example["image"] for example in self._source.__getitems__(list(rows))]
+        try:
+            return [example["image"] for example in self._source.__getitems__(list(rows))]
+        except RuntimeError as error:  # of array_record, which does not say whose data these are
+            raise OSError(f"{self.what} cannot be read ({error}). Prepare or copy it again.") from error
 
     def name(self, row: int) -> str:
         """The number of an image in the part."""

@@ -12,6 +12,7 @@ import numpy as np
 from absl import logging
 
 from jaxnas import files
+from jaxnas.checks import check_flags
 from jaxnas.choice import nearest
 from jaxnas.data.labelled import as_labels, check_classes, number_labels
 from jaxnas.data.roles import ROLES, check_role, read_only
@@ -253,6 +254,7 @@ class _Graph:
     @classmethod
     def make(cls, what: str, features: Any, edges: Any, labels: Any, undirected: bool) -> _Graph:
         """Checks what a user gives, and makes the edges directed and unique."""
+        check_flags(what, undirected=undirected)
         features, edges, labels = np.asarray(features), np.asarray(edges), as_labels(labels)
         if features.ndim != 2 or features.dtype.kind not in "biuf" or not features.size:
             raise ValueError(

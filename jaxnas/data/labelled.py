@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class Labelled(Parts[Split]):
     def __post_init__(self):
         super().__post_init__()
         for role, split in self.splits.items():
-            if (largest := split.labels.max()) >= len(self.classes):
+            if split.labels.dtype == np.int32 and (largest := split.labels.max()) >= len(self.classes):
                 raise ValueError(
                     f"{self.name}: the {role} split has the label {largest}, and there are"
                     f" {len(self.classes)} classes, numbered from 0"
@@ -65,11 +66,14 @@ def number_labels(
       The labels as int32 [n], and the classes.
 
     Raises:
+      TypeError: classes without an order, or a string for them.
       ValueError: labels that are neither, that are in no class, or a number that no label has; no label; a
         class that is named twice.
     """
     array = as_labels(labels)
-    if classes is not None and (twice := [one for one in classes if list(classes).count(one) > 1]):
+    if isinstance(classes, str | Set):
+        raise TypeError(f"{what}: classes are {classes!r}, expected a list: their order numbers the labels.")
+    if classes is not None and (twice := [x for x, count in Counter(classes).items() if count > 1]):
         raise ValueError(f"{what}: the class {twice[0]!r} is named twice.")
     strings = array.dtype.kind in "UT" or (
         array.dtype.kind == "O" and all(isinstance(label, str) for label in array.ravel().tolist())
@@ -98,16 +102,16 @@ def number_labels(
                 f"{what}: {len(wrong):,} are negative, the first is {wrong[0]}; expected integers from 0. "
                 "Leave out examples that have no label."
             )
-        known = tuple(map(str, range(int(array.max()) + 1))) if classes is None else tuple(classes)
+        distinct = np.unique(array)  # and not a name for each number: labels that are ids may be large
+        if classes is None and (gaps := np.flatnonzero(distinct != np.arange(len(distinct)))).size:
+            raise ValueError(
+                f"{what} are {len(distinct):,} integers up to {distinct[-1]}, and {gaps[0]} never occurs. "
+                "Number the classes from 0 without a gap, as np.unique(labels, return_inverse=True)[1] does, "
+                "or give the labels as strings."
+            )
+        known = tuple(map(str, range(len(distinct)))) if classes is None else tuple(classes)
         wrong = array[array >= len(known)].tolist()
         if not wrong:
-            missing = sorted(set(range(len(known))) - set(array.tolist()))
-            if missing and classes is None:
-                raise ValueError(
-                    f"{what} are integers up to {len(known) - 1}, and {some(missing)} never occur"
-                    f"{'s' * (len(missing) == 1)}. Number the classes from 0 without a gap, or give the "
-                    "labels as strings."
-                )
             return array.astype(np.int32), known
     raise ValueError(
         f"{what}: {len(wrong):,} are in none of the {len(known)} classes, the first is {wrong[0]!r}. The "
@@ -135,7 +139,7 @@ def make_splits(
       given: inputs and labels by role, at least of "train".
       fractions: what is held out for each role that is not given; see `hold_out`.
       seed: of what is held out.
-      classes: names of the labels.
+      classes: names of the labels; none of targets, of which any are drawn.
 
     Raises:
       ValueError: shares out of range, nothing for the test, or a class of which "train" or a role that is
@@ -148,8 +152,21 @@ def make_splits(
         )
     inputs, labels = given["train"]
     wanted = {role: fraction for role, fraction in fractions.items() if role not in given}
-    rows = hold_out(labels, wanted, seed, what)
-    counts = {role: np.bincount(labels[part], minlength=len(classes)) for role, part in rows.items()}
+    rows = hold_out(labels if classes else np.zeros(len(labels), np.int32), wanted, seed, what)
+    if classes:
+        _check_shares(what, {role: labels[part] for role, part in rows.items()}, wanted, classes)
+    parts = {
+        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
+    }
+    parts |= {role: part for role, part in given.items() if role != "train"}
+    return {role: Split(role, *part) for role, part in parts.items()}
+
+
+def _check_shares(
+    what: str, labels: Mapping[str, np.ndarray], wanted: Mapping[str, float], classes: Sequence[str]
+) -> None:
+    """Refuses a division of examples in which a role has none of a class; see `make_splits`."""
+    counts = {role: np.bincount(part, minlength=len(classes)) for role, part in labels.items()}
     short = np.flatnonzero(np.min(list(counts.values()), axis=0) == 0)
     check_classes(what, classes)
     if len(short):
@@ -162,11 +179,6 @@ def make_splits(
             f"divided as {divided}; each role needs at least one of each class. Give more of it{others}."
             + (f" The same is true of {len(short) - 1} more classes." if len(short) > 1 else "")
         )
-    parts = {
-        role: ({k: select(x, part) for k, x in inputs.items()}, labels[part]) for role, part in rows.items()
-    }
-    parts |= {role: part for role, part in given.items() if role != "train"}
-    return {role: Split(role, *part) for role, part in parts.items()}
 
 
 def some(names: Sequence[Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 from PIL import Image, ImageOps
 
+from jaxnas.checks import check_flags
 from jaxnas.data.arrays import image_dataset
 from jaxnas.data.copies import local_copy
 from jaxnas.data.datasets import Dataset
@@ -18,14 +19,16 @@ from jaxnas.data.encoded import UNREADABLE, Decoder, Files, decoding_pool
 from jaxnas.data.labelled import some
 from jaxnas.data.splits import SourceImages, select
 
-# What folders of roles are called.
+# What folders of roles are called, in capital letters or small ones.
 _ROLES = {
     "train": "train",
+    "training": "train",
     "search": "search",
     "validation": "validation",
     "val": "validation",
     "valid": "validation",
     "test": "test",
+    "testing": "test",
 }
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits a channel
@@ -48,9 +51,10 @@ def from_folder(
     """Makes a data set of image files, and holds part of the training images out for roles without a folder.
 
     The folder holds `class/image.png`, or `train/class/image.png` with `test/class/...` and perhaps
-    `validation/...` and `search/...` beside it. Images may lie deeper in the folder of their class. They
-    become uint8 [n, H, W, 1] if all of them are grey, else [n, H, W, 3], without transparency, turned
-    as their EXIF data say. Files that are no images by their names are left out with a warning.
+    `validation/...` and `search/...` beside it, or other usual names of these roles, as `Training`. Images
+    may lie deeper in the folder of their class. They become uint8 [n, H, W, 1] if all of them are grey, else
+    [n, H, W, 3], without transparency, turned as their EXIF data say. Files that are no images by their names
+    are left out with a warning.
 
     With `in_memory=False` images of any sizes stay in their files. Worker processes decode them on demand to
     the `size`, with their proportions as they are: see `Decoder` for evaluations and `CroppedBatches` for
@@ -73,6 +77,7 @@ def from_folder(
         than 8 bits; files that cannot be read; classes that differ between the folders of roles, or that have
         too few images for their roles.
     """
+    check_flags("from_folder", skip_unreadable=skip_unreadable, in_memory=in_memory)
     root = local_copy(path)
     if size is not None:
         given_size, size = size, tuple(size) if isinstance(size, tuple | list) else (size, size)
@@ -106,14 +111,21 @@ def _find(root: pathlib.Path) -> tuple[dict[str, tuple[list[pathlib.Path], list[
     if not root.is_dir():
         raise FileNotFoundError(f"{root} is {'a file' if root.exists() else 'not there'}; expected a folder.")
     folders = {"train": root}
-    if "train" in _folders(root) and _folders(root / "train"):
-        unknown = [name for name in _folders(root) if name not in _ROLES]
+    roles = {name: _ROLES.get(name.lower(), "") for name in _folders(root)}
+    train = [name for name, role in roles.items() if role == "train" and _folders(root / name)]
+    if train:
+        unknown = [name for name, role in roles.items() if not role]
         if unknown:
             raise ValueError(
-                f"{root} has the folder train/, and beside it {some(unknown)}; expected only folders of "
+                f"{root} has the folder {train[0]}/, and beside it {some(unknown)}; expected only folders of "
                 f"roles: {', '.join(_ROLES)}."
             )
-        folders = {_ROLES[name]: root / name for name in sorted(_folders(root), key=list(_ROLES).index)}
+        folders = {role: root / name for name, role in roles.items()}
+        if len(folders) < len(roles):
+            raise ValueError(
+                f"{root} has two folders of one role: {some(list(roles))}; expected one of each."
+            )
+        folders = {role: folders[role] for role in _ROLES.values() if role in folders}
     found = {role: _images_by_class(folder) for role, folder in folders.items()}
     for role, folder in folders.items():
         if not found[role]:
@@ -132,8 +144,8 @@ def _find(root: pathlib.Path) -> tuple[dict[str, tuple[list[pathlib.Path], list[
             only = sorted(found[role].keys() - found["train"].keys())
             missing = sorted(found["train"].keys() - found[role].keys())
             raise ValueError(
-                f"{root}: the classes in {folder.name}/ are not those in train/: only in {folder.name}/ are "
-                f"{some(only) or 'none'}; only in train/ are {some(missing) or 'none'}."
+                f"{root}: the classes in {folder.name}/ are not those to train on: only in {folder.name}/ "
+                f"are {some(only) or 'none'}, and {some(missing) or 'none'} are missing."
             )
     classes = sorted(found["train"])
     files = {

@@ -252,5 +252,5 @@ def _parts(encoding: Encoding, texts: Sequence[str], what: str) -> np.ndarray:
 
 def _read(builder: Any, part: str) -> tuple[list[str], np.ndarray]:
     """The texts and the labels int32 [n] of a prepared part."""
-    read = [(x["text"].decode(), x["label"]) for x in examples(builder.as_data_source(split=part))]
+    read = [(x["text"].decode(), x["label"]) for x in examples(builder, part)]
     return [text for text, _ in read], np.array([label for _, label in read], np.int32)

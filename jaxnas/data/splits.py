@@ -173,7 +173,7 @@ class Split:
       role: "train", "search", "validation" or "test".
       inputs: what a network is given, by name, each [n, ...]: {"image"} or {"tokens", "mask"}.
         NumPy arrays are kept as read-only views.
-      labels: int32 [n], not negative.
+      labels: int32 [n], not negative, or targets of a regression, floating-point [n].
 
     Raises:
       ValueError: unknown role, wrong shapes or dtypes, no examples.
@@ -190,11 +190,15 @@ class Split:
                 raise ValueError(
                     f"the {self.role} split has {len(array)} of {name!r} and {len(self.labels)} labels"
                 )
-        if self.labels.dtype != np.int32 or self.labels.ndim != 1:
-            raise ValueError(f"labels must be int32 [n], got {self.labels.dtype} {list(self.labels.shape)}")
+        whole = self.labels.dtype == np.int32
+        if not (whole or self.labels.dtype.kind == "f") or self.labels.ndim != 1:
+            raise ValueError(
+                "labels must be int32 or floating-point [n], got"
+                f" {self.labels.dtype} {list(self.labels.shape)}"
+            )
         if not len(self.labels):
             raise ValueError(f"the {self.role} split has no examples")
-        if self.labels.min() < 0:
+        if whole and self.labels.min() < 0:
             raise ValueError(
                 f"the {self.role} split has examples without a label (label {self.labels.min()})"
             )

@@ -195,7 +195,7 @@ def _check(name: str, info: Any) -> None:
 
 
 def _read(builder: Any, name: str, split: str) -> Text:
-    records = [example["text"] for example in examples(builder.as_data_source(split=split))]
+    records = [example["text"] for example in examples(builder, split)]
     if builder.name in _STARTS:
         content = b"".join(records)
         pattern = _STARTS[builder.name]

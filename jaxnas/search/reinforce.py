@@ -135,7 +135,9 @@ class Reinforce(Strategy):
 
         params, opt_state = learner.params, learner.opt_state
         for _ in range(self.steps_per_batch):
-            updates, opt_state = self._optimizer().update(jax.grad(loss)(params), opt_state, params)
+            grads = jax.grad(loss)(params)
+            with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+                updates, opt_state = self._optimizer().update(grads, opt_state, params)
             params = optax.apply_updates(params, updates)
         return dataclasses.replace(state, memory=Learner(params, opt_state, average, weight))
 

@@ -8,6 +8,7 @@ from jaxnas.supernets.convnet import ConvNet
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.hybrid import Hybrid
+from jaxnas.supernets.mlp import Mlp
 from jaxnas.supernets.swin import Swin
 from jaxnas.supernets.text_transformer import TextTransformer
 from jaxnas.supernets.transformer_xl import TransformerXL
@@ -21,6 +22,7 @@ __all__ = [
     "GAT",
     "GCN",
     "Hybrid",
+    "Mlp",
     "Swin",
     "TextTransformer",
     "TransformerXL",

@@ -123,7 +123,7 @@ def read_checkpoint(path: str | os.PathLike) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         try:
             return dict(safetensors.numpy.load_file(path))
-        except safetensors.SafetensorError as error:
+        except (safetensors.SafetensorError, ValueError) as error:  # NumPy's, of too many axes
             raise ValueError(f"{path} is no file of safetensors, or it is damaged: {error}") from error
     try:
         import torch

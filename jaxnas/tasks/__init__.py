@@ -3,6 +3,7 @@
 from jaxnas.tasks.graphs import Graphs
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
+from jaxnas.tasks.table import Table
 from jaxnas.tasks.task import ROLES, Metric, Predictions, Task, apply, check_fits, check_predicts
 from jaxnas.tasks.text import Text
 
@@ -13,6 +14,7 @@ __all__ = [
     "Language",
     "Metric",
     "Predictions",
+    "Table",
     "Task",
     "Text",
     "apply",

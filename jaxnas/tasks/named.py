@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from jaxnas.checks import check_flags
 from jaxnas.tasks.task import Task, check_role
 
 D = TypeVar("D", bound=Any)
@@ -32,6 +33,13 @@ class Named(Task, Generic[D]):
                 f"{type(self).__name__}: data is a {type(self.data).__name__}; expected a name, or what "
                 f"{self.makers} returns."
             )
+        given = {field.name: (field.type, getattr(self, field.name)) for field in dataclasses.fields(self)}
+        flags = {
+            name: value
+            for name, (kind, value) in given.items()
+            if kind in (bool, "bool") or (kind == "bool | None" and value is not None)
+        }
+        check_flags(type(self).__name__, **flags)
 
     @property
     def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set

@@ -286,8 +286,9 @@ def check_task(task: Any) -> None:
     if lacks:
         raise TypeError(
             f"A task is expected; got a {type(task).__name__}, which has no {', '.join(lacks)}. Make a task "
-            "of data by tasks.Images(data=...), tasks.Language(data=..., length=...), tasks.Text(data=...) "
-            "or tasks.Graphs(data=...), or write one of your own as a subclass of tasks.Task."
+            "of data by tasks.Images(data=...), tasks.Table(data=...), tasks.Language(data=..., length=...), "
+            "tasks.Text(data=...) or tasks.Graphs(data=...), or write one of your own as a subclass of "
+            "tasks.Task."
         )
 
 

@@ -6,6 +6,7 @@ channels that were not sampled. `training.freeze_inactive` asks for steps in whi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.traverse_util
@@ -14,6 +15,19 @@ import jax.numpy as jnp
 import optax
 
 Params = dict[str, Any]
+
+
+def standard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of optax under JAX's standard promotion of dtypes, whichever the user has.
+
+    Schedules and bias corrections mix floats with whole numbers of steps, which strict promotion refuses.
+    """
+
+    def call(*args: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args)
+
+    return call
 
 
 def is_kernel(params: Params) -> Params:
@@ -42,7 +56,7 @@ def update(
     Returns:
       New parameters and optimizer state.
     """
-    updates, new_state = optimizer.update(grads, opt_state, params)
+    updates, new_state = standard(optimizer.update)(grads, opt_state, params)
     if active is None:
         return optax.apply_updates(params, updates), new_state  # pyrefly: ignore[bad-return] # as params
 

@@ -15,6 +15,7 @@ from jaxnas.choice import nearest
 from jaxnas.cost import Cost
 from jaxnas.space import Arch, Space
 from jaxnas.training import relaxations
+from jaxnas.training.optimizer import standard
 from jaxnas.training.recipe import Gradients, Problem, check_cost
 from jaxnas.training.state import TrainState
 
@@ -167,7 +168,7 @@ class Relaxed:
         schedule = relaxations.temperature_schedule(
             self.temperature, self.start_temperature, self.end_temperature, problem.steps
         )
-        temperature = jnp.asarray(schedule(state.step), jnp.float32)
+        temperature = jnp.asarray(standard(schedule)(state.step), jnp.float32)
         cost = self.relative_cost(problem.space, problem.cost)
         loss = problem.loss
 
@@ -195,7 +196,8 @@ class Relaxed:
             return value + penalty(logits), (carry, value)
 
         def updated(grads: Arch) -> tuple[Arch, Any]:
-            updates, opt_state = self._optimizer().update(grads, state.recipe["opt_state"], state.logits)
+            update = standard(self._optimizer().update)
+            updates, opt_state = update(grads, state.recipe["opt_state"], state.logits)
             logits = optax.apply_updates(state.logits, updates)
             return logits, opt_state  # pyrefly: ignore[bad-return] # of the logits' type
 

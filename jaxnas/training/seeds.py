@@ -25,6 +25,7 @@ from jaxnas.tasks.task import check_role, check_task
 from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
 from jaxnas.training.keys import stream
+from jaxnas.training.optimizer import standard
 from jaxnas.training.progress import Progress
 from jaxnas.training.settings import Training
 
@@ -155,7 +156,7 @@ def train_seeds(
 
         params = run.variables["params"]
         grads, (carry, _) = jax.grad(loss, has_aux=True)(params)
-        updates, opt_state = transformation.update(grads, run.opt_state, params)
+        updates, opt_state = standard(transformation.update)(grads, run.opt_state, params)
         variables = {"params": optax.apply_updates(params, updates)}
         return dataclasses.replace(run, variables=variables, opt_state=opt_state, carry=carry)
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.training.mesh import make_mesh
-from jaxnas.training.optimizer import is_kernel
+from jaxnas.training.optimizer import is_kernel, standard
 
 # Settings that change no weights.
 FREE = (
@@ -129,4 +129,4 @@ class Training:
         chain = optax.chain(clip, l2, adamw)
         if self.skip_not_finite:
             chain = optax.apply_if_finite(chain, self.skip_not_finite)
-        return chain, schedule
+        return chain, standard(schedule)

@@ -4,6 +4,8 @@ import dataclasses
 import gzip
 import io
 import json
+import pathlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +91,25 @@ def test_digits_again_other_seed_and_size(digits, data_dir):
     assert (len(other.search), len(other.train), len(other.test)) == (200, 997, 600)
     assert rows_of(other.search.images) != rows_of(digits.search.images)
     np.testing.assert_array_equal(other.test.images, digits.test.images)
+
+
+@pytest.mark.parametrize("part", ["digits-train", "digits-test", "dataset_info.json", "features.json"])
+def test_prepared_data_that_are_damaged_are_named(part, data_dir, tmp_path, digits):
+    def damaged(change):
+        shutil.copytree(data_dir / "digits", tmp_path / change.__name__ / "digits")
+        (path,) = (tmp_path / change.__name__).glob(f"digits/*/{part}*")
+        change(path)
+        return lambda: data.load("digits", data_dir=tmp_path / change.__name__)
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    def changed(path):
+        start = path.read_bytes()
+        path.write_bytes(bytes(255 - x for x in start[:99]) + start[99:])
+
+    changes = cut, changed, pathlib.Path.unlink
+    refusals.check(*((damaged(change), OSError, str(tmp_path), "Delete") for change in changes))
 
 
 def test_splits_cannot_be_changed(digits):

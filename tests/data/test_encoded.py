@@ -100,7 +100,12 @@ def test_imagenet_is_read_from_its_archives(archives, tmp_path):
     again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(tmp_path / "tfds")
     np.testing.assert_array_equal(again.dataset.train.labels, given.train.labels)
     assert again.inputs.shape == (1, 8, 8, 3)
-    assert len(list((tmp_path / "tfds").glob("imagenet2012/*/5.1.0/labels-*.npz"))) == 2
+    kept = list((tmp_path / "tfds").glob("imagenet2012/*/5.1.0/labels-*.npz"))
+    assert len(kept) == 2
+    for path in kept:  # labels that are damaged are gathered again
+        path.write_bytes(b"PK")
+    mended = data.load("imagenet2012", data_dir=tmp_path / "tfds", image_size=8, search_fraction=0.25)
+    np.testing.assert_array_equal(mended.train.labels, given.train.labels)
     with pytest.raises(ValueError, match="image_size"):
         data.load("imagenet2012", data_dir=tmp_path / "tfds")
     with pytest.raises(ValueError, match="image_size is 224"):

@@ -47,6 +47,26 @@ def test_folders_of_roles_are_taken_as_they_are(tmp_path):
     assert sorted(given.validation.images[:, 0, 0, 0].tolist()) == [40, 41, 60, 61]
 
 
+@pytest.mark.parametrize(
+    "names", [("Train", "Test", "Valid"), ("training", "testing", "validation"), ("TRAIN", "TEST", "VAL")]
+)
+def test_usual_names_of_roles_are_no_classes(names, tmp_path):
+    sizes = dict(zip(names, (5, 3, 4), strict=True))
+    write(tmp_path, {f"{name}/{one}": size for name, size in sizes.items() for one in ("cat", "dog")})
+    given = data.from_folder(tmp_path, search_fraction=0)
+    assert given.classes == ("cat", "dog")
+    assert {role: len(split) for role, split in given.splits.items()} == {
+        "train": 10,
+        "validation": 8,
+        "test": 6,
+    }
+
+
+def test_train_may_be_a_class(tmp_path):
+    write(tmp_path, {"Train": 5, "car": 5})
+    assert data.from_folder(tmp_path).classes == ("Train", "car")
+
+
 def test_grey_and_coloured_images_turned_and_scaled(tmp_path):
     write(tmp_path, {"cat": 5, "dog": 5})
     picture(255, mode="L").save(tmp_path / "cat" / "grey.jpg")
@@ -116,8 +136,9 @@ def test_files_that_cannot_be_read_are_refused_or_left_out(tmp_path, caplog):
             {"train/cat": 5, "train/dog": 5, "test/cat": 3, "test/bird": 2},
             None,
             ValueError,
-            "only in test/ are bird;",
+            "only in test/ are bird, and dog",
         ),
+        ({"Train/cat": 5, "training/cat": 5, "test/cat": 5}, None, ValueError, "Train, test, training"),
         ({"train/cat": 5, "train/dog": 5, "tset/cat": 3}, None, ValueError, "and beside it tset;"),
     ],
 )

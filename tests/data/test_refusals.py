@@ -180,6 +180,41 @@ CASES = {
         lambda: data.from_tsv(5),
         "a path is expected, as text or as a pathlib.Path, and 5",
     ),
+    "labels that are ids": (
+        lambda: data.from_arrays(IMAGES, np.arange(40) * 10**8),
+        "40 integers up to 3900000000, and 1 never occurs",
+    ),
+    "labels of nodes that are ids": (
+        lambda: data.from_graph(np.eye(6), [], [10**9] * 6, train=[0], test=[1]),
+        "1 integers up to 1000000000, and 0 never occurs",
+    ),
+    "classes without an order": (
+        lambda: data.from_arrays(*GIVEN, classes={"cat", "dog"}),
+        "expected a list: their order",
+    ),
+    "classes of texts without an order": (
+        lambda: data.from_texts(["a", "b"], ["x", "y"], classes=frozenset("xy")),
+        "expected a list: their order",
+    ),
+    "a string of classes": (
+        lambda: data.from_arrays(*GIVEN, classes="ab"),
+        "classes are 'ab', expected a list",
+    ),
+    "flip": (lambda: tasks.Images(data="digits", flip="no"), "Images: flip is 'no', expected True or False"),
+    "sparse": (lambda: tasks.Graphs(data="cora", sparse=1), "Graphs: sparse is 1, expected True or False"),
+    "phrases": (
+        lambda: tasks.Text(data="sst5", phrases=None),
+        "Text: phrases is None, expected True or False",
+    ),
+    "same_length": (
+        lambda: tasks.Language(data="enwik8", length=8, same_length="no"),
+        "Language: same_length is 'no', expected True or False",
+    ),
+    "undirected": (
+        lambda: data.from_graph(np.eye(6), [], [0, 1] * 3, train=[0], test=[1], undirected="no"),
+        "from_graph: undirected is 'no', expected True or False",
+    ),
+    "in_memory": (lambda: data.from_folder(".", in_memory="no"), "in_memory is 'no', expected True or False"),
     "batches of half an image": (
         lambda: tasks.Images(data="digits", evaluation_batch_size=2.5),
         "evaluation_batch_size is 2.5, expected a whole number",

@@ -14,6 +14,7 @@ import sys
 import time
 
 import in_process
+import jax
 import pytest
 import tiers
 
@@ -283,6 +284,16 @@ def test_help_ends_with_examples_that_work_as_they_stand(binary, monkeypatch):
             assert callable(strategies.find(name))
         table = values.get("benchmark", "nasbench201")
         assert table in tabular.names() or callable(pkgutil.resolve_name(table))
+
+
+def test_a_platform_that_is_not_there_is_explained(tmp_path, monkeypatch):
+    def devices(*_):
+        raise AssertionError  # what JAX raises for "cuda" without its plugin
+
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(jax, "devices", devices)
+    said = in_process.main("train_supernet", f"--config={DIGITS}", f"--workdir={tmp_path}", code=2)
+    assert "error: JAX finds no device for JAX_PLATFORMS='cuda'" in said
 
 
 def test_mistyped_flags_are_explained():

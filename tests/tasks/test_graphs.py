@@ -140,9 +140,8 @@ def test_several_steps_in_a_call_over_a_shared_graph_are_as_single_ones(recipe):
     """The graph is in every batch of the call, and goes into the program once; see `fit.several`."""
     settings = Training(steps=4, learning_rate=1e-2, warmup_steps=1, log_every=4, devices=1)
     calls = [dataclasses.replace(settings, steps_per_call=count) for count in (1, 2)]
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        one, two = (fit(ONE, NET, training, recipe=recipe, mesh=make_mesh(1)) for training in calls)
-        start = prepare(ONE, NET, settings, recipe, make_mesh(1))[0].params
+    one, two = (fit(ONE, NET, training, recipe=recipe, mesh=make_mesh(1)) for training in calls)
+    start = prepare(ONE, NET, settings, recipe, make_mesh(1))[0].params
     assert difference(one.variables["params"], start) > 1e-2
     ends = [(trained.variables, trained.state.logits) for trained in (one, two)]
     assert difference(*ends) < 1e-5
@@ -174,14 +173,13 @@ def test_what_cannot_be_is_refused(call, message):
 @pytest.mark.parametrize("recipe", [Uniform(), *tiers.nightly(Relaxed(order="second", every=1, start=1))])
 def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     settings = Training(steps=60, steps_per_call=7, learning_rate=3e-2, log_every=10, devices=1)
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        mesh = make_mesh(1)
-        trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, mesh=mesh)
-        assert make_evaluator(ONE, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.8
-        search = runs.Search(explore=0.5, budget="params", most_share=0.9)
-        result = runs.search_and_finish(ONE, NET, trained.variables, search, workdir=tmp_path, mesh=mesh)
-        arch = NET.space.from_dict(result.found.architecture)
-        alone = runs.retrain(ONE, NET, arch, settings, tmp_path / "alone", mesh=mesh)
+    mesh = make_mesh(1)
+    trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, mesh=mesh)
+    assert make_evaluator(ONE, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.8
+    search = runs.Search(explore=0.5, budget="params", most_share=0.9)
+    result = runs.search_and_finish(ONE, NET, trained.variables, search, workdir=tmp_path, mesh=mesh)
+    arch = NET.space.from_dict(result.found.architecture)
+    alone = runs.retrain(ONE, NET, arch, settings, tmp_path / "alone", mesh=mesh)
     assert alone.task.sizes == {"train": 20, "validation": 30, "test": 39}
     assert alone.found.metrics["test"]["accuracy"] > 0.8
 
@@ -263,8 +261,7 @@ def test_a_graph_of_a_million_edges_trains():
     assert 990_000 < task.details()["edges"] <= 1_000_000
     net, mesh = GCN(4), make_mesh(1)
     training = Training(steps=20, batch_size=1, learning_rate=3e-2, warmup_steps=0, evaluate_every=20)
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        trained = fit(task, net, training, mesh=mesh)
+    trained = fit(task, net, training, mesh=mesh)
     measured = make_evaluator(task, net, "test", mesh=mesh)(trained.variables)
     without_edges = np.mean(np.argmax(features[20_000:, :4], axis=1) == labels[20_000:])
     assert measured["accuracy"] > without_edges + 0.1

@@ -58,8 +58,7 @@ def test_whole_keeps_words_and_masks_together():
 
 
 def test_a_network_learns_what_the_first_word_says():
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))
+    trained = fit(TASK, NET, Training(steps=60, learning_rate=3e-2))
     assert make_evaluator(TASK, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.9
 
 
@@ -106,33 +105,31 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
     fields = {field.name: getattr(task_with_vectors, field.name) for field in dataclasses.fields(tasks.Text)}
     task, net = Counted(**fields), VectorReader(Space(hidden=Choice(2, 4)), dim=3)
     training = Training(steps=40, batch_size=8, learning_rate=0.1, evaluate_every=100, checkpoint_every=5)
-    with jax.numpy_dtype_promotion("standard"):  # as Adam needs it
-        once = fit(task, net, training, workdir=tmp_path / "once", mesh=make_mesh(1))
-        trained = [shape for shape in traces if shape[0] == 8]
-        assert sorted(set(trained)) == [(8, 4), (8, 8), (8, 12)]
-        assert len(trained) == 3
+    once = fit(task, net, training, workdir=tmp_path / "once", mesh=make_mesh(1))
+    trained = [shape for shape in traces if shape[0] == 8]
+    assert sorted(set(trained)) == [(8, 4), (8, 8), (8, 12)]
+    assert len(trained) == 3
 
-        def stop(step, record):
-            if step == 20:
-                raise KeyboardInterrupt
+    def stop(step, record):
+        if step == 20:
+            raise KeyboardInterrupt
 
-        settings = dataclasses.replace(training, log_every=10)
-        with pytest.raises(KeyboardInterrupt):
-            fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1), progress=stop)
-        again = fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1))
-        jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
-        with pytest.raises(ValueError, match="steps_per_call"):
-            fit(task, net, dataclasses.replace(training, steps_per_call=5), mesh=make_mesh(1))
+    settings = dataclasses.replace(training, log_every=10)
+    with pytest.raises(KeyboardInterrupt):
+        fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1), progress=stop)
+    again = fit(task, net, settings, workdir=tmp_path / "twice", mesh=make_mesh(1))
+    jax.tree.map(np.testing.assert_array_equal, once.variables, again.variables)
+    with pytest.raises(ValueError, match="steps_per_call"):
+        fit(task, net, dataclasses.replace(training, steps_per_call=5), mesh=make_mesh(1))
     scores = make_evaluator(task, net, "test", mesh=make_mesh(1))(once.variables, net.space.largest())
     assert scores["accuracy"] > 0.9
 
 
 def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
     task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
-    with jax.numpy_dtype_promotion("standard"):
-        trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, mesh=mesh)
-        settings = runs.Search(budget="macs", most_share=0.9)
-        runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
+    trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, mesh=mesh)
+    settings = runs.Search(budget="macs", most_share=0.9)
+    runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
     result = results.read(tmp_path)
     assert result.task.details["words_with_vectors"] == {"train": 1.0, "search": 1.0, "test": 1.0}
     assert "float32[1, 12, 3]" in result.task.inputs.replace("f32", "float32")

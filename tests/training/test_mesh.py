@@ -72,11 +72,14 @@ RECIPES = {
     **{order: lambda *_, order=order: Relaxed(order=order, every=1) for order in get_args(Order)},
 }
 CHOSEN = (("language", "sandwich"), ("graphs", "second"), ("text", "taught"))
-# A language model hands a memory from batch to batch, which a teacher would need one of its own for.
+# A language model hands a memory from batch to batch, which a teacher would need one of its own for, and a
+# regression has no classes to learn from another network.
+UNTAUGHT = [
+    ("language", "taught"),
+    *(("table", name) for name in RECIPES if name.startswith(("taught", "sand"))),
+]
 PAIRS = [
-    pair
-    for pair in tiers.pairs(TASKS, RECIPES, CHOSEN)
-    if getattr(pair, "values", pair) != ("language", "taught")
+    pair for pair in tiers.pairs(TASKS, RECIPES, CHOSEN) if getattr(pair, "values", pair) not in UNTAUGHT
 ]
 
 
