@@ -28,6 +28,7 @@ from jaxnas.elastic import (
     fixed,
     record_choice,
     record_macs,
+    run,
     width,
 )
 from jaxnas.testing import check_network
@@ -206,6 +207,57 @@ class Branches(Base):
     def body(self, x, decision):
         y = Dense()(x, fixed(3), width(lambda size: size, decision))
         return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
+
+
+class Between(nn.Module):
+    """Something made by hand between two elastic layers, which no count sees."""
+
+    by_hand: str
+    space: Space = Space(hidden=Choice(4, 8))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
+        hidden = width(int, decision)
+        y = Dense(name="first")(x, fixed(3), hidden)
+        if self.by_hand == "flatten":
+            y = jnp.stack([y, 2 * y], axis=1).reshape(y.shape[0], -1)
+        elif self.by_hand == "concatenation":
+            y = jnp.concatenate([y, 3 * y], axis=1)
+        elif self.by_hand == "softmax":
+            y = jax.nn.softmax(y)
+        elif self.by_hand == "norm":
+            y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=1, keepdims=True) + 1e-6)
+        elif self.by_hand == "table":
+            y = y * jnp.asarray([2.0, 3.0])[decision.value]
+        elif self.by_hand == "mask":
+            y = y * (jnp.arange(hidden.maximum) < jnp.asarray([2, 8])[decision.value]).astype(y.dtype)[None]
+        elif self.by_hand == "maskable":  # which a softmax is not
+            options = dict(maskable=("hidden",), max_branches=1)
+            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y, **options)
+        elif self.by_hand == "right":
+            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y)
+        times = y.shape[1] // hidden.maximum
+        y = Dense(name="last")(y, width(lambda size: times * size, decision), fixed(2))
+        return y, {"beside": hidden.mask()}
+
+
+def test_an_extracted_network_that_computes_something_else_is_refused_before_training():
+    wrong = ("flatten", "concatenation", "softmax", "norm", "table", "mask", "maskable")
+    check_network(Between("right"), (2, 3))
+    refusals.check(
+        *(
+            (lambda by_hand=by_hand: check_network(Between(by_hand), (2, 3)), ValueError, "'hidden'", "last")
+            for by_hand in wrong
+        ),
+        (lambda: training.fit(task_of("images"), FlatImages("softmax"), 1), ValueError, "'hidden'", "last"),
+    )
+
+
+class FlatImages(Between):
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        return super().__call__(x.reshape(x.shape[0], -1)[:, :3], arch)[0]
 
 
 class NoSpace(nn.Module):

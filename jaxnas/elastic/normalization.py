@@ -122,7 +122,7 @@ class BatchNorm(nn.Module):
         if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
             active = width.mask() > 0
             if gate is not None:
-                active = active & (gate.mask() > 0)
+                active = active & (jnp.sum(gate.mask()) > 0)  # of a gate that is always 0, too
             for variable, new in zip(stored, batch, strict=True):
                 average = self.momentum * variable.value + (1 - self.momentum) * new
                 variable.value = jnp.where(active, average, variable.value)

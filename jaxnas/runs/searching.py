@@ -33,11 +33,13 @@ from jaxnas.runs.ranking import kendall_tau
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
+from jaxnas.tensors import check_finite, flatten
 from jaxnas.training import relaxations
 from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
+from jaxnas.training.prepare import checked_variables
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
@@ -202,7 +204,7 @@ def search_space(
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`.
+        finalists without a `training`; weights of another network, or that are not finite.
     """
     settings = Search() if settings is None else settings
     if settings.finalists and training is None:
@@ -224,6 +226,8 @@ def search_space(
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    checked_variables(task, net, variables)
+    check_finite(flatten(variables), f"the weights of {type(net).__name__}")
     variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("step", "evaluation"))
     page = None if workdir is None else LivePage(task, space, workdir)

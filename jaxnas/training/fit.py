@@ -143,7 +143,7 @@ def fit(
     )
     if not store.begun():
         start = time.perf_counter()
-        check_network(net, task.inputs)
+        check_network(net, task.preprocess(jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0))))
         _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 
