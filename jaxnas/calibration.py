@@ -108,8 +108,8 @@ def check_calibrated(net: nn.Module, variables: dict[str, Any]) -> None:
         raise ValueError(
             f"The batch statistics of {type(net).__name__} have their initial values, means of 0 and "
             "variances of 1: training does not change them, since each architecture has its own. Make them "
-            "from training batches by jaxnas.calibrate(net, variables, arch, batches), or by jaxnas.extract(..., "
-            "batches=batches)."
+            "from training batches by jaxnas.calibrate(net, variables, arch, batches), or by "
+            "jaxnas.extract(..., batches=batches)."
         )
 
 

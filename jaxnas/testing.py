@@ -13,6 +13,8 @@ import numpy as np
 
 from jaxnas import network, products
 from jaxnas.annotations import Annotations
+from jaxnas.calibration import STATISTICS
+from jaxnas.elastic.decisions import static
 from jaxnas.inputs import describe, one_example
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, check_tensors, flatten, unflatten
@@ -67,6 +69,38 @@ def _check(net: nn.Module, example: Any, values: _Values) -> None:
         small, _ = check_counts(net, example, recorded, arch)
         if number < compared:
             _check_outputs(net, small, example if values.inputs is None else values.inputs, recorded, arch)
+
+
+def check_collections(net: nn.Module, inputs: Any) -> None:
+    """Refuses collections that a network writes in training, and that `jaxnas.training.fit` would not keep.
+
+    Raises:
+      ValueError: names them.
+    """
+    example = one_example(inputs)
+    variables = nn.meta.unbox(network.annotated(net, example).variables)
+    others = sorted(variables.keys() - {"params", STATISTICS})
+    if not others:
+        return
+
+    def run(key: jax.Array, variables: Any, inputs: Any) -> Any:
+        arch = static(net.space)
+        return net.apply(variables, inputs, arch, train=True, mutable=[*others, STATISTICS], rngs=key)[1]
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(key, variables, example)
+    names = [path[0].key for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
+    written = {
+        name
+        for name, value in zip(names, program.jaxpr.outvars, strict=True)
+        if name in others and not any(value is given for given in program.jaxpr.invars)
+    }
+    if written:
+        raise ValueError(
+            f"{type(net).__name__} writes the collection {', '.join(sorted(written))} in training, and a "
+            "training step keeps parameters alone: it would never change. Compute it from the batch and the "
+            "parameters, or make it a parameter with a loss of its own."
+        )
 
 
 def _samples(space: Space) -> list[Arch]:

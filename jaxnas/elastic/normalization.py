@@ -101,6 +101,8 @@ class BatchNorm(nn.Module):
           gate: 0 where the layer is skipped, which gives zeros and stores nothing.
           max_branches: see `run`. There are few by default, since the layer is cheap in its network.
         """
+        if gate is not None and not gate.maximum:  # no architecture of the space runs it
+            return jnp.zeros(x.shape, self.dtype)
         scale = parameter(self, "scale", self.scale_init, (width,), gate=gate)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)
         stored = [
@@ -122,7 +124,7 @@ class BatchNorm(nn.Module):
         if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
             active = width.mask() > 0
             if gate is not None:
-                active = active & (jnp.sum(gate.mask()) > 0)  # of a gate that is always 0, too
+                active = active & (gate.mask() > 0)
             for variable, new in zip(stored, batch, strict=True):
                 average = self.momentum * variable.value + (1 - self.momentum) * new
                 variable.value = jnp.where(active, average, variable.value)

@@ -227,7 +227,7 @@ def search_space(
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
     checked_variables(task, net, variables)
-    check_finite(flatten(variables), f"the weights of {type(net).__name__}")
+    check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
     variables = on_mesh(variables, mesh)
     history, clock = _history(workdir), Clock(("step", "evaluation"))
     page = None if workdir is None else LivePage(task, space, workdir)

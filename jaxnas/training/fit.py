@@ -23,7 +23,7 @@ from jaxnas.network import check_contract
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
-from jaxnas.testing import check_network
+from jaxnas.testing import check_collections, check_network
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
@@ -143,7 +143,9 @@ def fit(
     )
     if not store.begun():
         start = time.perf_counter()
-        check_network(net, task.preprocess(jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0))))
+        row = task.preprocess(jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0)))
+        check_collections(net, row)
+        check_network(net, row)
         _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 
