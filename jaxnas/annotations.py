@@ -119,11 +119,14 @@ class _Calls:
             initial = of_initializers.get(number, products.NOTHING)
             least, most = least - initial.least, most - initial.most
             if least != most:
+                unknown = ", ".join(sorted(products.opaque(jaxpr)))
+                where = (
+                    f"in {unknown}" if unknown and most == math.inf else "in a lax.cond or a lax.while_loop"
+                )
                 raise ValueError(
-                    f"{'/'.join((name, *path))} has products in a lax.cond, a lax.while_loop or a kernel of "
-                    "its own, and the traced program does not say how many of them run. Choose between "
-                    "blocks by jaxnas.elastic.Mixture, or say in that module by jaxnas.elastic.record_macs "
-                    "how many multiply-accumulates it has."
+                    f"{'/'.join((name, *path))} has products {where}, and the traced program does not say "
+                    "how many of them run. Choose between blocks by jaxnas.elastic.Mixture, or say in that "
+                    "module by jaxnas.elastic.record_macs how many multiply-accumulates it has."
                 )
             tables[gate] = tables.get(gate, 0) + least
         return [combine(lambda on, macs=macs: on * macs, gate) for gate, macs in tables.items()]

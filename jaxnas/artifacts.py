@@ -23,6 +23,7 @@ import safetensors
 import safetensors.numpy
 
 from jaxnas import files, network, supernets
+from jaxnas.calibration import check_calibrated
 from jaxnas.choice import nearest
 from jaxnas.inputs import describe, one_example, specification, with_batch
 from jaxnas.space import Space
@@ -31,6 +32,7 @@ from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 FORMAT = 2
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
@@ -50,6 +52,7 @@ _DTYPES = {
 _TENSOR_DTYPES = {
     "BOOL": np.bool_,
     "BF16": jnp.bfloat16,
+    "C64": np.complex64,
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
     **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
@@ -83,7 +86,8 @@ def save_subnet(
 
     Raises:
       ValueError: a network with more than one architecture, a field that cannot be stored, a class with
-        the name of one of ours, other variables than the network's own, or values that are not finite.
+        the name of one of ours, other variables than the network's own, values that are not finite, or
+        batch statistics that nothing has made; see `jaxnas.calibrate`.
       TypeError: an `extra` that JSON cannot hold, or a network that does not keep the contract.
       FileExistsError: the folder holds other files too.
     """
@@ -96,6 +100,7 @@ def save_subnet(
     example = one_example(inputs)
     _check(net, example, flat, "this network")
     check_finite(flat, "this network")
+    check_calibrated(net, variables)
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     description = {
@@ -161,13 +166,14 @@ def export_subnet(
     net: nn.Module,
     variables: Variables,
     inputs: Any,
-    platforms: tuple[str, ...] = ("cpu", "cuda", "tpu"),
+    platforms: str | tuple[str, ...] = ("cpu", "cuda", "tpu"),
 ) -> pathlib.Path:
     """Exports a network with its weights as one StableHLO program, `model.stablehlo`.
 
-    It maps inputs of any batch size to predictions: a ViT's float32 images [batch, ...] to float32 logits
+    It maps inputs of any batch size to the outputs: a ViT's float32 images [batch, ...] to float32 logits
     [batch, classes]; a language model's int32 tokens [batch, length] to log-probabilities
-    [batch, length, vocabulary], without a memory. A network that takes no symbolic batch size, such as one
+    [batch, length, vocabulary]. Outputs are arrays in tuples, lists and dicts; of others, such as a memory,
+    the predictions are exported alone. A network that takes no symbolic batch size, such as one
     that calls `len(x)`, is exported for the shapes of `inputs`, with a warning in the log. The program needs
     only jax (with flatbuffers) to run:
 
@@ -179,21 +185,33 @@ def export_subnet(
       net: the module that `jaxnas.extract` returned.
       variables: its variables, by collection.
       inputs: see `save_subnet`.
-      platforms: that the program is for.
+      platforms: that the program is for, or only one.
 
     Returns:
       The path of the file.
 
     Raises:
-      ValueError: a network with more than one architecture, or without variables of its own.
+      ValueError: a network with more than one architecture, an unknown platform, and variables that
+        `save_subnet` refuses.
     """
     network.check_contract(net)
     _check_single(net.space)
+    platforms = (platforms,) if isinstance(platforms, str) else tuple(platforms)
+    if unknown := [name for name in platforms if name not in _PLATFORMS]:
+        raise ValueError(
+            f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS) or '.'} "
+            f"Known: {', '.join(_PLATFORMS)}."
+        )
+    flat = flatten(check_variables(variables))
+    _check(net, one_example(inputs), flat, "this network")
+    check_finite(flat, "this network")
+    check_calibrated(net, variables)
     variables = jax.tree.map(np.asarray, check_variables(variables))  # constants of the program
     (batch,) = jax.export.symbolic_shape("batch")
 
     def forward(inputs: Any) -> Any:
-        return network.predictions(net.apply(variables, inputs))
+        outputs = net.apply(variables, inputs)
+        return outputs if _is_plain(outputs) else network.predictions(outputs)
 
     export = jax.export.export(jax.jit(forward), platforms=platforms)
     try:
@@ -217,6 +235,13 @@ def exported_batch(path: pathlib.Path) -> int | None:
     """The batch size that an exported program takes; None if it takes any."""
     size = jax.export.deserialize(bytearray(path.read_bytes())).in_avals[0].shape[0]
     return size if isinstance(size, int) else None
+
+
+def _is_plain(outputs: Any) -> bool:
+    """Whether a program can return a pytree without the class of anything in it."""
+    if type(outputs) in (tuple, list, dict):
+        return all(map(_is_plain, outputs.values() if isinstance(outputs, dict) else outputs))
+    return outputs is None or isinstance(outputs, jax.Array)
 
 
 def _check_single(space: Space) -> None:

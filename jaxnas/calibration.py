@@ -12,11 +12,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas import network
 from jaxnas.inputs import describe
 from jaxnas.space import Arch
-from jaxnas.tensors import flatten, unflatten
+from jaxnas.tensors import Path, flatten, unflatten
 
 STATISTICS = "batch_stats"
 _START = 1024.0  # much larger than statistics; a power of two, so that the momentum times it is exact
@@ -34,9 +35,10 @@ def calibrate(
 
     A running average is linear, `new = m * old + (1 - m) * batch`, whatever layer keeps it. The first batch,
     run from two different averages, tells m; every batch run from zeros then gives its own statistics. They
-    are joined as if all batches were one: the mean of the means and, for a pair named "mean" and "var", the
-    variance of the union. Statistics that no batch changes, such as those of layers that do not run, stay as
-    they are. The rounding of m limits the relative error, to about 1e-5 at a momentum of 0.99.
+    are joined as if all batches were one: of each pair named "mean" and "var" the mean of the means, and
+    the variance of the union. Whatever else "batch_stats" holds, and statistics that no batch changes, such
+    as those of layers that do not run, stay as they are. The rounding of m limits the relative error, to
+    about 1e-5 at a momentum of 0.99.
 
     Args:
       net: any Flax module with a `space`.
@@ -65,7 +67,7 @@ def calibrate(
         )
     key = jax.random.key(0) if key is None else key
     old = flatten(nn.meta.unbox(variables[STATISTICS]))
-    averages = {path for path, leaf in old.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    averages = statistics_of(old)
 
     def run(start: float, batch: Any) -> dict[tuple[str, ...], jax.Array]:
         flat = {path: jnp.full_like(x, start) if path in averages else x for path, x in old.items()}
@@ -82,11 +84,33 @@ def calibrate(
     found = {path: x / _share_of_the_batch(zero[path], one[path], changed[path]) for path, x in found.items()}
     for path in averages:
         value = jnp.mean(found[path], axis=0)
-        partner = (*path[:-1], "mean")
-        if path[-1] == "var" and partner in averages:
-            value = value + jnp.var(found[partner], axis=0)
+        if path[-1] == "var":
+            value = value + jnp.var(found[*path[:-1], "mean"], axis=0)
         new[path] = jnp.where(changed[path], value, old[path])
     return {**variables, STATISTICS: unflatten(new)}
+
+
+def statistics_of(stored: dict[Path, Any]) -> set[Path]:
+    """The paths of the pairs "mean" and "var" among arrays of "batch_stats"."""
+    pairs = {path[:-1] for path in stored if {(*path[:-1], "mean"), (*path[:-1], "var")} <= stored.keys()}
+    return {(*layer, name) for layer in pairs for name in ("mean", "var")}
+
+
+def check_calibrated(net: nn.Module, variables: dict[str, Any]) -> None:
+    """Refuses batch statistics that all have their initial values, 0 and 1, which no data has given.
+
+    Raises:
+      ValueError: says how statistics are made.
+    """
+    stored = flatten(nn.meta.unbox(variables.get(STATISTICS, {})))
+    found = statistics_of(stored)
+    if found and all(np.all(np.asarray(stored[path]) == (path[-1] == "var")) for path in found):
+        raise ValueError(
+            f"The batch statistics of {type(net).__name__} have their initial values, means of 0 and "
+            "variances of 1: training does not change them, since each architecture has its own. Make them "
+            "from training batches by jaxnas.calibrate(net, variables, arch, batches), or by "
+            "jaxnas.extract(..., batches=batches)."
+        )
 
 
 def _share_of_the_batch(zero: jax.Array, one: jax.Array, changed: jax.Array) -> jax.Array:

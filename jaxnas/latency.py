@@ -26,7 +26,7 @@ from jaxnas.cost import Cost, table_cost
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.inputs import describe, specification
 from jaxnas.space import Arch, Space
-from jaxnas.subnet import extract
+from jaxnas.subnet import alone
 
 Name = TypeVar("Name")
 
@@ -156,10 +156,10 @@ def measure(
 
 
 def _call(net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch) -> Callable[[], Any]:
-    small = extract(net, variables, arch, inputs=inputs)
+    _, small, weights = alone(net, variables, arch, inputs)
     batch = jax.tree.map(_values, specification(inputs) if isinstance(inputs, tuple) else inputs)
-    compiled = jax.jit(lambda variables, batch: network.predictions(small.net.apply(variables, batch)))
-    return lambda: compiled(small.variables, batch)
+    compiled = jax.jit(lambda variables, batch: network.predictions(small.apply(variables, batch)))
+    return lambda: compiled(weights, batch)
 
 
 def _values(leaf: Any) -> jax.Array:

@@ -105,20 +105,21 @@ def _annotated(net: nn.Module, example: Any) -> Annotations:
     return recorded
 
 
-def cached(function: Callable[[nn.Module, Any], Any], net: nn.Module, example: Any) -> Any:
-    """`function(net, example)`, computed once for each network and specification of one example."""
+def cached(function: Callable[..., Any], net: nn.Module, example: Any, *more: Any) -> Any:
+    """`function(net, example, *more)`, computed once for each network and specification of one example."""
     leaves, structure = jax.tree.flatten(example)
-    key = (function, net, structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves))
+    key = (function, net, structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves), *more)
     try:
         hash(key)
     except TypeError:  # a field of the user's, such as a list, that cannot be a key
-        return function(net, example)
+        return function(net, example, *more)
     return _by_key(*key)
 
 
 @functools.lru_cache(maxsize=256)
-def _by_key(function: Any, net: nn.Module, structure: Any, leaves: tuple[Any, ...]) -> Any:
-    return function(net, jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+def _by_key(function: Any, net: nn.Module, structure: Any, leaves: tuple[Any, ...], *more: Any) -> Any:
+    example = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    return function(net, example, *more)
 
 
 def _check_decisions(net: nn.Module, recorded: Annotations) -> None:

@@ -1,8 +1,10 @@
 """The multiply-accumulates of a traced program: its matrix products and convolutions.
 
-Only products count, M * N * K each, as everywhere in this package. The count comes from the program's
-equations, so it holds for any layer, of Flax or written by hand. How often a `lax.while_loop` runs, and
-which branch of a `lax.cond` is taken, the program does not say: there the count is a range.
+Only products count, M * N * K each, as everywhere in this package. A convolution counts its whole window at
+the border, as published figures do and XLA does not, but no zeros that a transposed one puts between its
+inputs. The count comes from the program's equations, so it holds for any layer, of Flax or written by hand.
+How often a `lax.while_loop` runs, and which branch of a `lax.cond` is taken, the program does not say: there
+the count is a range.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ class Range(NamedTuple):
     most: float
 
 
-PRODUCTS = {"dot_general", "bcoo_dot_general", "conv_general_dilated"}
+PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
+# Of a sparse matrix: each stored number, of the first operand, meets a row of the operand at this place.
+SPARSE = {"bcoo_dot_general": 2, "bcsr_dot_general": 3}
+SPARSE |= dict.fromkeys(("coo_matvec", "coo_matmat", "csr_matvec", "csr_matmat"), 3)
 OPAQUE = {"pallas_call", "ffi_call", "pure_callback", "io_callback"}  # programs that cannot be looked into
+_UNKNOWN = ("dot_general", "matmul", "matmat", "matvec")  # parts of the names of other products
 NOTHING = Range(0, 0)
 
 
@@ -54,6 +60,17 @@ def total(jaxpr: Any) -> Range:
     return count(jaxpr).get(True, NOTHING)
 
 
+def opaque(jaxpr: Any) -> set[str]:
+    """The names of primitives in a program whose products cannot be counted."""
+    found = {equation.primitive.name for equation in jaxpr.eqns if _is_opaque(equation.primitive.name)}
+    return found.union(*(opaque(inner) for equation in jaxpr.eqns for inner in _inner(equation)))
+
+
+def _is_opaque(name: str) -> bool:
+    known = name in PRODUCTS or name in SPARSE
+    return name in OPAQUE or (not known and any(part in name for part in _UNKNOWN))
+
+
 def computes_in_half_precision(jaxpr: Any) -> bool:
     """Whether anything in a program is of a floating type with less than 32 bits."""
     for equation in jaxpr.eqns:
@@ -68,7 +85,7 @@ def computes_in_half_precision(jaxpr: Any) -> bool:
 def _of_equation(equation: Any, group: Callable, scope: str) -> dict[Any, Range]:
     name, parameters = equation.primitive.name, equation.params
     scope = f"{scope}/{equation.source_info.name_stack}"
-    if name in PRODUCTS or name in OPAQUE:
+    if name in PRODUCTS or name in SPARSE or _is_opaque(name):
         key = group(scope)
         return {} if key is None else {key: _size(equation)}
     inner = [count(one, group, scope) for one in _inner(equation)]
@@ -84,22 +101,46 @@ def _of_equation(equation: Any, group: Callable, scope: str) -> dict[Any, Range]
 
 
 def _size(equation: Any) -> Range:
-    if equation.primitive.name in OPAQUE:
+    name, parameters = equation.primitive.name, equation.params
+    if _is_opaque(name):
         return Range(0, math.inf)
     left, right = (variable.aval.shape for variable in equation.invars[:2])
-    outputs, numbers = math.prod(equation.outvars[0].aval.shape), equation.params["dimension_numbers"]
-    if equation.primitive.name == "dot_general":
-        (contracted, _), _ = numbers
-        macs = outputs * math.prod(left[axis] for axis in contracted)
-    elif equation.primitive.name == "bcoo_dot_general":  # each stored number of a sparse matrix meets a row
-        (_, contracted), (_, batch) = numbers
-        right = equation.invars[2].aval.shape
+    outputs = equation.outvars[0].aval.shape
+    if name in SPARSE:
+        right = equation.invars[SPARSE[name]].aval.shape
+        (_, contracted), (_, batch) = parameters.get("dimension_numbers", (((), (0,)), ((), ())))
         macs = math.prod(left) * math.prod(
             n for axis, n in enumerate(right) if axis not in (*contracted, *batch)
         )
-    else:  # each output sums over the kernel's window and over its input channels, those of one group
-        macs = outputs * math.prod(right) // max(right[numbers.rhs_spec[0]], 1)
+    elif name == "conv_general_dilated":
+        # Each output sums over the kernel's window and over its input channels, those of one group.
+        numbers = parameters["dimension_numbers"]
+        others = [outputs[axis] for axis in numbers.out_spec[:2]]
+        macs = math.prod(others) * right[numbers.rhs_spec[1]] * math.prod(_taps(equation))
+    elif name == "ragged_dot_general":  # each row meets the matrix of its group
+        ragged = parameters["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = ragged.dot_dimension_numbers
+        macs = math.prod(outputs) * math.prod(left[axis] for axis in contracted)
+        if set(contracted) & set(ragged.lhs_ragged_dimensions):  # of which a group has a part
+            macs //= max(equation.invars[2].aval.shape[-1], 1)
+    else:
+        (contracted, _), _ = parameters["dimension_numbers"]
+        macs = math.prod(outputs) * math.prod(left[axis] for axis in contracted)
     return Range(macs, macs)
+
+
+def _taps(equation: Any) -> Iterator[int]:
+    """For each spatial axis of a convolution, how often a tap of the kernel meets an input or the border."""
+    numbers, of = equation.params["dimension_numbers"], equation.params
+    outputs = [equation.outvars[0].aval.shape[axis] for axis in numbers.out_spec[2:]]
+    window = [equation.invars[1].aval.shape[axis] for axis in numbers.rhs_spec[2:]]
+    each = (outputs, window, of["window_strides"], of["padding"], of["lhs_dilation"], of["rhs_dilation"])
+    for size, taps, stride, (before, _), between, dilation in zip(*each, strict=True):
+        if between == 1:
+            yield size * taps
+        else:
+            places = (stride * i + dilation * tap - before for i in range(size) for tap in range(taps))
+            yield sum(place % between == 0 for place in places)
 
 
 def _inner(equation: Any) -> Iterator[Any]:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas import network, testing
+from jaxnas.calibration import calibrate, check_calibrated
 from jaxnas.elastic.loop import STACKED, unstack_layers
-from jaxnas.inputs import describe, one_example, specification
+from jaxnas.inputs import one_example, specification
 from jaxnas.space import Arch
 from jaxnas.tensors import check_tensors, flatten, unflatten
 
@@ -64,7 +65,13 @@ def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
 
 
 def extract(
-    net: nn.Module, variables: Variables, arch: Arch, *, inputs: Any = None, verify: Any = None
+    net: nn.Module,
+    variables: Variables,
+    arch: Arch,
+    *,
+    inputs: Any = None,
+    verify: Any = None,
+    batches: Any = None,
 ) -> Subnet:
     """The network of one architecture, alone, with its part of the weights.
 
@@ -74,6 +81,8 @@ def extract(
       arch: a concrete hard architecture of the space.
       inputs: see `init`; not needed with `verify`.
       verify: a batch of inputs; if given, both networks are run on it and compared.
+      batches: training inputs from which batch statistics are made first; see `jaxnas.calibrate`. A network
+        whose statistics nothing has made, as after `jaxnas.training.fit`, needs them.
 
     Returns:
       The network, its variables and, with `verify`, the error.
@@ -81,20 +90,45 @@ def extract(
     Raises:
       ValueError: an architecture that isn't in the space; neither or both of `inputs` and `verify`;
         variables that aren't the supernet's, or that cannot be cut; predictions that are NaN or that differ
-        by more than 1e-5 (float32) or 2e-2 (half precision); with `verify`, a network that
-        `jaxnas.testing.check_network` refuses.
+        by more than 1e-5 (float32) or 2e-2 (half precision); parameters or products that are not those
+        that its annotations count; batch statistics that have their initial values; with `verify`, a network
+        that `jaxnas.testing.check_network` refuses.
     """
     if (inputs is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or inputs=: arrays, shapes, or (batch, ...).")
+    if verify is not None:
+        testing.check_network(net, verify)
+    if batches is not None:
+        net.space.check(arch)
+        host = {name: np.asarray(value) for name, value in arch.items()}  # static: no branches are compiled
+        variables = jax.jit(lambda *given: calibrate(net, given[0], host, given[1]))(variables, batches)
+    given = verify if inputs is None else inputs
+    variables, small, small_variables = alone(net, variables, arch, given)
+    check_calibrated(small, small_variables)
+    if verify is None:
+        return Subnet(small, small_variables)
+    arch = net.space.canonical(arch)
+    error = _verified(net, variables, arch, small, small_variables, verify)
+    tolerance = HALF_TOLERANCE if network.annotated(net, verify).half_precision else TOLERANCE
+    if not error <= tolerance:
+        raise ValueError(
+            f"The extracted network differs from the supernet by {error:.2e} (relative), more than "
+            f"{tolerance:.0e}; one of them was given other parameters or has a defect."
+        )
+    return Subnet(small, small_variables, error)
+
+
+def alone(net: nn.Module, variables: Variables, arch: Arch, inputs: Any) -> tuple[Variables, Any, Variables]:
+    """`extract` of a network that is trained or timed: nothing is run, and any batch statistics will do.
+
+    Returns:
+      The supernet's variables as its layers read them one after another; the network of the architecture,
+      whose parameters and products have been counted; and its variables.
+    """
     network.check_contract(net)
     net.space.check(arch)
     net.space.check_static(arch)
-    recorded = network.annotated(net, verify if inputs is None else inputs)
-    if verify is not None:
-        testing.check_network(net, verify)
-    arch = net.space.canonical(arch)
-    on_host = {name: np.asarray(value) for name, value in arch.items()}
-
+    recorded, arch = network.annotated(net, inputs), net.space.canonical(arch)
     variables = check_variables(variables)
     expected = nn.meta.unbox(recorded.variables)
     variables = {
@@ -103,27 +137,15 @@ def extract(
     }
     stored = flatten(variables)
     check_tensors(stored, flatten(expected), "the supernet's variables")
-    specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
-    active = {
-        # Sliced on the host: on the device every new shape would be compiled.
-        path: jnp.asarray(spec.active(np.asarray(stored[path]), on_host))
-        for path, spec in specs.items()
-        if spec.shape(on_host) is not None
-    }
-    small = net.clone(space=net.space.fix(arch))
-    example = one_example(verify if inputs is None else inputs)
-    _check_cut(small, active, example)
-    small_variables = unflatten(active)
-    if verify is None:
-        return Subnet(small, small_variables)
-    error = _difference(net, variables, arch, small, small_variables, verify)
-    tolerance = HALF_TOLERANCE if recorded.half_precision else TOLERANCE
-    if not error <= tolerance:
-        raise ValueError(
-            f"The extracted network differs from the supernet by {error:.2e} (relative), more than "
-            f"{tolerance:.0e}; one of them was given other parameters or has a defect."
-        )
-    return Subnet(small, small_variables, error)
+    small, shapes = testing.check_counts(net, one_example(inputs), recorded, arch)
+    active = testing.cut(stored, recorded, arch)
+    check_tensors(
+        active,
+        shapes,
+        f"the extracted {type(small).__name__}",
+        "Say how large each is in an architecture by jaxnas.elastic.annotate, where the module makes it.",
+    )
+    return variables, small, unflatten({path: jnp.asarray(x) for path, x in active.items()})
 
 
 def check_variables(variables: Any) -> Variables:
@@ -145,51 +167,20 @@ def check_variables(variables: Any) -> Variables:
     return {"params": {}, **nn.meta.unbox(variables)}
 
 
-def _check_cut(small: nn.Module, active: dict[tuple[str, ...], Any], example: Any) -> None:
-    """Checks the collections beside the parameters, which `testing.check_network` counts."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    expected = flatten(nn.meta.unbox(jax.eval_shape(small.init, key, example)))
-    given, others = (
-        {path: x for path, x in tensors.items() if path[0] != "params"} for tensors in (active, expected)
-    )
-    check_tensors(
-        given,
-        others,
-        f"the extracted {type(small).__name__}",
-        "Say how large each is in an architecture by jaxnas.elastic.annotate, where the module makes it.",
-    )
-
-
-def _difference(
+def _verified(
     net: Any, variables: Variables, arch: Arch, small: Any, small_variables: Variables, batch: Any
 ) -> float:
     # Some accelerators multiply float32 in less than that unless told so.
     with jax.default_matmul_precision("float32"):
-        large_out = network.predictions(jax.jit(net.apply)(variables, batch, arch))
-        small_out = network.predictions(jax.jit(small.apply)(small_variables, batch))
-    if describe(large_out) != describe(small_out):
-        raise ValueError(
-            f"The predictions of {type(net).__name__} are {describe(large_out)}, and those of the extracted "
-            f"network {describe(small_out)}: no decision may change their shapes or types."
-        )
-    pairs = [
-        (np.asarray(x, np.float64), np.asarray(y, np.float64))
-        for x, y in zip(jax.tree.leaves(large_out), jax.tree.leaves(small_out), strict=True)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-    ]
-    if not pairs:
-        raise ValueError(f"{type(net).__name__} predicts no floating numbers, so nothing can be compared.")
-    return max(_relative(x, y) for x, y in pairs)
-
-
-def _relative(x: np.ndarray, y: np.ndarray) -> float:
-    if np.isnan(x).any() or np.isnan(y).any():
+        large_out = jax.jit(net.apply)(variables, batch, arch)
+        small_out = jax.jit(small.apply)(small_variables, batch)
+    predicted = jax.tree.leaves([network.predictions(large_out), network.predictions(small_out)])
+    if any(jnp.issubdtype(x.dtype, jnp.inexact) and bool(jnp.isnan(x).any()) for x in predicted):
         raise ValueError(
             "The predictions of the supernet or of the extracted network are NaN on the batch of `verify`, "
             "so they cannot be compared. The weights have diverged, or the batch is not valid."
         )
-    same = x == y  # infinities too
-    with np.errstate(invalid="ignore"):
-        differences = np.where(same, 0, np.abs(x - y))
-    finite = np.abs(x[np.isfinite(x)])
-    return float(np.max(differences, initial=0)) / max(float(np.max(finite, initial=0)), 1e-30)
+    error = testing.difference(type(net).__name__, large_out, small_out)
+    if error is None:
+        raise ValueError(f"{type(net).__name__} predicts no floating numbers, so nothing can be compared.")
+    return error

@@ -38,7 +38,7 @@ def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str, 
 
 
 def check_finite(tensors: dict[Path, Any], what: str) -> None:
-    """Refuses floating tensors that hold NaN or an infinity.
+    """Refuses floating and complex tensors that hold NaN or an infinity.
 
     Raises:
       ValueError: names them.
@@ -46,10 +46,10 @@ def check_finite(tensors: dict[Path, Any], what: str) -> None:
     wrong = [
         "/".join(path)
         for path, leaf in sorted(tensors.items())
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf, np.float64)).all()
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not np.isfinite(np.asarray(leaf)).all()
     ]
     if wrong:
         raise ValueError(
             f"There are NaN or infinite values in {what}: {', '.join(wrong[:8])}. A network that has "
-            "diverged is neither saved nor loaded; go on from its last good state."
+            "diverged is not searched, saved, loaded or exported; go on from its last good state."
         )

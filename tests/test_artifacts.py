@@ -393,3 +393,45 @@ def test_a_network_without_a_symbolic_batch_size_is_exported_for_its_inputs(tmp_
     assert artifacts.exported_batch(path) == 4
     program = jax.export.deserialize(bytearray(path.read_bytes()))
     np.testing.assert_allclose(program.call(x), jax.jit(net.apply)(variables, x), rtol=1e-6)
+
+
+class Several(nn.Module):
+    """A complex weight, batch statistics and several outputs."""
+
+    space: jaxnas.Space = jaxnas.Space(size=jaxnas.Choice(3))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        turned = self.param("turn", nn.initializers.ones, (2,), jnp.complex64)
+        y = nn.BatchNorm(use_running_average=not train)(nn.Dense(2)(x))
+        return y, {"turned": y.astype(jnp.complex64) * turned[None], "sums": [jnp.sum(y, axis=1)]}
+
+
+def test_all_outputs_and_complex_weights_are_saved_and_exported_and_broken_weights_are_not(tmp_path):
+    net, x = Several(), normal(4, 3)
+    initial = jaxnas.init(net, jax.random.key(0), x)
+    initial["params"]["turn"] = jnp.asarray([1j, 2 - 1j], jnp.complex64)
+    variables = jaxnas.calibrate(net, initial, None, x[None])
+    artifacts.save_subnet(tmp_path, net, variables, x)
+    _, loaded = artifacts.load_subnet(tmp_path, Several)
+    assert_same_bits(loaded, variables)
+    path = artifacts.export_subnet(tmp_path, net, loaded, x, platforms="cpu")
+    program = jax.export.deserialize(bytearray(path.read_bytes()))
+    assert program.platforms == ("cpu",)
+    found, expected = program.call(x[:2]), net.apply(variables, x[:2])
+    jax.tree.map(lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6), found, expected)
+
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, variables)
+    others = (
+        (initial, "calibrate"),
+        (broken, "params/Dense_0/bias"),
+        ({"params": initial["params"]}, "batch_stats"),
+    )
+    doors = (
+        lambda given: artifacts.save_subnet(tmp_path, net, given, x),
+        lambda given: artifacts.export_subnet(tmp_path, net, given, x),
+    )
+    refusals.check(
+        *((lambda d=d, g=g: d(g), ValueError, name) for d in doors for g, name in others),
+        (lambda: artifacts.export_subnet(tmp_path, net, variables, x, "cpus"), ValueError, "'cpus'", "'cpu'"),
+    )

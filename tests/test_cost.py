@@ -12,10 +12,11 @@ import pytest
 import refusals
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import sparse
 from small_nets import SHAPE, every_setting, sample, setting, take
 
 import jaxnas
-from jaxnas import spaces, supernets
+from jaxnas import products, spaces, supernets
 from jaxnas.annotations import annotations
 from jaxnas.inputs import specification
 
@@ -75,6 +76,32 @@ def xla_macs(text):
         return products[computation] + sum(map(total, calls[computation]))
 
     return total(entry)
+
+
+# ---- Products of other kinds than those of layers.
+
+
+def test_ragged_sparse_and_transposed_products_are_counted_and_unknown_ones_are_named():
+    dense = jnp.eye(6)[:, :4]  # with four numbers other than 0
+    right = jnp.ones((4, 5))
+
+    def total(function, *operands):
+        return products.total(jax.make_jaxpr(function)(*operands).jaxpr)
+
+    def transposed(x, kernel):
+        return jax.lax.conv_transpose(x, kernel, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    grouped = jnp.ones((10, 4)), jnp.ones((3, 4, 5)), jnp.array([3, 3, 4])
+    assert total(jax.lax.ragged_dot, *grouped) == (10 * 4 * 5, 10 * 4 * 5)
+    for kind in (sparse.BCOO, sparse.BCSR, sparse.CSR, sparse.COO):
+        assert total(lambda x, y: x @ y, kind.fromdense(dense), right) == (4 * 5, 4 * 5)
+    images, kernel = jnp.ones((1, 5, 5, 3)), jnp.ones((2, 2, 3, 4))  # no window reaches over the border
+    flops = jax.jit(transposed).lower(images, kernel).cost_analysis()["flops"]
+    assert total(transposed, images, kernel) == (flops / 2, flops / 2) == (25 * 4 * 12, 25 * 4 * 12)
+
+    both = [sparse.BCOO.fromdense(jnp.eye(4))] * 2
+    program = jax.make_jaxpr(lambda x, y: x @ y)(*both).jaxpr
+    assert products.total(program) == (0, math.inf) and products.opaque(program) == {"bcoo_spdot_general"}
 
 
 # ---- Against extracted networks and XLA.

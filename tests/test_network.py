@@ -28,6 +28,7 @@ from jaxnas.elastic import (
     fixed,
     record_choice,
     record_macs,
+    run,
     width,
 )
 from jaxnas.testing import check_network
@@ -206,6 +207,107 @@ class Branches(Base):
     def body(self, x, decision):
         y = Dense()(x, fixed(3), width(lambda size: size, decision))
         return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
+
+
+class Between(nn.Module):
+    """Something made by hand between two elastic layers, which no count sees."""
+
+    by_hand: str
+    space: Space = Space(hidden=Choice(4, 8))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
+        hidden = width(int, decision)
+        y = Dense(name="first")(x, fixed(3), hidden)
+        if self.by_hand == "flatten":
+            y = jnp.stack([y, 2 * y], axis=1).reshape(y.shape[0], -1)
+        elif self.by_hand == "concatenation":
+            y = jnp.concatenate([y, 3 * y], axis=1)
+        elif self.by_hand == "softmax":
+            y = jax.nn.softmax(y)
+        elif self.by_hand == "norm":
+            y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=1, keepdims=True) + 1e-6)
+        elif self.by_hand == "table":
+            y = y * jnp.asarray([2.0, 3.0])[decision.value]
+        elif self.by_hand == "mask":
+            y = y * (jnp.arange(hidden.maximum) < jnp.asarray([2, 8])[decision.value]).astype(y.dtype)[None]
+        elif self.by_hand == "maskable":  # which a softmax is not
+            options = dict(maskable=("hidden",), max_branches=1)
+            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y, **options)
+        elif self.by_hand == "right":
+            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y)
+        times = y.shape[1] // hidden.maximum
+        y = Dense(name="last")(y, width(lambda size: times * size, decision), fixed(2))
+        return y, {"beside": hidden.mask()}
+
+
+def test_an_extracted_network_that_computes_something_else_is_refused_before_training():
+    wrong = ("flatten", "concatenation", "softmax", "norm", "table", "mask", "maskable")
+    check_network(Between("right"), (2, 3))
+    refusals.check(
+        *(
+            (lambda by_hand=by_hand: check_network(Between(by_hand), (2, 3)), ValueError, "'hidden'", "last")
+            for by_hand in wrong
+        ),
+        (lambda: training.fit(task_of("images"), FlatImages("softmax"), 1), ValueError, "'hidden'", "last"),
+    )
+
+
+class Shortcut(nn.Module):
+    """Projects where widths differ, which each of its networks alone sees in another way."""
+
+    space: Space = Space(first=Choice(4, 8), second=Choice(4, 8))
+
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+        first, second = (width(int, decisions[name]) for name in ("first", "second"))
+        y = Dense(name="in")(x, fixed(3), first)
+        z = Dense(name="between")(y, first, second)
+        if not (first.is_fixed and first.maximum == second.maximum):
+            y = Dense(name="project")(y, first, second)
+        return Dense(name="out")(y + z, second, fixed(2))
+
+
+def test_extraction_counts_the_architecture_at_hand():
+    net, x = Shortcut(), normal(2, 3)
+    variables, arch = jaxnas.init(net, KEY, x), net.space.from_dict({"first": 4, "second": 8})
+    assert jaxnas.extract(net, variables, arch, inputs=x).variables["params"]["project"]
+    refusals.check(
+        (
+            lambda: jaxnas.extract(net, variables, net.space.smallest(), inputs=x),
+            ValueError,
+            "project/kernel",
+            "'first': 4",
+        )
+    )
+
+
+class Skipped(Base):
+    """Two operations that a gate leaves out: of all architectures, or of one alone."""
+
+    def body(self, x, decision):
+        record_choice(self, decision)
+        gates = (width(lambda size: 0, decision), width(lambda size: int(size > 4), decision))
+        added = [run(lambda x: x + 1, "rows three -> rows three", {}, x, gate=gate) for gate in gates]
+        return jnp.concatenate([*added, Dense(name="dense")(x, fixed(3), fixed(3), gate=gates[0])], axis=1)
+
+
+def test_a_gate_that_is_always_0_leaves_an_operation_out():
+    net, x = Skipped(), normal(2, 3)
+    variables = jax.tree.map(lambda leaf: leaf + 1, jaxnas.init(net, KEY, x))
+    for index in range(2):
+        arch = {"hidden": jnp.int32(index)}
+        expected = np.concatenate([0 * x, index * (x + 1), 0 * x], axis=1)
+        np.testing.assert_allclose(net.apply(variables, x, arch), expected)
+        assert jaxnas.extract(net, variables, arch, verify=x).error <= 1e-6
+
+
+class FlatImages(Between):
+    @nn.compact
+    def __call__(self, x, arch=None, *, train=False):
+        return super().__call__(x.reshape(x.shape[0], -1)[:, :3], arch)[0]
 
 
 class NoSpace(nn.Module):
@@ -410,11 +512,49 @@ def test_calibration_is_the_statistics_of_all_data():
                 jax.tree.map(lambda x, i=i: x[i], mapped["batch_stats"]["last"]),
                 found[i]["batch_stats"]["last"],
             )
+    # A network leaves its supernet with statistics that some data gave.
+    arch = {"op": jnp.int32(1)}
+    refusals.check(
+        (lambda: jaxnas.extract(net, variables, arch, verify=data[0]), ValueError, "calibrate", "batches"),
+        (lambda: jaxnas.extract(net, variables, arch, inputs=data[0]), ValueError, "calibrate", "batches"),
+    )
+    cut = jaxnas.extract(net, variables, arch, verify=data[0], batches=data).variables
+    np.testing.assert_allclose(cut["batch_stats"]["norm"]["mean"], rows.mean(axis=0), rtol=2e-5)
     # An extracted network is calibrated as its supernet is.
     small, cut, _ = jaxnas.extract(net, found[1], {"op": jnp.int32(1)}, verify=data[0])
     again = jaxnas.calibrate(small, cut, None, data)["batch_stats"]
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), again, cut["batch_stats"]
+    )
+
+
+class Kept(Base):
+    """What no batch makes, in "batch_stats" beside a batch normalisation, and in a collection of its own."""
+
+    written: str = "batch_stats"
+
+    def body(self, x, decision):
+        record_choice(self, decision)
+        train = self.is_mutable_collection("batch_stats")
+        x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
+        average = self.variable(self.written, "average", lambda: jnp.full(3, 5.0))
+        if self.is_mutable_collection(self.written) and not self.is_initializing():
+            average.value = 0.9 * average.value + 0.1 * jnp.mean(x, axis=0)
+        return nn.Dense(2)(x + average.value[None])
+
+
+class KeptImages(Kept):
+    def body(self, x, decision):
+        return super().body(x.reshape(x.shape[0], -1)[:, :3], decision)
+
+
+def test_calibration_leaves_what_is_no_mean_and_variance_and_training_refuses_other_collections():
+    net, x = Kept(), normal(2, 5, 3)
+    found = jaxnas.calibrate(net, jaxnas.init(net, KEY, x[0]), net.space.smallest(), x)["batch_stats"]
+    np.testing.assert_array_equal(found["average"], [5, 5, 5])
+    assert np.all(np.asarray(found["norm"]["mean"]) != 0)
+    refusals.check(
+        (lambda: training.fit(task_of("images"), KeptImages(written="codebook"), 1), ValueError, "codebook")
     )
 
 

@@ -30,7 +30,7 @@ from absl import flags
 import jaxnas
 from experiments import binary
 from experiments.configs import CONFIGS
-from jaxnas import Choice, Space, elastic, spaces, supernets
+from jaxnas import Choice, Space, elastic, spaces, subnet, supernets
 from jaxnas.supernets import hybrid
 
 _NETWORK = flags.DEFINE_enum("network", None, ["convolutions", "swin", "hybrid"], "Which, or --config.")
@@ -137,8 +137,8 @@ def measure(kind: str) -> None:
         return variables["params"], {name: x for name, x in variables.items() if name != "params"}
 
     def extracted(arch: Any) -> tuple[nn.Module, tuple[Any, ...]]:
-        small = jaxnas.extract(net, variables, arch, inputs=shapes)
-        return small.net, (*split(small.variables), inputs)
+        _, small, small_variables = subnet.alone(net, variables, arch, shapes)
+        return small, (*split(small_variables), inputs)
 
     largest, given = extracted(space.largest())
     _, base = compiled(kind, largest, *given)

@@ -81,7 +81,9 @@ class Decisions:
                 f"The decision {name!r} is repeated {choice.length} times: ask for decisions[{name!r}, i] "
                 f"with i from 0 to {choice.length - 1}, not {position}."
             )
-        value = self._arch[name] if position is None else self._arch[name][position]
+        value = self._arch[name]
+        if position is not None:  # an array of NumPy stays one, and so static; [position] makes it a number
+            value = value[position, ...]
         return Decision((name, position), choice.options_at(position or 0), value)
 
     @property

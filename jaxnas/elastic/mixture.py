@@ -20,6 +20,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnas.elastic.parameter import SPECS
 from jaxnas.elastic.width import Decision
@@ -72,8 +73,8 @@ class Mixture(nn.Module):
             outputs = [self.option(choice, name, *args, **kwargs) for name in options]
             _check_interfaces(options, outputs)
             return outputs[0] if self.is_initializing() else _pick(choice, outputs)
-        if len(options) == 1:
-            return self.blocks[options[0]](*args, **kwargs)
+        if len(options) == 1 or isinstance(choice.value, np.ndarray) and choice.value.dtype.kind == "i":
+            return self.blocks[options[int(choice.value)]](*args, **kwargs)
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
             # Linen binds what a branch touches to the branch, so blocks are taken from `module`. The backward
             # pass runs the chosen block again: a switch would keep what each block computed, as zeros.

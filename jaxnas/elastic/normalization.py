@@ -101,6 +101,8 @@ class BatchNorm(nn.Module):
           gate: 0 where the layer is skipped, which gives zeros and stores nothing.
           max_branches: see `run`. There are few by default, since the layer is cheap in its network.
         """
+        if gate is not None and not gate.maximum:  # no architecture of the space runs it
+            return jnp.zeros(x.shape, self.dtype)
         scale = parameter(self, "scale", self.scale_init, (width,), gate=gate)
         bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)
         stored = [

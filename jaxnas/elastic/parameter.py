@@ -122,9 +122,11 @@ def parameter(
         all others is a prefix.
 
     Returns:
-      The parameter, shape `[w.maximum for w in widths]`.
+      The parameter, shape `[w.maximum for w in widths]`; zeros that are no parameter, if `gate` is always 0.
     """
     shape = tuple(w.maximum for w in widths)
+    if gate is not None and not gate.maximum:  # no architecture of the space uses it
+        return jnp.zeros(shape)
     names = tuple(w.axis for w in widths)
     choice = joint(*options) if options else None
     option = None

@@ -3,8 +3,8 @@
 The operands are stored at their maximal sizes. `run` cuts the active part out of each, calls the function on
 these parts, and puts zeros behind the result. How it does so depends on what is known:
 
-* The space fixes all sizes: the function is called as it is, and nothing else is in the program. The same
-  holds for a static architecture (NumPy arrays), as where parameters are initialized.
+* The space fixes all sizes: the function is called as it is, and nothing else is in the program. Of a static
+  architecture (NumPy arrays), as where parameters are initialized, the branch that it takes is all there is.
 * The decisions are hard: a `lax.switch` has one branch for each combination of sizes, or for each group of
   combinations (see `maskable` in `run`). The backward pass is a switch too. Autodiff through a switch would
   keep the intermediate results of every branch; here the operands are kept, and what the function asks for.
@@ -103,13 +103,15 @@ def run(
     rows, index = _rows(choice, len(widths))
     plan = _plan(function, axes, tuple(widths), rows, maskable, max_branches, _by_value(masked))
     with jax.named_scope(ELASTIC_SCOPE):
+        if gate is not None and not gate.maximum:  # no architecture of the space runs it
+            return _at(plan, None, {}, operands, _return)
         if masked is not None and (choice.is_soft or (max_branches == 1 and len(rows) > 1)):
             outputs = masked(dict(zip(widths, sizes.masks(), strict=True)), *operands)
             return outputs if choice is sizes or gate is None else _gated(outputs, gate)
         if choice.is_soft:
             return _expected(plan, choice, operands)
         if isinstance(index, int):
-            return _at(plan, rows[index], {}, operands, _return)
+            return _branch(plan, plan.branch_of[index], index, operands, _return)
         if len(plan.branches) == 1:
             return _branch(plan, 0, index, operands, _return)
         return _switched(plan, index, *operands)
@@ -276,7 +278,7 @@ def _return(x: jax.Array) -> jax.Array:
     return x
 
 
-def _branch(plan: _Plan, number: int, row: jax.Array | None, operands: Any, keep: Keep) -> Any:
+def _branch(plan: _Plan, number: int, row: jax.Array | int | None, operands: Any, keep: Keep) -> Any:
     """The outputs, with zeros behind, at the sizes of a branch; of a soft choice (no row) without masks."""
     sizes = plan.branches[number]
     masks = {} if row is None or sizes is None else _masks(plan, number, sizes, row)
@@ -314,7 +316,7 @@ def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY)
 
 
-def _masks(plan: _Plan, number: int, sizes: Sizes, row: jax.Array) -> dict[str, jax.Array]:
+def _masks(plan: _Plan, number: int, sizes: Sizes, row: jax.Array | int) -> dict[str, jax.Array]:
     """For the widths that are smaller than the branch in some of its rows, which entries are active."""
     masks = {}
     for column, name in enumerate(plan.names):

@@ -251,7 +251,7 @@ def joint(*widths: Width) -> Joint:
     values = {n: v for w in widths for n, v in w.values.items()}
     shape = tuple(counts.values())
     columns = [np.broadcast_to(w.table.array(tuple(counts)), shape).ravel() for w in widths]
-    combinations = list(zip(*(c.tolist() for c in columns), strict=True))
+    combinations = list(zip(*(c.tolist() for c in columns), strict=True)) or [()]
     rows = tuple(dict.fromkeys(combinations))
     position = {row: i for i, row in enumerate(rows)}
     lookup = np.array([position[c] for c in combinations], np.int32)

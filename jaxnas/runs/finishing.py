@@ -25,6 +25,7 @@ from jaxnas.runs.describe import describe_run
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
+from jaxnas.subnet import alone
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
@@ -79,8 +80,8 @@ def finish(
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
-    small = jaxnas.extract(net, processes.on_host(variables), found.arch, verify=task.preprocess(batch))
-    small = small._replace(variables=calibrated(task, small.net, small.variables))
+    own = calibrated(task, net, processes.on_host(variables), found.arch)
+    small = jaxnas.extract(net, own, found.arch, verify=task.preprocess(batch))
 
     def network(name: str, arch: Arch, measured: Measured, difference: float | None = None) -> Network:
         return Network(
@@ -245,7 +246,7 @@ def retrain(
     costs = cost(net, task.inputs) if costs is None else costs
     small, start = net.clone(space=space.fix(arch)), None
     if variables is not None:
-        start = jaxnas.extract(net, processes.on_host(variables), arch, inputs=task.inputs).variables
+        _, small, start = alone(net, processes.on_host(variables), arch, task.inputs)
     whole = task.whole()
     trained = fit(
         whole,

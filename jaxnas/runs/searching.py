@@ -33,12 +33,14 @@ from jaxnas.runs.ranking import kendall_tau
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
+from jaxnas.tensors import check_finite, flatten
 from jaxnas.training import relaxations
 from jaxnas.training.clock import Clock, times_line
 from jaxnas.training.deciding import scoring, scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
+from jaxnas.training.prepare import checked_variables
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
@@ -213,8 +215,8 @@ def search_space(
 
     Raises:
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`; a history of other weights or data; a training in
-        the workdir that was stopped, without `settings.incomplete`.
+        finalists without a `training`; weights of another network, or that are not finite; a history of other
+        weights or data; a training in the workdir that was stopped, without `settings.incomplete`.
     """
     settings = Search() if settings is None else settings
     if settings.finalists and training is None:
@@ -237,6 +239,8 @@ def search_space(
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+    checked_variables(task, net, variables)
+    check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
     history, clock = _history(workdir), Clock(("step", "evaluation"))
     about = None if history is None else scoring(task, variables, settings.limit)
     variables = on_mesh(variables, mesh)

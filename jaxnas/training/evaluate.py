@@ -251,7 +251,9 @@ def calibrated(
     held_out = [role for role in task.sizes if role != "train"]
     rows = _rows(task.evaluation(held_out[0], None, 1)) if held_out else task.rows("train")
     batches = _calibrating(task, net, rows, calibration)
-    return jax.jit(functools.partial(calibrate, net))(variables, arch, batches)
+    if arch is not None:  # static, since this program serves one architecture
+        arch = {name: np.asarray(value) for name, value in arch.items()}
+    return jax.jit(lambda variables, batches: calibrate(net, variables, arch, batches))(variables, batches)
 
 
 def sums_by_batch(

@@ -21,7 +21,7 @@ from jaxnas.network import check_contract
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
-from jaxnas.testing import check_network
+from jaxnas.testing import check_collections, check_network
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.calls import several, steps_of_call
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
@@ -171,7 +171,9 @@ def fit(
     store = Store(workdir, training.recorded(seed) if config is None else config, may_differ, decided_by)
     if not store.begun():
         start = time.perf_counter()
-        check_network(net, task.inputs)
+        row = task.preprocess(jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0)))
+        check_collections(net, row)
+        check_network(net, row)
         _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 

@@ -187,6 +187,11 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
             "search.finalists is 2; say by `training`",
         ),
         (
+            lambda: runs.search_space(TASK, NET, jax.tree.map(lambda x: x * np.nan, VARIABLES)),
+            "NaN or infinite values in the weights",
+        ),
+        (lambda: runs.search_space(TASK, NET, {"params": {"other": np.ones(3)}}), "missing"),
+        (
             lambda: runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path),
             "say by `training` how they are trained alone",
         ),
