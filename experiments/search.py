@@ -126,7 +126,7 @@ def main() -> None:
             mesh=mesh,
             alone=workers["alone"],
         )
-    print("\n".join(report.summary_lines(result, path)), flush=True)
+    print("\n".join(report.summary_lines(path)), flush=True)
     print(report.times_line(found.times), flush=True)
 
 

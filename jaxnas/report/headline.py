@@ -167,6 +167,21 @@ def tiles(run: Run) -> str:
     if run.search_role != role and seen is not None:
         label = words.metric_name(metric, run.search_role, unit=True)
         shown.append((label, words.value_text(metric, seen), "what the search saw", ""))
+    linear = result.linear.get(role)
+    if linear is not None:
+        sub, kind = "as good as this network", "bad"
+        if value is not None and value != linear:
+            better = metric.direction == ("max" if value > linear else "min")
+            gap = words.difference_text(metric, value - linear)
+            sub, kind = f"this network: {gap}", "good" if better else "bad"
+        shown.append(
+            (
+                "a linear model’s " + words.metric_name(metric, role, unit=True),
+                words.value_text(metric, linear),
+                sub,
+                kind,
+            )
+        )
     for name, cost in found.costs.items():
         full = count(cost) if words.cost_text(cost) != count(cost) and float(cost).is_integer() else ""
         shown.append((words.cost_name(name), words.cost_text(cost), full, ""))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import textwrap
 
 from jaxnas import files
 from jaxnas.report import (
@@ -24,16 +25,18 @@ from jaxnas.report import (
     selection,
     space_evolution,
     training,
+    verdict,
     words,
 )
 from jaxnas.report.document import document
 from jaxnas.report.read import Run, read_run
-from jaxnas.report.result import Network, Result
+from jaxnas.report.result import Network
 from jaxnas.report.svg import NBSP, esc, is_number
 
 # Top to bottom; each gives "" where the run has nothing for it.
 _PANELS = (
     headline.tiles,
+    verdict.panel,
     made.loading_panel,
     scatter.panel,
     architecture.panel,
@@ -85,17 +88,17 @@ def render(run: Run) -> str:
     )
 
 
-def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
-    """The last lines on a terminal: what was found, and which files to open.
+def summary_lines(workdir: str | os.PathLike) -> list[str]:
+    """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open.
 
     Args:
-      result: of the run.
-      workdir: that it is in.
+      workdir: of the run; see `read_run` for its files.
 
     Returns:
-      A few lines of plain text.
+      Lines of plain text.
     """
-    run, root, found = Run(result), files.as_path(workdir), result.found
+    run, root = read_run(workdir), files.as_path(workdir)
+    result, found = run.result, run.result.found
 
     def figures(network: Network) -> list[str]:
         roles = dict.fromkeys((run.search_role, run.final_role))
@@ -113,6 +116,13 @@ def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
     lines = [f"Found: {''.join(headline.headline(run))}.", f"  {', '.join(parts)}"]
     other = run.network("random search")
     lines += [f"  random search: {', '.join(figures(other))}"] if other is not None else []
+    linear = result.linear.get(run.final_role)
+    if linear is not None:
+        name = words.metric_name(run.metric, run.final_role)
+        lines.append(f"  {words.LINEAR}: {name} {words.value_text(run.metric, linear)}")
+    for one in verdict.advice(run, str(root)):
+        lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)
+        lines += [f"    {line}" for line in one.code.splitlines()]
     lines += [f"Network: {root / result.subnet}", f"Open {root / 'report.html'}"]
     return [plain_text(line) for line in lines]
 

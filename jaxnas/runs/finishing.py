@@ -119,7 +119,8 @@ def finish(
     if processes.is_first():
         jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
         program = jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
-        result = dataclasses.replace(result, exported_batch=exported_batch(program))
+        linear = dict(task.linear_model(roles))
+        result = dataclasses.replace(result, exported_batch=exported_batch(program), linear=linear)
         results.write(root, result)
         report.write(root)
     processes.wait("the result is written")
