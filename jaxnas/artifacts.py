@@ -34,6 +34,7 @@ FORMAT = 2
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
+PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it beside the others
 # All that `supernets` exports, so that `load_subnet` finds them by name.
 _OURS = {
     name: value
@@ -108,7 +109,7 @@ def save_subnet(
         "extra": extra or {},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
-    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM,))
+    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM, PREPROCESSING))
 
 
 def needs_module(net: nn.Module) -> bool:

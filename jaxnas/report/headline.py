@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxnas.report import layers, networks, selection, words
-from jaxnas.report.read import Run
+from jaxnas.report.read import Retrained, Run
 from jaxnas.report.result import Network
 from jaxnas.report.svg import count, esc, is_number, percent
 
@@ -24,6 +26,15 @@ def final(
         if value is not None:
             return *value, group
     return run.value(network, run.final_role), None, None
+
+
+def retrained(run: Run) -> Retrained | None:
+    """The training alone whose network subnet/ holds: of the headline's, the one that does best."""
+    group = final(run)[2]
+    if group is None:
+        return None
+    role = networks.ranking_role(run)
+    return max(group.members, key=lambda one: run.sign * (run.value(one.network, role) or -math.inf))
 
 
 def headline(run: Run) -> tuple[str, str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxnas.report import words
+from jaxnas.report import headline, words
 from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import count, esc
@@ -67,7 +67,21 @@ def loading_panel(run: Run) -> str:
         "Load the network",
         block(_LOAD.format(subnet=subnet, imported=imported, module=own)),
         note(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
+        note(
+            f"It is the network of the headline, {esc(_weights(run))}. How its inputs are made, and what its "
+            f"outputs mean, is in <code>{subnet}/preprocessing.json</code>."
+        ),
     )
+
+
+def _weights(run: Run) -> str:
+    """Where the weights of the saved network come from."""
+    chosen, found = headline.retrained(run), run.result.found
+    network = found if chosen is None else chosen.network
+    if network.weights == "inherited":
+        return "with the weights of the supernet"
+    trained = "trained" if network.weights == "from scratch" else ""
+    return f"{trained} {network.weights}, seed {network.seed}, {count(network.steps or 0)} steps".strip()
 
 
 def exported_panel(run: Run) -> str:

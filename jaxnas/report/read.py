@@ -18,10 +18,11 @@ Record = dict[str, Any]
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone, and what its times.json holds ({} if there is none)."""
+    """A network that was trained alone, what its times.json holds ({} if there is none), and its folder."""
 
     network: Network
     times: Mapping[str, Any]
+    folder: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +142,7 @@ def read_run(workdir: str | os.PathLike) -> Run:
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(result_lib.read(path.parent).found, values))
+        retrained.append(Retrained(result_lib.read(path.parent).found, values, path.parent.name))
     metrics, history = read_records(root, result.space.choices)
     return Run(result, metrics, history, tuple(retrained), mends=read_mends(root))
 

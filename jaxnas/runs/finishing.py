@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, report
-from jaxnas.artifacts import exported_batch, needs_module
+from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.executors import Calls
 from jaxnas.latency import median_times
@@ -23,6 +23,7 @@ from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.plain import to_dict
+from jaxnas.runs.publishing import publish, save
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
 from jaxnas.space import Arch
@@ -104,7 +105,6 @@ def finish(
     networks = tuple(
         network(name, arch, _measured(supernet, variables, arch)) for name, arch in others.items()
     )
-    details = files.plain(dict(task.details()))
     result = describe_run(
         task,
         space,
@@ -117,12 +117,11 @@ def finish(
         module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():
-        jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
-        program = jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
+        exported = save(root, task, small.net, small.variables)
         linear = dict(task.linear_model(roles))
-        result = dataclasses.replace(result, exported_batch=exported_batch(program), linear=linear)
+        result = dataclasses.replace(result, exported_batch=exported, linear=linear)
         results.write(root, result)
-        report.write(root)
+        publish(root)
     processes.wait("the result is written")
     return result
 
@@ -223,6 +222,8 @@ def retrain(
 ) -> Result | None:
     """Trains one architecture alone, on all training data, and measures it.
 
+    With `<run>/retrained/<name>` as its workdir, `publish(<run>)` makes it the network of that run.
+
     Args:
       task: with or without data held out for a search; nothing is held out of this training.
       net: the supernet, or a network of one architecture.
@@ -275,9 +276,8 @@ def retrain(
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
     weights = calibrated(whole, small, processes.on_host(trained.variables))
-    details = files.plain(dict(task.details()))
     if processes.is_first():
-        jaxnas.save_subnet(root / "subnet", small, weights, task.inputs, extra=details)
+        result = dataclasses.replace(result, exported_batch=save(root, task, small, weights))
         results.write(root, result)
         files.write_json(root / "times.json", times)
     processes.wait("the retraining is written")

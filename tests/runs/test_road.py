@@ -9,8 +9,8 @@ import tiers
 from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files, runs, search
-from jaxnas.report import networks
+from jaxnas import files, report, runs, search
+from jaxnas.report import headline, networks
 from jaxnas.report import result as results
 from jaxnas.training import Distillation, Fixed, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
@@ -97,6 +97,9 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     for name, value in result.found.metrics["test"].items():
         np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
 
+    known = {"images": {"mean", "std", "classes"}, "text": {"words", "classes"}, "graphs": {"classes"}}
+    assert {"inputs", *known.get(kind, ())} <= files.read_json(tmp_path / "subnet/preprocessing.json").keys()
+
     short = dataclasses.replace(TRAINING, steps=2)
     for weights in (None, trained.variables):
         path = tmp_path / "retrained" / f"found-{weights is None}"
@@ -108,3 +111,15 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
         times = files.read_json(path / "times.json")
         assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
         assert set(networks._TIMES) <= set(times)  # the page has a column for each
+
+    # What the page shows is what it loads, and goes by the weights that were trained alone.
+    runs.publish(tmp_path)
+    shown = headline.retrained(report.read_run(tmp_path))
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
+    loaded = jaxnas.training.make_evaluator(task.whole(), small, "test", mesh=mesh)(variables)
+    for name, value in shown.network.metrics["test"].items():
+        np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
+    source = tmp_path / "retrained" / shown.folder / "subnet"
+    names = {path.name for path in source.iterdir()}
+    assert names == {"model.safetensors", "model.stablehlo", "subnet.json", "preprocessing.json"}
+    assert all((tmp_path / "subnet" / x).read_bytes() == (source / x).read_bytes() for x in names)
