@@ -31,12 +31,14 @@ from jaxnas import executors, files, latency, processes, runs, search, training
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
+from jaxnas.report.commands import CONFIG, SET
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
+CONFIG_FILE = "config.json"
 # These belong, in --help, to the binary that defines them.
 flags.disclaim_key_flags()
 
@@ -228,7 +230,9 @@ def _flag_mistake(error: flags.Error) -> str:
     return f"--{name} is {value!r}, expected {expected}{close}"
 
 
-def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config, pathlib.Path]:
+def read_config(
+    registry: Mapping[str, Config], *, trains: bool, begins: bool = False
+) -> tuple[Config, pathlib.Path]:
     """The config that the flags ask for, and the workdir.
 
     The processes of a run join first, since a config may make arrays.
@@ -236,6 +240,8 @@ def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config
     Args:
       registry: configs by name.
       trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
+      begins: whether the binary trains a supernet. Others go by the --config and --set of that training,
+        which the workdir has, and by their own --set after these.
 
     Raises:
       ConfigError: a flag is missing or wrong.
@@ -249,11 +255,30 @@ def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not processes.is_first():  # What one process says is enough; errors are said by all.
             sys.stdout = open(os.devnull, "w")
-    if values.config is None:
-        raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
+    if not begins:
+        take_stored(files.as_path(values.workdir) / CONFIG_FILE)
+    if values.config is None:
+        raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     return chosen_config(registry), files.as_path(values.workdir)
+
+
+def take_stored(path: pathlib.Path) -> None:
+    """Puts --config and --set of a training before what the flags say, where these are of that config.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
+    config = stored.get(CONFIG) if isinstance(stored, dict) else None
+    if config is not None and values.config in (None, config):
+        values.config, values.set = config, [*stored.get(SET, ()), *values.set]
+
+
+def described(config: Config) -> dict[str, Any]:
+    """A config as plain values, and the flags that ask for it."""
+    return {**config_lib.to_dict(config), CONFIG: flags.FLAGS.config, SET: list(flags.FLAGS.set)}
 
 
 def chosen_config(registry: Mapping[str, Config]) -> Config:
@@ -493,8 +518,8 @@ def asked() -> dict[str, Any]:
 
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
-    path = workdir / "config.json"
+    path = workdir / CONFIG_FILE
     if not processes.is_first():
         return
     if ran or not path.exists():
-        files.write_json(path, config_lib.to_dict(config))
+        files.write_json(path, described(config))

@@ -5,7 +5,7 @@
       --set training.steps=300
 
 Started again with the same workdir it goes on from the last checkpoint, to the same result.
-Then: python -m experiments.search with the same --config, --set and --workdir.
+Then: python -m experiments.search with the same --config and --workdir; each --set is kept there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _number(count: int) -> str:
 
 
 def main() -> int:
-    config, path = binary.read_config(CONFIGS, trains=True)
+    config, path = binary.read_config(CONFIGS, trains=True, begins=True)
     print(pretty(config), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)

@@ -10,6 +10,7 @@ from jaxnas.report.read import Run
 
 # Where `result.config` has what the command line asked for.
 CONFIG, SET = "--config", "--set"
+AGAIN = "again"  # or the calls in Python that make it again
 
 
 def by_binaries(run: Run) -> bool:
@@ -20,7 +21,8 @@ def by_binaries(run: Run) -> bool:
 def command(run: Run, binary: str, *more: str, workdir: str = "DIR") -> str:
     """The command of a binary on this run; `more` are assignments for --set.
 
-    The binaries behind the training find its assignments in the workdir, so only the training repeats them.
+    The binaries behind the training find its assignments in the workdir, so only the training repeats them;
+    it also takes those of the search.
     """
     config = run.result.config
     own = config.get(SET, ()) if binary == "train_supernet" else ()

@@ -21,6 +21,7 @@ from jaxnas.executors import Calls
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
+from jaxnas.runs import again
 from jaxnas.runs.describe import describe_run
 from jaxnas.runs.plain import to_dict
 from jaxnas.runs.publishing import publish, save
@@ -155,7 +156,15 @@ def search_and_finish(
         raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
     common = dict(training=training, seed=seed, mesh=mesh)
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
-    config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
+    trained, alone = again.trained_by(workdir), training
+    config = {
+        "network": to_dict(net),
+        **{name: trained[name] for name in ("training", "recipe") if name in trained},
+        "search": to_dict(settings),
+        **({} if alone is None else {"alone": to_dict(alone)}),
+        "seed": seed,
+        "again": again.calls(trained, settings, alone, seed),
+    }
     result = finish(task, net, variables, found, workdir, config=config, mesh=mesh)
     if training is None:  # then nothing is ranked
         return result

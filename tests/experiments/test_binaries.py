@@ -1,6 +1,7 @@
 """The binaries end to end on real data: killed and resumed bit for bit, and the errors that users meet."""
 
 import functools
+import html
 import json
 import os
 import pathlib
@@ -227,7 +228,11 @@ def test_evaluate_gives_what_the_result_promises(flow, data_dir):
     config, workdir, _ = flow
     # The saved network has the weights of the retraining, as the headline of the page.
     found = files.read_json(workdir / "retrained" / "found-scratch-0" / "result.json")["found"]
-    shown = json.loads("{" + here("evaluate", config, workdir, data_dir).split("{", 1)[1])
+    # --config and every --set are those of the training, which the workdir and the page have.
+    output = in_process.main("evaluate", f"--workdir={workdir}", f"--data_dir={data_dir}")
+    page = html.unescape((workdir / "report.html").read_text())
+    assert all(f"--set {shlex.quote(assignment)}" in page for assignment in FLOWS[config])
+    shown = json.loads("{" + output.split("{", 1)[1])
     for name, value in found["metrics"]["test"].items():
         assert shown[name] == pytest.approx(value, rel=1e-5)
     assert shown["params"] == found["costs"]["params"] and shown["role"] == "test"

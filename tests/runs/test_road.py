@@ -1,6 +1,7 @@
 """P11: every recipe, strategy, selection and retraining runs on every task."""
 
 import dataclasses
+import html
 
 import jax
 import numpy as np
@@ -123,3 +124,17 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     names = {path.name for path in source.iterdir()}
     assert names == {"model.safetensors", "model.stablehlo", "subnet.json", "preprocessing.json"}
     assert all((tmp_path / "subnet" / x).read_bytes() == (source / x).read_bytes() for x in names)
+
+
+def test_the_calls_on_a_page_make_the_run_again(tmp_path):
+    task, net = task_of("images"), perceptron()
+    strategy = search.Evolution(net.space, evaluations=4, population=2, parents=1, mutations=1, crossovers=1)
+    settings = runs.Search(strategy=strategy, baseline=False, budget="macs", most_share=0.9)
+    trained = fit(task, net, TRAINING, recipe=Sandwich(random=1), seed=3, workdir=tmp_path / "DIR")
+    first = runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path / "DIR", seed=2)
+    calls = first.config["again"]
+    assert calls in html.unescape((tmp_path / "DIR" / "report.html").read_text())
+    assert first.config["training"] == dataclasses.asdict(TRAINING)
+    names = {"task": task, "net": net, "training": jaxnas.training, "runs": runs, "search": search}
+    exec(calls.replace("DIR", str(tmp_path / "again")), names)
+    assert names["result"] == first
