@@ -24,10 +24,9 @@ import jax
 from absl import app, flags, logging
 from jax.sharding import Mesh
 
-import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import executors, files, latency, processes, runs, search, training
+from jaxnas import executors, files, processes, runs, search, training
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
@@ -331,23 +330,15 @@ class Session:
         Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
         goes by the same table.
         """
-        exact = cost(self.net, self.task.inputs)
-        if not self.config.latency:
-            return exact
-        path, rows = workdir / "latency.json", self.config.training.batch_size or 1
-        if not path.exists():
-            measure = measured if self.config.measure is None else self.config.measure
-            if processes.is_first():
-                measure(self.net, self.task, rows).save(path)
-            processes.wait("the latency is measured")
-        table = latency.load(path)
-        if table.device != jax.devices()[0].device_kind:
-            raise ValueError(
-                f"{path} was measured on {table.device}, and this is {jax.devices()[0].device_kind}. Take "
-                "another workdir, or delete the file to measure anew."
-            )
-        own = table.cost(self.net.space)
-        return lambda arch: {**exact(arch), **own(arch)}
+        if not self.latency_rows:
+            return cost(self.net, self.task.inputs)
+        return runs.costs_with_latency(self.task, self.net, self.latency_rows, workdir, self.config.measure)
+
+    @property
+    def latency_rows(self) -> int:
+        """Rows of a batch whose latency is measured; 0 where the config does not ask for it."""
+        config = self.config
+        return config.search.latency or ((config.training.batch_size or 1) if config.latency else 0)
 
     def trained(self, workdir: pathlib.Path) -> training.TrainState:
         """The state at the end of the supernet's training.
@@ -415,7 +406,7 @@ class Session:
             found = space.from_dict(result.read(workdir).found.architecture)
             if text == "found":
                 return found
-            name = "latency_ns" if self.config.latency else "macs"
+            name = "latency_ms" if self.latency_rows else "macs"
             fixed = search.reachable(space, costs)[name][0]
             alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
@@ -437,12 +428,6 @@ class Session:
                 f"{json.dumps(space.to_dict(space.smallest()))}."
             )
         return space.from_dict(values)
-
-
-def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
-    """A latency table of any network, one decision at a time; see `jaxnas.latency.table`."""
-    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), task.inputs)
-    return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
 
 
 def deciding_of(config: Config) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Config:
       search: how an architecture is found.
       retraining: of an architecture alone; None for the settings of `training`, from which
         `--set retraining.learning_rate=1e-4` starts.
-      latency: whether the latency of architectures is measured and counts as a cost, "latency_ns".
+      latency: whether the latency of architectures is measured and counts as a cost, "latency_ms".
       measure: from (network, task, batch size) to a `jaxnas.latency.LatencyTable`; None for one decision
         at a time.
       architectures: architectures to compare with, as option values, by name.

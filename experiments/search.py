@@ -119,6 +119,7 @@ def main() -> None:
             mesh=mesh,
             named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
             spaces=() if spaces is None else spaces.sampled,
+            latency=session.latency_rows,
         )
         result = runs.enter_ranking(
             *(result, task, net, variables, config.alone, settings, workdir),

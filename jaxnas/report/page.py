@@ -16,6 +16,7 @@ from jaxnas import files
 from jaxnas.report import (
     architecture,
     headline,
+    latency,
     made,
     networks,
     probabilities,
@@ -37,6 +38,7 @@ from jaxnas.report.svg import NBSP, esc, is_number
 _PANELS = (
     headline.tiles,
     verdict.panel,
+    latency.panel,
     made.loading_panel,
     scatter.panel,
     architecture.panel,
@@ -120,6 +122,7 @@ def summary_lines(workdir: str | os.PathLike) -> list[str]:
     if linear is not None:
         name = words.metric_name(run.metric, run.final_role)
         lines.append(f"  {words.LINEAR}: {name} {words.value_text(run.metric, linear)}")
+    lines += [f"  {one}" for one in latency.sentences(run)]
     for one in verdict.advice(run, str(root)):
         lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)
         lines += [f"    {line}" for line in one.code.splitlines()]

@@ -13,6 +13,7 @@ from jaxnas.runs.publishing import publish
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
 from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
+from jaxnas.runs.timing import costs_with_latency
 
 __all__ = [
     "METHODS",
@@ -21,6 +22,7 @@ __all__ = [
     "Search",
     "SpaceEvolution",
     "Spaces",
+    "costs_with_latency",
     "describe_run",
     "describe_space",
     "describe_task",

@@ -27,6 +27,7 @@ from jaxnas.runs.plain import to_dict
 from jaxnas.runs.publishing import publish, save
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
+from jaxnas.runs.timing import costs_with_latency, time_found
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
@@ -51,6 +52,7 @@ def finish(
     mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
     spaces: tuple[SampledSpaceOf, ...] = (),
+    latency: int = 0,
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
 
@@ -66,6 +68,7 @@ def finish(
       mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
       spaces: that the space of the network evolved from, and itself; see `evolve`.
+      latency: rows of a batch on which the network is timed beside the largest and the smallest; 0 for none.
 
     Returns:
       What result.json holds.
@@ -122,6 +125,9 @@ def finish(
         linear = dict(task.linear_model(roles))
         result = dataclasses.replace(result, exported_batch=exported, linear=linear)
         results.write(root, result)
+        if latency:
+            timed = {"found": found.arch, "smallest": space.smallest(), "largest": space.largest()}
+            time_found(task, net, processes.on_host(variables), timed, latency, root)
         publish(root)
     processes.wait("the result is written")
     return result
@@ -154,7 +160,10 @@ def search_and_finish(
     settings = Search() if settings is None else settings
     if settings.ranked and training is None:
         raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
-    common = dict(training=training, seed=seed, mesh=mesh)
+    costs = None
+    if settings.latency:
+        costs = costs_with_latency(task, net, settings.latency, workdir)
+    common = dict(training=training, seed=seed, mesh=mesh, costs=costs)
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
     trained, alone = again.trained_by(workdir), training
     config = {
@@ -165,7 +174,8 @@ def search_and_finish(
         "seed": seed,
         "again": again.calls(trained, settings, alone, seed),
     }
-    result = finish(task, net, variables, found, workdir, config=config, mesh=mesh)
+    own = dict(costs=costs, config=config, mesh=mesh, latency=settings.latency)
+    result = finish(task, net, variables, found, workdir, **own)
     if training is None:  # then nothing is ranked
         return result
     return enter_ranking(result, task, net, variables, training, settings, workdir, seed=seed, mesh=mesh)

@@ -6,9 +6,10 @@ import random
 import pytest
 import workdirs
 
-from jaxnas import report
+from jaxnas import files, report
 from jaxnas.report import read_run, verdict
 from jaxnas.report import result as result_lib
+from jaxnas.report.read import TIMED
 
 
 def change(root, **fields):
@@ -80,3 +81,29 @@ def test_advice_is_of_what_made_the_run(tmp_path):
     better = dataclasses.replace(run.found, weights="from scratch", seed=0, steps=5)
     result_lib.write(folder, dataclasses.replace(run, found=better))
     assert "runs.retrain(" not in advised(root)
+
+
+def test_a_run_claims_no_more_speed_than_it_measured(tmp_path):
+    """A page of times: those that overlap are no gain, and the budget is compared with what was measured."""
+    root = workdirs.own(tmp_path)
+    found = report.read_run(root).result.found
+    cases = (  # quartiles of the found, the largest and the smallest network, and what the page says
+        ((0.5, 0.6, 0.7), (1.1, 1.2, 1.3), (0.2, 0.3, 0.4), ("50 % of the largest", "keeps the budget of")),
+        (
+            (0.8, 0.95, 1.1),
+            (1.0, 1.2, 1.3),
+            (1.2, 1.3, 1.4),
+            ("no faster than", "is slower", "noise, at the budget"),
+        ),
+        ((1.0, 1.1, 1.2), (2.1, 2.2, 2.3), (0.2, 0.3, 0.4), ("50 % of the largest", "exceeds the budget of")),
+    )
+    for own, largest, smallest, said in cases:
+        times = {"found": own, "largest": largest, "smallest": smallest}
+        record = {"rows": 8, "device": "chip", "architecture": found.architecture, "milliseconds": times}
+        files.write_json(root / TIMED, record)
+        text = " ".join(report.summary_lines(root))
+        assert all(part in text for part in said), text
+        page = report.write(root).read_text()
+        assert "Latency, as measured" in page and f"with {own[1]:g} ms latency" in page
+    files.write_json(root / TIMED, {**record, "architecture": {}})  # of a network that was found before
+    assert "as measured" not in report.write(root).read_text()
