@@ -13,6 +13,7 @@ import difflib
 import functools
 import inspect
 import linecache
+import os
 import pathlib
 import sys
 import types
@@ -235,8 +236,14 @@ def _may_be_none(config: Config, name: str) -> bool:
     return hint is Any or type(None) in typing.get_args(hint)
 
 
+def one_line(config: Config, workdir: os.PathLike) -> str:
+    """What a run is, in a line, to be printed when it starts."""
+    what = f"{config.name}: {type(config.network).__name__} on {config.task.name}"
+    return f"{what}, {config.training.steps:,} steps, in {workdir} (--verbose prints every setting)"
+
+
 def pretty(config: Config) -> str:
-    """A config as aligned lines, one a field, to be printed when a run starts."""
+    """A config as aligned lines, one a field."""
     flat = {name: value for name, (value, _) in _leaves(config).items()}
     width = max(map(len, flat), default=0)
     return "\n".join(f"  {name:<{width}}  {_show(value)}" for name, value in flat.items())

@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from experiments import binary
-from experiments.config import pretty
+from experiments.config import one_line, pretty
 from experiments.configs import CONFIGS
 from jaxnas import files, report, runs, training
 
@@ -28,7 +28,7 @@ def _number(count: int) -> str:
 
 def main() -> int:
     config, path = binary.read_config(CONFIGS, trains=True, begins=True)
-    print(pretty(config), flush=True)
+    print(pretty(config) if flags.FLAGS.verbose else one_line(config, path), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
@@ -49,7 +49,8 @@ def main() -> int:
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
             return 0
         binary.store(config, workdir, ran=False)
-        start = None
+        start, page = None, runs.LivePage(task, session.net.space, workdir)
+        page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
             evolved = runs.evolve(
                 *(task, session.net, settings, config.recipe, config.evolution, workdir), **common
@@ -58,7 +59,8 @@ def main() -> int:
                 print("stopped and saved; the same command goes on from here", flush=True)
                 return binary.STOPPED
             session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
-        page, steps = runs.LivePage(task, session.net.space, workdir), settings.steps
+            page = runs.LivePage(task, session.net.space, workdir)
+        steps = settings.steps
         trained = training.fit(
             *(task, session.net, settings),
             recipe=config.recipe,
@@ -66,7 +68,9 @@ def main() -> int:
             cost=session.costs(workdir),
             workdir=workdir,
             **common,
-            progress=lambda done, _: page.update(f"The supernet is in training: step {done:,} of {steps:,}."),
+            progress=lambda done, _: page.update(
+                f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
+            ),
         )
         if trained.complete and config.evolution is not None:
             runs.measure_last(
@@ -87,5 +91,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    flags.DEFINE_boolean("verbose", False, "Print every setting, and not the config's name alone.")
     flags.DEFINE_boolean("replay", False, "Instead, repeat the step that the training here diverged at.")
     binary.run(main)

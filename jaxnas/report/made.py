@@ -65,7 +65,7 @@ def loading_panel(run: Run) -> str:
         note(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
         note(
             f"It is the network of the headline, {esc(_weights(run))}. How its inputs are made, and what its "
-            f"outputs mean, is in <code>{subnet}/preprocessing.json</code>."
+            f"outputs mean, is in <code>{esc(subnet)}/preprocessing.json</code>."
         ),
     )
 

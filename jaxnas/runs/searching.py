@@ -244,12 +244,16 @@ def search_space(
         record = SearchOf(name=one.name, evaluations=one.evaluations, bounds=bounds, reachable=reach)
         if page is not None:
             page.searches = (*records, record)
+            page.begin(f"The {one.name} search begins: what evaluates architectures is being compiled.")
         with Progress(one.evaluations, label=f"{one.name} search") as shown:
 
-            def progress(standing: search.Standing, name=one.name, shown=shown) -> None:
+            def progress(
+                standing: search.Standing, name=one.name, total=one.evaluations, shown=shown
+            ) -> None:
                 shown.update(standing.evaluations, standing.figures())
                 if page is not None:
-                    page.update(f"The {name} search has made {standing}.")
+                    done = standing.evaluations
+                    page.update(f"The {name} search has made {standing}.", done, total)
 
             result = search.run(
                 one,
