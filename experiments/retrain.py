@@ -52,6 +52,7 @@ def main() -> int:
     done = [found[number] for number in sorted(found)]
     if done and (root / NAME).is_file() and processes.is_first():
         runs.publish(root)
+        print("\n".join(report.summary_lines(root)), flush=True)
     for metrics, times in done:
         for role, measured in metrics.items():
             text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())

@@ -34,7 +34,12 @@ def retrained(run: Run) -> Retrained | None:
     if group is None:
         return None
     role = networks.ranking_role(run)
-    return max(group.members, key=lambda one: run.sign * (run.value(one.network, role) or -math.inf))
+
+    def score(one: Retrained) -> float:
+        value = run.value(one.network, role)
+        return -math.inf if value is None else run.sign * value
+
+    return max(group.members, key=score)
 
 
 def headline(run: Run) -> tuple[str, str, str]:

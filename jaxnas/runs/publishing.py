@@ -33,7 +33,8 @@ def publish(workdir: str | os.PathLike) -> None:
     if (chosen := headline.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
         paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
-        files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
+        if all(path.is_file() for path in paths):  # an earlier version saved no program
+            files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
     report.write(root)
 
 

@@ -144,7 +144,8 @@ def fit(
     )
     if not store.begun():
         start = time.perf_counter()
-        check_network(net, task.inputs)
+        with Progress(1, label="checking the network"):
+            check_network(net, task.inputs)
         _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 
