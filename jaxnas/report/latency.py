@@ -40,6 +40,11 @@ def sentences(run: Run) -> list[str]:
     summed = run.result.found.costs.get(COST)
     if summed is not None:
         said.append(f"The table that the search went by has {_ms(summed)} ms for it, a sum over decisions.")
+        if COST in run.bounds and not 2 / 3 < summed / middle < 3 / 2:
+            said.append(
+                "The two are far apart, so the search was misled: delete latency.json and search/ and search "
+                "again while nothing else runs."
+            )
     return said
 
 

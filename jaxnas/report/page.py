@@ -111,7 +111,9 @@ def summary_lines(workdir: str | os.PathLike) -> list[str]:
         return [f"{name} {value}{words.unit_text(run.metric)}" for name, value in values if value != "–"]
 
     parts = figures(found) + [
-        words.cost_amount(name, cost) for name, cost in found.costs.items() if name != run.cost
+        words.cost_amount(name, cost)
+        for name, cost in found.costs.items()
+        if name != run.cost and not (name == latency.COST and run.timed)
     ]
     if is_number(found.extraction_error):
         parts.append(f"extraction error {found.extraction_error:.1e}")

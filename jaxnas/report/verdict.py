@@ -70,15 +70,21 @@ def _convergence(run: Run) -> list[Advice]:
     fall, steps = still_improving(run), commands.steps_of(run)
     if fall is None:
         return []
-    if not fall:
+    if fall:
+        text = (
+            f"The supernet was still improving: its loss fell by {fall:.2g} over the last fifth of its "
+            f"{count(steps)} steps. "
+        )
+    elif _against_linear(run):  # a learning rate that falls to zero settles any loss
+        text = (
+            f"The loss had settled in the last fifth of {count(steps)} steps, far from what the data give. "
+        )
+    else:
         text = (
             f"The loss had settled: it did not fall over the last fifth of the {count(steps)} training steps."
         )
         return [Advice(text)]
-    text = (
-        f"The training was still improving when it ended: its loss fell by {fall:.2g} over the last fifth of "
-        f"{count(steps)} steps. Try {count(2 * steps)} steps, in a new workdir:"
-    )
+    text += f"Try {count(2 * steps)} steps, in a new workdir:"
     code = f'trained = training.fit(task, net, {2 * steps}, workdir="NEW")'
     if by_binaries(run):
         code = command(run, "train_supernet", f"training.steps={2 * steps}", workdir="NEW")

@@ -54,6 +54,8 @@ def test_a_linear_model_stands_beside_the_network(tmp_path):
         assert page.count("linear model (logistic regression)") == 1 + (not good)  # the row; the advice
         assert any(f"{100 * value:.2f} %" in line for line in lines if "linear model" in line)
         assert ("learning rate" in advised(root)) != good
+        train(root, lambda part: 1.0)  # settled, which a network behind a linear model may not rest on
+        assert ("steps=2000" in advised(root)) != good
 
 
 def test_advice_is_of_what_made_the_run(tmp_path):
