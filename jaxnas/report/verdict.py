@@ -85,7 +85,7 @@ def _convergence(run: Run) -> list[Advice]:
         )
         return [Advice(text)]
     text += f"Try {count(2 * steps)} steps, in a new workdir:"
-    code = f'trained = training.fit(task, net, {2 * steps}, workdir="NEW")'
+    code = f'trained = training.fit(task, net, {commands.training_call(run, 2 * steps)}, workdir="NEW")'
     if by_binaries(run):
         code = command(run, "train_supernet", f"training.steps={2 * steps}", workdir="NEW")
     return [Advice(text, code)]
@@ -98,8 +98,9 @@ def _alone(run: Run, workdir: str) -> list[Advice]:
     text = "The weights are those of the supernet. A network that is trained alone is usually better:"
     code = (
         "arch = net.space.from_dict(result.found.architecture)\n"
-        f"runs.retrain(task, net, arch, training.Training(steps={commands.steps_of(run) or 1000}), "
-        f'"{workdir}/retrained/found")\nruns.publish("{workdir}")  # the page and subnet/ are then of it'
+        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
+        f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/found")\n'
+        f'runs.publish("{workdir}")  # the page and subnet/ are then of it'
     )
     return [Advice(text, command(run, "retrain", workdir=workdir) if by_binaries(run) else code)]
 
@@ -119,7 +120,7 @@ def _ranks(run: Run, workdir: str) -> list[Advice]:
         return []
     code = (
         f"settings = {commands.call('runs.Search', changes)}\n"
-        f"alone = training.Training(steps={commands.steps_of(run) or 1000})\n"
+        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
         "runs.search_and_finish(task, net, trained.variables, settings, training=alone, "
         f'workdir="{workdir}")'
     )
