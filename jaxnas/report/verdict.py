@@ -35,7 +35,7 @@ def still_improving(run: Run) -> float | None:
     if len(points) < 2:
         return None
     steps, losses = zip(*points, strict=True)
-    last = max(2, len(points) // 5)
+    last = min(len(points), max(3, len(points) // 5))
     line = statistics.linear_regression(steps[-last:], losses[-last:])
     span = steps[-1] - steps[-last]
     # Second differences leave nothing of a trend; their deviation is sqrt(6) times the noise's.
@@ -57,11 +57,12 @@ def _against_linear(run: Run) -> list[Advice]:
         return []
     gap = words.difference_text(run.metric, abs(lead)).lstrip("+±")
     figure = words.value_text(run.metric, run.result.linear[role])
-    behind = f"{gap} more than this network" if lead else "as much as this network"
+    if lead == 0:
+        return [Advice(f"A {words.LINEAR} is as good as this network: such data hardly tell networks apart.")]
     text = (
         f"This network is not worth its search yet: a {words.LINEAR} has {figure} {role} "
-        f"{words.plain(run.metric.name)}, {behind}. Before you search again, train for more steps or "
-        "try another learning rate."
+        f"{words.plain(run.metric.name)}, {gap} more than this network. Before you search again, "
+        "train for more steps or try another learning rate."
     )
     return [Advice(text)]
 
@@ -72,10 +73,10 @@ def _convergence(run: Run) -> list[Advice]:
         return []
     if fall:
         text = (
-            f"The supernet was still improving: its loss fell by {fall:.2g} over the last fifth of its "
+            f"The supernet was still improving: its loss fell by {fall:.2g} towards the end of its "
             f"{count(steps)} steps. "
         )
-    elif _against_linear(run):  # a learning rate that falls to zero settles any loss
+    elif (lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
         text = (
             f"The loss had settled in the last fifth of {count(steps)} steps, far from what the data give. "
         )
@@ -85,7 +86,10 @@ def _convergence(run: Run) -> list[Advice]:
         )
         return [Advice(text)]
     text += f"Try {count(2 * steps)} steps, in a new workdir:"
-    code = f'trained = training.fit(task, net, {commands.training_call(run, 2 * steps)}, workdir="NEW")'
+    code = (
+        f"settings = {commands.training_call(run, 2 * steps)}\n"
+        'trained = training.fit(task, net, settings, workdir="NEW")'
+    )
     if by_binaries(run):
         code = command(run, "train_supernet", f"training.steps={2 * steps}", workdir="NEW")
     return [Advice(text, code)]
@@ -118,8 +122,9 @@ def _ranks(run: Run, workdir: str) -> list[Advice]:
         parts.append("measures on ten networks how well the supernet ranks")
     if not parts:
         return []
+    given = ", ".join(f"{name}={value}" for name, value in changes.items())
     code = (
-        f"settings = {commands.call('runs.Search', changes)}\n"
+        f"settings = dataclasses.replace(settings, {given})\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
         "runs.search_and_finish(task, net, trained.variables, settings, training=alone, "
         f'workdir="{workdir}")'

@@ -76,10 +76,8 @@ def test_advice_is_of_what_made_the_run(tmp_path):
     made = {"steps": 1000, "batch_size": 8, "learning_rate": 2e-3}  # of which one is no default
     change(root, config={"search": {"finalists": 3}, "training": made})
     calls = advised(root)
-    assert (
-        "experiments" not in calls and "fit(task, net, training.Training(steps=2000, batch_size=8)," in calls
-    )
-    assert "runs.retrain(" in calls and "runs.Search(ranked=10)" in calls
+    assert "experiments" not in calls and "training.Training(steps=2000, batch_size=8)\n" in calls
+    assert "runs.retrain(" in calls and "replace(settings, ranked=10)" in calls
     folder = root / "retrained" / "found"
     folder.mkdir(parents=True)
     run = read_run(root).result
