@@ -24,19 +24,20 @@ import jax
 from absl import app, flags, logging
 from jax.sharding import Mesh
 
-import jaxnas
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
-from jaxnas import executors, files, latency, processes, runs, search, training
+from jaxnas import executors, files, processes, runs, search, training
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report import result
+from jaxnas.report.commands import CONFIG, SET
 from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.fit import restore
 from jaxnas.training.keys import stream
 
 STOPPED = 143  # as a shell says of a process that SIGTERM ended
+CONFIG_FILE = "config.json"
 # These belong, in --help, to the binary that defines them.
 flags.disclaim_key_flags()
 
@@ -247,7 +248,9 @@ def _flag_mistake(error: flags.Error) -> str:
     return f"--{name} is {value!r}, expected {expected}{close}"
 
 
-def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config, pathlib.Path]:
+def read_config(
+    registry: Mapping[str, Config], *, trains: bool, begins: bool = False
+) -> tuple[Config, pathlib.Path]:
     """The config that the flags ask for, and the workdir.
 
     The processes of a run join first, since a config may make arrays.
@@ -255,6 +258,8 @@ def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config
     Args:
       registry: configs by name.
       trains: whether the binary saves a training when SIGTERM asks it to stop. Others end at once.
+      begins: whether the binary trains a supernet. Others go by the --config and --set of that training,
+        which the workdir has, and by their own --set after these.
 
     Raises:
       ConfigError: a flag is missing or wrong.
@@ -268,11 +273,30 @@ def read_config(registry: Mapping[str, Config], *, trains: bool) -> tuple[Config
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not processes.is_first():  # What one process says is enough; errors are said by all.
             sys.stdout = open(os.devnull, "w")
-    if values.config is None:
-        raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     if not values.workdir:
         raise ConfigError("--workdir is missing. It is the directory that the run writes to")
+    if not begins:
+        take_stored(files.as_path(values.workdir) / CONFIG_FILE)
+    if values.config is None:
+        raise ConfigError(f"--config is missing. It is one of {', '.join(registry)}, or a Python file")
     return chosen_config(registry), files.as_path(values.workdir)
+
+
+def take_stored(path: pathlib.Path) -> None:
+    """Puts --config and --set of a training before what the flags say, where these are of that config.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
+    config = stored.get(CONFIG) if isinstance(stored, dict) else None
+    if config is not None and values.config in (None, config):
+        values.config, values.set = config, [*stored.get(SET, ()), *values.set]
+
+
+def described(config: Config) -> dict[str, Any]:
+    """A config as plain values, and the flags that ask for it."""
+    return {**config_lib.to_dict(config), CONFIG: flags.FLAGS.config, SET: list(flags.FLAGS.set)}
 
 
 def chosen_config(registry: Mapping[str, Config]) -> Config:
@@ -325,23 +349,15 @@ class Session:
         Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
         goes by the same table.
         """
-        exact = cost(self.net, self.task.inputs)
-        if not self.config.latency:
-            return exact
-        path, rows = workdir / "latency.json", self.config.training.batch_size or 1
-        if not path.exists():
-            measure = measured if self.config.measure is None else self.config.measure
-            if processes.is_first():
-                measure(self.net, self.task, rows).save(path)
-            processes.wait("the latency is measured")
-        table = latency.load(path)
-        if table.device != jax.devices()[0].device_kind:
-            raise ValueError(
-                f"{path} was measured on {table.device}, and this is {jax.devices()[0].device_kind}. Take "
-                "another workdir, or delete the file to measure anew."
-            )
-        own = table.cost(self.net.space)
-        return lambda arch: {**exact(arch), **own(arch)}
+        if not self.latency_rows:
+            return cost(self.net, self.task.inputs)
+        return runs.costs_with_latency(self.task, self.net, self.latency_rows, workdir, self.config.measure)
+
+    @property
+    def latency_rows(self) -> int:
+        """Rows of a batch whose latency is measured; 0 where the config does not ask for it."""
+        config = self.config
+        return config.search.latency or ((config.training.batch_size or 1) if config.latency else 0)
 
     def trained(self, workdir: pathlib.Path) -> training.TrainState:
         """The state at the end of the supernet's training.
@@ -409,7 +425,7 @@ class Session:
             found = space.from_dict(result.read(workdir).found.architecture)
             if text == "found":
                 return found
-            name = "latency_ns" if self.config.latency else "macs"
+            name = "latency_ms" if self.latency_rows else "macs"
             fixed = search.reachable(space, costs)[name][0]
             alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))
@@ -431,12 +447,6 @@ class Session:
                 f"{json.dumps(space.to_dict(space.smallest()))}."
             )
         return space.from_dict(values)
-
-
-def measured(net: nn.Module, task: Task, rows: int) -> latency.LatencyTable:
-    """A latency table of any network, one decision at a time; see `jaxnas.latency.table`."""
-    inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), task.inputs)
-    return latency.table(net, jaxnas.init(net, jax.random.key(0), task.inputs), inputs)
 
 
 def deciding_of(config: Config) -> dict[str, Any]:
@@ -512,8 +522,8 @@ def asked() -> dict[str, Any]:
 
 def store(config: Config, workdir: pathlib.Path, *, ran: bool) -> None:
     """Writes config.json; before a config `ran` only where there is none, since it may be refused."""
-    path = workdir / "config.json"
+    path = workdir / CONFIG_FILE
     if not processes.is_first():
         return
     if ran or not path.exists():
-        files.write_json(path, config_lib.to_dict(config))
+        files.write_json(path, described(config))

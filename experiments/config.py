@@ -13,6 +13,7 @@ import difflib
 import functools
 import inspect
 import linecache
+import os
 import sys
 import types
 import typing
@@ -54,7 +55,7 @@ class Config:
       search: how an architecture is found.
       retraining: of an architecture alone; None for the settings of `training`, from which
         `--set retraining.learning_rate=1e-4` starts.
-      latency: whether the latency of architectures is measured and counts as a cost, "latency_ns".
+      latency: whether the latency of architectures is measured and counts as a cost, "latency_ms".
       measure: from (network, task, batch size) to a `jaxnas.latency.LatencyTable`; None for one decision
         at a time.
       architectures: architectures to compare with, as option values, by name.
@@ -234,8 +235,14 @@ def _may_be_none(config: Config, name: str) -> bool:
     return hint is Any or type(None) in typing.get_args(hint)
 
 
+def one_line(config: Config, workdir: os.PathLike) -> str:
+    """What a run is, in a line, to be printed when it starts."""
+    what = f"{config.name}: {type(config.network).__name__} on {config.task.name}"
+    return f"{what}, {config.training.steps:,} steps, in {workdir} (--verbose prints every setting)"
+
+
 def pretty(config: Config) -> str:
-    """A config as aligned lines, one a field, to be printed when a run starts."""
+    """A config as aligned lines, one a field."""
     flat = {name: value for name, (value, _) in _leaves(config).items()}
     width = max(map(len, flat), default=0)
     return "\n".join(f"  {name:<{width}}  {_show(value)}" for name, value in flat.items())

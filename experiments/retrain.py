@@ -6,8 +6,9 @@
       --executor=processes --workers=2
 
 Goes into workdir/retrained/<architecture>-<weights>-<seed>, goes on there, and is entered in the page of the
-search, if there is one. Nothing is held out of this training, so it sees the search role too. With several
-seeds each retraining is a job of its own, here in turn or on workers that reach the workdir and the data.
+search, if there is one: its subnet/ then has the found network with the weights trained alone. Nothing is
+held out of this training, so it sees the search role too. With several seeds each retraining is a job of its
+own, here in turn or on workers that reach the workdir and the data.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from absl import flags
 from experiments import binary, retraining
 from experiments.configs import CONFIGS
 from experiments.retraining import Retraining
-from jaxnas import executors, processes, report
+from jaxnas import executors, processes, report, runs
 from jaxnas.report.result import NAME
 
 
@@ -50,7 +51,8 @@ def main() -> int:
                 break
     done = [found[number] for number in sorted(found)]
     if done and (root / NAME).is_file() and processes.is_first():
-        report.write(root)
+        runs.publish(root)
+        print("\n".join(report.summary_lines(root)), flush=True)
     for metrics, times in done:
         for role, measured in metrics.items():
             text = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())

@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from experiments import binary, trials
-from experiments.config import Config, ConfigError, to_dict
+from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import executors, files, processes, report, runs, supernets, training
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
@@ -115,10 +115,11 @@ def main() -> None:
             found,
             workdir,
             costs=costs,
-            config=to_dict(config),
+            config=binary.described(config),
             mesh=mesh,
             named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
             spaces=() if spaces is None else spaces.sampled,
+            latency=session.latency_rows,
         )
         result = runs.enter_ranking(
             *(result, task, net, variables, config.alone, settings, workdir),
@@ -126,7 +127,7 @@ def main() -> None:
             mesh=mesh,
             alone=workers["alone"],
         )
-    print("\n".join(report.summary_lines(result, path)), flush=True)
+    print("\n".join(report.summary_lines(path)), flush=True)
     print(report.times_line(found.times), flush=True)
 
 

@@ -5,7 +5,7 @@
       --set training.steps=300
 
 Started again with the same workdir it goes on from the last checkpoint, to the same result.
-Then: python -m experiments.search with the same --config, --set and --workdir.
+Then: python -m experiments.search with the same --config and --workdir; each --set is kept there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from experiments import binary
-from experiments.config import pretty
+from experiments.config import one_line, pretty
 from experiments.configs import CONFIGS
 from jaxnas import files, report, runs, training
 
@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def train() -> None:
-    config, path = binary.read_config(CONFIGS, trains=True)
-    print(pretty(config), flush=True)
+    config, path = binary.read_config(CONFIGS, trains=True, begins=True)
+    print(pretty(config) if flags.FLAGS.verbose else one_line(config, path), flush=True)
     with training.open_workdir(path) as workdir:
         session = binary.bring_to_life(config)
         task, settings = session.task, config.training
@@ -59,13 +59,15 @@ def train() -> None:
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
             return
         binary.store(config, workdir, ran=False)
-        start = None
+        start, page = None, runs.LivePage(task, session.net.space, workdir)
+        page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
             evolved = runs.evolve(
                 *(task, session.net, settings, config.recipe, config.evolution, workdir), **common
             )
             session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
-        page, steps = runs.LivePage(task, session.net.space, workdir), settings.steps
+            page = runs.LivePage(task, session.net.space, workdir)
+        steps = settings.steps
         try:
             trained = training.fit(
                 *(task, session.net, settings),
@@ -75,7 +77,7 @@ def train() -> None:
                 workdir=workdir,
                 **common,
                 progress=lambda done, _: page.update(
-                    f"The supernet is in training: step {done:,} of {steps:,}."
+                    f"The supernet is in training: step {done:,} of {steps:,}.", done, steps
                 ),
             )
         except training.Stopped:
@@ -95,5 +97,6 @@ def train() -> None:
 
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
+    flags.DEFINE_boolean("verbose", False, "Print every setting, and not the config's name alone.")
     flags.DEFINE_boolean("replay", False, "Instead, repeat the step that the training here diverged at.")
     binary.run(main)

@@ -36,6 +36,7 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
+PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it beside the others
 # All that `supernets` exports, so that `load_subnet` finds them by name.
 _OURS = {
     name: value
@@ -113,7 +114,7 @@ def save_subnet(
         "extra": extra or {},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
-    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM,))
+    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM, PREPROCESSING))
 
 
 def needs_module(net: nn.Module) -> bool:

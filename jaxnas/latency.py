@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -51,7 +50,7 @@ class LatencyTable:
     setting: Mapping[str, Any]
 
     def cost(self, space: Space) -> Cost:
-        """The latency of an architecture, `arch -> {"latency_ns"}`; what is inactive adds nothing.
+        """The latency of an architecture, `arch -> {"latency_ms"}`; what is inactive adds nothing.
 
         As `jaxnas.cost`: hard or soft, under jit and vmap, for bounds and for expected latency.
 
@@ -64,7 +63,15 @@ class LatencyTable:
                 added = self._added(name, choice, position)
                 active = _active(space, name, position)
                 tables.append(combine(lambda on, ns: on * ns, active, added))
-        return table_cost({"latency_ns": tuple(tables)}, space)
+        exact = table_cost({"nanoseconds": tuple(tables)}, space)
+
+        def milliseconds(arch: Arch) -> dict[str, Any]:
+            value = exact(arch)["nanoseconds"]
+            if isinstance(value, jax.Array):
+                return {"latency_ms": value.astype(jnp.float32) / 1e6}
+            return {"latency_ms": np.asarray(value) / 1e6}
+
+        return milliseconds
 
     def _added(self, name: str, choice: Choice, position: int) -> Table:
         label = name if choice.length is None else f"{name}[{position}]"
@@ -107,12 +114,23 @@ def load(path: str | os.PathLike) -> LatencyTable:
 def median_times(
     calls: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 30
 ) -> dict[Name, float]:
-    """Median seconds of each call, all of them in turn, so that a slow moment meets each alike.
+    """Median seconds of each call; see `quartiles`."""
+    found = quartiles(calls, warmup=warmup, repeats=repeats)
+    return {name: middle for name, (_, middle, _) in found.items()}
+
+
+def quartiles(
+    calls: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 30
+) -> dict[Name, tuple[float, float, float]]:
+    """Seconds of each call, all of them in turn, so that a slow moment meets each alike.
 
     Args:
       calls: functions that start work on the device and return its arrays.
       warmup: calls of each that are not counted: the first one compiles.
       repeats: calls that are.
+
+    Returns:
+      The lower quartile, the median and the upper quartile.
     """
     for call in calls.values():
         for _ in range(warmup):
@@ -123,7 +141,7 @@ def median_times(
             start = time.perf_counter()
             jax.block_until_ready(call())
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: tuple(np.percentile(values, (25, 50, 75)).tolist()) for name, values in times.items()}
 
 
 def measure(
@@ -153,6 +171,15 @@ def measure(
         arch = {name: value[i] for name, value in archs.items()}
         calls[str(i)] = _call(net, variables, inputs, arch)
     return np.array(list(median_times(calls, repeats=repeats).values()))
+
+
+def spread(
+    net: nn.Module, variables: dict[str, Any], inputs: Any, archs: Mapping[str, Arch], *, repeats: int = 50
+) -> dict[str, tuple[float, float, float]]:
+    """Milliseconds of a call of extracted networks by name: quartile, median, quartile; see `measure`."""
+    calls = {name: _call(net, variables, inputs, arch) for name, arch in archs.items()}
+    found = quartiles(calls, repeats=repeats)
+    return {name: (1e3 * low, 1e3 * middle, 1e3 * high) for name, (low, middle, high) in found.items()}
 
 
 def _call(net: nn.Module, variables: dict[str, Any], inputs: Any, arch: Arch) -> Callable[[], Any]:

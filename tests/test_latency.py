@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refusals
+import small_tasks
 
 import jaxnas
 from experiments.configs.par import measure_blocks
-from jaxnas import Choice, Space, latency, spaces, supernets, tasks
+from jaxnas import Choice, Space, latency, report, runs, search, spaces, supernets, tasks
 from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
 
 SPACE = spaces.par(3)
@@ -41,17 +42,17 @@ class Wide(nn.Module):
 def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
     cost = TABLE.cost(SPACE)
     arch = SPACE.from_dict({"block": ["attention", "identity", "feed_forward"]})
-    assert cost(arch) == {"latency_ns": 1300}
+    assert cost(arch) == {"latency_ms": 1300e-6}
     batch = SPACE.enumerate()
-    one_by_one = [int(cost(jax.tree.map(lambda x, i=i: x[i], batch))["latency_ns"]) for i in range(27)]
-    np.testing.assert_array_equal(jax.jit(jax.vmap(cost))(batch)["latency_ns"], one_by_one)
+    one_by_one = [cost(jax.tree.map(lambda x, i=i: x[i], batch))["latency_ms"] for i in range(27)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(cost))(batch)["latency_ms"], one_by_one, rtol=1e-6)
     # Expected, and differentiable, for a soft one.
     weights = {"block": jnp.full((3, 3), 1 / 3)}
-    assert float(cost(weights)["latency_ns"]) == pytest.approx(1300)
-    gradient = jax.grad(lambda w: cost(w)["latency_ns"])(weights)["block"]
-    np.testing.assert_allclose(gradient, [[0, 300, 1000]] * 3)
+    assert float(cost(weights)["latency_ms"]) == pytest.approx(1300e-6)
+    gradient = jax.grad(lambda w: cost(w)["latency_ms"])(weights)["block"]
+    np.testing.assert_allclose(gradient, [[0, 300e-6, 1000e-6]] * 3, rtol=1e-6)
     # Also of the network that was found, whose options are fixed.
-    assert TABLE.cost(SPACE.fix(arch))(SPACE.fix(arch).smallest()) == {"latency_ns": 1300}
+    assert TABLE.cost(SPACE.fix(arch))(SPACE.fix(arch).smallest()) == {"latency_ms": 1300e-6}
 
 
 def test_what_is_inactive_takes_no_time():
@@ -69,7 +70,7 @@ def test_what_is_inactive_takes_no_time():
         ({"depth": 1, "width": [8]}, 57),
         ({"depth": 1, "width": [16]}, 60),
     ):
-        assert cost(space.from_dict(values)) == {"latency_ns": expected}
+        assert cost(space.from_dict(values)) == {"latency_ms": expected / 1e6}
 
 
 def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
@@ -96,7 +97,7 @@ def test_any_network_is_measured():
     assert table.options["hidden"]["2048"] == 0 > table.options["hidden"]["1"]
     assert table.setting["inputs"] == "{'x': float32[128, 512]}"
     assert set(table.options["last"]) == {"identity", "dense"} and table.nanoseconds > 0
-    assert table.cost(net.space)(net.space.largest()) == {"latency_ns": table.nanoseconds}
+    assert table.cost(net.space)(net.space.largest()) == {"latency_ms": table.nanoseconds / 1e6}
 
 
 def test_calls_are_made_in_turn():
@@ -121,3 +122,15 @@ def test_mistakes_are_refused(tmp_path):
         *(loaded(number, text) for number, text in enumerate(texts)),
         (lambda: latency.load(tmp_path / "none.json"), FileNotFoundError, "none.json"),
     )
+
+
+def test_a_search_that_asks_for_latency_times_what_it_found(tmp_path):
+    task, net = small_tasks.task_of("images"), small_tasks.perceptron(1, (1, 4))
+    variables = jaxnas.init(net, jax.random.key(0), task.inputs)
+    strategy = search.RandomSearch(net.space, evaluations=2, batch=1)
+    settings = runs.Search(strategy=strategy, latency=4, budget="latency_ms", most=1e3)
+    result = runs.search_and_finish(task, net, variables, settings, workdir=tmp_path)
+    assert 0 < result.found.costs["latency_ms"] < 1e3
+    timed = report.read_run(tmp_path).timed
+    assert timed["rows"] == 4 and set(timed["milliseconds"]) == {"found", "smallest", "largest"}
+    assert all(0 < low <= middle <= high for low, middle, high in timed["milliseconds"].values())

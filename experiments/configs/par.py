@@ -113,10 +113,10 @@ WIKITEXT2_SMALL = Config(
     training=dataclasses.replace(_EPOCH, evaluate_every=25),
     # Attention is of no use before the other weights are trained: an earlier start removes it everywhere.
     recipe=_relaxed(
-        10, start=500, every=2, learning_rate=0.1, cost="latency_ns", cost_weight=0.5, target=0.55
+        10, start=500, every=2, learning_rate=0.1, cost="latency_ms", cost_weight=0.5, target=0.55
     ),
     search=runs.Search(
-        method="sampling", samples=32, limit=50, canonical=spaces.without_gaps, budget="latency_ns"
+        method="sampling", samples=32, limit=50, canonical=spaces.without_gaps, budget="latency_ms"
     ),
     retraining=_EPOCH,
     latency=True,
@@ -167,8 +167,8 @@ WIKITEXT2 = Config(
         evaluate_every=1000,
         checkpoint_every=1000,
     ),
-    recipe=_relaxed(12, start=2000, cost="latency_ns", cost_weight=0.5),
-    search=runs.Search(limit=50, budget="latency_ns"),
+    recipe=_relaxed(12, start=2000, cost="latency_ms", cost_weight=0.5),
+    search=runs.Search(limit=50, budget="latency_ms"),
     latency=True,
     measure=measure_blocks,
     architectures=stacks(12),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from jaxnas.report import layers, networks, selection, words
-from jaxnas.report.read import Run
+import math
+
+from jaxnas.report import latency, layers, networks, selection, words
+from jaxnas.report.read import Retrained, Run
 from jaxnas.report.result import Network
 from jaxnas.report.svg import count, esc, is_number, percent
 
@@ -26,6 +28,20 @@ def final(
     return run.value(network, run.final_role), None, None
 
 
+def retrained(run: Run) -> Retrained | None:
+    """The training alone whose network subnet/ holds: of the headline's, the one that does best."""
+    group = final(run)[2]
+    if group is None:
+        return None
+    role = networks.ranking_role(run)
+
+    def score(one: Retrained) -> float:
+        value = run.value(one.network, role)
+        return -math.inf if value is None else run.sign * value
+
+    return max(group.members, key=score)
+
+
 def headline(run: Run) -> tuple[str, str, str]:
     """What was found in one line: the part before its most important figure, that figure, and the rest."""
     metric, name = run.metric, words.metric_name(run.metric, run.final_role)
@@ -35,7 +51,10 @@ def headline(run: Run) -> tuple[str, str, str]:
     elif words.says_all(metric):
         before, after = "", f"{after} on the {run.final_role} data"
     if run.cost is not None:
-        after += f" with {words.cost_amount(run.cost, run.result.found.costs[run.cost])}"
+        cost = run.result.found.costs[run.cost]
+        if run.cost == latency.COST and run.timed:
+            cost = run.timed["milliseconds"]["found"][1]
+        after += f" with {words.cost_amount(run.cost, cost)}"
         share = _share(run)
         after += f", {share[1]} of the {share[0]} network’s" if share else ""
     return before, words.value_text(metric, final(run)[0], 1), after
@@ -45,6 +64,9 @@ def _share(run: Run) -> tuple[str, str] | None:
     """The reference network's name, and the first cost of the found one as a part of its own."""
     if run.cost is None or run.reference is None:
         return None
+    if run.cost == latency.COST and run.timed:  # claimed is only what was measured
+        part = latency.share(run, run.reference.name)
+        return None if part is None else (run.reference.name, percent(part, 0))
     mine, whole = run.result.found.costs[run.cost], run.reference.costs.get(run.cost)
     if run.reference.name == "largest":  # The last options of all choices; others may cost more.
         reached = [one.reachable[run.cost][1] for one in run.result.searches if run.cost in one.reachable]
@@ -167,7 +189,27 @@ def tiles(run: Run) -> str:
     if run.search_role != role and seen is not None:
         label = words.metric_name(metric, run.search_role, unit=True)
         shown.append((label, words.value_text(metric, seen), "what the search saw", ""))
+    linear = result.linear.get(role)
+    if linear is not None:
+        sub, kind = "as good as this network", "bad"
+        if value is not None and value != linear:
+            better = metric.direction == ("max" if value > linear else "min")
+            gap = words.difference_text(metric, value - linear)
+            sub, kind = f"this network: {gap}", "good" if better else "bad"
+        shown.append(
+            (
+                "a linear model’s " + words.metric_name(metric, role, unit=True),
+                words.value_text(metric, linear),
+                sub,
+                kind,
+            )
+        )
     for name, cost in found.costs.items():
+        if name == latency.COST and run.timed:
+            low, cost, high = run.timed["milliseconds"]["found"]
+            spread = f"measured; quartiles {low:.3g} and {high:.3g}"
+            shown.append((words.cost_name(name), words.cost_text(cost), spread, ""))
+            continue
         full = count(cost) if words.cost_text(cost) != count(cost) and float(cost).is_integer() else ""
         shown.append((words.cost_name(name), words.cost_text(cost), full, ""))
     share = _share(run)

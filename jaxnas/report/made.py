@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxnas.report import words
+from jaxnas.report import headline, words
+from jaxnas.report.commands import AGAIN, by_binaries, command
 from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import count, esc
@@ -23,11 +24,6 @@ _LOAD_EXPORTED = """from jax import export  # needs jax and flatbuffers alone; r
 
 model = export.deserialize(open("{subnet}/model.stablehlo", "rb").read())
 predictions = model.call(inputs)"""
-
-_AGAIN = """python -m experiments.train_supernet --config={name} --workdir=DIR
-python -m experiments.search --config={name} --workdir=DIR
-python -m experiments.retrain --config={name} --workdir=DIR
-python -m experiments.evaluate --config={name} --workdir=DIR"""
 
 
 def data_panel(run: Run) -> str:
@@ -67,7 +63,21 @@ def loading_panel(run: Run) -> str:
         "Load the network",
         block(_LOAD.format(subnet=subnet, imported=imported, module=own)),
         note(f"It takes <code>inputs</code>: {esc(inputs)}." if inputs else ""),
+        note(
+            f"It is the network of the headline, {esc(_weights(run))}. How its inputs are made, and what its "
+            f"outputs mean, is in <code>{esc(subnet)}/preprocessing.json</code>."
+        ),
     )
+
+
+def _weights(run: Run) -> str:
+    """Where the weights of the saved network come from."""
+    chosen, found = headline.retrained(run), run.result.found
+    network = found if chosen is None else chosen.network
+    if network.weights == "inherited":
+        return "with the weights of the supernet"
+    trained = "trained" if network.weights == "from scratch" else ""
+    return f"{trained} {network.weights}, seed {network.seed}, {count(network.steps or 0)} steps".strip()
 
 
 def exported_panel(run: Run) -> str:
@@ -85,18 +95,21 @@ def _for_batches(size: int | None) -> str:
 
 def settings_panel(run: Run) -> str:
     """The section on how the run was made: commands, configuration and versions."""
-    name = run.result.config.get("name")
+    config = dict(run.result.config)
+    calls = config.pop(AGAIN, "")
+    if by_binaries(run):
+        binaries = ("train_supernet", "search", "retrain", "evaluate")
+        calls = "\n".join(command(run, binary) for binary in binaries)
     versions = dict(run.result.versions) | ({"device": run.result.device} if run.result.device else {})
     return section(
         "How this was made",
-        code("Run it again", _AGAIN.format(name=name)) if isinstance(name, str) and name else "",
+        code("Run it again", calls) if isinstance(calls, str) and calls else "",
         note(
             "The same configuration on the same kind of machine gives the same weights, the same search and "
-            "this page again. Give fields that differ from the named configuration with "
-            "<code>--set field=value</code>."
+            "this page again."
         )
-        if name
+        if calls
         else "",
-        facts("Configuration", dict(run.result.config)) or note("The configuration was not recorded."),
+        facts("Configuration", config) or note("The configuration was not recorded."),
         facts("Made with", versions),
     )

@@ -95,6 +95,11 @@ def panel(run: Run) -> str:
         for net in nets:
             cells = [words.value_text(m, net.metrics.get(role, {}).get(m.name)) for role, m in columns]
             rows.append((_label(_name(run, net.name), [net]), [*_costs(costs, net), *cells]))
+        if linear := run.result.linear:
+            cells = [
+                words.value_text(m, linear.get(role) if m is run.metric else None) for role, m in columns
+            ]
+            rows.append((words.LINEAR, [*("–" for _ in costs), *cells]))
         return table(_head(costs, columns), rows, first=True)
 
     inherited = any(net.weights == "inherited" for net in nets)

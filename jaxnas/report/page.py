@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import textwrap
 
 from jaxnas import files
 from jaxnas.report import (
     architecture,
     headline,
+    latency,
     made,
     networks,
     probabilities,
@@ -24,16 +26,19 @@ from jaxnas.report import (
     selection,
     space_evolution,
     training,
+    verdict,
     words,
 )
 from jaxnas.report.document import document
 from jaxnas.report.read import Run, read_run
-from jaxnas.report.result import Network, Result
+from jaxnas.report.result import Network
 from jaxnas.report.svg import NBSP, esc, is_number
 
 # Top to bottom; each gives "" where the run has nothing for it.
 _PANELS = (
     headline.tiles,
+    verdict.panel,
+    latency.panel,
     made.loading_panel,
     scatter.panel,
     architecture.panel,
@@ -85,17 +90,17 @@ def render(run: Run) -> str:
     )
 
 
-def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
-    """The last lines on a terminal: what was found, and which files to open.
+def summary_lines(workdir: str | os.PathLike) -> list[str]:
+    """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open.
 
     Args:
-      result: of the run.
-      workdir: that it is in.
+      workdir: of the run; see `read_run` for its files.
 
     Returns:
-      A few lines of plain text.
+      Lines of plain text.
     """
-    run, root, found = Run(result), files.as_path(workdir), result.found
+    run, root = read_run(workdir), files.as_path(workdir)
+    result, found = run.result, run.result.found
 
     def figures(network: Network) -> list[str]:
         roles = dict.fromkeys((run.search_role, run.final_role))
@@ -106,13 +111,23 @@ def summary_lines(result: Result, workdir: str | os.PathLike) -> list[str]:
         return [f"{name} {value}{words.unit_text(run.metric)}" for name, value in values if value != "–"]
 
     parts = figures(found) + [
-        words.cost_amount(name, cost) for name, cost in found.costs.items() if name != run.cost
+        words.cost_amount(name, cost)
+        for name, cost in found.costs.items()
+        if name != run.cost and not (name == latency.COST and run.timed)
     ]
     if is_number(found.extraction_error):
         parts.append(f"extraction error {found.extraction_error:.1e}")
     lines = [f"Found: {''.join(headline.headline(run))}.", f"  {', '.join(parts)}"]
     other = run.network("random search")
     lines += [f"  random search: {', '.join(figures(other))}"] if other is not None else []
+    linear = result.linear.get(run.final_role)
+    if linear is not None:
+        name = words.metric_name(run.metric, run.final_role)
+        lines.append(f"  {words.LINEAR}: {name} {words.value_text(run.metric, linear)}")
+    lines += [f"  {one}" for one in latency.sentences(run)]
+    for one in verdict.advice(run, str(root)):
+        lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)
+        lines += [f"    {line}" for line in one.code.splitlines()]
     lines += [f"Network: {root / result.subnet}", f"Open {root / 'report.html'}"]
     return [plain_text(line) for line in lines]
 

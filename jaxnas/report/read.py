@@ -15,13 +15,15 @@ from jaxnas.report.result import MetricOf, Network, Result
 from jaxnas.report.svg import is_number
 
 Record = dict[str, Any]
+TIMED = "latency_measured.json"  # apart from the result, which a run that was killed gives bit for bit
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone, and what its times.json holds ({} if there is none)."""
+    """A network that was trained alone, what its times.json holds ({} if there is none), and its folder."""
 
     network: Network
     times: Mapping[str, Any]
+    folder: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Run:
       metrics: records of training, each step once.
       history: evaluations of all searches, by strategy and index.
       retrained: networks trained alone, by folder.
+      timed: the latency of the found network and others, as measured; {} for none.
       pictures: drawn of the probabilities, by file name; a page without them shows none that moves.
       mends: with which other settings a training that diverged went on, and from which step.
       goes_on: whether the run has not ended.
@@ -42,6 +45,7 @@ class Run:
     metrics: tuple[Record, ...] = ()
     history: tuple[Record, ...] = ()
     retrained: tuple[Retrained, ...] = ()
+    timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     mends: tuple[Record, ...] = ()
     goes_on: bool = False
@@ -141,9 +145,32 @@ def read_run(workdir: str | os.PathLike) -> Run:
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(result_lib.read(path.parent).found, values))
+        retrained.append(Retrained(result_lib.read(path.parent).found, values, path.parent.name))
     metrics, history = read_records(root, result.space.choices)
-    return Run(result, metrics, history, tuple(retrained), mends=read_mends(root))
+    return Run(
+        result, metrics, history, tuple(retrained), read_timed(root, result.found), mends=read_mends(root)
+    )
+
+
+def read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
+    """What latency_measured.json holds, {} if there is none or it is of another network.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    path = root / TIMED
+    record = files.read_json(path) if path.is_file() else None
+    if not isinstance(record, dict) or record.get("architecture") != files.plain(found.architecture):
+        return {}
+    times = record.get("milliseconds")
+    rows = list(times.values()) if isinstance(times, dict) else []
+    if "found" not in (times or {}) or not all(
+        isinstance(row, list) and len(row) == 3 and all(map(is_number, row)) for row in rows
+    ):
+        raise ValueError(
+            f"{path}: 'milliseconds' should have three numbers for each network; delete the file."
+        )
+    return {"rows": 0, "device": "", **record}
 
 
 def read_mends(root: pathlib.Path) -> tuple[Record, ...]:

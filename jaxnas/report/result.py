@@ -212,6 +212,7 @@ class Result:
       task, space: see there.
       found: the network that the search brought out, or the one that a retraining trained.
       networks: others, to compare it with.
+      linear: what a linear model reaches, by role, in the first metric; {} where the task has none.
       searches: over architectures.
       selection: by architecture parameters, or None.
       ranking: of architectures by inherited weights, or None where it was not measured.
@@ -231,6 +232,7 @@ class Result:
     space: SpaceOf
     found: Network
     networks: tuple[Network, ...] = ()
+    linear: Mapping[str, float] = dataclasses.field(default_factory=dict)
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
     ranking: RankingOf | None = None

@@ -104,7 +104,7 @@ border-bottom:1px solid var(--line)}
 .facts dt{color:var(--soft);font:13px/1.6 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .facts dd{margin:0;text-align:right;overflow-wrap:anywhere;min-width:0;
 font-variant-numeric:tabular-nums}
-pre+.note-line{margin-top:10px}section>svg+.note-line{margin-bottom:0}
+pre+.note-line{margin-top:10px}pre+.say{margin-top:16px}section>svg+.note-line{margin-bottom:0}
 .scroll{overflow-x:auto}
 .splits{display:flex;gap:3px;height:34px;margin:14px 0 16px}
 .splits div{border-radius:5px;min-width:6px}

@@ -10,6 +10,7 @@ from typing import Any
 from jaxnas.report import svg
 from jaxnas.report.result import MetricOf, Network, TaskOf
 
+LINEAR = "linear model (logistic regression)"
 _COSTS = {"params": "parameters", "macs": "MACs"}
 # Options that do nothing, by the usual names.
 IDLE = frozenset({"identity", "skip", "none", "zero", "zeroize"})

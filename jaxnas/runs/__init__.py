@@ -9,9 +9,11 @@ The binaries call these functions, and so may anyone with a task and a network o
 from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
 from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, search_and_finish, timed_calls
 from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.publishing import publish
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
 from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
+from jaxnas.runs.timing import costs_with_latency
 
 __all__ = [
     "METHODS",
@@ -20,6 +22,7 @@ __all__ = [
     "Search",
     "SpaceEvolution",
     "Spaces",
+    "costs_with_latency",
     "describe_run",
     "describe_space",
     "describe_task",
@@ -28,6 +31,7 @@ __all__ = [
     "finish",
     "measure",
     "measure_last",
+    "publish",
     "rank",
     "read_spaces",
     "retrain",

@@ -15,15 +15,18 @@ from jax.sharding import Mesh
 
 import jaxnas
 from jaxnas import files, processes, report
-from jaxnas.artifacts import exported_batch, needs_module
+from jaxnas.artifacts import needs_module
 from jaxnas.cost import Cost, cost
 from jaxnas.executors import Calls
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
+from jaxnas.runs import again
 from jaxnas.runs.describe import describe_run
+from jaxnas.runs.publishing import publish, save
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, Search, search_space
+from jaxnas.runs.timing import costs_with_latency, time_found
 from jaxnas.space import Arch
 from jaxnas.subnet import alone
 from jaxnas.tasks import Task
@@ -51,6 +54,7 @@ def finish(
     mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
     spaces: tuple[SampledSpaceOf, ...] = (),
+    latency: int = 0,
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
 
@@ -66,6 +70,7 @@ def finish(
       mesh: of the devices; None for all.
       named: architectures to compare with, beside those that the search found.
       spaces: that the space of the network evolved from, and itself; see `evolve`.
+      latency: rows of a batch on which the network is timed beside the largest and the smallest; 0 for none.
 
     Returns:
       What result.json holds.
@@ -106,7 +111,6 @@ def finish(
     networks = tuple(
         network(name, arch, _measured(supernet, variables, arch)) for name, arch in others.items()
     )
-    details = files.plain(dict(task.details()))
     result = describe_run(
         task,
         space,
@@ -120,11 +124,14 @@ def finish(
         module=type(net).__name__ if needs_module(net) else "",
     )
     if processes.is_first():
-        jaxnas.save_subnet(root / "subnet", small.net, small.variables, task.inputs, extra=details)
-        program = jaxnas.export_subnet(root / "subnet", small.net, small.variables, task.inputs)
-        result = dataclasses.replace(result, exported_batch=exported_batch(program))
+        exported = save(root, task, small.net, small.variables)
+        linear = dict(task.linear_model(roles))
+        result = dataclasses.replace(result, exported_batch=exported, linear=linear)
         results.write(root, result)
-        report.write(root)
+        if latency:
+            timed = {"found": found.arch, "smallest": space.smallest(), "largest": space.largest()}
+            time_found(task, net, processes.on_host(variables), timed, latency, root)
+        publish(root)
     processes.wait("the result is written")
     return result
 
@@ -156,10 +163,22 @@ def search_and_finish(
     settings = Search() if settings is None else settings
     if settings.ranked and training is None:
         raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
-    common = dict(training=training, seed=seed, mesh=mesh)
+    costs = None
+    if settings.latency:
+        costs = costs_with_latency(task, net, settings.latency, workdir)
+    common = dict(training=training, seed=seed, mesh=mesh, costs=costs)
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
-    config = {"network": to_dict(net), "search": to_dict(settings), "seed": seed}
-    result = finish(task, net, variables, found, workdir, config=config, mesh=mesh)
+    trained, alone = again.trained_by(workdir), training
+    config = {
+        "network": to_dict(net),
+        **{name: trained[name] for name in ("training", "recipe") if name in trained},
+        "search": to_dict(settings),
+        **({} if alone is None else {"alone": to_dict(alone)}),
+        "seed": seed,
+        "again": again.calls(trained, settings, alone, seed),
+    }
+    own = dict(costs=costs, config=config, mesh=mesh, latency=settings.latency)
+    result = finish(task, net, variables, found, workdir, **own)
     if training is None:  # then nothing is ranked
         return result
     return enter_ranking(result, task, net, variables, training, settings, workdir, seed=seed, mesh=mesh)
@@ -225,6 +244,8 @@ def retrain(
 ) -> Result:
     """Trains one architecture alone, on all training data, and measures it.
 
+    With `<run>/retrained/<name>` as its workdir, `publish(<run>)` makes it the network of that run.
+
     Args:
       task: with or without data held out for a search; nothing is held out of this training.
       net: the supernet, or a network of one architecture.
@@ -278,9 +299,8 @@ def retrain(
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
     weights = calibrated(whole, small, processes.on_host(trained.variables))
-    details = files.plain(dict(task.details()))
     if processes.is_first():
-        jaxnas.save_subnet(root / "subnet", small, weights, task.inputs, extra=details)
+        result = dataclasses.replace(result, exported_batch=save(root, task, small, weights))
         results.write(root, result)
         files.write_json(root / "times.json", times)
     processes.wait("the retraining is written")

@@ -13,6 +13,7 @@ from jaxnas.report.result import SearchOf
 from jaxnas.runs.describe import describe_space, describe_task
 from jaxnas.space import Space
 from jaxnas.tasks import Task
+from jaxnas.training.progress import duration
 
 
 @dataclasses.dataclass
@@ -37,10 +38,25 @@ class LivePage:
     searches: tuple[SearchOf, ...] = ()
     clock: Callable[[], float] = time.monotonic
     _due: float | None = dataclasses.field(default=None, init=False)
+    _first: tuple[float, int] | None = dataclasses.field(default=None, init=False)
 
-    def update(self, doing: str) -> None:
-        """Writes the page if it is time; `doing` is a sentence on what the run is doing."""
+    def begin(self, doing: str) -> None:
+        """Writes the page before anything is recorded; the page of a result is left as it is."""
+        if not (files.as_path(self.workdir) / result.NAME).exists():
+            self._write(doing, reload=max(1, round(self.every)))
+
+    def update(self, doing: str, done: int = 0, total: int = 0) -> None:
+        """Writes the page if it is time.
+
+        Args:
+          doing: a sentence on what the run is doing.
+          done, total: of its steps or evaluations, from which the time left follows; 0 where it is not known.
+        """
         begun = self.clock()
+        since, before = self._first = self._first or (begun, done)
+        if done > before and begun > since:
+            left = (total - done) * (begun - since) / (done - before)
+            doing += f" About {duration(left)} left."
         if self._due is None or begun >= self._due:
             self._write(doing, reload=max(1, round(self.every)))
             self._due = begun + max(self.every, 20 * (self.clock() - begun))

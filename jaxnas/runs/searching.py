@@ -30,6 +30,7 @@ from jaxnas.report.result import (
 from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.ranking import kendall_tau
+from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
@@ -68,7 +69,7 @@ class Search:
         evolution.
       baseline: whether random search with as many evaluations runs beside the strategy, unless that
         learns nothing from scores itself.
-      budget: name of the cost that is bounded, as "params".
+      budget: name of the cost that is bounded, as "params", "macs" or "latency_ms".
       least, most: bounds on it; None for no bound.
       most_share: the upper bound as a share of the largest network's cost, in place of `most`.
       samples: draws of "sampling" and "trials".
@@ -83,6 +84,8 @@ class Search:
       finalist_steps: of each of these trainings; None for as many as a retraining has.
       tune_steps: of training after each decision of "perturbation" and each round of "pruning"; 0 for none.
       renormalise: whether the weights that are left sum to one again where an option is taken out.
+      latency: rows of a batch whose latency counts as a cost, "latency_ms", by a table that is measured once;
+        the found network is then timed from end to end beside the largest and the smallest. 0 for none.
       ranked: random architectures that are also trained alone, to see how well the supernet ranks; 0 for
         none.
       ranked_steps: of each of these trainings; None for as many as a retraining has.
@@ -107,6 +110,7 @@ class Search:
     renormalise: bool = False
     finalists: int = 0
     finalist_steps: int | None = None
+    latency: int = 0
     ranked: int = 0
     ranked_steps: int | None = None
     incomplete: bool = False
@@ -115,7 +119,7 @@ class Search:
         group = "search"
         if self.strategy is not None:
             search.check_strategy(self.strategy)
-        check_counts(self, "finalists", "ranked", "tune_steps", least=0, group=group)
+        check_counts(self, "finalists", "latency", "ranked", "tune_steps", least=0, group=group)
         check_counts(self, "finalist_steps", "ranked_steps", "limit", none=True, group=group)
         check_counts(self, "samples", group=group)
         check_counts(self, "eta", least=2, group=group)
@@ -160,7 +164,8 @@ class Search:
         most = self.most
         if self.most_share is not None:
             # The last options are not the dearest ones in every space.
-            most = math.floor(self.most_share * reachable[self.budget][1])
+            most = self.most_share * reachable[self.budget][1]
+            most = math.floor(most) if isinstance(reachable[self.budget][1], int) else most
         return {} if most is None and self.least is None else {self.budget: (self.least, most)}
 
 
@@ -226,6 +231,8 @@ def search_space(
     check_task(task)
     _check_complete(workdir, settings)
     space = net.space
+    if costs is None and settings.latency:
+        costs = costs_with_latency(task, net, settings.latency, workdir)
     costs = cost(net, task.inputs) if costs is None else costs
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
@@ -255,12 +262,16 @@ def search_space(
         record = SearchOf(name=one.name, evaluations=one.evaluations, bounds=bounds, reachable=reach)
         if page is not None:
             page.searches = (*records, record)
+            page.begin(f"The {one.name} search begins: what evaluates architectures is being compiled.")
         with Progress(one.evaluations, label=f"{one.name} search") as shown:
 
-            def progress(standing: search.Standing, name=one.name, shown=shown) -> None:
+            def progress(
+                standing: search.Standing, name=one.name, total=one.evaluations, shown=shown
+            ) -> None:
                 shown.update(standing.evaluations, standing.figures())
                 if page is not None:
-                    page.update(f"The {name} search has made {standing}.")
+                    done = standing.evaluations
+                    page.update(f"The {name} search has made {standing}.", done, total)
 
             result = search.run(
                 one,

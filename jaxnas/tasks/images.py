@@ -14,6 +14,7 @@ import numpy as np
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
+from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -163,6 +164,10 @@ class Images(Classification[data_lib.Dataset]):
             "mean": dataset.mean,
             "std": dataset.std,
         }
+
+    def linear_model(self, roles: tuple[str, ...]) -> Mapping[str, float]:
+        """Accuracy of a logistic regression on the pixels, by role."""
+        return baseline.linear_accuracy(self.dataset.splits, baseline.pixels, roles)
 
     def preprocess(self, batch: Batch) -> jax.Array:
         """Standardised images, float32 [B, H, W, C]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from jaxnas.checks import check_flags
@@ -78,6 +79,12 @@ class Named(Task, Generic[D]):
         """The task with nothing held out for a search, for a retraining; see `whole` of its data."""
         whole = self.dataset.whole()
         return self if whole is self.dataset else dataclasses.replace(self, data=whole)
+
+    def preprocessing(self) -> Mapping[str, Any]:
+        """With the name of each class and the word of each token, where the data have them."""
+        words = getattr(getattr(self.dataset, "vocabulary", None), "words", None)
+        known = {"classes": getattr(self.dataset, "classes", None), "words": words}
+        return {**super().preprocessing(), **{name: x for name, x in known.items() if x is not None}}
 
     def part(self, parts: dict[str, Any], role: str, allowed: tuple[str, ...], use: str) -> Any:
         """The data of a role that may be used so.

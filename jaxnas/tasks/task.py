@@ -215,6 +215,14 @@ class Task(Protocol):
         """What a result page says of the data beside its name and sizes."""
         return {}
 
+    def preprocessing(self) -> Mapping[str, Any]:
+        """What one must know to give a network its inputs, and to read its outputs; plain values."""
+        return {"inputs": describe(self.inputs), "preparation": self.preparation(), **self.details()}
+
+    def linear_model(self, roles: tuple[str, ...]) -> Mapping[str, float]:
+        """What a linear model reaches, by role, in the first metric; {} where the task has none."""
+        return {}
+
 
 def check_role(task: str, role: str, allowed: tuple[str, ...], use: str) -> None:
     """Refuses a role of the data for a use that it is not meant for.

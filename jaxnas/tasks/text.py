@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_increasing, check_numbers
+from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
 
@@ -185,6 +187,11 @@ class Text(Classification[data_lib.Sentences]):
                 role: round(vectors.coverage(split.inputs), 4) for role, split in dataset.splits.items()
             }
         return details
+
+    def linear_model(self, roles: tuple[str, ...]) -> Mapping[str, float]:
+        """Accuracy of a logistic regression on how often each token occurs, by role."""
+        counts = functools.partial(baseline.token_counts, vocabulary=self.dataset.vocabulary.size)
+        return baseline.linear_accuracy(self.dataset.splits, counts, roles)
 
     def preparation(self) -> str:
         """What the tokens are, and how they become vectors."""

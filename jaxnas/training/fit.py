@@ -12,12 +12,14 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.network import check_contract
+from jaxnas.processes import is_first
 from jaxnas.space import Space
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
@@ -35,7 +37,7 @@ from jaxnas.training.prepare import abstract_state, batch_size_of, check_given, 
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe
 from jaxnas.training.recipes import usual_recipe
-from jaxnas.training.settings import Training
+from jaxnas.training.settings import SETTINGS, Training, described
 from jaxnas.training.state import TrainState
 from jaxnas.training.step import Step
 from jaxnas.training.store import CHECKPOINTS, RECORDS, Store
@@ -173,7 +175,8 @@ def fit(
         start = time.perf_counter()
         row = task.preprocess(jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0)))
         check_collections(net, row)
-        check_network(net, row)
+        with Progress(1, label="checking the network"):
+            check_network(net, row)
         _log.info("Checked the network against its extracted networks: %.1f s.", time.perf_counter() - start)
     watch = make_watch(task, net, recipe, mesh, stream(seed, "monitor"))
 
@@ -181,7 +184,10 @@ def fit(
         watched = {"step": done, **watch(state)}
         return watched, score_of(task, watched), recipe.done(watched)
 
-    return _loop(net.space, training, seed, store, begun, evaluate, progress)
+    trained = _loop(net.space, training, seed, store, begun, evaluate, progress)
+    if trained.complete and workdir is not None and is_first():
+        files.write_json(files.as_path(workdir) / SETTINGS, described(training, recipe, seed))
+    return trained
 
 
 def restore(

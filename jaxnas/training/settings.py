@@ -12,6 +12,7 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.training.mesh import make_mesh
 from jaxnas.training.optimizer import is_kernel, standard
 
+SETTINGS = "training.json"  # of a complete training, for the page of its search
 # Settings that change no weights.
 FREE = (
     "devices",
@@ -130,3 +131,15 @@ class Training:
         if self.skip_not_finite:
             chain = optax.apply_if_finite(chain, self.skip_not_finite)
         return chain, standard(schedule)
+
+
+def described(training: Training, recipe: Any, seed: int) -> dict[str, Any]:
+    """What a training was called with, as plain values: of the recipe what is no default, and no object."""
+    kept = {
+        field.name: getattr(recipe, field.name)
+        for field in (dataclasses.fields(recipe) if dataclasses.is_dataclass(recipe) else ())
+        if isinstance(getattr(recipe, field.name), int | float | str)
+        and getattr(recipe, field.name) != field.default
+    }
+    own = {"type": type(recipe).__name__, **kept}
+    return {"training": dataclasses.asdict(training), "recipe": own, "seed": seed}

@@ -1,6 +1,7 @@
 """P11: every recipe, strategy, selection and retraining runs on every task."""
 
 import dataclasses
+import html
 
 import jax
 import numpy as np
@@ -9,8 +10,8 @@ import tiers
 from small_tasks import TASKS, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files, runs, search
-from jaxnas.report import networks
+from jaxnas import files, report, runs, search
+from jaxnas.report import headline, networks
 from jaxnas.report import result as results
 from jaxnas.training import Distillation, Fixed, Relaxed, Sandwich, Training, Uniform, fit, make_mesh
 
@@ -100,6 +101,9 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     for name, value in result.found.metrics["test"].items():
         np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
 
+    known = {"images": {"mean", "std", "classes"}, "text": {"words", "classes"}, "graphs": {"classes"}}
+    assert {"inputs", *known.get(kind, ())} <= files.read_json(tmp_path / "subnet/preprocessing.json").keys()
+
     short = dataclasses.replace(TRAINING, steps=2)
     for weights in (None, trained.variables):
         path = tmp_path / "retrained" / f"found-{weights is None}"
@@ -111,3 +115,29 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
         times = files.read_json(path / "times.json")
         assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
         assert set(networks._TIMES) <= set(times)  # the page has a column for each
+
+    # What the page shows is what it loads, and goes by the weights that were trained alone.
+    runs.publish(tmp_path)
+    shown = headline.retrained(report.read_run(tmp_path))
+    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
+    loaded = jaxnas.training.make_evaluator(task.whole(), small, "test", mesh=mesh)(variables)
+    for name, value in shown.network.metrics["test"].items():
+        np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
+    source = tmp_path / "retrained" / shown.folder / "subnet"
+    names = {path.name for path in source.iterdir()}
+    assert names == {"model.safetensors", "model.stablehlo", "subnet.json", "preprocessing.json"}
+    assert all((tmp_path / "subnet" / x).read_bytes() == (source / x).read_bytes() for x in names)
+
+
+def test_the_calls_on_a_page_make_the_run_again(tmp_path):
+    task, net = task_of("images"), perceptron()
+    strategy = search.Evolution(net.space, evaluations=4, population=2, parents=1, mutations=1, crossovers=1)
+    settings = runs.Search(strategy=strategy, baseline=False, budget="macs", most_share=0.9)
+    trained = fit(task, net, TRAINING, recipe=Sandwich(random=1), seed=3, workdir=tmp_path / "DIR")
+    first = runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path / "DIR", seed=2)
+    calls = first.config["again"]
+    assert calls in html.unescape((tmp_path / "DIR" / "report.html").read_text())
+    assert first.config["training"] == dataclasses.asdict(TRAINING)
+    names = {"task": task, "net": net, "training": jaxnas.training, "runs": runs, "search": search}
+    exec(calls.replace("DIR", str(tmp_path / "again")), names)
+    assert names["result"] == first

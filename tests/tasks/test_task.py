@@ -17,6 +17,9 @@ def test_a_task_keeps_the_protocol(kind):
     for metric in task.metrics:
         assert (metric.score(2.0) > metric.score(1.0)) == (metric.direction == "max")
     check_fits(task, perceptron() if kind == "images" else net_of(kind))
+    # What a linear model reaches, where there is one: these classes are told by brightness, or by a word.
+    linear = task.linear_model(("search", "test"))
+    assert linear == ({"search": 1.0, "test": 1.0} if kind in ("images", "text") else {})
 
 
 def test_a_dict_in_place_of_an_array_is_named_and_the_reverse():

@@ -250,8 +250,8 @@ def test_a_fixed_architecture_trains_as_the_extracted_network_does():
         (lambda: Fixed({"hidden": jnp.array([0, 3])}).init(SPACE), "'hidden'[1] is 3"),
         (lambda: Fixed({"hiden": jnp.array([0, 1])}).init(SPACE), "did you mean 'hidden'?"),
         (
-            lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ns"), make_mesh(1)),
-            "'latency_ns'",
+            lambda: prepare(TASK, NET, Training(steps=2), Relaxed(cost="latency_ms"), make_mesh(1)),
+            "'latency_ms'",
         ),
         (lambda: training.fit(TASK, NET, 2, recipe=Relaxed(start=2)), "recipe.start is 2"),
     ],

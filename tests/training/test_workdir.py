@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -161,6 +162,19 @@ def test_progress_on_a_terminal_rewrites_one_line():
     text = _run(_Terminal(), label="train")
     assert text.count("\n") == 1 and text.endswith("\n")
     assert text.count("\r") == 6 and "\rtrain 6/6  0.25/s  0:00 left" in text
+
+
+def test_progress_says_what_is_waited_for_until_the_first_step():
+    stream = io.StringIO()
+    with progress.Progress(6, stream=stream, every=0.01) as shown:
+        deadline = time.monotonic() + 60
+        while stream.getvalue().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        shown.update(1)
+        first, *_, last = stream.getvalue().splitlines()
+        time.sleep(0.05)
+    assert first == "step 0/6  compiling, 0:00 so far" and last == "step 1/6"
+    assert stream.getvalue().splitlines()[-1] == last
 
 
 @pytest.mark.parametrize(

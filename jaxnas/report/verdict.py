@@ -1,0 +1,140 @@
+"""Whether a result is any good, and what to do next: in words, with the commands or calls for it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import NamedTuple
+
+from jaxnas.report import commands, headline, training, words
+from jaxnas.report.commands import by_binaries, command
+from jaxnas.report.document import block, say, section
+from jaxnas.report.read import Run
+from jaxnas.report.svg import count, esc
+
+
+class Advice(NamedTuple):
+    """A sentence on the result, and the code that follows from it; "" for none."""
+
+    text: str
+    code: str = ""
+
+
+def lead_over_linear(run: Run) -> float | None:
+    """By how much the headline's figure is better than a linear model's; None where that was not measured."""
+    value, linear = headline.final(run)[0], run.result.linear.get(run.final_role)
+    return None if value is None or linear is None else run.sign * (value - linear)
+
+
+def still_improving(run: Run) -> float | None:
+    """How much the training loss fell over the last fifth of the training, if that is more than its noise.
+
+    Returns:
+      The fall; 0 where the loss had settled; None where fewer than two losses were recorded.
+    """
+    points = training.series(run, "train", "loss")
+    if len(points) < 2:
+        return None
+    steps, losses = zip(*points, strict=True)
+    last = min(len(points), max(3, len(points) // 5))
+    line = statistics.linear_regression(steps[-last:], losses[-last:])
+    span = steps[-1] - steps[-last]
+    # Second differences leave nothing of a trend; their deviation is sqrt(6) times the noise's.
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    noise = statistics.median(bends) / 1.65 if bends else 0.0
+    spread = statistics.pstdev(steps[-last:]) * last**0.5
+    fall, whole = -line.slope * span, max(losses) - losses[-1]
+    return fall if fall > max(2 * noise * span / spread, 0.02 * whole) else 0.0
+
+
+def advice(run: Run, workdir: str = "DIR") -> list[Advice]:
+    """What the result shows and what to do next, the most important first; commands name the workdir."""
+    return [*_against_linear(run), *_convergence(run), *_alone(run, workdir), *_ranks(run, workdir)]
+
+
+def _against_linear(run: Run) -> list[Advice]:
+    lead, role = lead_over_linear(run), run.final_role
+    if lead is None or lead > 0:
+        return []
+    gap = words.difference_text(run.metric, abs(lead)).lstrip("+±")
+    figure = words.value_text(run.metric, run.result.linear[role])
+    if lead == 0:
+        return [Advice(f"A {words.LINEAR} is as good as this network: such data hardly tell networks apart.")]
+    text = (
+        f"This network is not worth its search yet: a {words.LINEAR} has {figure} {role} "
+        f"{words.plain(run.metric.name)}, {gap} more than this network. Before you search again, "
+        "train for more steps or try another learning rate."
+    )
+    return [Advice(text)]
+
+
+def _convergence(run: Run) -> list[Advice]:
+    fall, steps = still_improving(run), commands.steps_of(run)
+    if fall is None:
+        return []
+    if fall:
+        text = (
+            f"The supernet was still improving: its loss fell by {fall:.2g} towards the end of its "
+            f"{count(steps)} steps. "
+        )
+    elif (lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
+        text = (
+            f"The loss had settled in the last fifth of {count(steps)} steps, far from what the data give. "
+        )
+    else:
+        text = (
+            f"The loss had settled: it did not fall over the last fifth of the {count(steps)} training steps."
+        )
+        return [Advice(text)]
+    text += f"Try {count(2 * steps)} steps, in a new workdir:"
+    code = (
+        f"settings = {commands.training_call(run, 2 * steps)}\n"
+        'trained = training.fit(task, net, settings, workdir="NEW")'
+    )
+    if by_binaries(run):
+        code = command(run, "train_supernet", f"training.steps={2 * steps}", workdir="NEW")
+    return [Advice(text, code)]
+
+
+def _alone(run: Run, workdir: str) -> list[Advice]:
+    found = run.result.found
+    if found.weights != "inherited" or headline.final(run)[2] is not None:
+        return []
+    text = "The weights are those of the supernet. A network that is trained alone is usually better:"
+    code = (
+        "arch = net.space.from_dict(result.found.architecture)\n"
+        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
+        f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/found")\n'
+        f'runs.publish("{workdir}")  # the page and subnet/ are then of it'
+    )
+    return [Advice(text, command(run, "retrain", workdir=workdir) if by_binaries(run) else code)]
+
+
+def _ranks(run: Run, workdir: str) -> list[Advice]:
+    settings = run.result.config.get("search")
+    if not run.result.searches or not isinstance(settings, dict):
+        return []
+    parts, changes = [], {}
+    if not settings.get("finalists"):
+        changes["finalists"] = 5
+        parts.append("trains its five best networks alone and takes the best of them")
+    if run.result.ranking is None:
+        changes["ranked"] = 10
+        parts.append("measures on ten networks how well the supernet ranks")
+    if not parts:
+        return []
+    given = ", ".join(f"{name}={value}" for name, value in changes.items())
+    code = (
+        f"settings = dataclasses.replace(settings, {given})\n"
+        f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
+        "runs.search_and_finish(task, net, trained.variables, settings, training=alone, "
+        f'workdir="{workdir}")'
+    )
+    if by_binaries(run):
+        code = command(run, "search", *(f"search.{k}={v}" for k, v in changes.items()), workdir=workdir)
+    return [Advice(f"The search went by inherited weights. This one {words.listed(parts)}:", code)]
+
+
+def panel(run: Run) -> str:
+    """The section of what the result shows and what to do next; "" if there is nothing to say."""
+    parts = [say(esc(one.text)) + (block(one.code) if one.code else "") for one in advice(run)]
+    return section("Is it any good, and what to do next", *parts)

@@ -1,0 +1,51 @@
+"""What a run leaves for others: the network of its headline as one folder, and the page that loads it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import flax.linen as nn
+
+import jaxnas
+from jaxnas import files, report
+from jaxnas.artifacts import DESCRIPTION, PREPROCESSING, PROGRAM, TENSORS, exported_batch
+from jaxnas.report import headline
+from jaxnas.tasks import Task
+
+SUBNET = "subnet"
+
+
+def publish(workdir: str | os.PathLike) -> None:
+    """Makes the network of the headline that of `subnet/`, and writes the page of the run anew.
+
+    Once the found architecture was trained alone, in retrained/ of the workdir, that is the network with
+    these weights. Call it after `retrain`; the binary does.
+
+    Args:
+      workdir: of the search.
+
+    Raises:
+      FileNotFoundError: no search has ended here.
+      FileExistsError: subnet/ holds files of others.
+    """
+    root, run = files.as_path(workdir), report.read_run(workdir)
+    if (chosen := headline.retrained(run)) is not None:
+        source = root / "retrained" / chosen.folder / SUBNET
+        paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
+        if all(path.is_file() for path in paths):  # an earlier version saved no program
+            files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
+    report.write(root)
+
+
+def save(workdir: os.PathLike, task: Task, net: nn.Module, variables: Any) -> int | None:
+    """Writes a network as `subnet/`: its weights, its program, and what its inputs are made by.
+
+    Returns:
+      The batch size that the program takes; None for any.
+    """
+    folder = files.as_path(workdir) / SUBNET
+    details = files.plain(dict(task.details()))
+    jaxnas.save_subnet(folder, net, variables, task.inputs, extra=details)
+    files.write_json(folder / PREPROCESSING, files.plain(dict(task.preprocessing())))
+    return exported_batch(jaxnas.export_subnet(folder, net, variables, task.inputs))
