@@ -100,7 +100,7 @@ def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path)
             lambda: search.run_parallel(strategy, objectives.never, KEY, **settings),
             ValueError,
             troubled,
-            "delete",
+            "objective=",
         )
     )
 

@@ -338,7 +338,7 @@ def test_histories_of_another_search(history, tmp_path):
         (*resumed(2, whole, {"bounds": {"params": (30, 91)}}), "bounds", "90", "91"),
         (*resumed(3, whole, {"cost": lambda arch: {**cost(arch), "macs": 1}}), "macs", "1"),
         (*resumed(4, whole, {"evaluations": 20}), "40", "20"),
-        (*resumed(20, whole, evaluate=never), "objective", "delete"),
+        (*resumed(20, whole, evaluate=never), "objective=", "move"),
         # A changed score, and a line lost in the middle.
         (*edited(5, score, '"score": 99.0'), "line 26"),
         (*edited(6, score, '"score": "high"'), "line 26"),
