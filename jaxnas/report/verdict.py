@@ -97,6 +97,8 @@ def _convergence(run: Run) -> list[Advice]:
 
 def _alone(run: Run, workdir: str) -> list[Advice]:
     found, (value, _, group) = run.result.found, headline.final(run)
+    if found.weights != "inherited":
+        return []
     text = "The weights are those of the supernet. A network that is trained alone is usually better:"
     name, given, more = "found", "", ""
     if group is not None:
