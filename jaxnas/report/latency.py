@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxnas.report.document import note, say, section, table
 from jaxnas.report.read import Run
-from jaxnas.report.svg import count, esc
+from jaxnas.report.svg import count, esc, percent
 
 COST = "latency_ms"
 
@@ -29,7 +29,7 @@ def sentences(run: Run) -> list[str]:
     if "largest" in times:
         compared = "It is no faster than the largest network within the noise."
         if part is not None:
-            compared = f"That is {100 * part:.0f} % of the largest network’s time."
+            compared = f"That is {percent(part, 0)} of the largest network’s time."
         said.append(compared)
     if "smallest" in times and times["smallest"][0] > high:
         said.append("The smallest network is slower: time does not follow size here.")

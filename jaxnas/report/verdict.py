@@ -96,17 +96,29 @@ def _convergence(run: Run) -> list[Advice]:
 
 
 def _alone(run: Run, workdir: str) -> list[Advice]:
-    found = run.result.found
-    if found.weights != "inherited" or headline.final(run)[2] is not None:
+    found, (value, _, group) = run.result.found, headline.final(run)
+    if found.weights != "inherited":
         return []
     text = "The weights are those of the supernet. A network that is trained alone is usually better:"
+    name, given, more = "found", "", ""
+    if group is not None:
+        inherited = run.value(found, run.final_role)
+        worse = value is not None and inherited is not None and run.sign * (value - inherited) < 0
+        if not worse or group.weights != "from scratch":
+            return []
+        text = (
+            "Trained from scratch, the network is worse than with the supernet’s weights. Start from those:"
+        )
+        name, given, more = "fine_tuned", ", variables=trained.variables", " --weights=inherited"
+    if by_binaries(run):
+        return [Advice(text, command(run, "retrain", workdir=workdir) + more)]
     code = (
         "arch = net.space.from_dict(result.found.architecture)\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
-        f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/found")\n'
+        f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/{name}"{given})\n'
         f'runs.publish("{workdir}")  # the page and subnet/ are then of it'
     )
-    return [Advice(text, command(run, "retrain", workdir=workdir) if by_binaries(run) else code)]
+    return [Advice(text, code)]
 
 
 def _ranks(run: Run, workdir: str) -> list[Advice]:

@@ -81,9 +81,12 @@ def test_advice_is_of_what_made_the_run(tmp_path):
     folder = root / "retrained" / "found"
     folder.mkdir(parents=True)
     run = read_run(root).result
-    better = dataclasses.replace(run.found, weights="from scratch", seed=0, steps=5)
-    result_lib.write(folder, dataclasses.replace(run, found=better))
-    assert "runs.retrain(" not in advised(root)
+    for value, advice in ((1.0, ()), (0.1, ("runs.retrain(", "variables=trained.variables"))):
+        alone = {"weights": "from scratch", "seed": 0, "steps": 5, "metrics": {"test": {"accuracy": value}}}
+        result_lib.write(folder, dataclasses.replace(run, found=dataclasses.replace(run.found, **alone)))
+        assert all(part in advised(root) for part in advice) and bool(advice) == (
+            "runs.retrain(" in advised(root)
+        )
 
 
 def test_a_run_claims_no_more_speed_than_it_measured(tmp_path):
