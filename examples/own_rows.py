@@ -6,7 +6,8 @@ from jaxnas import data, runs, spaces, supernets, tasks, training
 
 x, y = datasets.load_diabetes(return_X_y=True)
 given = data.from_table(x[:350], y[:350], x[350:], y[350:], name="diabetes")
-task, net = tasks.Table(data=given), supernets.Mlp(spaces.mlp((8, 16), (1, 2), (8, 16)), num_outputs=1)
+task = tasks.Table(data=given)
+net = supernets.TableMlp(spaces.mlp((8, 16), (1, 2), (8, 16)), num_outputs=1)
 trained = training.fit(task, net, 300)
 result = runs.search_and_finish(task, net, trained.variables, workdir="runs/own_rows")
 linear = linear_model.Ridge(1e-2).fit(x[:350], y[:350])

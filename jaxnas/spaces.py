@@ -55,7 +55,7 @@ def vit(embed_dim, depth, num_heads, mlp_ratio) -> Space:
 
 
 def mlp(width=(32, 64, 128), depth=(1, 2, 3), hidden=(32, 64, 128)) -> Space:
-    """Returns a space for `supernets.Mlp` from the options of its three decisions.
+    """Returns a space for `supernets.TableMlp` from the options of its three decisions.
 
     Args:
       width: options of the width of the residual stream, one for the whole network.

@@ -100,7 +100,7 @@ def net_of(kind, scan=False):
     if kind == "graphs":
         return Neighbours(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
     if kind == "table":
-        return supernets.Mlp(spaces.mlp((4, 8), (1, 2), (4, 8)), num_outputs=1, dropout=0.1)
+        return supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (4, 8)), num_outputs=1, dropout=0.1)
     return supernets.TransformerXL(
         spaces.par(4),
         vocabulary=256,

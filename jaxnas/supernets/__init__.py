@@ -8,8 +8,8 @@ from jaxnas.supernets.convnet import ConvNet
 from jaxnas.supernets.dartformer import DARTFormer
 from jaxnas.supernets.graph_baselines import GAT, GCN
 from jaxnas.supernets.hybrid import Hybrid
-from jaxnas.supernets.mlp import Mlp
 from jaxnas.supernets.swin import Swin
+from jaxnas.supernets.table_mlp import TableMlp
 from jaxnas.supernets.text_transformer import TextTransformer
 from jaxnas.supernets.transformer_xl import TransformerXL
 from jaxnas.supernets.vit import ViT
@@ -22,8 +22,8 @@ __all__ = [
     "GAT",
     "GCN",
     "Hybrid",
-    "Mlp",
     "Swin",
+    "TableMlp",
     "TextTransformer",
     "TransformerXL",
     "ViT",

@@ -25,7 +25,7 @@ NETWORKS = {
         dict(space=spaces.hybrid_small(), num_classes=10, **hybrid.SMALL),
         ("num_classes", "stem_stride", "head_dim"),
     ),
-    supernets.Mlp: (dict(space=spaces.mlp(), num_outputs=1), ("num_outputs",)),
+    supernets.TableMlp: (dict(space=spaces.mlp(), num_outputs=1), ("num_outputs",)),
     supernets.TransformerXL: (
         dict(space=spaces.par(4), vocabulary=7),
         ("vocabulary", "width", "num_heads", "head_dim", "hidden"),

@@ -9,7 +9,7 @@ from small_nets import flatten, jit, random_params, take
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
 
-NET = supernets.Mlp(spaces.mlp((4, 8), (1, 2), (2, 4, 8)), num_outputs=3)
+NET = supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (2, 4, 8)), num_outputs=3)
 ROWS = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
 WEIGHTS = random_params(NET, ROWS.shape)
 
@@ -63,10 +63,10 @@ def test_spaces_that_are_none_of_an_mlp_are_refused():
     space = NET.space
     once = Space(**{**space.choices, "hidden": Choice(2, 4)})
     refusals.check(
-        (lambda: supernets.Mlp(spaces.digits(), 3), ValueError, "'width'"),
-        (lambda: supernets.Mlp("mlp", 3), TypeError, "'mlp'"),
-        (lambda: supernets.Mlp(once, 3), ValueError, "'hidden'", "repeat(2"),
-        (lambda: supernets.Mlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
-        (lambda: supernets.Mlp(spaces.mlp((4, 4.5)), 3), ValueError, "'width'", "4.5"),
-        (lambda: supernets.Mlp(space, 3, dropout=1.0), ValueError, "dropout is 1.0"),
+        (lambda: supernets.TableMlp(spaces.digits(), 3), ValueError, "'width'"),
+        (lambda: supernets.TableMlp("mlp", 3), TypeError, "'mlp'"),
+        (lambda: supernets.TableMlp(once, 3), ValueError, "'hidden'", "repeat(2"),
+        (lambda: supernets.TableMlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
+        (lambda: supernets.TableMlp(spaces.mlp((4, 4.5)), 3), ValueError, "'width'", "4.5"),
+        (lambda: supernets.TableMlp(space, 3, dropout=1.0), ValueError, "dropout is 1.0"),
     )

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters
-from jaxnas.elastic.layers import Mlp as Block
+from jaxnas.elastic.layers import Dense, LayerNorm, LayerNormParameters, Mlp
 from jaxnas.elastic.width import fixed, width
 from jaxnas.space import Space
 
 
-class Mlp(nn.Module):
+class TableMlp(nn.Module):
     """A residual MLP over a space with `width`, `depth` and `hidden`, see `spaces.mlp`.
 
     Blocks of a layer normalization and an MLP are added to a residual stream, as in the ResNet for tables of
@@ -43,17 +42,19 @@ class Mlp(nn.Module):
         check_counts(self, "num_outputs")
         check_numbers(self, "dropout", least=0, below=1)
         if not isinstance(self.space, Space):
-            raise TypeError(f"Mlp: space is {self.space!r}, expected a space such as spaces.mlp((16, 32)).")
+            raise TypeError(
+                f"TableMlp: space is {self.space!r}, expected a space such as spaces.mlp((16, 32))."
+            )
         for name in ("width", "depth", "hidden"):
             options = self.space[name].options if name in self.space else ()
             if not all(type(option) is int and option > 0 for option in options or (None,)):
                 raise ValueError(
-                    f"Mlp: the options of {name!r} in its space are {options}, expected sizes from 1."
+                    f"TableMlp: the options of {name!r} in its space are {options}, expected sizes from 1."
                 )
         layers, length = int(self.space["depth"].table.max()), self.space["hidden"].length
         if length is None or length < layers:
             raise ValueError(
-                f"Mlp: 'hidden' is there {length or 1} times and 'depth' goes to {layers}; expected "
+                f"TableMlp: 'hidden' is there {length or 1} times and 'depth' goes to {layers}; expected "
                 f"Choice(...).repeat({layers}, active='depth')."
             )
 
@@ -78,7 +79,7 @@ class Mlp(nn.Module):
             gate = width(lambda depth, i=i: int(i < depth), decisions["depth"])
             hidden = width(int, decisions["hidden", i], axis="mlp")
             norm = LayerNormParameters(dtype=self.dtype, name=f"norm_{i}")(channels, gate=gate)
-            y = Block(dtype=self.dtype, name=f"block_{i}")(x, channels, hidden, gate=gate, norm=norm)
+            y = Mlp(dtype=self.dtype, name=f"block_{i}")(x, channels, hidden, gate=gate, norm=norm)
             x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
         x = LayerNorm(dtype=self.dtype, name="norm")(x, channels, max_branches=1)
         out = Dense(dtype=self.dtype, name="out")(x, channels, fixed(self.num_outputs), max_branches=1)
