@@ -17,6 +17,7 @@ from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.decisions import Decisions
 from jaxnas.elastic.embedding import Embedding
 from jaxnas.elastic.layers import Dense, LayerNorm, Mlp
+from jaxnas.elastic.parameter import parameter
 from jaxnas.elastic.width import Width, fixed, width
 from jaxnas.space import Arch, Space
 
@@ -63,7 +64,7 @@ class TextTransformer(nn.Module):
     vocabulary: int
     num_classes: int
     head_dim: int = 16
-    dropout: float = 0.1
+    dropout: float = 0.4
     word_dropout: float = 0.1
 
     def __post_init__(self) -> None:
@@ -101,6 +102,8 @@ class TextTransformer(nn.Module):
         if train and self.word_dropout:
             mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
         x = Embedding(self.vocabulary, name="embedding")(tokens, embed)
+        scale = nn.initializers.normal(embed.maximum**-0.5)  # as the embedding's
+        x = x + parameter(self, "positions", scale, (fixed(tokens.shape[1], "length"), embed)) * embed.mask()
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for i in range(int(self.space["depth"].table.max())):
             x = Block(self.head_dim, self.dropout, name=f"block_{i}")(
