@@ -130,8 +130,14 @@ EVERYTHING = Everything(jaxnas.Space(size=jaxnas.Choice(3)))
 INPUTS = {"x": np.ones((2, 4), np.float32), "more": (np.ones(2, np.int32),)}
 
 
-def test_a_network_of_the_users_own(tmp_path):
+def calibrated():
+    """Its variables, with other statistics than the initial ones."""
     variables = jaxnas.init(EVERYTHING, jax.random.key(0), INPUTS)
+    return variables | {"batch_stats": jax.tree.map(lambda x: x + 1, variables["batch_stats"])}
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    variables = calibrated()
     artifacts.save_subnet(tmp_path / "subnet", EVERYTHING, variables, INPUTS)
     loaded, same = artifacts.load_subnet(tmp_path / "subnet", module=Everything)
     assert loaded == EVERYTHING
@@ -156,7 +162,7 @@ def test_what_cannot_be_saved_is_refused_and_leaves_nothing(tmp_path):
         pass
 
     case, (net, variables) = setting("narrow"), extracted("narrow")
-    own = jaxnas.init(EVERYTHING, jax.random.key(0), INPUTS)
+    own = calibrated()
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
     broken = jax.tree.map(lambda x: x * jnp.nan, variables)
     headless = {"params": {**variables["params"], "head": {}}}

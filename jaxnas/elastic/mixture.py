@@ -73,7 +73,11 @@ class Mixture(nn.Module):
             outputs = [self.option(choice, name, *args, **kwargs) for name in options]
             _check_interfaces(options, outputs)
             return outputs[0] if self.is_initializing() else _pick(choice, outputs)
-        if len(options) == 1 or isinstance(choice.value, np.ndarray) and choice.value.dtype.kind == "i":
+        if len(options) == 1:
+            return self.blocks[options[0]](*args, **kwargs)
+        if (
+            isinstance(choice.value, np.ndarray) and choice.value.dtype.kind == "i"
+        ):  # static: the others stay out
             return self.blocks[options[int(choice.value)]](*args, **kwargs)
         if jnp.issubdtype(choice.value.dtype, jnp.integer):
             # Linen binds what a branch touches to the branch, so blocks are taken from `module`. The backward
