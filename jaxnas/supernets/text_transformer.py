@@ -55,6 +55,7 @@ class TextTransformer(nn.Module):
       space: with the decisions `embed_dim`, `depth`, `num_heads` and `mlp_ratio`.
       vocabulary: number of different tokens.
       num_classes: logits.
+      max_length: tokens of the longest text.
       head_dim: channels of an attention head.
       dropout: of embeddings and branches.
       word_dropout: share of the words that training leaves out.
@@ -63,13 +64,14 @@ class TextTransformer(nn.Module):
     space: Space
     vocabulary: int
     num_classes: int
+    max_length: int
     head_dim: int = 16
     dropout: float = 0.4
     word_dropout: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "vocabulary", "num_classes", "head_dim")
+        check_counts(self, "vocabulary", "num_classes", "max_length", "head_dim")
         check_numbers(self, "dropout", "word_dropout", least=0, below=1)
         needed = {"embed_dim", "depth", "num_heads", "mlp_ratio"}
         if set(self.space.choices) != needed:
@@ -103,7 +105,8 @@ class TextTransformer(nn.Module):
             mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
         x = Embedding(self.vocabulary, name="embedding")(tokens, embed)
         scale = nn.initializers.normal(embed.maximum**-0.5)  # as the embedding's
-        x = x + parameter(self, "positions", scale, (fixed(tokens.shape[1], "length"), embed)) * embed.mask()
+        positions = parameter(self, "positions", scale, (fixed(self.max_length, "length"), embed))
+        x = x + positions[: tokens.shape[1]] * embed.mask()
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for i in range(int(self.space["depth"].table.max())):
             x = Block(self.head_dim, self.dropout, name=f"block_{i}")(
