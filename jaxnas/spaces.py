@@ -66,7 +66,7 @@ def mlp(width=(32, 64, 128), depth=(1, 2, 3), hidden=(32, 64, 128)) -> Space:
     return Space(width=Choice(*width), depth=Choice(*depth), hidden=layers)
 
 
-def convnet(width, depth, kernel) -> Space:
+def convnet(width=((8, 16, 24), (32, 48, 64)), depth=((1, 2), (1, 2)), kernel=((3, 5), (3, 5))) -> Space:
     """Returns a space for `supernets.ConvNet` from the options of each stage.
 
     Args:

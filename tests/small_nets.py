@@ -94,7 +94,11 @@ def setting(name: str) -> Setting:
 
 
 def random_params(net, shape=SHAPE):
-    shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, jnp.float32))
+    return random_weights(net, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def random_weights(net, inputs):
+    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)),

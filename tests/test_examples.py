@@ -1,12 +1,17 @@
 """Every file of examples/ runs as it stands, in a workdir of its own."""
 
+import ast
 import os
 import pathlib
 import subprocess
 import sys
 
 import in_process
+import numpy as np
 import pytest
+from PIL import Image
+
+from jaxnas import training
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Its workers import the file, so it is the program of a process of its own.
@@ -19,6 +24,32 @@ def test_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = in_process.script(path, f"--workdir={tmp_path}")
     assert printed.strip() or list(tmp_path.iterdir())  # some start a binary, which prints by itself
+
+
+@pytest.mark.nightly
+def test_first_tries_beat_a_linear_model(tmp_path, monkeypatch):
+    """The digits at their size; pictures and texts of two kinds at a size that takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    found, linear = ast.literal_eval(_tried("digits").replace("a linear model:", ","))
+    assert found["accuracy"] > 0.97 and found["accuracy"] > linear["test"]
+    random = np.random.default_rng(0)
+    for name, level in (("dark", 50), ("light", 200)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(60):
+            picture = Image.fromarray(random.integers(level - 50, level + 50, (32, 32, 3), np.uint8))
+            picture.save(tmp_path / "pictures" / name / f"{i}.png")
+    rows = [f"{word} it is {number}\t{word}" for word in ("yes", "no") for number in range(60)]
+    (tmp_path / "texts.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    usual = training.Training
+    monkeypatch.setattr(training, "Training", lambda **given: usual(**given | {"steps": 40}))
+    for name, given in (("pictures", "pictures"), ("sentences", "texts.tsv")):
+        found, _ = ast.literal_eval(_tried(name, given).replace("a linear model:", ","))
+        assert found["accuracy"] > 0.9
+        assert (tmp_path / "runs" / name / "report.html").is_file()
+
+
+def _tried(name, *given):
+    return in_process.script(ROOT / "examples" / f"first_{name}.py", *given).splitlines()[-1]
 
 
 def test_runs_with_workers(tmp_path):

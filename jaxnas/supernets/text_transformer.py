@@ -106,7 +106,7 @@ class TextTransformer(nn.Module):
         x = Embedding(self.vocabulary, name="embedding")(tokens, embed)
         scale = nn.initializers.normal(embed.maximum**-0.5)  # as the embedding's
         positions = parameter(self, "positions", scale, (fixed(self.max_length, "length"), embed))
-        x = x + positions[: tokens.shape[1]] * embed.mask()
+        x = x + (positions[: tokens.shape[1]] * embed.mask()[None])[None]
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for i in range(int(self.space["depth"].table.max())):
             x = Block(self.head_dim, self.dropout, name=f"block_{i}")(
@@ -119,6 +119,6 @@ class TextTransformer(nn.Module):
                 train,
             )
         x = LayerNorm(name="norm")(x, embed)
-        words = mask[..., None]
-        x = jnp.sum(jnp.where(words, x, 0), axis=1) / jnp.maximum(jnp.sum(words, axis=1), 1)  # [B, E]
+        words = mask[..., None].astype(x.dtype)
+        x = jnp.sum(x * words, axis=1) / jnp.maximum(jnp.sum(words, axis=1), 1)  # [B, E]
         return Dense(name="head")(x, embed, fixed(self.num_classes)).astype(jnp.float32)

@@ -26,6 +26,11 @@ NETWORKS = {
         ("num_classes", "stem_stride", "head_dim"),
     ),
     supernets.TableMlp: (dict(space=spaces.mlp(), num_outputs=1), ("num_outputs",)),
+    supernets.ConvNet: (dict(space=spaces.convnet(), num_classes=10), ("num_classes",)),
+    supernets.TextTransformer: (
+        dict(space=spaces.vit((4, 8), (1, 2), (1,), (1.0,)), vocabulary=7, num_classes=2, max_length=8),
+        ("vocabulary", "num_classes", "max_length", "head_dim"),
+    ),
     supernets.TransformerXL: (
         dict(space=spaces.par(4), vocabulary=7),
         ("vocabulary", "width", "num_heads", "head_dim", "hidden"),
