@@ -5,9 +5,9 @@ import sklearn.datasets
 from jaxnas import data, runs, search, spaces, supernets, tasks, training
 
 images, labels = sklearn.datasets.load_digits(return_X_y=True)
-task = tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8), labels), crop_padding=1)
+task = tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8), labels))
 net = supernets.ConvNet(spaces.convnet(kernel=((3,), (3,))), num_classes=10)
-settings = training.Training(steps=600, batch_size=64, learning_rate=4e-3, steps_per_call=10)
+settings = training.Training(steps=1200, batch_size=64, learning_rate=4e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/digits")
 evolution = runs.Search(strategy=search.Evolution(net.space, evaluations=100), most_share=0.6)
 result = runs.search_and_finish(task, net, trained.variables, evolution, workdir="runs/digits")
