@@ -181,8 +181,8 @@ def cut(variables: dict[Path, Any], recorded: Annotations, arch: Arch) -> dict[P
 def difference(name: str, large: Any, small: Any) -> float | None:
     """The largest difference of the outputs of two networks, relative to the largest value of an array.
 
-    What a network returns beside its predictions may have elastic axes, of which the first entries are
-    compared. NaN equals NaN.
+    Of what a network returns beside its predictions, arrays are compared that both have in one shape: a
+    memory has one entry for each block that there is. NaN equals NaN.
 
     Args:
       name: of the network.
@@ -200,18 +200,19 @@ def difference(name: str, large: Any, small: Any) -> float | None:
             f"The predictions of {name} are {expected}, and those of the extracted network {predicted}: no "
             "decision may change their shapes or types."
         )
-    found = _differences(large, small)
+    found = _differences(large, small, whole=True)
     return max(found) if found else None
 
 
-def _differences(large: Any, small: Any) -> list[float]:
-    """Of each pair of floating arrays that can be compared, along the first entries of each axis."""
+def _differences(large: Any, small: Any, whole: bool = False) -> list[float]:
+    """Of each pair of floating arrays, of one shape or else (unless `whole`) along the first entries."""
     if jax.tree.structure(large) != jax.tree.structure(small):
         large, small = network.predictions(large), network.predictions(small)
     return [
         _relative(x[tuple(map(slice, y.shape))], y)
         for x, y in zip(map(_wide, jax.tree.leaves(large)), map(_wide, jax.tree.leaves(small)), strict=True)
-        if x is not None and y is not None and x.ndim == y.ndim and np.all(np.less_equal(y.shape, x.shape))
+        if x is not None and y is not None and x.ndim == y.ndim
+        if x.shape == y.shape or not whole and np.all(np.less_equal(y.shape, x.shape))
     ]
 
 

@@ -226,7 +226,7 @@ flags.FLAGS(sys.argv)
 try:
     binary.read_config({}, trains=%s)
 except ValueError as error:
-    assert "--config is missing" in str(error)
+    assert "--workdir is missing" in str(error)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.5)
 print("goes on")

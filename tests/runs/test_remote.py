@@ -170,7 +170,7 @@ def test_other_stores_and_what_is_not_installed_are_named(monkeypatch):
     monkeypatch.setattr("fsspec.get_filesystem_class", missing)
     with pytest.raises(ValueError, match="bucket/run"):
         files.as_path("gs://bucket/run")
-    for path in ("runs/digits", "~/x", "c:x", "/tmp/a:b/c"):
+    for path in ("runs/digits", "c:x", "/tmp/a:b/c"):
         assert str(files.as_path(path)) == path
 
 

@@ -38,7 +38,8 @@ def race(workdir, folder, executor=None):
     calls = None if executor is None else executors.Calls(objectives.raced, executor, str(folder))
     before = len(list(folder.glob("*-*")))
     path, trials = _history(workdir), functools.partial(in_turn, folder)
-    arch, told = _race(SPACE, SETTINGS, trials, DRAWN, 0, {"history_path": path}, calls, Clock(("step",)))
+    kept = {"history_path": path, "objective": "raced"}
+    arch, told = _race(SPACE, SETTINGS, trials, DRAWN, 0, kept, calls, Clock(("step",)))
     return int(arch["op"]), told, path.read_bytes(), len(list(folder.glob("*-*"))) - before
 
 

@@ -277,7 +277,7 @@ class OneKind(nn.Module):
     def __call__(self, images, arch=None, *, train=False):
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         value = decisions["op"].value
-        scale = value[0] + value[1] if self.soft else jax.lax.switch(value, [lambda: 1.0, lambda: 2.0])
+        scale = value[0] + value[1] if self.soft else jax.lax.switch(value, [lambda: 2.0, lambda: 2.0])
         x = scale * images.reshape(images.shape[0], -1)
         return Mixture({"narrow": nn.Dense(2), "wide": nn.Dense(2)}, name="op")(decisions["op"], x)
 
