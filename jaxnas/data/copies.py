@@ -47,7 +47,7 @@ def local_copy(path: str | os.PathLike, below: str = "") -> pathlib.Path:
     there = objects()
     if not there:
         raise FileNotFoundError(f"there is nothing in {path / below if below else path}.")
-    digest = files.sha256(repr((root, there)).encode())[:16]
+    digest = files.digest(repr((root, there)).encode())
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxnas" / "copies"
     kept = cache / digest
     if not kept.exists():

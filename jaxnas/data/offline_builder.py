@@ -48,7 +48,7 @@ class OfflineBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             for part in content:
                 data = part if isinstance(part, bytes) else part.tobytes()
                 parts.append(f"{split} {files.sha256(data)}")
-        return files.sha256("\n".join(parts).encode())[:16]
+        return files.digest("\n".join(parts).encode())
 
     def _split_generators(self, dl_manager):
         folder = dl_manager.manual_dir if self.MANUAL_DOWNLOAD_INSTRUCTIONS else None

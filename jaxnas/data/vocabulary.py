@@ -280,7 +280,7 @@ def learn_pieces(name: str, content: bytes, size: int, folder: pathlib.Path | No
     """
     package = _sentencepiece()
     recipe = repr((sorted(_PIECES.items()), _SAMPLE)).encode()
-    digest = files.sha256(recipe + content)[:16]
+    digest = files.digest(recipe + content)
     path = None if folder is None else folder / f"sentencepiece-{size}-{digest}.model"
     if path is not None and path.is_file():
         model = path.read_bytes()

@@ -302,7 +302,7 @@ def read(workdir: str | os.PathLike) -> Result:
 
 
 def _digest(values: Any) -> str:
-    return files.sha256(json.dumps(values, sort_keys=True).encode())[:16]
+    return files.digest(json.dumps(values, sort_keys=True).encode())
 
 
 def parse(value: Any, kind: Any, path: pathlib.Path) -> Any:

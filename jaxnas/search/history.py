@@ -93,7 +93,7 @@ def seal(lines: list[Line], before: list[Line]) -> list[Line]:
 
 def _digest(line: Line, before: str) -> str:
     text = json.dumps({key: value for key, value in line.items() if key != "digest"})
-    return files.sha256((before + text).encode())[:16]
+    return files.digest((before + text).encode())
 
 
 def settings_of(strategy: Strategy, key: jax.Array) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     """A digest of what decides the scores of architectures that are trained alone."""
     record = {**deciding(task, net, training, Fixed()), "search": _evaluated(task, "search")}
     record["program"] = record["program"]["digest"]
-    return _short(json.dumps(files.plain(record)).encode())
+    return files.digest(json.dumps(files.plain(record)).encode())
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -78,7 +78,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def weights_digest(variables: Any) -> str:
     """A digest of variables, whatever devices hold them."""
-    return _short(json.dumps(checksums(variables), sort_keys=True).encode())
+    return files.digest(json.dumps(checksums(variables), sort_keys=True).encode())
 
 
 def optimizer_digest(
@@ -97,7 +97,10 @@ def program_digest(function: Callable[..., Any], *arguments: Any) -> dict[str, s
     """A digest of what a function computes, as JAX traces it, and what traced it."""
     closed = jax.make_jaxpr(function)(*arguments)
     traced_by = f"jax {jax.__version__} on {jax.default_backend()}"
-    return {"digest": _short(_program(closed.jaxpr, closed.consts, {}).encode()), "traced_by": traced_by}
+    return {
+        "digest": files.digest(_program(closed.jaxpr, closed.consts, {}).encode()),
+        "traced_by": traced_by,
+    }
 
 
 def _settings(task: Task) -> dict[str, Any]:
@@ -165,7 +168,7 @@ def _program(jaxpr: Any, consts: Any, known: dict[int, str]) -> str:
         atoms = map(name, (*equation.invars, *equation.outvars))
         lines.append(f"{equation.primitive.name} {' '.join(atoms)} {' '.join(values)}")
     lines.append(" ".join(map(name, jaxpr.outvars)))
-    return _short("\n".join(lines).encode() + _digest(list(consts)).encode())
+    return files.digest("\n".join(lines).encode() + _digest(list(consts)).encode())
 
 
 def _digest(tree: Any) -> str:
@@ -178,7 +181,3 @@ def _digest(tree: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype}{array.shape}".encode())
         digest.update(str(array).encode() if array.dtype.kind == "O" else array.tobytes())
     return digest.hexdigest()[:16]
-
-
-def _short(data: bytes) -> str:
-    return files.sha256(data)[:16]

@@ -88,7 +88,7 @@ def check_unchanged(path: files.Path, digest: str | None, written: bytes | None 
     path = files.as_path(path)
     if digest is None or not path.exists():
         return
-    if files.sha256(path if written is None else written)[:16] != digest:
+    if files.digest(path if written is None else written) != digest:
         raise ValueError(
             f"{path} is not what the training wrote up to its last checkpoint: lines were lost or changed. "
             "Bring the file back, or delete it to go on without those records."

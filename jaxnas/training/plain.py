@@ -31,14 +31,14 @@ def to_dict(value: Any) -> Any:
         parts = [to_dict(part) for part in value]
         if len(parts) <= 64:
             return parts
-        return f"{len(parts)} values sha256:{files.sha256(json.dumps(parts).encode())[:16]}"
+        return f"{len(parts)} values sha256:{files.digest(json.dumps(parts).encode())}"
     if value is None or isinstance(value, (bool, int, float, str, os.PathLike)):
         return files.plain(value)
     if isinstance(value, np.ndarray) or hasattr(value, "dtype"):
         array = np.asarray(value)
         if array.size <= 64:
             return files.plain(array)
-        return f"{array.dtype}{list(array.shape)} sha256:{files.sha256(array.tobytes())[:16]}"
+        return f"{array.dtype}{list(array.shape)} sha256:{files.digest(array.tobytes())}"
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
