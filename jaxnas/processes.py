@@ -66,20 +66,20 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
 
 
 def gather(coordinator: str, count: int, index: int) -> None:
-    """Returns when all processes of a run have come to the address of the first one; see `start`."""
+    """Returns when all processes of a run have reached the first one's address; see `start`."""
     host, _, port = coordinator.rpartition(":")
     if not port.isdecimal():
         raise ValueError(f"coordinator is {coordinator!r}, expected an address and a port, as 10.0.0.1:1234.")
     if count > 1:
         if index:
-            _come((host.strip("[]"), int(port)), count, index)
+            _join((host.strip("[]"), int(port)), count, index)
         else:
-            _receive(int(port), count)
+            _wait_for_all(int(port), count)
 
 
-def _receive(port: int, count: int) -> None:
-    """The first process's part of `gather`: waits for the others, and lets all go on at once."""
-    start, said = time.monotonic(), False
+def _wait_for_all(port: int, count: int) -> None:
+    """Accepts the other processes of a run, and releases them when the last one is there."""
+    waiting = _Waiting()
     with contextlib.ExitStack() as stack:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -87,14 +87,11 @@ def _receive(port: int, count: int) -> None:
         stack.enter_context(server).settimeout(0.2)
         there: dict[int, socket.socket] = {}
         while len(there) < count - 1:
-            waited = time.monotonic() - start
             missing = ", ".join(str(i) for i in range(1, count) if i not in there)
-            text = f"of {count} processes, {missing} did not come to process 0 in {waited:.0f} seconds"
-            if waited > GIVEN_UP:
-                raise TimeoutError(f"{text}. Start all, each with its own index and the same coordinator.")
-            if waited > SAID and not said:
-                _log.warning("%s. Waiting on.", text)
-                said = True
+            waiting.check(
+                f"of {count} processes, {missing} did not come to process 0",
+                "Start all, each with its own index and the same coordinator.",
+            )
             with contextlib.suppress(OSError, ValueError):  # none came, or it was none of ours
                 connection = stack.enter_context(server.accept()[0])
                 connection.settimeout(5)
@@ -109,9 +106,9 @@ def _receive(port: int, count: int) -> None:
                 connection.recv(1)  # until the other end is closed, so that the port is free
 
 
-def _come(address: tuple[str, int], count: int, index: int) -> None:
-    """The part of the other processes in `gather`."""
-    start, said = time.monotonic(), False
+def _join(address: tuple[str, int], count: int, index: int) -> None:
+    """Connects to the first process of a run, and returns when it releases this one."""
+    waiting = _Waiting()
     while True:
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as connection:
             connection.settimeout(GIVEN_UP)
@@ -121,14 +118,27 @@ def _come(address: tuple[str, int], count: int, index: int) -> None:
                 return
             if answer:
                 raise ValueError(f"{answer}: give each of the {count} processes an index of its own, from 0.")
-        waited = time.monotonic() - start
-        text = f"process 0 does not answer at {address[0]}:{address[1]} after {waited:.0f} seconds"
-        if waited > GIVEN_UP:
-            raise TimeoutError(f"{text}. Start it, and give all processes its address as the coordinator.")
-        if waited > SAID and not said:
-            _log.warning("%s. Waiting on.", text)
-            said = True
+        waiting.check(
+            f"process 0 does not answer at {address[0]}:{address[1]}",
+            "Start it, and give all processes its address as the coordinator.",
+        )
         time.sleep(0.5)
+
+
+class _Waiting:
+    """Warns once after `SAID` seconds, and raises a TimeoutError after `GIVEN_UP`."""
+
+    def __init__(self) -> None:
+        self._start, self._said = time.monotonic(), False
+
+    def check(self, what: str, cure: str) -> None:
+        waited = time.monotonic() - self._start
+        text = f"{what} after {waited:.0f} seconds"
+        if waited > GIVEN_UP:
+            raise TimeoutError(f"{text}. {cure}")
+        if waited > SAID and not self._said:
+            _log.warning("%s. Waiting on.", text)
+            self._said = True
 
 
 def check_shared(folder: pathlib.Path) -> None:
