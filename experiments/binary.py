@@ -28,7 +28,7 @@ from experiments import config as config_lib
 from experiments.config import Config, ConfigError
 from jaxnas import executors, files, processes, runs, search, training
 from jaxnas.choice import nearest
-from jaxnas.cost import Cost, cost
+from jaxnas.cost import Cost
 from jaxnas.report import result
 from jaxnas.report.commands import CONFIG, SET
 from jaxnas.space import Arch
@@ -349,8 +349,6 @@ class Session:
         Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
         goes by the same table.
         """
-        if not self.latency_rows:
-            return cost(self.net, self.task.inputs)
         return runs.costs_with_latency(self.task, self.net, self.latency_rows, workdir, self.config.measure)
 
     @property

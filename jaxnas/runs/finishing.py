@@ -163,9 +163,7 @@ def search_and_finish(
     settings = Search() if settings is None else settings
     if settings.ranked and training is None:
         raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
-    costs = None
-    if settings.latency:
-        costs = costs_with_latency(task, net, settings.latency, workdir)
+    costs = costs_with_latency(task, net, settings.latency, workdir)
     common = dict(training=training, seed=seed, mesh=mesh, costs=costs)
     found = search_space(task, net, variables, settings, workdir=workdir, **common)
     trained, alone = again.trained_by(workdir), training

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_increasing, check_numbers
-from jaxnas.cost import Cost, cost
+from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.report.result import (
     Candidate,
@@ -231,9 +231,7 @@ def search_space(
     check_task(task)
     _check_complete(workdir, settings)
     space = net.space
-    if costs is None and settings.latency:
-        costs = costs_with_latency(task, net, settings.latency, workdir)
-    costs = cost(net, task.inputs) if costs is None else costs
+    costs = costs_with_latency(task, net, settings.latency, workdir) if costs is None else costs
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
     search.check_bounds(space, costs, bounds)

@@ -22,17 +22,20 @@ Measure = Callable[[nn.Module, Task, int], latency.LatencyTable]
 def costs_with_latency(
     task: Task, net: nn.Module, rows: int, workdir: str | os.PathLike | None, measure: Measure | None = None
 ) -> Cost:
-    """Parameters, products and "latency_ms" of architectures, by a table that is measured once.
+    """Parameters and products of architectures, and "latency_ms" by a table that is measured once.
 
     Args:
       task, net: of the run.
-      rows: of a batch.
+      rows: of a batch; 0 for no latency.
       workdir: keeps the table in latency.json, so that a search that goes on goes by the same; or None.
       measure: of the table; None for one decision at a time.
 
     Raises:
       ValueError: a table of another device.
     """
+    exact = cost(net, task.inputs)
+    if not rows:
+        return exact
     measure, path = measure or measured, None if workdir is None else files.as_path(workdir) / "latency.json"
     if path is None:
         table = measure(net, task, rows)
@@ -48,7 +51,7 @@ def costs_with_latency(
             f"{path} was measured on {table.device}, and this is {here}. Take another workdir, or delete the "
             "file to measure anew."
         )
-    exact, own = cost(net, task.inputs), table.cost(net.space)
+    own = table.cost(net.space)
     return lambda arch: {**exact(arch), **own(arch)}
 
 
