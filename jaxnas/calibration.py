@@ -90,6 +90,15 @@ def calibrate(
     return {**variables, STATISTICS: unflatten(new)}
 
 
+def calibrate_one(
+    net: nn.Module, variables: dict[str, Any], arch: Arch | None, batches: Any
+) -> dict[str, Any]:
+    """`calibrate` as a program for one concrete architecture, in which no other options are compiled."""
+    if arch is not None:
+        arch = {name: np.asarray(value) for name, value in arch.items()}
+    return jax.jit(lambda variables, batches: calibrate(net, variables, arch, batches))(variables, batches)
+
+
 def statistics_of(stored: dict[Path, Any]) -> set[Path]:
     """The paths of the pairs "mean" and "var" among arrays of "batch_stats"."""
     pairs = {path[:-1] for path in stored if {(*path[:-1], "mean"), (*path[:-1], "var")} <= stored.keys()}

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxnas import network, testing
-from jaxnas.calibration import calibrate, check_calibrated
+from jaxnas.calibration import calibrate_one, check_calibrated
 from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.inputs import one_example, specification
 from jaxnas.space import Arch
@@ -100,8 +99,7 @@ def extract(
         testing.check_network(net, verify)
     if batches is not None:
         net.space.check(arch)
-        host = {name: np.asarray(value) for name, value in arch.items()}  # static: no branches are compiled
-        variables = jax.jit(lambda *given: calibrate(net, given[0], host, given[1]))(variables, batches)
+        variables = calibrate_one(net, variables, arch, batches)
     given = verify if inputs is None else inputs
     variables, small, small_variables = alone(net, variables, arch, given)
     check_calibrated(small, small_variables)

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxnas.calibration import calibrate
+from jaxnas.calibration import calibrate, calibrate_one
 from jaxnas.cost import Cost, cost
 from jaxnas.network import check_contract
 from jaxnas.space import Arch, Space
@@ -250,10 +250,7 @@ def calibrated(
         return variables
     held_out = [role for role in task.sizes if role != "train"]
     rows = _rows(task.evaluation(held_out[0], None, 1)) if held_out else task.rows("train")
-    batches = _calibrating(task, net, rows, calibration)
-    if arch is not None:  # static, since this program serves one architecture
-        arch = {name: np.asarray(value) for name, value in arch.items()}
-    return jax.jit(lambda variables, batches: calibrate(net, variables, arch, batches))(variables, batches)
+    return calibrate_one(net, variables, arch, _calibrating(task, net, rows, calibration))
 
 
 def sums_by_batch(
