@@ -28,6 +28,12 @@ def final(
     return run.value(network, run.final_role), None, None
 
 
+def lead_over_linear(run: Run) -> float | None:
+    """How much better the headline's figure is than a linear model's; None where that was not measured."""
+    value, linear = final(run)[0], run.result.linear.get(run.final_role)
+    return None if value is None or linear is None else run.sign * (value - linear)
+
+
 def retrained(run: Run) -> Retrained | None:
     """The training alone whose network subnet/ holds: of the headline's, the one that does best."""
     group = final(run)[2]
@@ -191,17 +197,15 @@ def tiles(run: Run) -> str:
         shown.append((label, words.value_text(metric, seen), "what the search saw", ""))
     linear = result.linear.get(role)
     if linear is not None:
-        sub, kind = "as good as this network", "bad"
-        if value is not None and value != linear:
-            better = metric.direction == ("max" if value > linear else "min")
-            gap = words.difference_text(metric, value - linear)
-            sub, kind = f"this network: {gap}", "good" if better else "bad"
+        lead, sub = lead_over_linear(run), "as good as this network"
+        if value is not None and lead:
+            sub = f"this network: {words.difference_text(metric, value - linear)}"
         shown.append(
             (
                 "a linear model’s " + words.metric_name(metric, role, unit=True),
                 words.value_text(metric, linear),
                 sub,
-                kind,
+                "good" if lead and lead > 0 else "bad",
             )
         )
     for name, cost in found.costs.items():

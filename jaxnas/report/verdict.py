@@ -19,12 +19,6 @@ class Advice(NamedTuple):
     code: str = ""
 
 
-def lead_over_linear(run: Run) -> float | None:
-    """By how much the headline's figure is better than a linear model's; None where that was not measured."""
-    value, linear = headline.final(run)[0], run.result.linear.get(run.final_role)
-    return None if value is None or linear is None else run.sign * (value - linear)
-
-
 def still_improving(run: Run) -> float | None:
     """How much the training loss fell over the last fifth of the training, if that is more than its noise.
 
@@ -52,7 +46,7 @@ def advice(run: Run, workdir: str = "DIR") -> list[Advice]:
 
 
 def _against_linear(run: Run) -> list[Advice]:
-    lead, role = lead_over_linear(run), run.final_role
+    lead, role = headline.lead_over_linear(run), run.final_role
     if lead is None or lead > 0:
         return []
     gap = words.difference_text(run.metric, abs(lead)).lstrip("+±")
@@ -76,7 +70,7 @@ def _convergence(run: Run) -> list[Advice]:
             f"The supernet was still improving: its loss fell by {fall:.2g} towards the end of its "
             f"{count(steps)} steps. "
         )
-    elif (lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
+    elif (headline.lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
         text = (
             f"The loss had settled in the last fifth of {count(steps)} steps, far from what the data give. "
         )

@@ -7,7 +7,7 @@ import pytest
 import workdirs
 
 from jaxnas import files, report
-from jaxnas.report import read_run, verdict
+from jaxnas.report import headline, read_run, verdict
 from jaxnas.report import result as result_lib
 from jaxnas.report.read import TIMED
 
@@ -46,10 +46,10 @@ def test_a_loss_that_still_falls_asks_for_twice_the_steps(tmp_path, loss, improv
 
 def test_a_linear_model_stands_beside_the_network(tmp_path):
     root = workdirs.vision(tmp_path)
-    assert verdict.lead_over_linear(read_run(root)) is None
+    assert headline.lead_over_linear(read_run(root)) is None
     for value, good in ((0.5, True), (0.99, False)):
         change(root, linear={"search": value, "test": value})
-        assert (verdict.lead_over_linear(read_run(root)) > 0) == good
+        assert (headline.lead_over_linear(read_run(root)) > 0) == good
         page, lines = report.write(root).read_text(), report.summary_lines(root)
         assert page.count("linear model (logistic regression)") == 1 + (not good)  # the row; the advice
         assert any(f"{100 * value:.2f} %" in line for line in lines if "linear model" in line)
