@@ -20,6 +20,7 @@ from jaxnas.elastic.layers import Dense, LayerNorm, Mlp
 from jaxnas.elastic.parameter import parameter
 from jaxnas.elastic.width import Width, fixed, width
 from jaxnas.space import Arch, Space
+from jaxnas.supernets.vit import DECISIONS, check_space, layer_widths
 
 
 class Block(nn.Module):
@@ -73,12 +74,9 @@ class TextTransformer(nn.Module):
         super().__post_init__()
         check_counts(self, "vocabulary", "num_classes", "max_length", "head_dim")
         check_numbers(self, "dropout", "word_dropout", least=0, below=1)
-        needed = {"embed_dim", "depth", "num_heads", "mlp_ratio"}
-        if set(self.space.choices) != needed:
-            raise ValueError(
-                f"A TextTransformer space has the decisions {sorted(needed)}, as spaces.vit makes them; got "
-                f"{sorted(self.space.choices)}."
-            )
+        check_space("TextTransformer", self.space)
+        if others := sorted(set(self.space.choices) - DECISIONS):
+            raise ValueError(f"A TextTransformer has no use for the decisions {others}; leave them out.")
 
     @nn.compact
     def __call__(
@@ -99,7 +97,7 @@ class TextTransformer(nn.Module):
           Logits, float32 [B, num_classes].
         """
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        embed = width(int, decisions["embed_dim"])
+        embed = width(int, decisions["embed_dim"], axis="embed")
         tokens, mask = inputs["tokens"], inputs["mask"]
         if train and self.word_dropout:
             mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
@@ -110,13 +108,7 @@ class TextTransformer(nn.Module):
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for i in range(int(self.space["depth"].table.max())):
             x = Block(self.head_dim, self.dropout, name=f"block_{i}")(
-                x,
-                mask,
-                embed,
-                width(int, decisions["num_heads", i]),
-                width(lambda e, r: int(e * r), decisions["embed_dim"], decisions["mlp_ratio", i]),
-                width(lambda depth, i=i: int(i < depth), decisions["depth"]),
-                train,
+                x, mask, embed, train=train, **layer_widths(decisions, i)
             )
         x = LayerNorm(name="norm")(x, embed)
         words = mask[..., None].astype(x.dtype)

@@ -33,6 +33,8 @@ from jaxnas.elastic.parameter import Sharing
 from jaxnas.elastic.width import Width, fixed, width
 from jaxnas.space import Space
 
+DECISIONS = {"embed_dim", "depth", "num_heads", "mlp_ratio"}  # of a space of `jaxnas.spaces.vit`
+
 
 class Block(nn.Module):
     """A pre-norm transformer block; nothing of it runs where `gate` is 0."""
@@ -123,8 +125,6 @@ class ViT(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.space, Space):
-            raise TypeError(f"ViT: space is {self.space!r}, expected a space such as jaxnas.spaces.digits().")
         check_counts(self, "image_size", "patch_size", "num_classes", "head_dim")
         if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
             raise ValueError(
@@ -139,25 +139,7 @@ class ViT(nn.Module):
                 f"nearest sizes that are: {self.image_size // self.patch_size * self.patch_size} "
                 f"and {-(-self.image_size // self.patch_size) * self.patch_size}."
             )
-        needed = {"embed_dim", "depth", "num_heads", "mlp_ratio"}
-        if missing := needed - set(self.space.choices):
-            raise ValueError(f"A ViT space needs the decisions {sorted(needed)}; missing: {sorted(missing)}.")
-        options: dict[str, tuple[Any, ...]] = {name: self.space[name].options for name in sorted(needed)}
-        for name, sizes in options.items():
-            _check_sizes(name, sizes, whole=name != "mlp_ratio")
-        layers = max(options["depth"])
-        for name in ("num_heads", "mlp_ratio"):
-            if (length := self.space.choices[name].length) is None or length < layers:
-                raise ValueError(
-                    f"A ViT space needs '{name}' once for each of {layers} layers, as Choice(...).repeat("
-                    f"{layers}, active='depth'); got {'one for all' if length is None else length}."
-                )
-        narrowest, least = min(options["embed_dim"]), min(options["mlp_ratio"])
-        if narrowest * least < 1:
-            raise ValueError(
-                f"An MLP of ratio {least} has no hidden channel in a network of width {narrowest}; raise "
-                "'mlp_ratio' or 'embed_dim'."
-            )
+        check_space("ViT", self.space)
 
     @nn.compact
     def __call__(
@@ -209,18 +191,8 @@ class ViT(nn.Module):
         )
 
         def inputs(layer: int) -> dict[str, Any]:
-            of_layer = {
-                "heads": width(lambda heads: heads, decisions["num_heads", layer], axis="heads"),
-                "hidden": width(
-                    lambda dim, ratio: int(dim * ratio),
-                    decisions["embed_dim"],
-                    decisions["mlp_ratio", layer],
-                    axis="mlp",
-                ),
-                "gate": width(lambda depth: int(layer < depth), decisions["depth"]),
-            }
             drops = train and self.drop_path_rate > 0
-            return of_layer | ({"drop_path_rate": rates[layer]} if drops else {})
+            return layer_widths(decisions, layer) | ({"drop_path_rate": rates[layer]} if drops else {})
 
         def call(block: Block, x: jax.Array, inputs: dict[str, Any]) -> tuple[jax.Array, None]:
             return block(x, embed, **inputs), None
@@ -229,6 +201,48 @@ class ViT(nn.Module):
         scan = self.scan_layers and self.space.cardinality > 1
         of_layers = [inputs(layer) for layer in range(count)]
         return run_layers(self, make, call, x, of_layers, scan=scan, remat=self.remat)[0]
+
+
+def layer_widths(decisions: Decisions, layer: int) -> dict[str, Width]:
+    """The heads and the hidden channels of a layer, and its gate, over the space of `jaxnas.spaces.vit`."""
+    ratio = decisions["mlp_ratio", layer]
+    return {
+        "heads": width(lambda heads: heads, decisions["num_heads", layer], axis="heads"),
+        "hidden": width(lambda dim, r: int(dim * r), decisions["embed_dim"], ratio, axis="mlp"),
+        "gate": width(lambda depth: int(layer < depth), decisions["depth"]),
+    }
+
+
+def check_space(network: str, space: Space) -> None:
+    """Checks that a space has the four decisions of `jaxnas.spaces.vit`, for each layer.
+
+    Raises:
+      TypeError: no space.
+      ValueError: other decisions, options that are no sizes, or too few layers.
+    """
+    if not isinstance(space, Space):
+        raise TypeError(f"{network}: space is {space!r}, expected a space such as jaxnas.spaces.digits().")
+    if missing := DECISIONS - set(space.choices):
+        raise ValueError(
+            f"A {network} space needs the decisions {sorted(DECISIONS)}; missing: {sorted(missing)}, got "
+            f"{sorted(space.choices)}."
+        )
+    options: dict[str, tuple[Any, ...]] = {name: space[name].options for name in sorted(DECISIONS)}
+    for name, sizes in options.items():
+        _check_sizes(name, sizes, whole=name != "mlp_ratio")
+    layers = max(options["depth"])
+    for name in ("num_heads", "mlp_ratio"):
+        if (length := space.choices[name].length) is None or length < layers:
+            raise ValueError(
+                f"A {network} space needs '{name}' once for each of {layers} layers, as Choice(...).repeat("
+                f"{layers}, active='depth'); got {'one for all' if length is None else length}."
+            )
+    narrowest, least = min(options["embed_dim"]), min(options["mlp_ratio"])
+    if narrowest * least < 1:
+        raise ValueError(
+            f"An MLP of ratio {least} has no hidden channel in a network of width {narrowest}; raise "
+            "'mlp_ratio' or 'embed_dim'."
+        )
 
 
 def _check_sizes(name: str, options: tuple[Any, ...], *, whole: bool) -> None:
