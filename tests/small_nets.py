@@ -29,6 +29,9 @@ every_setting = pytest.mark.parametrize("name", tiers.cases(SETTINGS, ("narrow",
 SCANNED = dict(SETTINGS["narrow"], scan_layers=True)
 SHAPE = (3, 8, 8, 1)
 CLASSES = 5
+TABLE = supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (2, 4, 8)), num_outputs=3)
+CONV = supernets.ConvNet(spaces.convnet(((2, 4), (3, 5)), ((1, 2), (0, 1)), ((3, 5), (3,))), num_classes=3)
+TEXT = supernets.TextTransformer(spaces.vit((4, 6), (1, 2), (1, 2), (1.0, 2.0)), 7, 3, 5, head_dim=4)
 
 # Compiling is most of the time of these tests, and this halves it.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

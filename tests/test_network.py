@@ -11,7 +11,7 @@ import optax
 import pytest
 import refusals
 import user_networks
-from small_nets import normal, setting
+from small_nets import CONV, TABLE, TEXT, normal, setting
 from small_tasks import perceptron, task_of
 from test_cost import lower, xla_macs
 from user_networks import IMAGES, MIXER, Deep, ElasticMlp, Second
@@ -41,6 +41,9 @@ NETWORKS = {
     "mixer": (user_networks.Mixer(MIXER), normal(*IMAGES)),
     "operations": (user_networks.Operations(user_networks.OPERATIONS), normal(*IMAGES)),
     "elastic operations": (user_networks.ElasticOperations(user_networks.ELASTIC_OPERATIONS), FEATURES),
+    "rows": (TABLE, normal(2, 6)),
+    "pictures": (CONV, normal(2, 12, 12, 3)),
+    "texts": (TEXT, {"tokens": FEATURES["nodes"][:, :5], "mask": jnp.ones((2, 5), bool)}),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 KEY = jax.random.key(0)

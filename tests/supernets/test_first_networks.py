@@ -6,13 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refusals
-from small_nets import flatten, jit, random_weights, take
+from small_nets import CONV, TEXT, flatten, jit, random_weights, take
 
 import jaxnas
 from jaxnas import spaces, supernets
 
-CONV = supernets.ConvNet(spaces.convnet(((2, 4), (3, 5)), ((1, 2), (0, 1)), ((3, 5), (3,))), num_classes=3)
-TEXT = supernets.TextTransformer(spaces.vit((4, 6), (1, 2), (1, 2), (1.0, 2.0)), 7, 3, 5, head_dim=4)
 RANDOM = np.random.default_rng(0)
 INPUTS = {
     CONV: RANDOM.normal(size=(2, 12, 12, 3)).astype(np.float32),

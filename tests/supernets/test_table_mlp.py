@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import refusals
 import scipy.special
-from small_nets import flatten, jit, random_params, take
+from small_nets import TABLE, flatten, jit, random_params, take
 
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
 
-NET = supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (2, 4, 8)), num_outputs=3)
+NET = TABLE
 ROWS = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
 WEIGHTS = random_params(NET, ROWS.shape)
 
