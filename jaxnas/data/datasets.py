@@ -217,10 +217,10 @@ def check_prepared(
 
 @contextlib.contextmanager
 def reading(folder: str | os.PathLike) -> Iterator[None]:
-    """Says of prepared data that cannot be read where they are, and what to do.
+    """Converts errors while reading prepared data to an OSError that names the folder and the remedy.
 
     Raises:
-      OSError: in place of any error within.
+      OSError: in place of any other error.
     """
     try:
         yield

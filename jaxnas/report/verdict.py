@@ -1,4 +1,4 @@
-"""Whether a result is any good, and what to do next: in words, with the commands or calls for it."""
+"""Assessment of a result, and the next steps with their commands or calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves for others: the network of its headline as one folder, and the page that loads it."""
+"""The artifact of a run: the network of its headline as one folder, and the page that loads it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def publish(workdir: str | os.PathLike) -> None:
 
 
 def save(workdir: os.PathLike, task: Task, net: nn.Module, variables: Any) -> int | None:
-    """Writes a network as `subnet/`: its weights, its program, and what its inputs are made by.
+    """Saves a network in `subnet/`: weights, exported program and preprocessing.
 
     Returns:
       The batch size that the program takes; None for any.

@@ -1,4 +1,4 @@
-"""What a linear model reaches on a task's data: the least that a network must pass to be worth its search."""
+"""Accuracy of a linear model, the reference that a found network must beat."""
 
 from __future__ import annotations
 

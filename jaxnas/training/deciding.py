@@ -1,4 +1,4 @@
-"""What decides the weights of a training, or the scores of a search, as plain values to compare later.
+"""Fingerprints of trainings and searches, which are compared before a run resumes.
 
 Digests are the same in every process: they contain no addresses, no order of a set, no place in the source.
 """
@@ -46,7 +46,7 @@ def deciding(task: Task, net: nn.Module, training: Training, recipe: Recipe) -> 
 
 
 def scoring(task: Task, variables: Any, limit: int | None = None) -> dict[str, Any]:
-    """What decides the scores of architectures with these weights on the role "search"."""
+    """Fingerprint of the scores of architectures with these weights on the role "search"."""
     return {
         "weights": weights_digest(variables),
         "data": _evaluated(task, "search"),
@@ -55,7 +55,7 @@ def scoring(task: Task, variables: Any, limit: int | None = None) -> dict[str, A
 
 
 def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
-    """A digest of what decides the scores of architectures that are trained alone."""
+    """Fingerprint of the scores of architectures that are trained alone."""
     record = {**deciding(task, net, training, Fixed()), "search": _evaluated(task, "search")}
     record["program"] = record["program"]["digest"]
     return files.digest(json.dumps(files.plain(record)).encode())
@@ -84,7 +84,7 @@ def weights_digest(variables: Any) -> str:
 def optimizer_digest(
     optimizer: tuple[optax.GradientTransformation, optax.Schedule], state: TrainState
 ) -> dict[str, str]:
-    """A digest of what an update of the parameters computes, and the learning rate."""
+    """Digests of an optimizer's update and of its learning rate."""
     transformation, schedule = optimizer
     params, own = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, state.opt_state)
@@ -94,7 +94,7 @@ def optimizer_digest(
 
 
 def program_digest(function: Callable[..., Any], *arguments: Any) -> dict[str, str]:
-    """A digest of what a function computes, as JAX traces it, and what traced it."""
+    """Digest of a function's jaxpr, and the version and backend that traced it."""
     closed = jax.make_jaxpr(function)(*arguments)
     traced_by = f"jax {jax.__version__} on {jax.default_backend()}"
     return {

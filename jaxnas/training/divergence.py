@@ -1,4 +1,4 @@
-"""Divergence: how it is noticed, the error message and record of its step, and the settings that mend it."""
+"""Detection of divergence, its error message and record, and the settings that may change after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DivergedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """The course of a loss, by which a training whose numbers are still finite has diverged.
+    """Running statistics of a loss, which detect divergence while values are still finite.
 
     A loss is bad above 10 times its best smoothed value, twice the first one, and 10: less may be only
     a hard batch, or the beginning of fine-tuning. After three bad steps in a row the smoothed loss is bad
