@@ -185,7 +185,7 @@ def fit(
         return watched, score_of(task, watched), recipe.done(watched)
 
     trained = _loop(net.space, training, seed, store, begun, evaluate, progress)
-    if trained.complete and workdir is not None and is_first():
+    if workdir is not None and is_first():
         files.write_json(files.as_path(workdir) / SETTINGS, described(training, recipe, seed))
     return trained
 
