@@ -143,6 +143,8 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
       ValueError: inputs that the network cannot be called with; products that cannot be counted.
     """
     inputs, name = one_example(inputs), type(net).__name__
+    if hasattr(net, "annotations"):
+        return net.annotations(inputs)
     # Static, so that no branches are traced; tables are over all architectures, whichever runs.
     arch, key = static(net.space), jax.eval_shape(lambda: jax.random.key(0))
     calls = _Calls()

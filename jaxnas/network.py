@@ -39,6 +39,8 @@ def check_contract(net: Any) -> None:
         is no floating type; the message says which.
     """
     name = type(net).__name__
+    if all(hasattr(net, part) for part in ("space", "init", "apply", "clone", "annotations")):
+        return  # says all by itself, as `jaxnas.supernet` does
     if not isinstance(net, nn.Module):
         raise TypeError(f"A network is a Flax module (flax.linen.Module) with a field `space`; got a {name}.")
     if not isinstance(getattr(net, "space", None), Space):

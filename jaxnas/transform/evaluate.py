@@ -1,0 +1,509 @@
+"""Runs an analyzed program at other sizes: with masks, or at small shapes.
+
+* `masked`: arrays keep their full shapes, and sizes may be traced, so that one compiled program serves all.
+  Variables come with zeros behind their active part. What reduces along an elastic axis gets the neutral
+  value of the reduction there, unless zeros are known to be there, and `sum / N` divides by the active size.
+* small: variables come at their active sizes, which are ints, and the same operations run at small shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxnas.transform.program import Constant, Operation, Program, Value
+from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
+from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
+
+# Elementwise functions of which 0 is a fixed point.
+_ODD = frozenset(
+    "abs asin asinh atan atanh cbrt ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
+    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh sqrt square "
+    "stop_gradient tan tanh".split()
+)
+_ALL = frozenset("add add_any sub max min or xor".split())  # 0 of zeros
+_ANY = frozenset("mul and".split())  # 0 if one operand is
+_KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
+    "reshape transpose squeeze expand_dims broadcast_in_dim slice rev reduce_sum reduce_max reduce_min "
+    "reduce_window_max reduce_window_min reduce_window_sum dynamic_slice".split()
+)
+_PASSING = frozenset(  # of a sum that is still to be divided
+    "convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose neg copy stop_gradient".split()
+)
+_SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
+Atoms = Set[int]
+NONE: Atoms = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Operations of a module that may be skipped.
+
+    Attributes:
+      start, stop: of its operations.
+      outs: what is used of it outside, with what stands for each where it is skipped.
+    """
+
+    start: int
+    stop: int
+    outs: tuple[tuple[int, Value], ...]
+
+
+@dataclasses.dataclass
+class Sizes:
+    """The sizes that a program is run at.
+
+    Attributes:
+      layouts: of all arrays.
+      sizes: of elastic atoms: ints, traced integers, or expected sizes.
+      masks: of elastic atoms, bool or float [full size]; None at small shapes.
+      gates: of regions, by the identity of the program that they are in, outermost first: bool, or the
+        probability that the region runs.
+      borders: by the identity of an operation, by how much the kernel of a convolution is smaller on each
+        side, for each spatial axis.
+      constants: arrays that the functions close over.
+    """
+
+    layouts: Mapping[int, tuple[Layout, ...]]
+    sizes: Mapping[int, Any]
+    masks: Mapping[int, Any] | None
+    gates: Mapping[int, list[tuple[Region, Any]]]
+    borders: Mapping[int, tuple[int, ...]]
+    constants: Mapping[int, Any]
+
+    @property
+    def small(self) -> bool:
+        """Whether arrays have their active shapes."""
+        return self.masks is None
+
+    def elastic(self, layout: Layout) -> Atoms:
+        """The elastic atoms of an axis."""
+        return atoms_of(layout).keys() & self.sizes.keys()
+
+    def atoms(self, one: Value) -> Atoms:
+        """The elastic atoms of an array."""
+        return NONE.union(*map(self.elastic, self.layouts[one])) if isinstance(one, int) else NONE
+
+    def size(self, layout: Layout) -> Any:
+        """The active size of an axis."""
+        return size_of(layout, self.sizes)
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """The shape of an array at small sizes."""
+        return tuple(self.size(layout) for layout in self.layouts[number])
+
+    def host_mask(self, layout: Layout) -> np.ndarray:
+        """The active positions of an axis at small sizes, bool [full size]."""
+        full = atoms_of(layout)
+        return mask_of(
+            layout, {atom: np.arange(full[atom]) < self.sizes[atom] for atom in self.elastic(layout)}
+        )
+
+    def cut(self, value: Any, number: int) -> Any:
+        """The active part of an array that has its full shape."""
+        for axis, layout in enumerate(self.layouts[number]):
+            if self.elastic(layout):
+                mask = self.host_mask(layout)
+                value = _take(value, np.flatnonzero(mask), axis)
+        return value
+
+    def mask(self, value: Any, layouts: Sequence[Layout | None], neutral: Any = 0) -> Any:
+        """An array with a neutral value behind the active part of some axes."""
+        assert self.masks is not None
+        for axis, layout in enumerate(layouts):
+            if layout is None or not self.elastic(layout):
+                continue
+            mask = mask_of(layout, self.masks, jnp)
+            mask = mask.reshape([-1 if i == axis else 1 for i in range(value.ndim)])
+            if mask.dtype != bool and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
+                value = value * mask.astype(value.dtype)
+            else:
+                value = jnp.where(mask > 0, value, _neutral(neutral, value.dtype))
+        return value
+
+
+def _take(value: Any, places: np.ndarray, axis: int) -> Any:
+    if len(places) and np.array_equal(places, np.arange(len(places))):
+        return lax.slice_in_dim(value, 0, len(places), axis=axis)
+    return jnp.take(value, places, axis=axis)
+
+
+def _neutral(value: Any, dtype: Any) -> Any:
+    if isinstance(value, bool) or math.isfinite(value):
+        return jnp.asarray(value, dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray(value, dtype)
+    info = jnp.iinfo(dtype) if dtype != bool else None
+    return jnp.asarray(value > 0 if info is None else info.max if value > 0 else info.min, dtype)
+
+
+@dataclasses.dataclass
+class _Run:
+    """The arrays of a program while it runs, and what is known of them."""
+
+    values: dict[int, Any]
+    zero: dict[int, Atoms]  # atoms behind whose active part zeros are known to be
+    pending: dict[int, tuple[int, Any]]  # sums along elastic axes: the full and the active number of terms
+    scalars: dict[int, Any]
+
+    def value(self, one: Value) -> Any:
+        return one.value if isinstance(one, Constant) else self.values[one]
+
+    def zeros(self, one: Value, sizes: Sizes) -> Atoms:
+        if isinstance(one, Constant):
+            return frozenset(sizes.sizes) if np.all(np.asarray(one.value) == 0) else NONE
+        return self.zero.get(one, NONE)
+
+
+def run(program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes) -> list[Any]:
+    """Runs a program.
+
+    Args:
+      program: analyzed.
+      arguments: of it, at their full shapes with zeros behind the active part (masked), or small.
+      zero: for each argument the atoms along which zeros are known to be behind its active part.
+      sizes: see `Sizes`.
+
+    Returns:
+      The results.
+    """
+    return _run(program, arguments, zero, sizes)[0]
+
+
+def _run(
+    program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes
+) -> tuple[list[Any], list[Atoms]]:
+    state = _Run(dict(zip(program.inputs, arguments, strict=True)), {}, {}, {})
+    state.zero.update(zip(program.inputs, zero, strict=True))
+    for number, value in sizes.constants.items():
+        state.values[number] = sizes.cut(value, number) if sizes.small else value
+    _operations(program, 0, len(program.operations), sizes.gates.get(id(program), []), state, sizes)
+    outputs = [state.value(one) for one in program.outputs]
+    return outputs, [state.zeros(one, sizes) for one in program.outputs]
+
+
+def _operations(
+    program: Program, start: int, stop: int, gates: list[tuple[Region, Any]], state: _Run, sizes: Sizes
+) -> None:
+    place = start
+    while place < stop:
+        here = next((one for one in gates if one[0].start == place and one[0].stop <= stop), None)
+        if here is None:
+            _operation(program.operations[place], state, sizes)
+            place += 1
+            continue
+        region, gate = here
+        inner = [one for one in gates if one is not here]
+        _region(program, region, gate, inner, state, sizes)
+        place = region.stop
+
+
+def _region(program: Program, region: Region, gate: Any, inner: list[Any], state: _Run, sizes: Sizes) -> None:
+    """Runs a region, or hands its input on."""
+    known: list[Atoms] = []
+
+    def kept() -> tuple[Any, ...]:
+        within = _Run(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
+        _operations(program, region.start, region.stop, inner, within, sizes)
+        known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
+        return tuple(within.values[out] for out, _ in region.outs)
+
+    def skipped() -> tuple[Any, ...]:
+        return tuple(state.value(source) for _, source in region.outs)
+
+    if isinstance(gate, bool | np.bool_):
+        made = kept() if gate else skipped()
+        known = known if gate else [state.zeros(source, sizes) for _, source in region.outs]
+    elif jnp.issubdtype(gate.dtype, jnp.floating):
+        made = tuple(
+            gate.astype(x.dtype) * x + (1 - gate).astype(x.dtype) * y
+            for x, y in zip(kept(), skipped(), strict=True)
+        )
+    else:
+        made = lax.cond(gate, kept, skipped)
+    for (out, source), value, zeros in zip(region.outs, made, known, strict=True):
+        state.values[out] = value
+        state.zero[out] = zeros & state.zeros(source, sizes)
+
+
+def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
+    values = [state.value(one) for one in op.ins]
+    if op.bodies:
+        results, known = _nested(op, values, state, sizes)
+        for out, value, zeros in zip(op.outs, results, known, strict=True):
+            state.values[out], state.zero[out] = value, zeros
+        return
+    _fold(op, state)
+    values = _divided(op, values, state)
+    if not sizes.small:
+        values = _with_neutral(op, values, state, sizes)
+    if op.name in CREATED:
+        (made,) = _bind(op, values, op.eqn.params)
+        results = [sizes.cut(made, op.outs[0]) if sizes.small else made]
+    else:
+        results = _bind(op, values, _resized(op, values, sizes) if sizes.small else op.eqn.params)
+    _count(op, state, sizes)
+    zeros = NONE if sizes.small else _zeros(op, state, sizes)
+    for out, value in zip(op.outs, results, strict=True):
+        state.values[out], state.zero[out] = value, zeros
+
+
+def _bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    primitive = op.eqn.primitive
+    with op.eqn.ctx.manager:
+        made = primitive.bind(*values, **primitive.get_bind_params(parameters))
+    return list(made) if primitive.multiple_results else [made]
+
+
+def _fold(op: Operation, state: _Run) -> None:
+    """Computes scalars that depend on no array, as the number of terms of a mean."""
+    known = [one.value if isinstance(one, Constant) else state.scalars.get(one) for one in op.ins]
+    scalar = len(op.outs) == 1 and not op.eqn.outvars[0].aval.shape and op.name in _SCALARS
+    if scalar and all(one is not None for one in known):
+        with jax.ensure_compile_time_eval():
+            given = [jnp.asarray(one, v.aval.dtype) for one, v in zip(known, op.eqn.invars, strict=True)]
+            state.scalars[op.outs[0]] = np.asarray(op.eqn.primitive.bind(*given, **op.eqn.params))
+
+
+def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
+    """The operands of an operation, with the active number of terms where a mean divides by the full one."""
+    if op.name not in ("div", "mul"):
+        return values
+    for place, other in ((0, 1), (1, 0))[: 2 if op.name == "mul" else 1]:
+        one, by = op.ins[place], op.ins[other]
+        if not isinstance(one, int) or one not in state.pending:
+            continue
+        scalar = by.value if isinstance(by, Constant) else state.scalars.get(by)
+        if scalar is None or np.ndim(scalar):
+            continue
+        full, now = state.pending[one]
+        given = float(scalar) if op.name == "div" else 1 / float(scalar) if float(scalar) else math.inf
+        for less in (0, 1):
+            if full > less and math.isclose(given, full - less, rel_tol=1e-6):
+                count = jnp.asarray(now - less, values[place].dtype)
+                values = list(values)
+                values[other] = count if op.name == "div" else 1 / count
+                return values
+    return values
+
+
+def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
+    """Notes the number of terms of sums along elastic axes."""
+    if op.name == "reduce_sum" and isinstance(op.ins[0], int):
+        layouts = [sizes.layouts[op.ins[0]][place] for place in op.eqn.params["axes"]]
+        full, now = state.pending.get(op.ins[0], (1, 1))
+        if op.ins[0] in state.pending or any(map(sizes.elastic, layouts)):
+            full *= math.prod(op.eqn.invars[0].aval.shape[place] for place in op.eqn.params["axes"])
+            for layout in layouts:
+                now = now * sizes.size(layout)
+            state.pending[op.outs[0]] = full, now
+    elif op.name in _PASSING and isinstance(op.ins[0], int) and op.ins[0] in state.pending:
+        state.pending[op.outs[0]] = state.pending[op.ins[0]]
+
+
+def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
+    """The operands of a reduction along elastic axes, with its neutral value behind their active part."""
+    neutral: Any = 0
+    if op.name in REDUCTIONS:
+        axes, neutral = op.eqn.params["axes"], REDUCTIONS[op.name]
+    elif op.name in CUMULATIVE:
+        axes, neutral = (op.eqn.params["axis"],), CUMULATIVE[op.name]
+    elif op.name == "sort":
+        axes, neutral = (op.eqn.params["dimension"],), math.inf
+    elif op.name == "dot_general":
+        axes = op.eqn.params["dimension_numbers"][0][0]
+    elif op.name == "conv_general_dilated":
+        axes = (op.eqn.params["dimension_numbers"].lhs_spec[1],)
+    else:
+        return values
+    if not isinstance(op.ins[0], int):
+        return values
+    layouts = sizes.layouts[op.ins[0]]
+    chosen = [layouts[place] if place in axes else None for place in range(len(layouts))]
+    needed = frozenset().union(*(sizes.elastic(one) for one in chosen if one is not None))
+    if neutral == 0 and not isinstance(neutral, bool):
+        needed -= state.zeros(op.ins[0], sizes)
+    return [sizes.mask(values[0], chosen, neutral), *values[1:]] if needed else values
+
+
+def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
+    """The atoms behind whose active part the results are known to be zero."""
+    given = [state.zeros(one, sizes) for one in op.ins]
+    if not any(given):
+        return NONE
+    has = [sizes.atoms(one) for one in op.ins]
+    found = NONE
+    if op.name in _ANY or op.name == "dot_general":
+        found = NONE.union(*(zero & own for zero, own in zip(given, has, strict=True)))
+    elif op.name in _ALL or op.name == "concatenate":
+        found = given[0].intersection(*given[1:])
+    elif op.name == "select_n":
+        found = given[1].intersection(*given[2:])
+    elif op.name in ("div", "rem") or op.name in _KEPT or op.name in _ODD:
+        found = given[0]
+    elif op.name == "gather":
+        found = given[0] - has[1]
+    elif op.name == "integer_pow" and op.eqn.params["y"] > 0:
+        found = given[0]
+    elif op.name == "cumsum":
+        found = given[0] - sizes.elastic(sizes.layouts[op.ins[0]][op.eqn.params["axis"]])
+    elif op.name == "conv_general_dilated":
+        kernels = sizes.layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[0]]
+        found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
+    if not found:
+        return NONE
+    # An atom in two axes of a result, as of x x^T: both operands must have zeros.
+    axes = [sizes.elastic(layout) for layout in sizes.layouts[op.outs[0]]]
+    twice = {atom for atom in found if sum(atom in axis for axis in axes) > 1}
+    return frozenset(
+        atom
+        for atom in found
+        if atom not in twice or all(atom in zero for zero, own in zip(given, has, strict=True) if atom in own)
+    )
+
+
+def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
+    """The parameters of an operation at small shapes."""
+    parameters = dict(op.eqn.params)
+    if op.name == "reshape":
+        parameters["new_sizes"] = sizes.shape(op.outs[0])
+    elif op.name == "broadcast_in_dim":
+        parameters["shape"] = sizes.shape(op.outs[0])
+    elif op.name == "dynamic_slice":
+        parameters["slice_sizes"] = sizes.shape(op.outs[0])
+    elif op.name == "split":
+        axis = parameters["axis"]
+        parameters["sizes"] = tuple(sizes.shape(out)[axis] for out in op.outs)
+    elif op.name == "slice":
+        starts, limits = [], []
+        for layout, start, limit in zip(
+            sizes.layouts[op.ins[0]], parameters["start_indices"], parameters["limit_indices"], strict=True
+        ):
+            mask = sizes.host_mask(layout)
+            starts.append(int(mask[:start].sum()))
+            limits.append(int(mask[:limit].sum()))
+        parameters |= {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+    elif op.name == "gather":
+        full = op.eqn.invars[0].aval.shape
+        parameters["slice_sizes"] = tuple(
+            now if size == before else size
+            for size, before, now in zip(parameters["slice_sizes"], full, values[0].shape, strict=True)
+        )
+    elif op.name == "conv_general_dilated":
+        numbers = parameters["dimension_numbers"]
+        if parameters["feature_group_count"] > 1:
+            channels = values[0].shape[numbers.lhs_spec[1]]
+            parameters["feature_group_count"] = channels // values[1].shape[numbers.rhs_spec[1]]
+        if borders := sizes.borders.get(id(op)):
+            parameters["padding"] = tuple(
+                (low - less * dilation, high - less * dilation)
+                for (low, high), less, dilation in zip(
+                    parameters["padding"], borders, parameters["rhs_dilation"], strict=True
+                )
+            )
+    return parameters
+
+
+def _nested(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> tuple[list[Any], list[Atoms]]:
+    zero, parameters = [state.zeros(one, sizes) for one in op.ins], op.eqn.params
+    nothing = [NONE] * len(op.outs)
+    if op.name == "scan":
+        return _scan(op, values, zero, sizes), nothing
+    if op.name == "while":
+        first, second = parameters["cond_nconsts"], parameters["body_nconsts"]
+        tests, given, carry = values[:first], values[first : first + second], tuple(values[first + second :])
+        unknown = [NONE] * len(carry)
+        made = lax.while_loop(
+            lambda carry: run(op.bodies[0], [*tests, *carry], [*zero[:first], *unknown], sizes)[0],
+            lambda carry: tuple(
+                run(op.bodies[1], [*given, *carry], [*zero[first : first + second], *unknown], sizes)
+            ),
+            carry,
+        )
+        return list(made), nothing
+    if op.name == "cond":
+        branches = [_tupled(body, zero[1:], sizes) for body in op.bodies]
+        return list(lax.switch(values[0], branches, *values[1:])), nothing
+    if op.name in ("custom_jvp_call", "custom_vjp_call"):
+        return _custom(op, values, zero, sizes)
+    known: list[Atoms] = []
+
+    def body(*arguments: Any) -> tuple[Any, ...]:
+        results, known[:] = _run(op.bodies[0], arguments, zero, sizes)
+        return tuple(results)
+
+    kept = {key: parameters[key] for key in ("prevent_cse", "policy") if key in parameters}
+    results = jax.checkpoint(body, **kept)(*values)
+    return list(results), known
+
+
+def _tupled(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> Callable[..., tuple[Any, ...]]:
+    return lambda *arguments: tuple(run(body, arguments, zero, sizes))
+
+
+def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> list[Any]:
+    parameters = op.eqn.params
+    consts, carries = parameters["num_consts"], parameters["num_carry"]
+    given, carry = values[:consts], tuple(values[consts : consts + carries])
+    known = [*zero[:consts], *[NONE] * carries, *zero[consts + carries :]]
+
+    def turn(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        made = run(op.bodies[0], [*given, *carry, *row], known, sizes)
+        return tuple(made[:carries]), tuple(made[carries:])
+
+    rows = tuple(values[consts + carries :])
+    carry, made = lax.scan(
+        turn,
+        carry,
+        rows,
+        length=parameters["length"],
+        reverse=parameters["reverse"],
+        unroll=parameters["unroll"],
+    )
+    return [*carry, *made]
+
+
+def _custom(
+    op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes
+) -> tuple[list[Any], list[Atoms]]:
+    """A function with a derivative of its own, which is kept where its body runs as it is."""
+    body = op.bodies[0]
+    if sizes.small and (relu := _relu(body)):
+        return [relu(values[0])], [NONE]
+    changed = any(sizes.elastic(layout) for number in _arrays(body) for layout in sizes.layouts[number])
+    if not changed or (not sizes.small and _is_elementwise(body)):
+        made = _bind(op, values, op.eqn.params)
+        return made, [NONE] * len(op.outs) if sizes.small else _zeros_of_body(body, zero, sizes)
+    return _run(body, values, zero, sizes)
+
+
+def _relu(body: Program) -> Callable[..., Any] | None:
+    """`jax.nn.relu`, whose derivative at 0 is 0, if a body is that of it."""
+    match body.operations:
+        case [op] if op.name == "max" and op.ins[0] == body.inputs[0] and isinstance(op.ins[1], Constant):
+            return jax.nn.relu if float(op.ins[1].value) == 0 else None
+    return None
+
+
+def _zeros_of_body(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> list[Atoms]:
+    state = _Run({}, dict(zip(body.inputs, zero, strict=True)), {}, {})
+    for op in body.operations:
+        zeros = _zeros(op, state, sizes)
+        state.zero.update(dict.fromkeys(op.outs, zeros))
+    return [state.zeros(one, sizes) for one in body.outputs]
+
+
+def _arrays(body: Program) -> list[int]:
+    inner = [number for op in body.operations for one in op.bodies for number in _arrays(one)]
+    return [*body.inputs, *(out for op in body.operations for out in op.outs), *inner]
+
+
+def _is_elementwise(body: Program) -> bool:
+    return all(not op.bodies and op.name in ELEMENTWISE for op in body.operations)

@@ -1,0 +1,393 @@
+"""The groups of axes of a network that belong together, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.inputs import specification
+from jaxnas.tensors import Path
+from jaxnas.transform.models import Model, model_of
+from jaxnas.transform.program import Program, Trace
+from jaxnas.transform.rules import KERNEL
+from jaxnas.transform.ties import Layout, Leaf, atoms_of, leaves
+
+_WIDTH, _CHANNELS, _HIDDEN = "width", "channels", "hidden"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Axes that have one size.
+
+    Attributes:
+      name: by the module that it is in, as "encoder/layer_0/mlp/hidden".
+      kind: "width" (of a stream), "hidden", "channels", "heads", "kv_heads", "queries" (heads for each of
+        these), "head_dim", "value_dim", or "kernel" (of a convolution, whose active part is its centre).
+      size: in the network as it is.
+      atom: its number in the analysis.
+      places: the variables that have it, with the axis.
+      parameters: the number of elements of these.
+    """
+
+    name: str
+    kind: str
+    size: int
+    atom: int
+    places: tuple[tuple[Path, int], ...]
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Axes of variables that keep their size, and why."""
+
+    reason: str
+    places: tuple[tuple[Path, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """One traced call.
+
+    Attributes:
+      program: from variables, inputs and a key to outputs and updated variables.
+      trace: what is known of its arrays.
+      layouts: the factors of the axes of its arrays.
+      outputs: the structure of its outputs, behind which are the updated variables.
+      updated: for each updated variable, its number among the variables.
+    """
+
+    program: Program
+    trace: Trace
+    layouts: dict[int, tuple[Layout, ...]]
+    outputs: Any
+    updated: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """An analyzed network.
+
+    Attributes:
+      model: the network as a pure function.
+      groups: by name.
+      fixed: the axes that keep their size.
+      shapes: of the variables, by path.
+      layouts: the factors of their axes, by path.
+      inputs: the specification of the inputs that it was analyzed with.
+    """
+
+    model: Model
+    groups: dict[str, Group]
+    fixed: tuple[Fixed, ...]
+    shapes: dict[Path, jax.ShapeDtypeStruct]
+    layouts: dict[Path, tuple[Layout, ...]]
+    inputs: Any
+    calls: dict[Any, Traced] = dataclasses.field(repr=False)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups.values())
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, name: str) -> Group:
+        return self.groups[name]
+
+    def __str__(self) -> str:
+        rows = [("group", "kind", "size", "axes", "parameters", "first axis")]
+        for group in self:
+            path, axis = group.places[0]
+            first = f"{'/'.join(path)}[{axis}]"
+            rows.append(
+                (
+                    group.name,
+                    group.kind,
+                    str(group.size),
+                    str(len(group.places)),
+                    f"{group.parameters:,}",
+                    first,
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        for fixed in self.fixed:
+            places = [f"{'/'.join(path)}[{axis}]" for path, axis in fixed.places]
+            more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+            lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
+        return "\n".join(lines)
+
+    def traced(self, inputs: Any, train: bool) -> Traced:
+        """The program for inputs of some shape; it is traced once for each.
+
+        Raises:
+          ValueError: with these inputs other axes belong together, or cannot change their size.
+        """
+        key = (train, *_key(inputs))
+        if key not in self.calls:
+            self.calls[key] = self._trace_again(inputs, train)
+        return self.calls[key]
+
+    def _trace_again(self, inputs: Any, train: bool) -> Traced:
+        trace = Trace(self.model.root)
+        known: dict[int, int] = {}
+
+        def atoms(layout: Layout) -> list[int]:
+            return [
+                known.setdefault(one.atom, trace.ties.new(one.size))
+                if isinstance(one, Leaf)
+                else trace.ties.joined([atoms(piece) for piece in one.pieces])[0]
+                for one in layout
+            ]
+
+        axes = [[atoms(layout) for layout in layouts] for layouts in self.layouts.values()]
+        traced = _trace(trace, self.model, self.shapes, axes, inputs, train)
+        renamed: dict[int, int] = {}
+        elastic = {group.atom: group.name for group in self if group.kind != "kernel"}
+        for base, new in known.items():
+            if base not in elastic:
+                continue
+            now = trace.ties.factors([new])
+            if len(now) != 1 or now[0] in trace.ties.sums or now[0] in trace.ties.fixed:
+                reason = trace.ties.fixed.get(now[0], "it is divided") if now else "it is of size one"
+                raise ValueError(
+                    f"{elastic[base]} can change its size with inputs {self.inputs} and not with {inputs}: "
+                    f"{reason}. Analyze the network with inputs of this shape."
+                )
+            if renamed.setdefault(now[0], base) != base:
+                raise ValueError(
+                    f"{elastic[base]} and {elastic.get(renamed[now[0]], 'another group')} have one size with "
+                    f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of this shape."
+                )
+        return dataclasses.replace(traced, layouts=_renamed(trace.layouts(), renamed))
+
+
+def _renamed(layouts: dict[int, tuple[Layout, ...]], names: dict[int, int]) -> dict[int, tuple[Layout, ...]]:
+    """Layouts with the atoms of the first analysis; others get negative numbers."""
+
+    @functools.cache
+    def one(layout: Layout) -> Layout:
+        return tuple(
+            Leaf(names.get(x.atom, -1 - x.atom), x.size)
+            if isinstance(x, Leaf)
+            else type(x)(tuple(one(piece) for piece in x.pieces))
+            for x in layout
+        )
+
+    return {number: tuple(map(one, every)) for number, every in layouts.items()}
+
+
+def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
+    """Finds the groups of axes of a network that belong together, by one walk over its jaxpr.
+
+    The network is not changed. Its axes of inputs and outputs keep their sizes, and so does all that an
+    operation touches whose effect on a smaller axis is not known. `print(groups)` shows a table.
+
+    Args:
+      model: a Flax Linen, Flax NNX or Equinox module, or a function of (variables, inputs), which may also
+        take `train` (or `training`, `deterministic`) and `key`. A module of Equinox is called for one example.
+      variables: of a Linen module, its collections; of a function, a pytree of arrays. None for NNX and
+        Equinox, whose modules hold them.
+      inputs: a pytree of arrays or `jax.ShapeDtypeStruct` with a leading batch axis; values are not used.
+
+    Returns:
+      The groups, for `jaxnas.supernet`.
+
+    Raises:
+      TypeError: a model of another kind, or missing variables.
+      ValueError: a model that cannot be traced with these inputs.
+    """
+    if inputs is None:
+        raise TypeError("analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct, batch in front.")
+    pure = model_of(model, variables)
+    example = specification(inputs)
+    shapes = {
+        path: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for path, x in paths(pure.variables)
+    }
+    trace = Trace(pure.root)
+    axes = [trace.ties.axes(shape.shape) for shape in shapes.values()]
+    calls = {}
+    for train in (False, True):
+        try:
+            calls[train] = _trace(trace, pure, shapes, axes, example, train)
+        except jax.errors.ConcretizationTypeError as error:
+            raise ValueError(
+                f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or jax.lax.cond."
+            ) from error
+    # All layouts are read when both programs are tied.
+    layouts = trace.layouts()
+    made = {
+        (train, *_key(example)): dataclasses.replace(call, layouts=layouts) for train, call in calls.items()
+    }
+    groups, fixed = _named(trace, list(shapes.items()), layouts, calls)
+    return Groups(
+        pure,
+        groups,
+        fixed,
+        shapes,
+        {path: layouts[number] for number, path in zip(calls[False].program.inputs, shapes, strict=False)},
+        example,
+        made,
+    )
+
+
+def _key(inputs: Any) -> tuple[Any, ...]:
+    shapes, structure = jax.tree.flatten(jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype)), inputs))
+    return (structure, *map(str, shapes))
+
+
+def paths(variables: Any) -> list[tuple[Path, Any]]:
+    """The arrays of a pytree with their paths, as strings."""
+    found, _ = jax.tree_util.tree_flatten_with_path(variables)
+    return [(tuple(_text(part) for part in path), x) for path, x in found]
+
+
+def _text(part: Any) -> str:
+    for name in ("key", "name", "idx"):
+        if hasattr(part, name):
+            return str(getattr(part, name))
+    return str(part)
+
+
+def _trace(
+    trace: Trace,
+    model: Model,
+    shapes: dict[Path, jax.ShapeDtypeStruct],
+    axes: list[Any],
+    inputs: Any,
+    train: bool,
+) -> Traced:
+    structure = jax.tree.structure(model.variables)
+    variables = jax.tree.unflatten(structure, list(shapes.values()))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def call(variables: Any, inputs: Any, key: jax.Array) -> Any:
+        return model.call(variables, inputs, key, train)
+
+    closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key)
+    numbers = [trace.array(list(one), x.shape) for one, x in zip(axes, shapes.values(), strict=True)]
+    trace.origin.update({number: number for number in numbers})
+    rows = [
+        trace.array(trace.ties.axes(x.shape, "an axis of the inputs"), x.shape)
+        for x in jax.tree.leaves(inputs)
+    ]
+    program = trace.program(closed, [*numbers, *rows, trace.array([], ())])
+    outputs, updates = out
+    count = len(jax.tree.leaves(outputs))
+    for one in program.outputs[:count]:
+        for axis in trace.axes[one] if isinstance(one, int) else ():
+            trace.ties.fix(axis, "an axis of the outputs")
+    order = {path: place for place, path in enumerate(shapes)}
+    updated = tuple(order[path] for path, _ in paths(updates))
+    for one, place in zip(program.outputs[count:], updated, strict=True):
+        if isinstance(one, int):
+            for axis, own in zip(trace.axes[one], axes[place], strict=True):
+                trace.ties.tie(axis, own)
+    return Traced(program, trace, {}, jax.tree.structure(outputs), updated)
+
+
+def _named(
+    trace: Trace, shapes: list[tuple[Path, Any]], layouts: Any, calls: dict[bool, Traced]
+) -> tuple[dict[str, Group], tuple[Fixed, ...]]:
+    numbers = calls[False].program.inputs[: len(shapes)]
+    path_of = {}
+    for call in calls.values():
+        path_of.update(zip(call.program.inputs, [path for path, _ in shapes], strict=False))
+    uses: dict[int, list[tuple[str, Path | None]]] = defaultdict(list)
+    for use, axis, origin in trace.uses:
+        for atom in atoms_of(trace.ties.layout(axis)):
+            uses[atom].append((use, path_of.get(origin)))
+    places: dict[int, list[tuple[Path, int]]] = defaultdict(list)
+    elements: Counter[int] = Counter()
+    whole: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+    for number, (path, x) in zip(numbers, shapes, strict=True):
+        for axis, layout in enumerate(layouts[number]):
+            for leaf in dict.fromkeys(leaves(layout)):
+                reason = trace.ties.fixed.get(leaf.atom)
+                if reason is None or (reason == KERNEL and layout == (leaf,)):
+                    if (path, axis) not in places[leaf.atom]:
+                        places[leaf.atom].append((path, axis))
+                    elements[leaf.atom] += int(np.prod(x.shape)) if path[0] == "params" else 0
+                else:
+                    whole[reason].append((path, axis))
+    kinds = _kinds(trace, places, uses)
+    names = _names(places, uses, kinds)
+    sizes = trace.ties.sizes
+    groups = {
+        names[atom]: Group(names[atom], kinds[atom], sizes[atom], atom, tuple(places[atom]), elements[atom])
+        for atom in places
+    }
+    return groups, tuple(Fixed(reason, tuple(dict.fromkeys(found))) for reason, found in whole.items())
+
+
+def _kinds(trace: Trace, places: Any, uses: Any) -> dict[int, str]:
+    used = {atom: {use for use, _ in found} for atom, found in uses.items()}
+    arrays = {atom: {path for path, _ in found} for atom, found in places.items()}
+    kinds = {}
+    for atom in places:
+        makers = {path for use, path in uses[atom] if use in ("made", "channels") and path}
+        if trace.ties.fixed.get(atom) == KERNEL:
+            kinds[atom] = "kernel"
+        elif "batched" in used.get(atom, ()):
+            kinds[atom] = "heads"
+        elif {"added", "made"} <= used.get(atom, set()) and len(makers) > 1:
+            kinds[atom] = _WIDTH
+        elif "channels" in used.get(atom, ()):
+            kinds[atom] = _CHANNELS
+        else:
+            kinds[atom] = _HIDDEN
+    for atom in places:  # what shares kernels with heads
+        beside = [h for h in places if kinds[h] == "heads" and arrays[h] & arrays[atom]]
+        if kinds[atom] == _HIDDEN and beside:
+            compared = "compared" in used.get(atom, ())
+            kinds[atom] = "head_dim" if compared else "value_dim"
+    for atom in places:
+        if kinds[atom] == "value_dim" and any(
+            kinds[other] == "head_dim" and arrays[other] & arrays[atom] for other in places
+        ):
+            kinds[atom] = "queries"
+            for head in places:
+                if kinds[head] == "heads" and arrays[head] & arrays[atom]:
+                    kinds[head] = "kv_heads"
+    return kinds
+
+
+def _names(places: Any, uses: Any, kinds: dict[int, str]) -> dict[int, str]:
+    """The module that all axes are in, or else the one that makes the axis, and the kind."""
+    candidates: dict[int, list[str]] = {}
+    for atom, found in places.items():
+        modules = [path[1:-1] or path[1:] for path, _ in found]
+        makers = [path[1:-1] or path[1:] for use, path in uses[atom] if use in ("made", "channels") and path]
+        makers = list(dict.fromkeys(makers)) or modules[:1]
+        common = _common(modules)
+        around = common if common or len(makers) > 1 else makers[0]
+        options = [around, _common(makers), makers[0]]
+        candidates[atom] = ["/".join((*prefix, kinds[atom])) for prefix in options]
+    names: dict[int, str] = {}
+    for level in range(3):
+        left = {atom: options[level] for atom, options in candidates.items() if atom not in names}
+        counts = Counter(left.values())
+        taken = set(names.values())
+        names |= {atom: name for atom, name in left.items() if counts[name] == 1 and name not in taken}
+    for atom, options in candidates.items():
+        number = 2
+        name = options[-1]
+        while atom not in names:
+            if name not in names.values():
+                names[atom] = name
+            name, number = f"{options[-1]}_{number}", number + 1
+    return names
+
+
+def _common(modules: list[Path]) -> Path:
+    return tuple(os.path.commonprefix([list(module) for module in modules]))

@@ -1,0 +1,80 @@
+"""Modules that can be left out: the operations below a named scope, with one stream in and one out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxnas.transform.evaluate import Region
+from jaxnas.transform.groups import Traced
+from jaxnas.transform.program import Operation, Program, Value
+
+
+def scopes(traced: Traced) -> list[str]:
+    """The modules of a program, by the named scopes of its operations, in the order of their calls."""
+    found: dict[str, None] = {}
+    for program in programs(traced.program):
+        for op in program.operations:
+            for stop in range(1, len(op.scope) + 1):
+                found.setdefault("/".join(op.scope[:stop]))
+    return list(found)
+
+
+def programs(program: Program) -> Iterator[Program]:
+    """A program and the bodies within it."""
+    yield program
+    for op in program.operations:
+        for body in op.bodies:
+            yield from programs(body)
+
+
+def within(op: Operation, module: str) -> bool:
+    """Whether an operation is below a module."""
+    wanted = tuple(module.split("/"))
+    return op.scope[: len(wanted)] == wanted
+
+
+def region_of(traced: Traced, module: str) -> tuple[Program, Region]:
+    """The operations of a module, and what stands for its results where it is skipped.
+
+    Raises:
+      ValueError: the module cannot be skipped.
+    """
+    for program in programs(traced.program):
+        places = [place for place, op in enumerate(program.operations) if within(op, module)]
+        if places:
+            return program, _region(traced, program, module, places)
+    raise ValueError(f"{module} is no module of the network.")
+
+
+def _region(traced: Traced, program: Program, module: str, places: list[int]) -> Region:
+    start, stop = places[0], places[-1] + 1
+    operations = program.operations[start:stop]
+    if len(places) < len(operations):
+        raise ValueError(f"{module} cannot be skipped: it is called more than once, or within others.")
+    made = [out for op in operations for out in op.outs]
+    used: set[Value] = {one for op in program.operations[stop:] for one in op.ins} | set(program.outputs)
+    outs = [out for out in made if out in used]
+    variables = set(program.inputs) if program is traced.program else set()
+    stored = dict(zip(_updates(traced), (program.inputs[i] for i in traced.updated), strict=True))
+    results = [out for out in outs if program is not traced.program or out not in stored]
+    if len(results) != 1:
+        raise ValueError(f"{module} cannot be skipped: it has {len(results)} results, where one is expected.")
+    (result,) = results
+    shape, layout = traced.trace.shapes[result], traced.layouts[result]
+    taken = dict.fromkeys(
+        one for op in operations for one in op.ins if isinstance(one, int) and one not in made
+    )
+    arrays = [one for one in taken if one not in variables and one not in traced.trace.constants]
+    sources = [one for one in arrays if traced.trace.shapes[one] == shape and traced.layouts[one] == layout]
+    if not sources:
+        shapes = ", ".join(str(traced.trace.shapes[one]) for one in arrays)
+        raise ValueError(
+            f"{module} cannot be skipped: its result has the shape {shape}, and it takes {shapes or 'no array'}. "
+            "What stands for the result is an input of its shape, whose axes belong to the same groups."
+        )
+    return Region(start, stop, tuple((out, stored.get(out, sources[0])) for out in outs))
+
+
+def _updates(traced: Traced) -> tuple[Value, ...]:
+    count = len(traced.program.outputs) - len(traced.updated)
+    return traced.program.outputs[count:]

@@ -1,0 +1,392 @@
+"""What each primitive says about the axes of its operands and results: one table, one short function each.
+
+A rule ties axes that must have one size and returns the axes of the results. A primitive that is not in the
+table fixes all axes that it touches, so that nothing is resized that nobody understands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxnas.transform.ties import Axes, Ties
+
+Rule = Callable[[Ties, Any, list[Axes]], list[Axes]]
+
+ELEMENTWISE = frozenset(
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
+    "bitcast_convert_type cbrt ceil clamp conj convert_element_type copy copy_p cos cosh digamma div eq erf "
+    "erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p "
+    "logistic lt max min mul ne neg nextafter not optimization_barrier or polygamma population_count pow "
+    "real reduce_precision regularized_incomplete_beta rem round rsqrt select_n "
+    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan "
+    "tanh xor zeta clz random_wrap random_unwrap complex".split()
+)
+REDUCTIONS = {  # the neutral value of a reduction, by its name
+    "reduce_sum": 0,
+    "reduce_prod": 1,
+    "reduce_max": -math.inf,
+    "reduce_min": math.inf,
+    "reduce_and": True,
+    "reduce_or": False,
+    "reduce_xor": False,
+    "argmax": -math.inf,
+    "argmin": math.inf,
+}
+CUMULATIVE = {"cumsum": 0, "cumprod": 1, "cummax": -math.inf, "cummin": math.inf, "cumlogsumexp": -math.inf}
+CREATED = ("iota", "random_bits")  # made at their full shape, of which the active part is taken
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return tuple(variable.aval.shape)
+
+
+def _new(ties: Ties, variable: Any, like: Axes, of: tuple[int, ...], reason: str) -> Axes:
+    """Axes of a result: those of an operand where the size is kept, new fixed ones elsewhere."""
+    made = []
+    for place, size in enumerate(_shape(variable)):
+        if place < len(like) and of[place] == size:
+            made.append(like[place])
+        else:
+            made += ties.axes([size], reason)
+            if place < len(like):
+                ties.fix(like[place], reason)
+    return made
+
+
+def elementwise(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    ranks = {len(axes) for axes in ins} - {0}
+    if any(len(_shape(out)) not in ranks for out in eqn.outvars) and ranks:
+        return unknown(ties, eqn, ins)  # as a bitcast to smaller numbers
+    results = []
+    for variable in eqn.outvars:
+        shape = _shape(variable)
+        axes: Axes = []
+        for place, size in enumerate(shape):
+            same = [
+                one[place]
+                for one, operand in zip(ins, eqn.invars, strict=True)
+                if len(_shape(operand)) == len(shape) and _shape(operand)[place] == size
+            ]
+            for other in same[1:]:
+                ties.tie(same[0], other)
+            axes.append(same[0] if same else [ties.new(size)])
+        results.append(axes)
+    return results
+
+
+def reduction(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    if eqn.primitive.name in ("argmax", "argmin"):
+        _prefixes(ties, [ins[0][place] for place in eqn.params["axes"]], "a position in it is asked for")
+    kept = [axis for place, axis in enumerate(ins[0]) if place not in eqn.params["axes"]]
+    return [kept for _ in eqn.outvars]
+
+
+def _prefixes(ties: Ties, axes: Axes, reason: str) -> None:
+    """Fixes axes whose active part may be no prefix."""
+    for axis in axes:
+        factors = ties.factors(axis)
+        if len(factors) > 1 or any(atom in ties.sums for atom in factors):
+            ties.fix(axis, reason)
+
+
+def broadcast_in_dim(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    shape, where = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    axes: Axes = [[ties.new(size)] for size in shape]
+    for place, target in enumerate(where):
+        if _shape(eqn.invars[0])[place] == shape[target]:
+            axes[target] = ins[0][place]
+    return [axes]
+
+
+def reshape(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    left = [atom for axis in ins[0] for atom in ties.factors(axis)]
+    axes: Axes = []
+    for size in eqn.params["new_sizes"]:
+        axis, need = [], size
+        while need > 1:
+            left = ties.factors(left)
+            atom = left.pop(0)
+            have = ties.sizes[atom]
+            if need % have == 0:
+                axis.append(atom)
+                need //= have
+            elif have % need == 0:
+                outer, inner = ties.split(atom, [need, have // need])
+                axis.append(outer)
+                left.insert(0, inner)
+                need = 1
+            else:
+                reason = "reshaped to sizes that do not divide it"
+                for every in ins[0]:
+                    ties.fix(every, reason)
+                return [ties.axes(eqn.params["new_sizes"], reason)]
+        axes.append(axis or [ties.new(1)])
+    return [axes]
+
+
+def transpose(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    return [[ins[0][place] for place in eqn.params["permutation"]]]
+
+
+def squeeze(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    return [[axis for place, axis in enumerate(ins[0]) if place not in eqn.params["dimensions"]]]
+
+
+def expand_dims(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    axes = list(ins[0])
+    for place in sorted(eqn.params["dimensions"]):
+        axes.insert(place, [ties.new(1)])
+    return [axes]
+
+
+def dot_general(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    for i, j in (*zip(left, right, strict=True), *zip(left_batch, right_batch, strict=True)):
+        ties.tie(ins[0][i], ins[1][j])
+    free = [axis for i, axis in enumerate(ins[0]) if i not in (*left, *left_batch)]
+    free += [axis for j, axis in enumerate(ins[1]) if j not in (*right, *right_batch)]
+    return [[ins[0][i] for i in left_batch] + free]
+
+
+def convolution(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
+    left, right, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    axes = ties.axes(_shape(eqn.outvars[0]), "positions of a convolution")
+    axes[out[0]] = ins[0][left[0]]
+    for place in left[2:]:
+        ties.fix(ins[0][place], "positions of a convolution")
+    for place in right[2:]:
+        if _shape(eqn.invars[1])[place] == _shape(eqn.invars[1])[right[2]]:
+            ties.tie(ins[1][place], ins[1][right[2]])
+        ties.fix(ins[1][place], KERNEL)
+    if eqn.params["batch_group_count"] != 1:
+        for axis in (*ins[0], *ins[1], *axes):
+            ties.fix(axis, "a convolution with groups of examples")
+        return [axes]
+    if groups == 1:
+        ties.tie(ins[0][left[1]], ins[1][right[1]])
+        axes[out[1]] = ins[1][right[0]]
+        return [axes]
+    # The channels are (groups, channels of a group) in all three, and each group has its own kernels.
+    channels, kernels = ins[0][left[1]], ins[1][right[0]]
+    sizes = groups, ties.size(channels) // groups, ties.size(kernels) // groups
+    count, each, made = map(ties.new, sizes)
+    ties.tie(channels, [count, each])
+    ties.tie(kernels, [count, made])
+    ties.tie(ins[1][right[1]], [each])
+    axes[out[1]] = kernels
+    return [axes]
+
+
+KERNEL = "taps of a convolution"
+
+
+def concatenate(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    along = eqn.params["dimension"]
+    axes = list(ins[0])
+    for other in ins[1:]:
+        for place, axis in enumerate(other):
+            if place != along:
+                ties.tie(axes[place], axis)
+    axes[along] = ties.joined([one[along] for one in ins])
+    return [axes]
+
+
+def split(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    along, sizes = eqn.params["axis"], eqn.params["sizes"]
+    places = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    pieces = ties.cut(ins[0][along], places)
+    if pieces is None:
+        pieces = [ties.axes([size], "cut within a factor")[0] for size in sizes]
+    return [[*ins[0][:along], piece, *ins[0][along + 1 :]] for piece in pieces]
+
+
+def slice_(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    axes, full = [], _shape(eqn.invars[0])
+    strides = eqn.params["strides"] or (1,) * len(full)
+    bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strides, strict=True)
+    for axis, size, (start, stop, stride) in zip(ins[0], full, bounds, strict=True):
+        if (start, stop, stride) == (0, size, 1):
+            axes.append(axis)
+            continue
+        pieces = ties.cut(axis, [start, stop]) if stride == 1 and stop > start else None
+        if pieces is None:
+            ties.fix(axis, "single positions are read")
+            axes += ties.axes([-(-(stop - start) // stride)], "single positions are read")
+        else:
+            axes.append(pieces[1 if start else 0])
+    return [axes]
+
+
+def dynamic_slice(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    return [_new(ties, eqn.outvars[0], ins[0], _shape(eqn.invars[0]), "sliced at a traced position")]
+
+
+def dynamic_update_slice(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    for place, (size, part) in enumerate(zip(*map(_shape, eqn.invars[:2]), strict=True)):
+        if size == part:
+            ties.tie(ins[0][place], ins[1][place])
+        else:
+            for axis in (ins[0][place], ins[1][place]):
+                ties.fix(axis, "updated at a traced position")
+    return [ins[0]]
+
+
+def pad(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    axes = []
+    for axis, size, (low, high, inside) in zip(
+        ins[0], _shape(eqn.outvars[0]), eqn.params["padding_config"], strict=True
+    ):
+        if low == high == inside == 0:
+            axes.append(axis)
+        elif inside or min(low, high) < 0:
+            ties.fix(axis, "padded within")
+            axes += ties.axes([size], "padded within")
+        else:  # zeros that keep their number
+            ends = [ties.axes([n], "padding")[0] if n else None for n in (low, high)]
+            axes.append(ties.joined([one for one in (ends[0], axis, ends[1]) if one is not None]))
+    return [axes]
+
+
+def gather(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    operand, indices = ins
+    axes = ties.axes(_shape(eqn.outvars[0]))
+    dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    kept = [place for place in range(len(operand)) if place not in dropped]
+    for place, target in zip(kept, numbers.offset_dims, strict=True):
+        if sizes[place] == _shape(eqn.invars[0])[place]:
+            axes[target] = operand[place]
+        else:
+            for axis in (operand[place], axes[target]):
+                ties.fix(axis, "looked up")
+    for place in numbers.collapsed_slice_dims:
+        ties.fix(operand[place], "looked up")
+    batch = [target for target in range(len(axes)) if target not in numbers.offset_dims]
+    for target, axis in zip(batch, indices[:-1], strict=True):
+        axes[target] = axis
+    for place, other in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        ties.tie(operand[place], indices[other])
+    ties.fix(indices[-1], "positions to look up")
+    return [axes]
+
+
+def scatter(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    numbers = eqn.params["dimension_numbers"]
+    operand, indices, updates = ins
+    dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    kept = [place for place in range(len(operand)) if place not in dropped]
+    for place, target in zip(kept, numbers.update_window_dims, strict=True):
+        if _shape(eqn.invars[2])[target] == _shape(eqn.invars[0])[place]:
+            ties.tie(operand[place], updates[target])
+        else:
+            for axis in (operand[place], updates[target]):
+                ties.fix(axis, "written at positions")
+    for place in numbers.inserted_window_dims:
+        ties.fix(operand[place], "written at positions")
+    batch = [target for target in range(len(updates)) if target not in numbers.update_window_dims]
+    for target, axis in zip(batch, indices[:-1], strict=True):
+        ties.tie(updates[target], axis)
+    for place, other in zip(
+        numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
+    ):
+        ties.tie(operand[place], indices[other])
+    ties.fix(indices[-1], "positions to write")
+    return [operand]
+
+
+def along_axes(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    """Windows and reversals: axes of windows of one keep their sizes, others are positions."""
+    return [_new(ties, out, ins[0], _windowed(eqn, out), "windows or positions") for out in eqn.outvars]
+
+
+def _windowed(eqn: Any, out: Any) -> tuple[int, ...]:
+    shape = _shape(eqn.invars[0])
+    window = eqn.params.get("window_dimensions")
+    moved = eqn.params.get("dimensions", ())
+    return tuple(
+        -1 if (window and window[place] != 1) or place in moved else size for place, size in enumerate(shape)
+    )
+
+
+def cumulative(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    return [ins[0]]
+
+
+def sort(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    _prefixes(ties, [ins[0][eqn.params["dimension"]]], "sorted")
+    for other in ins[1:]:
+        for one, axis in zip(ins[0], other, strict=True):
+            ties.tie(one, axis)
+    return [ins[0] for _ in eqn.outvars]
+
+
+def top_k(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    along = eqn.params.get("axis", len(ins[0]) - 1) % len(ins[0])
+    ties.fix(ins[0][along], "the largest of all are taken")
+    found = ties.axes([eqn.params["k"]], "the largest of all are taken")
+    return [[*ins[0][:along], *found, *ins[0][along + 1 :]] for _ in eqn.outvars]
+
+
+def fft(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    plain = len(ins[0]) - len(eqn.params["fft_lengths"])
+    for axis in ins[0][plain:]:
+        ties.fix(axis, "transformed by an FFT")
+    return [
+        [*ins[0][:plain], *ties.axes(_shape(eqn.outvars[0])[plain:], "transformed by an FFT")],
+    ]
+
+
+def created(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    """Arrays that are made of nothing: whatever uses them says how large they are."""
+    shape = _shape(eqn.outvars[0])
+    if not ins or not ins[0]:
+        return [ties.axes(shape)]
+    return unknown(ties, eqn, ins)
+
+
+def scalars(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    """Keys: their axes, if there are any, stay."""
+    return [ties.axes(_shape(out), "random keys") for out in eqn.outvars]
+
+
+def unknown(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    reason = f"the primitive {eqn.primitive.name} has no rule"
+    for axes in ins:
+        for axis in axes:
+            ties.fix(axis, reason)
+    return [ties.axes(_shape(out), reason) for out in eqn.outvars]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(CUMULATIVE, cumulative),
+    **dict.fromkeys(CREATED, created),
+    **dict.fromkeys(("random_fold_in", "random_split", "random_seed", "random_clone"), scalars),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"), scatter
+    ),
+    **dict.fromkeys(
+        ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "rev"), along_axes
+    ),
+    "broadcast_in_dim": broadcast_in_dim,
+    "concatenate": concatenate,
+    "conv_general_dilated": convolution,
+    "dot_general": dot_general,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "expand_dims": expand_dims,
+    "fft": fft,
+    "gather": gather,
+    "pad": pad,
+    "reshape": reshape,
+    "slice": slice_,
+    "sort": sort,
+    "split": split,
+    "squeeze": squeeze,
+    "top_k": top_k,
+    "transpose": transpose,
+}

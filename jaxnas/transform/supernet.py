@@ -1,0 +1,586 @@
+"""A network that knows nothing of jaxnas as a supernet: one program for all sizes, exact extraction."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas import products
+from jaxnas.annotations import Annotations
+from jaxnas.choice import Choice, nearest
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
+from jaxnas.inputs import describe, specification
+from jaxnas.space import Arch, Space
+from jaxnas.tensors import Path
+from jaxnas.transform import regions
+from jaxnas.transform.evaluate import NONE, Region, Sizes, run
+from jaxnas.transform.groups import Group, Groups, Traced, paths
+from jaxnas.transform.program import Operation, Program
+from jaxnas.transform.specs import LayoutSpec, active_part, table_of
+from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """Each module that a pattern matches may be left out, by a decision of its own."""
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Depth:
+    """How many of the modules that a pattern matches run.
+
+    Attributes:
+      options: numbers of modules.
+      order: the modules by importance, most important first; those that run keep their places in the network.
+        None for the first ones.
+    """
+
+    options: tuple[int, ...]
+    order: tuple[str, ...] | None
+
+    def __init__(self, *options: int, order: Sequence[str] | None = None):
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "order", None if order is None else tuple(order))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Size:
+    """The size of a group as a function of decisions, which it takes by their names.
+
+    A decision that is repeated gives the value at the position of the match. For example, with the decisions
+    "width" and "mlp_ratio", `Size(lambda width, mlp_ratio: int(width * mlp_ratio))`.
+    """
+
+    function: Callable[..., int]
+
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """The names of the decisions."""
+        return tuple(inspect.signature(self.function).parameters)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """What one decision, or several, do at one place of the network.
+
+    Attributes:
+      name: of a group, or of a module that may be skipped.
+      decisions: that set it, by name and position.
+      function: from an option of each to the size, or to whether the module runs.
+    """
+
+    name: str
+    decisions: tuple[tuple[str, int | None], ...]
+    function: Callable[..., int]
+
+
+def supernet(
+    groups: Groups,
+    choices: Mapping[str, Choice | Size | Skip | Depth],
+    *,
+    decisions: Mapping[str, Choice] | None = None,
+    shared: Sequence[str] = (),
+) -> Supernet:
+    """Makes a supernet of an analyzed network.
+
+    Args:
+      groups: of `jaxnas.analyze`.
+      choices: by a pattern of the names of groups, as "blocks_*/hidden": a `Choice` of sizes, with a decision
+        for each group that matches, or `Size`, a function of decisions. By a pattern of modules: `Skip()`,
+        or `Depth(10, 11, 12)`. The decisions have the names of the patterns.
+      decisions: further choices, which the functions of `Size` take by name.
+      shared: patterns whose matches share one decision.
+
+    Returns:
+      A network with a `space`, called as `net.apply(variables, inputs, arch)`.
+
+    Raises:
+      ValueError: a pattern that matches nothing, sizes that a group cannot have, or a module that cannot be
+        skipped.
+    """
+    named: dict[str, Choice] = dict(decisions or {})
+    places: list[Place] = []
+    for pattern, choice in choices.items():
+        if isinstance(choice, Skip | Depth):
+            places += _skipped(groups, pattern, choice, named, pattern in shared)
+            continue
+        matches = _matching(groups, pattern)
+        if isinstance(choice, Size):
+            places += [_computed(match, choice, number, named) for number, match in enumerate(matches)]
+            continue
+        _check_sizes(pattern, choice, matches)
+        single = len(matches) == 1 or pattern in shared
+        named[pattern] = choice if single or choice.length is not None else choice.repeat(len(matches))
+        for number, match in enumerate(matches):
+            position = None if named[pattern].length is None else number
+            places.append(Place(match.name, ((pattern, position),), _itself))
+    chosen = [place.name for place in places]
+    if twice := {name for name in chosen if chosen.count(name) > 1}:
+        raise ValueError(f"{sorted(twice)[0]!r} is matched by more than one pattern.")
+    return Supernet(groups, Space(**named), tuple(places))
+
+
+def _itself(size: int) -> int:
+    return size
+
+
+def _runs(option: str) -> int:
+    return int(option == "keep")
+
+
+def _matching(groups: Groups, pattern: str) -> list[Group]:
+    found = [group for group in groups if fnmatch.fnmatchcase(group.name, pattern)]
+    if found:
+        return found
+    for fixed in groups.fixed:
+        for path, axis in fixed.places:
+            if fnmatch.fnmatchcase("/".join(path[1:]), pattern):
+                raise ValueError(
+                    f"{pattern!r} keeps its size: axis {axis} of {'/'.join(path)} is {fixed.reason}."
+                )
+    raise ValueError(
+        f"{pattern!r} matches no group{nearest(pattern, groups.groups)} The groups are {', '.join(groups.groups)}."
+    )
+
+
+def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
+    for group in matches:
+        for option in choice.options:
+            if not isinstance(option, int) or not 1 <= option <= group.size:
+                raise ValueError(
+                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: expected ints "
+                    f"from 1 to {group.size}."
+                )
+            if group.kind == "kernel" and (group.size - option) % 2:
+                raise ValueError(
+                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of {group.name}."
+                )
+
+
+def _computed(group: Group, size: Size, number: int, named: dict[str, Choice]) -> Place:
+    reads = []
+    for name in size.decisions:
+        if name not in named:
+            raise ValueError(f"{group.name} depends on {name!r}, which is no decision{nearest(name, named)}")
+        reads.append((name, None if named[name].length is None else number))
+    rows = [named[name].options_at(position or 0) for name, position in reads]
+    for options in np.ndindex(*map(len, rows)):
+        given = [row[index] for row, index in zip(rows, options, strict=True)]
+        made = size.function(*given)
+        if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
+            raise ValueError(
+                f"{group.name} has the size {made!r} with {dict(zip(size.decisions, given, strict=True))}: expected "
+                f"an int from 1 to {group.size}."
+            )
+    return Place(group.name, tuple(reads), size.function)
+
+
+def _skipped(
+    groups: Groups, pattern: str, choice: Skip | Depth, named: dict[str, Choice], shared: bool
+) -> list[Place]:
+    traced = groups.traced(groups.inputs, False)
+    modules = [m for m in regions.scopes(traced) if fnmatch.fnmatchcase(m, pattern) and _level(m, pattern)]
+    if not modules:
+        known = regions.scopes(traced)
+        raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
+    for module in modules:
+        regions.region_of(traced, module)
+    if isinstance(choice, Skip):
+        named[pattern] = Choice("skip", "keep")
+        if len(modules) > 1 and not shared:
+            named[pattern] = named[pattern].repeat(len(modules))
+        length = named[pattern].length
+        return [
+            Place(module, ((pattern, None if length is None else i),), _runs)
+            for i, module in enumerate(modules)
+        ]
+    order = list(choice.order or modules)
+    if sorted(order) != sorted(modules):
+        raise ValueError(f"{pattern!r}: the order is of {order}, and the modules are {modules}.")
+    for option in choice.options:
+        if not 0 <= option <= len(modules):
+            raise ValueError(f"{pattern!r} matches {len(modules)} modules, of which {option} cannot run.")
+    named[pattern] = Choice(*choice.options)
+    return [Place(module, ((pattern, None),), _Within(order.index(module))) for module in modules]
+
+
+def _level(module: str, pattern: str) -> bool:
+    return module.count("/") == pattern.count("/")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Within:
+    rank: int
+
+    def __call__(self, depth: int) -> int:
+        return int(self.rank < depth)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Supernet:
+    """A network whose sizes are chosen by an array at call time.
+
+    Attributes:
+      groups: of the analyzed network.
+      space: its decisions; of one architecture, variables and shapes are those of the sub-network.
+      places: what the decisions do.
+    """
+
+    groups: Groups
+    space: Space
+    places: tuple[Place, ...]
+
+    @property
+    def __name__(self) -> str:
+        return self.groups.model.name
+
+    def clone(self, *, space: Space) -> Supernet:
+        """The network with another space, as that of one architecture."""
+        return dataclasses.replace(self, space=space)
+
+    def init(self, key: jax.Array, inputs: Any, arch: Arch | None = None) -> dict[str, Any]:
+        """Initial variables, as the network makes them, or those that it was analyzed with if it makes none."""
+        model = self.groups.model
+        variables = model.variables if model.init is None else model.init(key, inputs)
+        if self.space.cardinality > 1:
+            return _unflatten(dict(paths(variables)))
+        host, specs = _host(self.space), self._specs()
+        return _unflatten(
+            {
+                path: specs[path].active(jnp.asarray(x), host)
+                for path, x in paths(variables)
+                if specs[path].shape(host) is not None
+            }
+        )
+
+    def apply(
+        self,
+        variables: dict[str, Any],
+        inputs: Any,
+        arch: Arch | None = None,
+        *,
+        train: bool = False,
+        mutable: Any = False,
+        rngs: Any = None,
+    ) -> Any:
+        """Calls the network.
+
+        Args:
+          variables: by collection, maximal; those of the sub-network if the space has one architecture.
+          inputs: a pytree of arrays, batch in front.
+          arch: an architecture, hard or soft; None if there is one.
+          train: whether the network runs as in training.
+          mutable: whether to return updated collections, too, or their names.
+          rngs: a key, or a dict of keys of which "dropout" is used.
+
+        Returns:
+          The outputs, or with `mutable` `(outputs, updates)`.
+        """
+        traced = self.groups.traced(specification(inputs), train)
+        widths = self._widths(arch)
+        small = self.space.cardinality == 1
+        sizes = self._sizes(traced, widths, small)
+        key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
+        key = jax.random.key(0) if key is None else key
+        given = self._given(variables, widths, sizes)
+        rows = jax.tree.leaves(inputs)
+        zero = [NONE if small else sizes.atoms(number) for number in traced.program.inputs[: len(given)]]
+        arguments = [*given, *rows, key]
+        results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
+        count = traced.outputs.num_leaves
+        outputs = jax.tree.unflatten(traced.outputs, results[:count])
+        if mutable is False or mutable is None:
+            return outputs
+        order = list(self.groups.shapes)
+        updates = {order[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
+        kept = {p: x for p, x in updates.items() if x is not None and (mutable is True or p[0] in mutable)}
+        return outputs, _unflatten(self._untouched(variables, kept, widths, small))
+
+    def annotations(self, inputs: Any) -> Annotations:
+        """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
+        traced = self.groups.traced(inputs, False)
+        tables = self._tables()
+        gates = self._gates(traced)
+        specs = self._specs()
+        macs = [
+            table
+            for program in [traced.program]
+            for table in _macs(program, traced.layouts, tables, gates, self._borders(traced))
+        ]
+        shapes = {
+            path: jax.ShapeDtypeStruct(shape, x.dtype)
+            for path, x in self.groups.shapes.items()
+            if (shape := self._shape(path, x.shape, specs)) is not None
+        }
+        choices = [_table(place, self.space) for place in self.places]
+        closed = jax.make_jaxpr(lambda *a: self.groups.model.call(*a, False))(
+            _unflatten(self.groups.shapes), inputs, jax.eval_shape(lambda: jax.random.key(0))
+        )
+        return Annotations(
+            _unflatten(shapes),
+            {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
+            {path: spec for path, spec in specs.items() if path[0] != "params"},
+            tuple(macs),
+            tuple(dict.fromkeys(choices)),
+            products.computes_in_half_precision(closed.jaxpr),
+        )
+
+    def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, LayoutSpec]) -> Any:
+        return full if self.space.cardinality > 1 else specs[path].shape(_host(self.space))
+
+    def _given(self, variables: Any, widths: dict[str, Width], sizes: Sizes) -> list[Any]:
+        """The variables as the program takes them."""
+        found = dict(paths(variables))
+        specs = self._specs()
+        host = _host(self.space) if sizes.small else None
+        made = []
+        for path, shape in self.groups.shapes.items():
+            expected = shape.shape if host is None else specs[path].shape(host)
+            if expected is None:  # in a module that is skipped
+                made.append(None)
+                continue
+            if path not in found or tuple(found[path].shape) != expected:
+                has = describe(found[path]) if path in found else "nothing"
+                raise ValueError(
+                    f"{'/'.join(path)} of {self.__name__} is expected with the shape {expected}; got {has}."
+                )
+            value = found[path]
+            if not sizes.small:
+                layouts = self.groups.layouts[path]
+                value = sizes.mask(value, layouts)
+            made.append(value)
+        return made
+
+    def _untouched(
+        self, old: Any, new: dict[Path, Any], widths: dict[str, Width], small: bool
+    ) -> dict[Path, Any]:
+        """Updated collections, with the old values behind their active part."""
+        if small:
+            return new
+        before = dict(paths(old))
+        atoms = {
+            self.groups[name].atom: _mask(one, self._kernel(name))
+            for name, one in widths.items()
+            if name in self.groups.groups
+        }
+
+        def one(path: Path, value: Any) -> Any:
+            for axis, layout in enumerate(self.groups.layouts[path]):
+                if atoms_of(layout).keys() & atoms.keys():
+                    mask = mask_of(layout, atoms, jnp).reshape(
+                        [-1 if i == axis else 1 for i in range(value.ndim)]
+                    )
+                    value = jnp.where(mask > 0, value, before[path])
+            return value
+
+        return {path: one(path, value) for path, value in new.items()}
+
+    def _kernel(self, name: str) -> bool:
+        return self.groups[name].kind == "kernel"
+
+    def _widths(self, arch: Arch | None) -> dict[str, Width]:
+        read = Decisions(self.space, arch)
+        made = {}
+        for place in self.places:
+            if (found := _within(place, self.space)) is not None:
+                made[place.name] = width(place.function, *(read[key] for key in found))
+            else:  # beyond the depth of a space of one architecture
+                made[place.name] = width(lambda: 0)
+        return made
+
+    def _tables(self) -> dict[int, Table]:
+        """The active sizes of the elastic atoms."""
+        return {
+            self.groups[place.name].atom: _table(place, self.space)
+            for place in self.places
+            if place.name in self.groups.groups
+        }
+
+    def _specs(self) -> dict[Path, LayoutSpec]:
+        tables = self._tables()
+        centred = frozenset(group.atom for group in self.groups if group.kind == "kernel")
+        traced = self.groups.traced(self.groups.inputs, False)
+        gates = self._gates(traced)
+        numbers = dict(zip(self.groups.shapes, traced.program.inputs, strict=False))
+        users: dict[int, list[Table]] = {}
+        for op in traced.program.operations:
+            for one in op.ins:
+                if isinstance(one, int):
+                    users.setdefault(one, []).append(_gate_of(op, gates))
+        specs = {}
+        for path, layouts in self.groups.layouts.items():
+            own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
+            used = list(dict.fromkeys(users.get(numbers[path], [constant(1)])))
+            gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
+            specs[path] = LayoutSpec(layouts, own, gate, centred & {a for a, _ in own})
+        return specs
+
+    def _gates(self, traced: Traced) -> dict[str, Table]:
+        return {
+            place.name: _table(place, self.space)
+            for place in self.places
+            if place.name not in self.groups.groups
+        }
+
+    def _borders(self, traced: Traced) -> dict[int, tuple[tuple[int, int], ...]]:
+        """For each convolution with an elastic kernel, the atom and full size of each spatial axis."""
+        kernels = {
+            group.atom: group.size
+            for group in self.groups
+            if group.kind == "kernel" and any(place.name == group.name for place in self.places)
+        }
+        found = {}
+        variables = dict(zip(traced.program.inputs, self.groups.shapes, strict=False))
+        for program in regions.programs(traced.program):
+            for op in program.operations:
+                if op.name == "conv_general_dilated" and kernels:
+                    origin = traced.trace.origin.get(op.ins[1])
+                    if origin in variables:
+                        layouts = self.groups.layouts[variables[origin]]
+                        spatial = [layouts[i] for i in op.eqn.params["dimension_numbers"].rhs_spec[2:]]
+                        atoms = [next(iter(atoms_of(x)), None) for x in spatial]
+                        if any(atom in kernels for atom in atoms):
+                            found[id(op)] = tuple((atom, kernels.get(atom, 0)) for atom in atoms)
+        return found
+
+    def _sizes(self, traced: Traced, widths: dict[str, Width], small: bool) -> Sizes:
+        chosen = {
+            self.groups[n].atom: (w, self._kernel(n)) for n, w in widths.items() if n in self.groups.groups
+        }
+        gates: dict[int, list[tuple[Region, Any]]] = {}
+        for name, gate in widths.items():
+            if name not in self.groups.groups:
+                program, region = regions.region_of(traced, name)
+                runs = bool(gate.maximum) if gate.is_fixed else _gate(gate)
+                gates.setdefault(id(program), []).append((region, runs))
+        for found in gates.values():
+            found.sort(key=lambda one: one[0].start - one[0].stop)
+        borders = {}
+        if small:
+            sizes = {atom: w.maximum for atom, (w, _) in chosen.items()}
+            borders = {
+                key: tuple((full - sizes[atom]) // 2 if atom in sizes else 0 for atom, full in axes)
+                for key, axes in self._borders(traced).items()
+            }
+            return Sizes(traced.layouts, sizes, None, gates, borders, traced.trace.constants)
+        masks = {atom: _mask(w, centred) for atom, (w, centred) in chosen.items()}
+        sizes = {
+            atom: mask.sum() if mask.dtype != bool else mask.sum(dtype=jnp.int32)
+            for atom, mask in masks.items()
+        }
+        return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants)
+
+
+def _within(place: Place, space: Space) -> tuple[Any, ...] | None:
+    """The decisions of a place; None where one has no such position, beyond the depth."""
+    for name, position in place.decisions:
+        length = space.choices[name].length
+        if position is not None and (length is None or position >= length):
+            return None
+    return tuple(name if position is None else (name, position) for name, position in place.decisions)
+
+
+def _table(place: Place, space: Space) -> Table:
+    """The size at a place, or whether it runs, over the decisions of a space."""
+    found = _within(place, space)
+    if found is None:
+        return constant(0)
+    read = Decisions(space, None, initializing=True)
+    return width(place.function, *(read[key] for key in found)).table
+
+
+def _mask(one: Width, centred: bool) -> Any:
+    """The weight of each position of a group, bool (hard) or float (soft), [full size]."""
+    full = one.maximum
+    if one.is_fixed:
+        return np.ones(full, bool)
+    choice = joint(one)
+    sizes = np.array([row[0] for row in choice.rows], np.int32)
+    if choice.is_soft:
+        active = np.stack([active_part(full, size, centred, np) for size in sizes]).astype(np.float32)
+        return choice.weights() @ jnp.asarray(active)
+    return active_part(full, jnp.asarray(sizes)[choice.index()], centred, jnp)
+
+
+def _gate(one: Width) -> Any:
+    choice = joint(one)
+    runs = np.array([row[0] for row in choice.rows])
+    if choice.is_soft:
+        return choice.weights() @ jnp.asarray(runs, jnp.float32)
+    index = choice.index()
+    return bool(runs[index]) if isinstance(index, int) else jnp.asarray(runs > 0)[index]
+
+
+def _gate_of(op: Operation, gates: dict[str, Table]) -> Table:
+    """When an operation runs: when all modules around it do."""
+    around = [table for module, table in gates.items() if regions.within(op, module)]
+    return combine(lambda *x: math.prod(x), *around) if around else constant(1)
+
+
+def _macs(program: Program, layouts: Any, tables: dict[int, Table], gates: Any, borders: Any) -> list[Table]:
+    """The multiply-accumulates of each product."""
+    found = []
+    for op in program.operations:
+        gate = _gate_of(op, gates)
+        if op.bodies:
+            inner = [_macs(body, layouts, tables, gates, borders) for body in op.bodies]
+            times = op.eqn.params["length"] if op.name == "scan" else 1
+            if op.name in ("while", "cond") and any(inner):
+                raise ValueError(
+                    f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does not say how "
+                    "many of them run."
+                )
+            found += [
+                combine(lambda on, n, t=times: on * n * t, gate, table) for one in inner for table in one
+            ]
+        elif op.name in products.PRODUCTS or op.name in products.SPARSE:
+            found.append(combine(operator.mul, gate, _product(op, layouts, tables, borders)))
+    return found
+
+
+def _product(op: Operation, layouts: Any, tables: dict[int, Table], borders: Any) -> Table:
+    """The multiply-accumulates of one product: the count at full size, with its elastic factors exchanged."""
+    full = products.total(_alone(op.eqn)).least
+    factors: list[Layout] = list(layouts[op.outs[0]])
+    if op.name == "dot_general":
+        contracted = op.eqn.params["dimension_numbers"][0][0]
+        factors += [layouts[op.ins[0]][place] for place in contracted]
+    elif op.name == "conv_general_dilated":
+        factors.append(layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[1]])
+        factors += [(Leaf(atom, size),) for atom, size in borders.get(id(op), ()) if size]
+    elastic = [x for x in factors if atoms_of(x).keys() & tables.keys()]
+    whole = math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
+    sizes = [table_of(layout, tables) for layout in elastic]
+    return combine(lambda *now: full // whole * math.prod(now), *sizes) if sizes else constant(full)
+
+
+class _alone:
+    """A program of one equation, to be counted."""
+
+    def __init__(self, eqn: Any):
+        self.eqns = [eqn]
+
+
+def _host(space: Space) -> dict[str, np.ndarray]:
+    with jax.ensure_compile_time_eval():
+        return {name: np.asarray(x) for name, x in space.smallest().items()}
+
+
+def _unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = value
+    return tree
