@@ -251,9 +251,13 @@ def _check_outputs(net: nn.Module, small: nn.Module, values: Any, recorded: Anno
     error = difference(name, *_once(run, *given))
     if error is None or error <= tolerance:
         return
+    if isinstance(net, nn.Module):
+        where = _where(run, given, tolerance)
+    else:
+        where = _which(net, stored, inputs, recorded, tolerance)
     raise ValueError(
         f"{name} at the architecture {net.space.to_dict(arch)} differs from its extracted network by "
-        f"{error:.2g} (relative, with random variables){_where(run, given, tolerance)}. Activations are "
+        f"{error:.2g} (relative, with random variables){where}. Activations are "
         "stored at their largest width with zeros behind the active channels. What joins an elastic axis "
         "with another (a reshape, a concatenation) or reads all of it (a softmax, a mean, a norm, a table) "
         "must run at the active size: in a layer of jaxnas.elastic, as LayerNorm, or in a function that "
@@ -292,6 +296,22 @@ def _where(run: Callable[..., Any], given: Any, tolerance: float) -> str:
             found = _differences(large[key], small[key])
             if found and max(found) > tolerance:
                 return f"; {'/'.join(path)} is the first module whose output differs, by {max(found):.2g}"
+    return ""
+
+
+def _which(net: Any, stored: Any, inputs: Any, recorded: Annotations, tolerance: float) -> str:
+    """Names a decision of a network of `jaxnas.supernet` that is wrong by itself; empty if none is."""
+    largest = {key: np.asarray(value) for key, value in net.space.largest().items()}
+    for key, value in largest.items():
+        for place in np.ndindex(value.shape):
+            arch = {**largest, key: np.array(value)}
+            arch[key][place] = 0
+            small = net.clone(space=net.space.fix(arch))
+            part = unflatten(cut(stored, recorded, net.space.canonical(arch)))
+            outputs = _once(lambda v, x, arch=arch: net.apply(v, x, arch), unflatten(stored), inputs)
+            error = difference(type(net).__name__, outputs, _once(small.apply, part, inputs))
+            if error is not None and error > tolerance:
+                return f"; {key}{list(place) or ''} differs by itself, so leave it out"
     return ""
 
 
