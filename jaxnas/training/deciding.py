@@ -61,6 +61,12 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     return files.digest(json.dumps(files.plain(record)).encode())
 
 
+def compared_with(now: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], list[str]]:
+    """From a checkpoint's metadata to what differs now, as `Checkpointer.restore` takes it."""
+    plain = files.plain(now)
+    return lambda metadata: differences(metadata.get("decided_by", {}), plain)
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Names what differs between two records, as `files.diff` does, in the fields that both have.
 

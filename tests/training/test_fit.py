@@ -379,6 +379,8 @@ def test_a_diverged_step_is_replayed(tmp_path):
     healthy = replay(TASK, NET, TRAINING, tmp_path, **options)  # with another batch it is a step like others
     assert healthy.not_finite == () and np.isfinite(healthy.loss) and len(healthy.norms) == 6
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    with pytest.raises(ConfigMismatch, match="recipe.type"):
+        replay(TASK, NET, TRAINING, tmp_path, recipe=Fixed(NET.space.largest()), **options)
     shutil.rmtree(tmp_path / "checkpoints")  # without them nothing else says that the seed is another one
     with pytest.raises(ValueError, match="the seed 0"):
         replay(TASK, NET, TRAINING, tmp_path, seed=1, **options)
