@@ -20,7 +20,7 @@ def zeros(net, inputs):
 def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
     task, net = small_tasks.task_of("images"), small_tasks.perceptron()
     wide = zeros(small_tasks.perceptron(options=(1, 2, 8)), task.inputs)
-    short = zeros(small_tasks.perceptron(blocks=1), task.inputs)
+    short, long = (zeros(small_tasks.perceptron(n), task.inputs) for n in (1, 3))
     evaluate, arch = training.make_evaluator(task, net, "search"), net.space.largest()
     misshapen = "Perceptron", "params/in_0/kernel", "(16, 8)", "(16, 4)"
     refusals.check(
@@ -30,6 +30,7 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
         (lambda: jaxnas.extract(net, wide, arch, inputs=task.inputs), ValueError, *misshapen),
         (lambda: runs.search_space(task, net, wide), ValueError, *misshapen),
         (lambda: training.fit(task, net, 1, variables=wide), ValueError, *misshapen),
+        (lambda: training.fit(task, net, 1, variables=long), ValueError, "unexpected", "params/in_2/kernel"),
     )
 
 

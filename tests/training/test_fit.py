@@ -595,20 +595,6 @@ def test_the_standard_error_of_an_evaluation_is_that_of_the_mean_of_its_batches(
     assert np.isnan(whole.with_errors(variables, arch)[1]["loss"])
 
 
-def test_variables_of_another_network_are_refused():
-    other = jaxnas.init(perceptron(2), jax.random.key(0), TASK.inputs)
-    own = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
-    small = jaxnas.extract(NET, own, NET.space.smallest(), inputs=TASK.inputs).variables
-    for given, message in (
-        (other, "params/in_1"),
-        (own["params"], "missing: params/head/bias"),
-        (small, "params/in_0"),
-    ):
-        with pytest.raises(ValueError) as error:
-            fit(TASK, NET, 2, variables=given, mesh=MESH)
-        assert message in str(error.value) and "Perceptron" in str(error.value)
-
-
 def test_roles_are_guarded():
     class Cheating(Uniform):
         roles = ("test",)
