@@ -133,17 +133,16 @@ def check_counts(
     with jax.ensure_compile_time_eval():
         small = net.clone(space=space.fix(arch))
         what = f"{name} at the architecture {space.to_dict(arch)}"
-    key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         # Traced apart from the initialisation, whose own products are none of the network's.
-        variables = jax.eval_shape(small.init, key, example)
+        variables = network.variable_shapes(small, example)
         program = jax.make_jaxpr(small.apply)(variables, example)
     except Exception as error:
         raise ValueError(
             f"{what} cannot be extracted: with the space of this architecture alone, and called without "
             f"one, the network fails with {type(error).__name__}: {error}"
         ) from error
-    stored = flatten(nn.meta.unbox(variables))
+    stored = flatten(variables)
     shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
     expected = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in shapes.items() if x is not None}
     check_tensors(

@@ -46,6 +46,21 @@ def test_plain_values():
         files.plain({1: 2})
 
 
+def test_a_digest_is_of_values_and_not_of_who_holds_them():
+    array = np.arange(6, dtype=np.int32)
+    assert files.digest({"a": array, "b": "x"}) == files.digest({"b": "x", "a": jnp.asarray(array)})
+    others = (
+        array,
+        [array],
+        array[::2],
+        array.astype(np.int64),
+        array.reshape(2, 3),
+        (array, None),
+        (None, array),
+    )
+    assert len(set(map(files.digest, others))) == len(others)
+
+
 NOT_JSON = {
     b"": "not valid JSON: it is empty",
     b'{"a": 1,\n"b"': "not valid JSON: .* at line 2",

@@ -396,6 +396,15 @@ def test_settings_that_mended_a_training_are_said(tmp_path):
         report.write(root)
 
 
+def test_settings_of_a_retraining_are_shown_where_they_are_not_the_runs(tmp_path):
+    root = workdirs.language(tmp_path)
+    change(root, config={"name": "digits", "training": {"steps": 1000, "clip": None}})
+    change(root / "retrained/found-scratch-1", config={"retraining": {"steps": 3000, "clip": None}})
+    page = report.write(root).read_text(encoding="utf-8")
+    assert "<dt>retrained/found-scratch-1.steps</dt><dd>3000</dd>" in page
+    assert page.count("<dt>retrained/") == 1
+
+
 def test_layers_beyond_the_depth_are_ghosts(tmp_path):
     root = workdirs.vision(tmp_path, layers=14, widths=(192, 216, 240), heads=(3, 4), evaluations=60)
     arch = {"embed_dim": 192, "depth": 12, "num_heads": [3] * 12, "mlp_ratio": [3.5] * 12}

@@ -379,6 +379,8 @@ def test_a_diverged_step_is_replayed(tmp_path):
     healthy = replay(TASK, NET, TRAINING, tmp_path, **options)  # with another batch it is a step like others
     assert healthy.not_finite == () and np.isfinite(healthy.loss) and len(healthy.norms) == 6
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    with pytest.raises(ConfigMismatch, match="recipe.type"):
+        replay(TASK, NET, TRAINING, tmp_path, recipe=Fixed(NET.space.largest()), **options)
     shutil.rmtree(tmp_path / "checkpoints")  # without them nothing else says that the seed is another one
     with pytest.raises(ValueError, match="the seed 0"):
         replay(TASK, NET, TRAINING, tmp_path, seed=1, **options)
@@ -591,20 +593,6 @@ def test_the_standard_error_of_an_evaluation_is_that_of_the_mean_of_its_batches(
         np.testing.assert_allclose(errors[metric.name], scipy.stats.sem(values), rtol=1e-3)
     whole = make_evaluator(TASK, NET, "test", mesh=MESH, batch_size=30)
     assert np.isnan(whole.with_errors(variables, arch)[1]["loss"])
-
-
-def test_variables_of_another_network_are_refused():
-    other = jaxnas.init(perceptron(2), jax.random.key(0), TASK.inputs)
-    own = jaxnas.init(NET, jax.random.key(0), TASK.inputs)
-    small = jaxnas.extract(NET, own, NET.space.smallest(), inputs=TASK.inputs).variables
-    for given, message in (
-        (other, "params/in_1"),
-        (own["params"], "missing: params/head/bias"),
-        (small, "params/in_0"),
-    ):
-        with pytest.raises(ValueError) as error:
-            fit(TASK, NET, 2, variables=given, mesh=MESH)
-        assert message in str(error.value) and "Perceptron" in str(error.value)
 
 
 def test_roles_are_guarded():
