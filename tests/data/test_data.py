@@ -292,19 +292,21 @@ def test_any_other_prepared_dataset(tmp_path):
         data.load("some_examples", data_dir=tmp_path)
 
 
-def test_two_processes_prepare_at_once_and_without_tensorflow(tmp_path, digits):
+def test_two_processes_prepare_at_once_and_without_tensorflow(tmp_path, digits, text_files):
     code = (
         "import sys; from jaxnas import data\n"
         "assert 'tensorflow_datasets' not in sys.modules\n"
         f"print(data.load('digits', data_dir={str(tmp_path)!r}).train.images.sum())\n"
-        "assert 'tensorflow' not in sys.modules\n"
+        f"corpus = data.load_text('wikitext2', data_dir={str(tmp_path)!r}, source_dir={str(text_files)!r})\n"
+        "print(corpus.vocabulary.decode(corpus.test.tokens[:3]))\n"
+        "assert not {'tensorflow', 'sentencepiece'} & {*sys.modules}\n"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) for _ in range(2)]
     for run in runs:
         out, err = run.communicate(timeout=120)
         assert run.returncode == 0, err
-        assert out.split() == [str(digits.train.images.sum())]
-    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+        assert out.split() == [str(digits.train.images.sum()), "=", "<unk>"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "wikitext2"]
 
 
 def test_who_comes_second_uses_what_the_first_prepared(tmp_path, monkeypatch):
