@@ -83,10 +83,8 @@ def task_with_vectors(tmp_path):
     """Texts of very different lengths, of two classes that their vectors say."""
     random = np.random.default_rng(0)
     labels = np.arange(80) % 2
-    texts = [
-        " ".join(random.choice(["good", "fine"] if y else ["bad", "poor"], 1 + i % 12))
-        for i, y in enumerate(labels)
-    ]
+    words = ("bad", "poor"), ("good", "fine")
+    texts = [" ".join(random.choice(words[label], 1 + i % 12)) for i, label in enumerate(labels)]
     path = tmp_path / "words.txt"
     path.write_text("good 1 0 1\nfine 1 1 0\nbad -1 0 1\npoor -1 1 0\n")
     given = data.from_texts(texts, labels, tokens="english")
