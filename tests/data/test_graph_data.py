@@ -57,10 +57,8 @@ def test_what_cannot_be_right_is_refused():
 
     whole, wide = (FEATURES, EDGES, LABELS), (np.ones((2, 4)), [[0, 1]], [1, 1])
     refusals.check(
-        case("1 edges", edges=[[0, 5]]),
         case("first is [-1", edges=[[-1, 0]]),
         case("[edges, 2]", edges=np.zeros((2, 7), int)),
-        case("float64[1", edges=[[0.0, 1.0]]),
         case("are int64[2]", features=[1, 2]),
         case("features of 5", features=np.full((5, 3), np.nan)),
         case("labels are [2]", labels=[0, 1]),

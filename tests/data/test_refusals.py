@@ -78,7 +78,6 @@ def test_things_of_another_kind(tmp_path):
         (lambda: data.from_texts(None, None), ValueError, "NoneType"),
         (lambda: data.from_texts(["good"], None), ValueError, "no labels"),
         (lambda: data.from_folder(None), TypeError, "None"),
-        (lambda: data.from_text(None), TypeError, "None"),
         (lambda: data.from_tsv(5), TypeError, "5"),
         (lambda: data.from_texts(["a", "b"], ["x", "y"], classes=frozenset("xy")), TypeError, "order"),
         (lambda: data.from_graph(**NODES | {"labels": [10**9] * 6}), ValueError, "1000000000", "0 never"),

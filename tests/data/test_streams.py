@@ -28,11 +28,9 @@ def test_streams_that_cannot_be_right_are_refused():
     refusals.check(
         case("'valid'", role="valid"),
         case("tokens", "int64 [3]", tokens=zeros.astype(np.int64)),
-        case("3, 1", tokens=zeros[:, None]),
         case("int32 [3]", "int32 [2]", documents=zeros[:2]),
         case("int32 [3]", "int64 [3]", documents=zeros.astype(np.int64)),
         case("numbered from 0", documents=np.array([0, 1, 0], np.int32)),
-        case("numbered from 0", documents=np.array([-1, 0, 0], np.int32)),
         case("the token -7", tokens=np.array([0, -7, 0], np.int32)),
         case("n_bytes", n_bytes=0),
         case("the train stream has no", tokens=zeros[:0], documents=zeros[:0]),
@@ -113,16 +111,13 @@ def test_batches_and_evaluations_that_cannot_be_are_refused():
     refusals.check(
         batches("'train'", batch_size=10, length=10),
         batches("fits is 11", batch_size=200, length=9),
-        batches("fits is this", batch_size=9, length=100),
         batches("fits is 1", batch_size=100, length=100),
-        batches("'train'", batch_size=0),
         batches("positive, got -1", length=-1),
         batches("batch of 3", batch_size=3, shard=(0, 2)),
         batches("0 <= index < count", shard=(2, 2)),
         batches("0, 2", seed=-1),
         (lambda: smallest.at(-1), ValueError, "-1"),
         (lambda: data.evaluation_streams(numbered(1, "test"), 1, 1), ValueError, "'test'"),
-        (lambda: data.evaluation_streams(numbered(5), 0, 1), ValueError, "batch_size"),
         (lambda: data.evaluation_streams(numbered(5), 1, 0), ValueError, "positive, got 0"),
     )
 
@@ -146,13 +141,3 @@ def test_evaluation_has_every_token_once(n, batch_size, length):
         assert not np.any(weight[1:] & ~weight[:-1])
         assert np.all(np.diff(row[weight]) == 1)
     assert out["first"].tolist() == [[i == 0] * batch_size for i in range(m)]
-
-
-def test_perplexity_is_exact_whatever_the_batches(corpus):
-    counts = np.maximum(corpus.vocabulary.counts, 1)
-    nats = -np.log(counts / counts.sum())
-    expected = math.exp(nats[corpus.test.tokens[1:]].mean())
-    for batch_size, length in ((1, 7), (5, 8), (64, 100)):
-        out = data.evaluation_streams(corpus.test, batch_size, length)
-        total = (nats[out["targets"]] * out["weight"]).sum()
-        assert math.exp(total / out["weight"].sum()) == pytest.approx(expected, rel=1e-12)

@@ -1,5 +1,6 @@
 """Text for language models: the real files where they are there, small ones of their shape always."""
 
+import collections
 import gzip
 import hashlib
 import io
@@ -39,23 +40,17 @@ def test_words_of_wikitext(corpus, wikitext):
     words = official.replace("\n", " <eos> ").split()
     vocabulary = corpus.vocabulary
     assert len(corpus.train) + len(corpus.search) == len(words) == vocabulary.counts.sum()
-    assert vocabulary.size == len(set(words))
-    counts = [words.count(word) for word in vocabulary.words]
-    assert vocabulary.counts.tolist() == counts == sorted(counts, reverse=True)
     # Of words as frequent as each other, the one that came first is first.
-    ties = [(-count, words.index(w)) for w, count in zip(vocabulary.words, counts, strict=True)]
-    assert ties == sorted(ties)
+    counted = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+    assert list(counted) == collections.Counter(words).most_common()
     # The text comes back exactly, of all roles.
     both = np.concatenate([corpus.train.tokens, corpus.search.tokens])
     assert vocabulary.decode(both) == official
     np.testing.assert_array_equal(vocabulary.encode(official), both)
     assert vocabulary.decode(vocabulary.encode(wikitext["test"])) != wikitext["test"]  # Titles.
     for role in ("validation", "test"):
-        expected = [
-            word if word in vocabulary.words else "<unk>"
-            for word in wikitext[role].replace("\n", " <eos> ").split()
-        ]
-        stream = getattr(corpus, role)
+        stream, given = corpus.splits[role], wikitext[role].replace("\n", " <eos> ").split()
+        expected = [word if word in vocabulary.words else "<unk>" for word in given]
         assert [vocabulary.words[i] for i in stream.tokens] == expected
         assert stream.n_bytes == len(wikitext[role].encode())
     assert corpus.train.n_bytes + corpus.search.n_bytes == len(official.encode())
@@ -64,10 +59,9 @@ def test_words_of_wikitext(corpus, wikitext):
 
 
 def test_documents_of_wikitext_are_its_articles(corpus):
-    streams = [corpus.train, corpus.search, corpus.validation, corpus.test]
-    ends = [int(stream.documents[-1]) + 1 for stream in streams]
-    assert ends[0] + ends[1] == 20 and ends[2:] == [3, 2]
-    for stream in streams:
+    ends = {role: int(stream.documents[-1]) + 1 for role, stream in corpus.splits.items()}
+    assert ends["train"] + ends["search"] == 20 and (ends["validation"], ends["test"]) == (3, 2)
+    for stream in corpus.splits.values():
         for i in range(stream.documents[-1] + 1):
             article = corpus.vocabulary.decode(stream.tokens[stream.documents == i])
             assert article.startswith(" \n = ") and article.count(" number ") <= 1
@@ -82,10 +76,9 @@ def test_the_search_stream_is_the_end_of_the_training_text(corpus, text_files, t
     n = len(wikitext["train"].encode())
     assert 0.18 * n <= corpus.search.n_bytes <= 0.22 * n
     again = data.load_text("wikitext2", data_dir=text_root)
-    for role in data.ROLES:
-        a, b = getattr(corpus, role), getattr(again, role)
-        np.testing.assert_array_equal(a.tokens, b.tokens)
-        np.testing.assert_array_equal(a.documents, b.documents)
+    for role, stream in corpus.splits.items():
+        np.testing.assert_array_equal(stream.tokens, again.splits[role].tokens)
+        np.testing.assert_array_equal(stream.documents, again.splits[role].documents)
     whole = data.load_text("wikitext2", data_dir=text_root, search_fraction=0)
     assert whole.search is None and whole.train.documents[-1] == 19
     assert whole.vocabulary.words == corpus.vocabulary.words
@@ -120,14 +113,13 @@ def test_where_the_search_stream_starts(content, starts, cut):
 
 def test_bytes_of_enwik8(text_files, tmp_path, small_enwik8):
     corpus = data.load_text("enwik8", data_dir=tmp_path, source_dir=text_files, search_fraction=0.5)
-    roles = [corpus.train, corpus.search, corpus.validation, corpus.test]
+    roles = [getattr(corpus, role) for role in data.ROLES]
     assert [len(s) for s in roles[2:]] == [120, 80] and len(roles[0]) + len(roles[1]) == 800
     whole = np.concatenate([s.tokens for s in roles]).astype(np.uint8).tobytes()
     assert whole == dump()
     assert corpus.vocabulary.words is None and corpus.vocabulary.size == 256
-    np.testing.assert_array_equal(
-        corpus.vocabulary.counts, np.bincount(np.frombuffer(whole[:800], np.uint8), minlength=256)
-    )
+    expected = np.bincount(np.frombuffer(whole[:800], np.uint8), minlength=256)
+    np.testing.assert_array_equal(corpus.vocabulary.counts, expected)
     for stream in roles:
         content = stream.tokens.astype(np.uint8).tobytes()
         firsts = np.flatnonzero(np.diff(stream.documents)) + 1
@@ -143,9 +135,8 @@ def test_bytes_of_enwik8(text_files, tmp_path, small_enwik8):
 def test_tiny_shakespeare_is_cut_as_by_tfds(text_files, tmp_path):
     corpus = data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=text_files)
     characters = play()
-    n = len(characters)
-    first = int(n * 0.9)
-    second = first + (n - first) // 2
+    first = int(len(characters) * 0.9)
+    second = first + (len(characters) - first) // 2
     expected = (characters[:first], characters[first:second], characters[second:])
     for split, part in zip(("train", "validation", "test"), expected, strict=True):
         assert b"".join(records(tmp_path, "tiny_shakespeare", split)).decode() == part
@@ -316,21 +307,20 @@ def source(*names):
 
 @real
 def test_real_wikitext(tmp_path):
+    names = {"train": "train", "validation": "valid", "test": "test"}
     contents = {
-        split: source(f"wikitext-2.{part}.txt", f"wiki.{part}.tokens")
-        for split, part in (("train", "train"), ("validation", "valid"), ("test", "test"))
+        split: source(f"wikitext-2.{name}.txt", f"wiki.{name}.tokens") for split, name in names.items()
     }
     corpus = data.load_text("wikitext2", data_dir=tmp_path, source_dir=REAL)
-    train, search, validation, test = (getattr(corpus, role) for role in data.ROLES)
-    assert len(train) + len(search) == 2_088_628 == corpus.vocabulary.counts.sum()
-    assert (len(validation), len(test), corpus.vocabulary.size) == (217_646, 245_569, 33_278)
-    ends = [int(s.documents[-1]) + 1 for s in (train, search, validation, test)]
-    assert ends[0] + ends[1] == 600 and ends[2:] == [60, 60]
-    decode = corpus.vocabulary.decode
-    assert (decode(train.tokens) + decode(search.tokens)).encode() == contents["train"]
-    assert decode(validation.tokens).encode() == contents["validation"]
-    assert decode(test.tokens).encode() == contents["test"]
-    assert abs(len(search) / 2_088_628 - 0.2) < 0.005
+    sizes = {role: len(stream) for role, stream in corpus.splits.items()}
+    assert sizes["train"] + sizes["search"] == 2_088_628 == corpus.vocabulary.counts.sum()
+    assert (sizes["validation"], sizes["test"], corpus.vocabulary.size) == (217_646, 245_569, 33_278)
+    assert abs(sizes["search"] / 2_088_628 - 0.2) < 0.005
+    ends = {role: int(stream.documents[-1]) + 1 for role, stream in corpus.splits.items()}
+    assert ends["train"] + ends["search"] == 600 and ends["validation"] == ends["test"] == 60
+    texts = {role: corpus.vocabulary.decode(stream.tokens) for role, stream in corpus.splits.items()}
+    texts["train"] += texts.pop("search")
+    assert {role: text.encode() for role, text in texts.items()} == contents
 
 
 @real
@@ -339,8 +329,8 @@ def test_real_tiny_shakespeare(tmp_path):
     corpus = data.load_text("tiny_shakespeare", data_dir=tmp_path, source_dir=REAL)
     streams = [getattr(corpus, role) for role in data.ROLES]
     assert len(streams[0]) + len(streams[1]) == 1_003_854
-    assert [len(s) for s in streams[2:]] == [55_770, 55_770]
-    assert "".join(corpus.vocabulary.decode(s.tokens) for s in streams).encode() == content
+    assert [len(stream) for stream in streams[2:]] == [55_770, 55_770]
+    assert "".join(corpus.vocabulary.decode(stream.tokens) for stream in streams).encode() == content
 
 
 @real
@@ -348,12 +338,8 @@ def test_real_enwik8(tmp_path):
     content = source("enwik8")
     assert hashlib.md5(content).hexdigest() == "a1fa5ffddb56f4953e226637dabbb36a"
     corpus = data.load_text("enwik8", data_dir=tmp_path, source_dir=REAL)
-    start = documents = 0
-    for role in data.ROLES:
-        stream = getattr(corpus, role)
-        assert stream.tokens.astype(np.uint8).tobytes() == content[start : start + len(stream)]
-        start += len(stream)
-        documents += stream.documents[-1] + 1
-    assert start == 100_000_000 and len(corpus.validation) == len(corpus.test) == 5_000_000
+    streams = [getattr(corpus, role) for role in data.ROLES]
+    assert b"".join(stream.tokens.astype(np.uint8).tobytes() for stream in streams) == content
+    assert len(content) == 100_000_000 and [len(stream) for stream in streams[2:]] == [5_000_000] * 2
     # The pages, what is before the first, and the rest of two that were cut.
-    assert documents == 12_347 + 3
+    assert sum(stream.documents[-1] + 1 for stream in streams) == 12_347 + 3

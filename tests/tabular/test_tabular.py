@@ -288,7 +288,6 @@ def test_mistakes_in_a_csv_are_named(tmp_path):
         ("conv,pool", "convv,pool", "'op_0'"),
         ("conv,pool", "conv,", "'op_1'"),
         ("2,pool,pool", "2,conv,pool", "'accuracy'"),
-        ("2,pool,pool", "3,pool,pool", "'depth'"),
         ("92", "good", "'accuracy'"),
         (",3.5", "", "line 4"),
         (CSV[CSV.index("\n") :], "\n", "no lines after the header"),
@@ -342,7 +341,6 @@ def test_mistakes_in_arrays_are_named():
         case("space is None", error=TypeError, space=None),
         case("metrics", error=TypeError, metrics=np.zeros(3)),
         case("'accuracy'", error=TypeError, objectives=["accuracy"]),
-        case("'max'", error=TypeError, objectives="max"),
         case("'depth'", error=TypeError, archs={"depth": np.zeros(3), "op": np.zeros((3, 2))}),
         (lambda: small_table().metric("acc"), ValueError, "'acc'"),
         (lambda: small_table(objectives=None).best("ms"), ValueError, "ms"),
@@ -409,12 +407,12 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
 
 
 def test_missing_files_are_named(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="nb201_cifar10") as e:
-        tabular.load("nasbench201", tmp_path)
-    assert str(tmp_path / "nb201") in str(e.value) and "jaxnas.tabular.convert" in str(e.value)
     monkeypatch.setenv(files.VARIABLE, str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="nas-bench-graph==1.4.0"):
-        tabular.load("nasbench_graph_cora")
+    names, place = ("nb201_cifar10", "jaxnas.tabular.convert"), str(tmp_path / "nb201")
+    refusals.check(
+        (lambda: tabular.load("nasbench201", tmp_path), FileNotFoundError, place, *names),
+        (lambda: tabular.load("nasbench_graph_cora"), FileNotFoundError, "nas-bench-graph==1.4.0"),
+    )
     monkeypatch.delenv(files.VARIABLE)
     assert files.data_directory() == pathlib.Path.home() / ".cache" / "jaxnas"
 
@@ -502,10 +500,11 @@ def test_nasbench201_is_converted(load, tmp_path):
 def test_nasbench_graph_is_converted(tmp_path, monkeypatch):
     arrays = raw(GRAPH.path)
     for name in nasbench_graph.SETS["nasbench_graph"]:
-        columns = [arrays[f"{name}.{key}"].tolist() for key in ("valid_perf", "perf", "latency", "para")]
+        keys = ("valid_perf", "perf", "latency", "para")
+        rows = zip(*(arrays[f"{name}.{key}"].tolist() for key in keys), strict=True)
         rows = {
-            key: {"valid_perf": a, "perf": b, "latency": c, "para": d}
-            for key, a, b, c, d in zip(arrays["hash"].tolist(), *columns, strict=True)
+            code: dict(zip(keys, row, strict=True))
+            for code, row in zip(arrays["hash"].tolist(), rows, strict=True)
         }
         (tmp_path / f"{name}.bench").write_bytes(pickle.dumps(rows))
     # The rows of all 157,464 cells take seconds to find; a sample is compared above.

@@ -62,15 +62,13 @@ def test_each_role_has_its_use(kind):
 
 def test_settings_that_cannot_be_right_are_refused():
     """Beyond those of tests/test_settings.py."""
-    images, text = functools.partial(tasks.Images, data="digits"), functools.partial(tasks.Text, data="sst5")
+    images = functools.partial(tasks.Images, data="digits")
     language = functools.partial(tasks.Language, data="enwik8")
     refusals.check(
         (lambda: images().sizes, ValueError, "'digits'"),
         (lambda: language(length=8).sizes, ValueError, "'enwik8'"),
         (lambda: images(label_smoothing=2), ValueError, "label_smoothing is 2"),
-        (lambda: text(label_smoothing=2), ValueError, "label_smoothing is 2"),
         (lambda: images(search_fraction=1.0), ValueError, "search_fraction is 1.0"),
         (lambda: images(evaluation_batch_size=0), ValueError, "evaluation_batch_size is 0"),
         (lambda: language(length=0), ValueError, "length is 0"),
-        (lambda: language(length=8, evaluation_rows=0), ValueError, "evaluation_rows is 0"),
     )
