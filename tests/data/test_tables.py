@@ -63,7 +63,6 @@ def test_tables_that_do_not_fit_are_refused():
         case("y is float64[60, 1]", y=Y[:, None]),
         case("y[0] is inf", y=np.full(60, np.inf)),
         case("[0. 1.] alone", "y.astype(int)", y=np.arange(60) % 2.0),
-        case("[2.] alone", y=np.full(60, 2.0)),
         case("y_test is int64", "no classes", y_test=np.arange(5)),
         case("y_test is float64", "2 classes", y=np.arange(60) % 2),
         case("y_test", y_test=None),
