@@ -24,7 +24,7 @@ EVIL = "<script>alert('1')</script>\"&"
 KINDS = {
     "vision": workdirs.vision,
     "language": workdirs.language,
-    "perturbation": lambda root: workdirs.language(root, method="perturbation", retrained=False),
+    "perturbation": lambda root: workdirs.mechanisms(root, method="perturbation", metric=workdirs.LOSS),
     "mechanisms": workdirs.mechanisms,
     "attention graph": workdirs.attention_graph,
     "own": workdirs.own,
@@ -59,7 +59,7 @@ HOLDS = {
     "language": "4.170 nats per token|1.04 M parameters|76 %|531,441|best of 16|3 are attention|2 seeds|"
     "4.170 ± 0.014|How probable each option is|58.0 %|Kendall’s tau|0.43|after 300 steps|seeds 0 and 1|"
     "test perplexity|test bits per byte|rows a second",
-    "perturbation": "The decisions|rise without the option (nats per token)|block 12",
+    "perturbation": "The decisions|rise without the option (nats per token)|mechanism 4",
     "mechanisms": "1,296|2,000 steps|How strong each option is|The rounds, in the order made",
     "attention graph": "1 addition and 2 attentions|query convolution 3|from input",
     "own": "0.06811 with 0.862 ms latency|114 %|240 evaluations|486|0.9 ms latency|0.0016 better|"

@@ -194,7 +194,7 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
     return root
 
 
-def language(root, method="trials", retrained=True):
+def language(root, retrained=True):
     """A differentiable search for the blocks of a language model, with networks trained alone."""
     rng, root = random.Random(1), pathlib.Path(root)
     options, blocks = ("attention", "feed_forward", "identity"), 12
@@ -222,29 +222,16 @@ def language(root, method="trials", retrained=True):
     trained(root, 1000, "perplexity", lambda part: 60 + 700 * math.exp(-5 * part), more=chances)
     last = probabilities(1.0)
     found = [options[max(range(3), key=row.__getitem__)] for row in last["block"]]
-    more = {}
-    if method == "trials":
-        drawn = [found] + [[rng.choice(options) for _ in range(blocks)] for _ in range(15)]
-        more["candidates"] = tuple(
-            Candidate(
-                architecture={"block": one},
-                explored=i % 3 == 2,
-                supernet=4.5 + 0.02 * i,
-                trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1],
-            )
-            for i, one in enumerate(drawn)
+    drawn = [found] + [[rng.choice(options) for _ in range(blocks)] for _ in range(15)]
+    candidates = [
+        Candidate(
+            architecture={"block": one},
+            explored=i % 3 == 2,
+            supernet=4.5 + 0.02 * i,
+            trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1],
         )
-        more |= {"trial_steps": (100, 300), "kendall_tau": 0.43}
-    if method == "perturbation":
-        more["decisions"] = tuple(
-            {
-                "name": "block",
-                "position": i,
-                "kept": one,
-                "drops": [0.05 + 0.15 * (one == o) for o in options],
-            }
-            for i, one in enumerate(found)
-        )
+        for i, one in enumerate(drawn)
+    ]
     interleaved = ["attention", "feed_forward"] * (blocks // 2)
     result = Result(
         task=TaskOf(
@@ -263,7 +250,15 @@ def language(root, method="trials", retrained=True):
             network("interleaved", interleaved, 4.58),
             network("PAR rule", ["attention"] * 4 + ["feed_forward"] * 6, 4.66),
         ),
-        selection=SelectionOf(method=method, steps=1000, probabilities=last, confidence=0.58, **more),
+        selection=SelectionOf(
+            method="trials",
+            steps=1000,
+            probabilities=last,
+            confidence=0.58,
+            candidates=tuple(candidates),
+            trial_steps=(100, 300),
+            kendall_tau=0.43,
+        ),
         config={"name": "tiny_shakespeare", "seed": 0, "training": {"steps": 1000}},
         versions={"jaxnas": "0.1.0", "jax": "0.10.2"},
         device="cpu",
