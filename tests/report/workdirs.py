@@ -103,6 +103,10 @@ def check_inside(figure):
 # ---- Workdirs.
 
 
+def named(name, architecture, costs, metrics, **more):
+    return Network(name=name, architecture=architecture, costs=costs, metrics=metrics, **more)
+
+
 def searched(root, sample, costs, score, evaluations, strategies):
     """Writes a history in which all but random search get better; the best line of each strategy."""
     lines = []
@@ -163,7 +167,7 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
 
     def network(name, arch, score, **more):
         metrics = {"search": {"accuracy": score}, "test": {"accuracy": score - 0.004}}
-        return Network(name=name, architecture=arch, costs=costs(arch), metrics=metrics, **more)
+        return named(name, arch, costs(arch), metrics, **more)
 
     names = ("evolution", "random")
     best, other = searched(root, within, costs, score, evaluations, names)
@@ -196,72 +200,57 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
 
 def language(root, retrained=True):
     """A differentiable search for the blocks of a language model, with networks trained alone."""
-    rng, root = random.Random(1), pathlib.Path(root)
-    options, blocks = ("attention", "feed_forward", "identity"), 12
+    root, options = pathlib.Path(root), ("attention", "feed_forward", "identity")
+    found, interleaved = [*options] * 4, ["attention", "feed_forward"] * 6
 
     def network(name, stack, loss, **more):
         params = 200_000 + 65_000 * stack.count("attention") + 130_000 * stack.count("feed_forward")
         metrics = {}
         for role, value in (("search", loss + 0.04), ("validation", loss), ("test", loss + 0.05)):
             metrics[role] = {"loss": value, "perplexity": math.exp(value), "bits_per_byte": value / 2.1}
-        costs, arch = {"params": params, "macs": params - 180_000}, {"block": stack}
-        return Network(name=name, architecture=arch, costs=costs, metrics=metrics, **more)
+        return named(name, {"block": stack}, {"params": params}, metrics, **more)
 
-    def probabilities(part):
-        moved = []
-        for block in range(blocks):
-            weights = [math.exp(3 * part * math.sin(block * 1.7 + 2.1 * i)) for i in range(3)]
-            moved.append([w / sum(weights) for w in weights])
-        return {"block": moved}
+    def probabilities(step):
+        """Block i comes to prefer option i % 3."""
+        more, less = 1 / 3 + step / 4000, 1 / 3 - step / 8000
+        return {"block": [[more if i % 3 == j else less for j in range(3)] for i in range(12)]}
 
     def architecture(step):
-        chances = probabilities(step / 1000)
-        return {"step": step, "split": "architecture", "confidence": 0.4, "probabilities": chances}
+        chances = {"confidence": 0.4, "probabilities": probabilities(step)}
+        return {"step": step, "split": "architecture"} | chances
 
     chances = [architecture(step) for step in range(50, 1001, 50)]
     trained(root, 1000, "perplexity", lambda part: 60 + 700 * math.exp(-5 * part), more=chances)
-    last = probabilities(1.0)
-    found = [options[max(range(3), key=row.__getitem__)] for row in last["block"]]
-    drawn = [found] + [[rng.choice(options) for _ in range(blocks)] for _ in range(15)]
     candidates = [
         Candidate(
-            architecture={"block": one},
+            architecture={"block": found[i:] + found[:i]},
             explored=i % 3 == 2,
             supernet=4.5 + 0.02 * i,
             trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1],
         )
-        for i, one in enumerate(drawn)
+        for i in range(16)
     ]
-    interleaved = ["attention", "feed_forward"] * (blocks // 2)
     result = Result(
         task=TaskOf(
             name="tiny_shakespeare",
             examples="tokens",
             sizes={"train": 320_000, "search": 32_000, "validation": 18_000, "test": 18_000},
             metrics=(LOSS, PERPLEXITY, BITS),
-            details={"vocabulary": 8192, "tokenizer": "words"},
             inputs="int32 tokens [batch, length]",
         ),
-        space=SpaceOf(
-            cardinality=str(3**blocks), choices={"block": {"options": list(options), "length": blocks}}
-        ),
+        space=SpaceOf(cardinality=str(3**12), choices={"block": {"options": [*options], "length": 12}}),
         found=network("found", found, 4.62, extraction_error=3.1e-7),
-        networks=(
-            network("interleaved", interleaved, 4.58),
-            network("PAR rule", ["attention"] * 4 + ["feed_forward"] * 6, 4.66),
-        ),
+        networks=(network("interleaved", interleaved, 4.58),),
         selection=SelectionOf(
             method="trials",
             steps=1000,
-            probabilities=last,
+            probabilities=probabilities(1000),
             confidence=0.58,
             candidates=tuple(candidates),
             trial_steps=(100, 300),
             kendall_tau=0.43,
         ),
-        config={"name": "tiny_shakespeare", "seed": 0, "training": {"steps": 1000}},
-        versions={"jaxnas": "0.1.0", "jax": "0.10.2"},
-        device="cpu",
+        config={"name": "tiny_shakespeare", "seed": 0},
     )
     result_lib.write(root, result)
     alone = (("found", found, 4.11), ("found", found, 4.13), ("interleaved", interleaved, 4.12))
@@ -298,7 +287,7 @@ def own(root):
 
     def network(name, arch, error, **more):
         metrics = {"search": {ERROR.name: error}, "test": {ERROR.name: error * 1.05}}
-        return Network(name=name, architecture=arch, costs=costs(arch), metrics=metrics, **more)
+        return named(name, arch, costs(arch), metrics, **more)
 
     names = ("local_search", "bayesian", "random")
     _, best, other = searched(root, sample, costs, score, 120, names)
@@ -379,7 +368,7 @@ def mechanisms(root, method="pruning", heads=4, scale=0.03, metric=ACCURACY, opt
 def decided(root, architecture, metric=ACCURACY, **fields):
     """A result of reviews with one network."""
     metrics = {role: {metric.name: value} for role, value in (("search", 0.61), ("test", 0.6))}
-    found = Network(name="found", architecture=architecture, costs={"params": 210_000}, metrics=metrics)
+    found = named("found", architecture, {"params": 210_000}, metrics)
     root.mkdir(parents=True, exist_ok=True)
     task = dataclasses.replace(REVIEWS, metrics=(metric,))
     result_lib.write(root, Result(task=task, found=found, **fields))

@@ -13,7 +13,6 @@ from small_searches import SPACE, cost, evaluate, never, pairs, params, score
 
 from jaxnas import search, spaces
 from jaxnas.search import bounds as bounds_lib
-from jaxnas.search import proposals
 from jaxnas.space import Choice, Space
 
 BOUNDED = dict(space=SPACE, cost=cost, bounds={"params": (10, 60)}, evaluations=120)
@@ -117,15 +116,6 @@ def test_integer_costs_are_compared_exactly():
         assert inside.tolist() == [True, second]
 
 
-def test_packed_codes_are_exact():
-    space = spaces.autoformer("base")
-    codes = space.encode(space.sample(jax.random.key(0), 500))
-    codes = np.concatenate([codes, codes.at[:, -1].set((codes[:, -1] + 1) % 3)])
-    packed = np.asarray(proposals._pack(space, codes))
-    assert packed.shape[1] <= 3 and packed.min() >= 0
-    assert len(np.unique(packed, axis=0)) == len(np.unique(codes, axis=0))
-
-
 # ---- The history, and resuming.
 
 
@@ -176,19 +166,9 @@ def test_resume_equals_the_uninterrupted_search(finished_run, tmp_path, calls, c
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_two_searches_share_a_file(finished_run, tmp_path):
-    path = tmp_path / "history.jsonl"
-    path.write_text(finished_run[1])
-    random = run(RANDOM, history_path=path)
-    assert path.read_text().startswith(finished_run[1])
-    assert random.history[0]["strategy"] == "random" and random.resumed == 0
-    for strategy in (EVOLUTION, RANDOM):
-        assert run(strategy, never, history_path=path).resumed == 120
-
-
 @pytest.mark.more
 def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
-    """A generation cut short by a smaller budget, with lines of another search behind it."""
+    """A generation cut short by a smaller budget, with lines of another search behind it in one file."""
     path, alone = tmp_path / "history.jsonl", tmp_path / "alone.jsonl"
     run(evaluations=30, history_path=path)
     short = path.read_text()
@@ -207,14 +187,6 @@ def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
     assert run(RANDOM, evaluations=60, history_path=path).resumed == 40
     assert sorted(path.read_text().splitlines()[-20:]) == sorted(alone.read_text().splitlines()[-20:])
     assert run(evaluations=60, score=never, history_path=path).resumed == 60
-
-
-def test_a_larger_budget_goes_on(finished_run, tmp_path):
-    """30 is not a whole number of generations: the cut one is completed."""
-    path = tmp_path / "history.jsonl"
-    assert len(run(evaluations=30, history_path=path).history) == 30
-    again = run(history_path=path)
-    assert again.resumed == 20 and path.read_text() == finished_run[1]
 
 
 # ---- Failures.

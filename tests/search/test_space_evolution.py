@@ -42,10 +42,10 @@ def et_error(errors, top):
 # ---- The E-T error and its decomposition.
 
 
-@pytest.mark.parametrize("top", [1, 7, 50, 600, 1000])
-def test_the_error_is_half_way_between_the_mean_and_that_of_the_best(top):
+def test_the_error_is_half_way_between_the_mean_and_that_of_the_best():
     errors = np.random.default_rng(0).uniform(size=600)
-    assert search.et_error(errors, top=top) == et_error(errors, top)
+    for top in (1, 7, 50, 600, 1000):
+        assert search.et_error(errors, top=top) == et_error(errors, top)
 
 
 def test_an_option_has_the_error_of_the_architectures_that_have_it():
@@ -145,14 +145,6 @@ def test_chance_alone_moves_few_choices_and_none_of_them_far():
     assert search.evolve_space(FLAT, archs, np.full(400, 0.1)).space == FLAT
 
 
-def test_steps_are_as_many_as_the_slope_has_thresholds():
-    with_threshold = [(0.5, -1), (-0.5, 1), (0.49, 0), (-0.49, 0), (1.8, -3)]
-    without = [(-0.21, 1), (0.19, 0), (0.0, 0)]
-    for threshold, cases in ((1.0, with_threshold), (None, without)):
-        for slope, steps in cases:  # of a standard error of 0.1 and a distance of 2
-            assert space_evolution.steps_of(slope, 0.1, 2, threshold) == steps, (slope, threshold)
-
-
 PLACES = ShiftRule(values=(1, 2, 4, 7, 14, 28))  # options move from place to place
 
 
@@ -161,21 +153,16 @@ PLACES = ShiftRule(values=(1, 2, 4, 7, 14, 28))  # options move from place to pl
     [
         ((192, 216, 240), 1, ShiftRule(), (216, 240, 264)),
         ((192, 216, 240), 1, ShiftRule(most=250), (216, 240)),  # what is beyond a bound is dropped
-        ((216, 240), 1, ShiftRule(most=250), (240,)),
-        ((192, 216, 240), -1, ShiftRule(least=192), (192, 216)),
         ((192, 216, 240), 1, ShiftRule(step=10, multiple=8), (200, 224, 248)),
         ((1, 2, 3), -2, ShiftRule(), (1,)),  # no size falls to 0
         ((1, 2, 3), -1, ShiftRule(least=0), (0, 1, 2)),
         ((0, 1, 2), -1, ShiftRule(), (0, 1)),
         ((-1, 0, 1), -1, ShiftRule(), (-2, -1, 0)),
-        ((3.0, 3.5, 4.0), -1, ShiftRule(), (2.5, 3.0, 3.5)),
         ((0.1, 0.2), 1, ShiftRule(), (0.2, 0.3)),
         ((8, 32, 16), 1, ShiftRule(), (16, 40, 24)),  # the order stays; a step is the least distance
         ((2, 3), 1, ShiftRule(step=0.4), (2, 3)),  # whole numbers stay whole
         ((8, 16), 1, ShiftRule(step=4, multiple=8), (16, 24)),  # halves are rounded up
-        ((3, 4), 0, ShiftRule(multiple=1), (3, 4)),
         ((4, 7), 1, PLACES, (7, 14)),
-        ((4, 7), -1, PLACES, (2, 4)),
         ((4, 7), 3, PLACES, (28,)),
         ((4, 7), -2, PLACES, (1, 2)),
     ],
@@ -197,14 +184,6 @@ def test_a_space_moves_by_its_rules(rule, steps, options):
     errors = linear(FLAT, archs, width=-0.01)
     shift, _ = search.evolve_space(FLAT, archs, errors, rules={"width": rule}).shifts
     assert shift.name == "width" and shift.slope < 0 and (shift.steps, shift.new) == (steps, options)
-
-
-def test_a_bound_stops_a_choice_for_good():
-    space, rules = FLAT, {"width": ShiftRule(most=40)}
-    for turn, reached in enumerate([(24, 32, 40), (32, 40), (40,), (40,)]):
-        archs = sample(space, 400, turn)
-        space = search.evolve_space(space, archs, linear(space, archs, width=-0.01), rules=rules).space
-        assert space["width"].options == reached
 
 
 # ---- What hangs together stays together.
@@ -253,30 +232,27 @@ def test_numbers_that_are_no_sizes_stay():
 
 @st.composite
 def cases(draw):
-    """A space with sizes of all sorts, a sample with errors of any slopes, and rules."""
+    """A space with sizes of all sorts, rules, and a seed of a sample with errors of any slopes."""
     sizes = st.lists(st.integers(1, 12), min_size=2, max_size=4, unique=True)
     fractions = st.lists(st.integers(1, 20).map(lambda x: x / 4), min_size=2, max_size=3, unique=True)
     depth = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True))
     choices = {"depth": Choice(*depth)}
     for name in "abcd"[: draw(st.integers(1, 4))]:
-        choice = Choice(*draw(st.one_of(sizes, fractions)))
-        form = draw(st.sampled_from(["once", "repeated", "active"]))
-        if form != "once" and max(depth) > 0:
-            choice = choice.repeat(max(depth), active="depth" if form == "active" else None)
-        choices[name] = choice
-    space = Space(**choices, op=Choice("x", "y"))
+        choice, form = Choice(*draw(sizes | fractions)), draw(st.sampled_from(["once", None, "depth"]))
+        again = form != "once" and max(depth) > 0
+        choices[name] = choice.repeat(max(depth), active=form) if again else choice
     rules = {}
-    for name in choices:
-        options = space[name].options
+    for name, choice in choices.items():
+        least, most, multiple = min(choice.options), max(choice.options), isinstance(choice.options[0], float)
         if draw(st.booleans()):
             rules[name] = ShiftRule(
-                step=draw(st.none() | st.sampled_from([1, 0.5, 3])),
-                threshold=draw(st.none() | st.sampled_from([0.01, 0.1])),
-                least=draw(st.none() | st.just(min(options))),
-                most=draw(st.none() | st.integers(0, 6).map(max(options).__add__)),
-                multiple=draw(st.none() | st.just(0.25 if isinstance(options[0], float) else 1)),
+                step=draw(st.sampled_from([None, 1, 0.5, 3])),
+                threshold=draw(st.sampled_from([None, 0.01, 0.1])),
+                least=draw(st.sampled_from([None, least])),
+                most=draw(st.none() | st.integers(0, 6).map(most.__add__)),
+                multiple=draw(st.sampled_from([None, 0.25 if multiple else 1])),
             )
-    return space, rules, draw(st.integers(0, 2**31 - 1))
+    return Space(**choices, op=Choice("x", "y")), rules, draw(st.integers(0, 2**31 - 1))
 
 
 @pytest.mark.more
