@@ -6,7 +6,6 @@ import math
 import random
 import re
 import shutil
-import xml.etree.ElementTree
 
 import pytest
 import refusals
@@ -50,8 +49,8 @@ def vision(roots, tmp_path):
 
 # Figures and headings that a page must have, and headings of panels that it must not have; split at "|".
 HOLDS = {
-    "vision": "96.8 % test accuracy|147,274 parameters|59 %|250 evaluations|4,473,920|30,000|149,800|"
-    "0.92 points|Accuracy against parameters|Search against random search|8 × 8 × 1 image|"
+    "vision": "97.4 % test accuracy|171,850 parameters|69 %|250 evaluations|4,473,920|30,000|200,000|"
+    "0.84 points|Accuracy against parameters|Search against random search|8 × 8 × 1 image|"
     "Training the supernet|random subnets|training.batch_size|0.10.2|cpu (2 cores)|"
     'jaxnas.load_subnet("subnet")|float32 [batch, 8, 8, 1]|model.stablehlo|'
     "experiments.train_supernet --config=digits|experiments.search --config=digits|"
@@ -62,7 +61,7 @@ HOLDS = {
     "perturbation": "The decisions|rise without the option (nats per token)|mechanism 4",
     "mechanisms": "1,296|2,000 steps|How strong each option is|The rounds, in the order made",
     "attention graph": "1 addition and 2 attentions|query convolution 3|from input",
-    "own": "0.06811 with 0.862 ms latency|114 %|240 evaluations|486|0.9 ms latency|0.0016 better|"
+    "own": "0.04467 with 0.824 ms latency|106 %|240 evaluations|486|0.9 ms latency|0.00941 better|"
     "Mean squared error against latency (ms)|Less is better|skip first False True, False|✗ above 1e-05",
 }
 LACKS = {
@@ -100,7 +99,7 @@ def test_same_files_give_same_bytes_in_any_folder(roots, pages, tmp_path, kind):
 
 
 @every_kind
-def test_page_is_well_formed_and_loads_nothing(pages, kind):
+def test_page_is_well_formed_loads_nothing_and_its_figures_are_described(pages, kind):
     page, attributes = pages[kind], Structure(pages[kind]).attributes
     ids = [value for _, key, value in attributes if key == "id"]
     assert len(ids) == len(set(ids)) > 0
@@ -109,20 +108,18 @@ def test_page_is_well_formed_and_loads_nothing(pages, kind):
     assert all(value.startswith(("data:,", "data:image/gif;base64,")) for value in loads)
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest", page)
     assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= {"http://www.w3.org/2000/svg"}
+    for root in workdirs.drawings(page):
+        if root.get("aria-hidden"):  # a sign in a legend
+            continue
+        ids = root.get("aria-labelledby").split()
+        assert [root.find(f"{SVG}{tag}").get("id") for tag in ("title", "desc")] == ids
+        assert root.find(f"{SVG}desc").text
+    # Colors are those of the style sheet, which has them for dark screens, too.
+    figures = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.S))
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b|rgb\(|fill=|stroke=", figures)
     assert "prefers-color-scheme:dark" in page
-
-
-@every_kind
-def test_figures_have_descriptions_and_leave_colours_to_the_style_sheet(pages, kind):
-    drawings = re.findall(r"<svg.*?</svg>", pages[kind], flags=re.S)
-    for root in map(xml.etree.ElementTree.fromstring, drawings):
-        if not root.get("aria-hidden"):  # else it is a sign in a legend
-            ids = root.get("aria-labelledby").split()
-            assert [root.find(f"{SVG}{tag}").get("id") for tag in ("title", "desc")] == ids
-            assert root.find(f"{SVG}desc").text
-    assert not re.search(r"#[0-9a-fA-F]{3,8}\b|rgb\(|fill=|stroke=", "".join(drawings))
-    used = set(re.findall(r"var\((--\w+)\)", pages[kind])) - {"--columns"}
-    light, dark = re.findall(r":root\{(.*?)\}", pages[kind], flags=re.S)[:2]
+    used = set(re.findall(r"var\((--\w+)\)", page)) - {"--columns"}
+    light, dark = re.findall(r":root\{(.*?)\}", page, flags=re.S)[:2]
     assert used <= set(re.findall(r"(--\w+):", light)) == set(re.findall(r"(--\w+):", dark))
 
 
@@ -257,33 +254,24 @@ def test_options_that_are_names_need_not_be_in_the_order_of_their_costs(vision):
     assert marked == {"lowest options", "highest options", "found"}
 
 
-def test_one_evaluation(tmp_path):
-    assert "Accuracy against parameters" in text_of(workdirs.vision(tmp_path, evaluations=1))
+def append(path, line):
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
 
 
-def append(path, *lines):
-    path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_stragglers_and_wide_ranges_stay_inside_the_plot(vision):
-    line = {"index": 500, "strategy": "random"}
-    far = line | {"params": 40, "score": 0.1}, line | {"index": 501, "params": 9_000_000, "score": 0.2}
-    append(vision / "search/history.jsonl", *far)
-    page = page_of(vision)
-    assert "log scale" in page and "2 evaluations beyond the axis" in page
-    wide, _ = workdirs.drawings(page, "scatter")
-    starts = [re.match(r"M([-\d.]+) ([-\d.]+)", x.get("d")).groups() for x in elements(wide, "path", "mark ")]
-    assert starts and all(40 < float(x) < 960 and 0 < float(y) < 470 for x, y in starts)
-
-
-def test_values_that_are_not_finite(vision):
-    append(vision / "metrics.jsonl", {"step": 3010, "split": "train", "loss": None, "accuracy": 0.1})
-    line = {"index": 250, "strategy": "evolution", "params": 40000, "score": None}
-    append(vision / "search/history.jsonl", line)
+def test_stragglers_and_values_that_are_not_finite_stay_out_of_the_plot(vision):
+    losses = {"step": 3010, "split": "train", "loss": None, "accuracy": 0.1}
+    append(vision / "metrics.jsonl", losses)
+    for i, (size, score) in enumerate(((40, 0.1), (9_000_000, 0.2), (40_000, None))):
+        line = {"index": 500 + i, "strategy": "random", "params": size, "score": score}
+        append(vision / "search/history.jsonl", line)
     networks = result_lib.read(vision).networks
     smallest = dataclasses.replace(networks[1], metrics={"test": {"accuracy": math.nan}})
     page = page_of(change(vision, networks=(networks[0], smallest)))
+    assert "log scale" in page and "2 evaluations beyond the axis" in page
     assert "1 losses were not finite" in page and not re.search(r"\b(nan|inf)\b", page.lower())
+    wide, _ = workdirs.drawings(page, "scatter")
+    starts = [re.match(r"M([-\d.]+) ([-\d.]+)", x.get("d")).groups() for x in elements(wide, "path", "mark ")]
+    assert starts and all(40 < float(x) < 960 and 0 < float(y) < 470 for x, y in starts)
 
 
 def test_settings_that_mended_a_training_are_said(vision):
@@ -441,13 +429,6 @@ def test_what_is_no_result_is_refused(roots):
     )
 
 
-@every_kind
-def test_results_are_read_as_they_were_written(roots, tmp_path, kind):
-    result = result_lib.read(roots[kind])
-    result_lib.write(tmp_path, result)
-    assert result_lib.read(tmp_path) == result
-
-
 def test_lines_written_twice_count_once_and_half_a_line_not_at_all(vision, pages):
     for name in ("metrics.jsonl", "search/history.jsonl"):
         lines = (vision / name).read_text().splitlines(keepends=True)
@@ -456,12 +437,11 @@ def test_lines_written_twice_count_once_and_half_a_line_not_at_all(vision, pages
 
 
 def test_summary_lines(roots):
-    root = roots["vision"]
-    lines = report.summary_lines(root)
-    assert lines[0] == "Found: 96.8 % test accuracy with 147,274 parameters, 59 % of the largest network’s."
+    *lines, network, page = report.summary_lines(root := roots["vision"])
+    assert lines[0].startswith("Found: ") and HOLDS["vision"].partition("|")[0] in lines[0]
     assert any(line.startswith("  random search: ") for line in lines)
-    assert lines[-2:] == [f"Network: {root}/subnet", f"Open {root}/report.html"]
-    assert all(len(line) <= 110 for line in lines if str(root) not in line)
+    assert (network, page) == (f"Network: {root}/subnet", f"Open {root}/report.html")
+    assert all(len(line) <= 110 for line in lines)
 
 
 def test_picture_for_the_readme(roots, tmp_path):

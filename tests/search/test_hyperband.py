@@ -162,8 +162,7 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
 
 def test_a_given_race_ends_where_trials_fail():
     def trial(archs, fidelity):
-        scores = evaluate(archs, fidelity)[0]
-        return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, scores)
+        return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, evaluate(archs, fidelity)[0])
 
     result = run(dataclasses.replace(TRIALS, batch=0), trial)
     assert [line["fidelity"] for line in result.history] == [0] * 7 + [1] * 3

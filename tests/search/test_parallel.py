@@ -156,23 +156,25 @@ def test_what_cannot_be_searched_in_parallel_is_refused(tmp_path):
         )
 
 
-def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
-    history, numbers = tmp_path / "history.jsonl", tmp_path / "numbers"
-    numbers.mkdir()
-    program = f"""if __name__ == "__main__":
-    import jax, objectives
-    from jaxnas import Choice, Space, search
-    space = Space(op=Choice("a", "b", "c").repeat(3))
-    strategy = search.RandomSearch(space, evaluations=20, batch=1)
+PROGRAM = """if __name__ == "__main__":
+    import jax, objectives, sys
+    from jaxnas import search
+    from small_searches import SMALL
+    strategy = search.RandomSearch(SMALL, evaluations=20, batch=1)
     search.run_parallel(
-        strategy, objectives.numbered, jax.random.key(0), workers=2, history_path={str(history)!r}
+        strategy, objectives.numbered, jax.random.key(0), workers=2, history_path=sys.argv[1]
     )
 """
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    tests = str(pathlib.Path(objectives.__file__).parent)
-    environment = os.environ | {"PYTHONPATH": tests, "NUMBERS": str(numbers)}
-    process = subprocess.Popen([sys.executable, str(path)], env=environment)
+
+
+def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
+    history, numbers, path = (tmp_path / name for name in ("history.jsonl", "numbers", "program.py"))
+    numbers.mkdir()
+    path.write_text(PROGRAM)
+    folders = [str(pathlib.Path(file).parent) for file in (objectives.__file__, __file__)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "NUMBERS": str(numbers)}
+    command = [sys.executable, str(path), str(history)]
+    process = subprocess.Popen(command, env=environment)
     deadline = time.monotonic() + 120
     while not history.exists() or history.read_bytes().count(b"\n") < 6:
         assert time.monotonic() < deadline and process.poll() is None
@@ -185,7 +187,7 @@ def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     before = history.read_bytes().rpartition(b"\n")[0]
-    subprocess.run([sys.executable, str(path)], env=environment, check=True, timeout=120)
+    subprocess.run(command, env=environment, check=True, timeout=120)
     assert history.read_bytes().startswith(before) and history.read_bytes().count(b"\n") == 20
 
 

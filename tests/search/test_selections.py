@@ -39,11 +39,8 @@ def codes_of(found):
     return np.asarray(SPACE.encode(found.archs))
 
 
-def test_argmax():
-    assert SPACE.to_dict(search.argmax(SPACE, peaked(4.0))) == BEST
-
-
 def test_candidates_are_different_ones_by_the_probabilities():
+    assert SPACE.to_dict(search.argmax(SPACE, peaked(4.0))) == BEST
     found = candidates(4.0, 10)
     SPACE.check(found.archs)
     assert len(np.unique(codes_of(found), axis=0)) == 10
