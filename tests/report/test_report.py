@@ -1,6 +1,7 @@
 """The page of a run: its panels follow the result; deterministic, self-contained, honest about gaps."""
 
 import dataclasses
+import functools
 import json
 import math
 import random
@@ -331,16 +332,16 @@ def test_a_network_that_was_replaced_is_said_to_be_found_before(tmp_path):
 
 @every_kind
 def test_text_is_escaped(tmp_path, kind):
-    root = KINDS[kind](tmp_path)
-    result = result_lib.read(root)
+    result = result_lib.read(root := KINDS[kind](tmp_path))
+    renamed = functools.partial(dataclasses.replace, name=EVIL)
     details = {EVIL: EVIL, "image_shape": [EVIL]}
     arch, costs = {**result.found.architecture, EVIL: EVIL}, {**result.found.costs, EVIL: 1}
     change(
         root,
-        task=dataclasses.replace(result.task, name=EVIL, examples=EVIL, inputs=EVIL, details=details),
+        task=renamed(result.task, examples=EVIL, inputs=EVIL, details=details),
         found=dataclasses.replace(result.found, architecture=arch, costs=costs),
-        networks=tuple(dataclasses.replace(net, name=EVIL, weights=EVIL) for net in result.networks[-1:]),
-        searches=tuple(dataclasses.replace(s, bounds={EVIL: (None, 2)}) for s in result.searches),
+        networks=tuple(renamed(net, weights=EVIL) for net in result.networks[-1:]),
+        searches=tuple(dataclasses.replace(one, bounds={EVIL: (None, 2)}) for one in result.searches),
         space=dataclasses.replace(result.space, cardinality=EVIL),
         config={"name": EVIL, EVIL: EVIL},
         versions={EVIL: EVIL},
@@ -473,27 +474,23 @@ def test_a_page_is_there_while_the_run_goes_on(roots, tmp_path):
     root, finished = roots["vision"], read_run(roots["vision"]).result
     (tmp_path / "search").mkdir()
 
-    def written(**more):
+    def check(wanted, unwanted, **more):
         path = live.write(tmp_path, finished.task, finished.space, "The search is on its way.", **more)
-        return path.read_text().replace("\u00a0", " ")
+        page = path.read_text().replace("\u00a0", " ")
+        assert all(part in page for part in wanted) and not any(part in page for part in unwanted)
 
-    empty = written()
-    assert "Nothing is recorded yet" in empty and '<meta http-equiv="refresh" content="5">' in empty
+    check(["Nothing is recorded yet", '<meta http-equiv="refresh" content="5">'], ["Training the supernet"])
     shutil.copy(root / "metrics.jsonl", tmp_path)
-    trained = written()
-    assert "Training the supernet" in trained and "Best so far" not in trained
+    check(["Training the supernet"], ["Best so far"])
     lines = (root / "search/history.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "search/history.jsonl").write_bytes(b"".join(lines[:30]) + lines[30][:20])
-    page = written(searches=finished.searches, reload=None)
     best = max(json.loads(line)["score"] for line in lines[:30])
-    for part in (
-        f"Best so far: {100 * best:.1f}",
-        "The search is on its way.",
-        "The best architecture so far",
-    ):
-        assert part in page
-    for part in ("refresh", "The found architecture", "has no random search"):
-        assert part not in page
+    check(
+        [f"Best so far: {100 * best:.1f}", "The search is on its way.", "The best architecture so far"],
+        ["refresh", "The found architecture", "has no random search"],
+        searches=finished.searches,
+        reload=None,
+    )
 
 
 def test_a_live_page_is_written_only_now_and_then(tmp_path):
@@ -505,17 +502,14 @@ def test_a_live_page_is_written_only_now_and_then(tmp_path):
     page.begin("Nothing begins.")
     assert not path.exists()  # a finished page is not replaced for nothing
     (tmp_path / "result.json").unlink()
-    page.end("It was done before a kill.")  # the page of that run says that it goes on
-    assert "before a kill" in path.read_text()
-    page.begin("It is being compiled.")
-    assert "It is being compiled." in path.read_text() and "refresh" in path.read_text()
-    for update, shown in (
-        (("First.", 10, 100), "First."),
-        (("Second.",), "First."),
-        (("Third.",), "Third."),
-        (("Fourth.", 50, 100), "Fourth. About 0:50 left."),  # 40 in 40 seconds
+    for call, given, shown in (
+        (page.end, ("It was done before a kill.",), "before a kill"),  # it had said that it goes on
+        (page.begin, ("It is being compiled.",), "It is being compiled."),
+        (page.update, ("First.", 10, 100), "First."),
+        (page.update, ("Second.",), "First."),
+        (page.update, ("Third.",), "Third."),
+        (page.update, ("Fourth.", 50, 100), "Fourth. About 0:50 left."),  # 40 in 40 seconds
+        (page.end, ("Done.",), "Done."),
     ):
-        page.update(*update)
-        assert shown in path.read_text()
-    page.end("Done.")
-    assert "refresh" not in path.read_text()
+        call(*given)
+        assert shown in path.read_text() and ("refresh" in path.read_text()) == (call != page.end)
