@@ -114,7 +114,9 @@ def save_subnet(
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), network.collections(variables)
         )
-        written[FUNCTION] = bytes(_exported(net.apply, inputs, _PLATFORMS, name, shapes).serialize())
+        written[FUNCTION] = bytes(
+            _exported(net.apply, inputs, _PLATFORMS, name, {"params": {}, **shapes}).serialize()
+        )
         function = {"function": {"sha256": files.sha256(written[FUNCTION])}}
     description = {
         "format": FORMAT,
@@ -248,7 +250,7 @@ def export_subnet(
     _check(net, one_example(inputs), flat, "this network")
     check_finite(flat, "this network")
     check_calibrated(net, variables)
-    constants = jax.tree.map(np.asarray, network.collections(variables))
+    constants = jax.tree.map(np.asarray, variables)
     exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
     folder = files.as_path(path)
     if folder.is_file():
