@@ -1,16 +1,15 @@
 """A fake object store: the part of Google Cloud Storage that is asked for here, served on this machine.
 
-TensorStore, which writes the arrays of a checkpoint, and gcsfs talk to it by HTTP as to the real one. Where
-gcsfs is not installed, `Objects` stands for it: a file system of fsspec on the same objects. As in the real
-store there are no folders, nothing is appended to or renamed, and an object is written whole or not at all.
-Requests may be made on the condition that an object is still of a generation, or, by 0, that there is none.
+TensorStore, which writes locks and the arrays of a checkpoint, talks to it by HTTP as to the real one, and
+`file_system_of` stands for gcsfs on the same objects. As in the real store there are no folders, nothing is
+appended to or renamed, and an object is written whole or not at all. Requests may be made on the condition
+that an object is still of a generation, or, by 0, that there is none.
 """
 
-import base64
 import contextlib
-import hashlib
+import functools
 import http.server
-import importlib.util
+import importlib
 import io
 import json
 import re
@@ -30,8 +29,6 @@ class Store:
     def __init__(self):
         self.objects, self.generation, self.lock = {}, 0, threading.RLock()
         self.writes = []  # The names that were written, in order.
-        # Those that come in several requests: their names, what has come, and their conditions.
-        self.uploads = {}
 
     def put(self, name, data):
         with self.lock:
@@ -41,25 +38,16 @@ class Store:
 
     def describe(self, name):
         data, generation = self.objects[name]
-        bucket, _, key = name.partition("/")
-        return {
-            "kind": "storage#object",
-            "id": f"{name}/{generation}",
-            "bucket": bucket,
-            "name": key,
-            "size": str(len(data)),
-            "generation": str(generation),
-            "metageneration": "1",
-            "timeCreated": "2026-01-01T00:00:00.000Z",
-            "updated": "2026-01-01T00:00:00.000Z",
-            "contentType": "application/octet-stream",
-            "md5Hash": base64.b64encode(hashlib.md5(data).digest()).decode(),
-        }
+        key = name.partition("/")[2]
+        return {"name": key, "size": str(len(data)), "generation": str(generation)}
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    store: Store
+
+    def __init__(self, store, *args):
+        self.store = store
+        super().__init__(*args)
 
     def log_message(self, *_):
         """Says nothing."""
@@ -67,163 +55,61 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, status, body=b"", **headers):
         body = json.dumps(body).encode() if isinstance(body, dict) else body
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in {**headers, "Content_Length": len(body)}.items():
             self.send_header(name.replace("_", "-"), str(value))
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def read(self):
-        self.url = urllib.parse.urlsplit(self.path)
-        self.query = {
-            k: v[-1] for k, v in urllib.parse.parse_qs(self.url.query, keep_blank_values=True).items()
-        }
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def handle_request(self):
+        """Each request is for the objects of a bucket, or for one of them."""
+        url = urllib.parse.urlsplit(self.path)
+        self.query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        bucket, key = re.fullmatch(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?(.*)", url.path).groups()
+        key = urllib.parse.unquote(key) or self.query.get("name", "")
+        with self.store.lock:
+            if not key:
+                return self.list(bucket)
+            name = f"{bucket}/{key}"
+            if self.command != "POST" and name not in self.store.objects:
+                return self.answer(404)
+            if self.stale(name):
+                return self.answer(304 if self.command == "GET" else 412)
+            return getattr(self, self.command.lower())(name, body)
 
-    def named(self):
-        """bucket/name of the path, or None."""
-        match = re.fullmatch(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)", self.url.path)
-        return match and f"{match[1]}/{urllib.parse.unquote(match[2])}"
+    do_GET = do_POST = do_DELETE = handle_request
 
     def stale(self, name):
-        """Whether a condition on the generation does not hold; it was answered then."""
+        """Whether a condition on the generation does not hold."""
         there = str(self.store.objects.get(name, (b"", 0))[1])  # 0: there is no such object
         wanted, other = self.query.get("ifGenerationMatch", there), self.query.get("ifGenerationNotMatch")
-        if wanted == there and other != there:
-            return False
-        if self.command == "GET" and wanted == there:
-            self.answer(304)
-        else:
-            self.answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
-        return True
+        return wanted != there or other == there
 
-    def missing(self):
-        self.answer(404, {"error": {"code": 404, "message": "No such object", "errors": []}})
-
-    def do_GET(self):
-        self.read()
-        with self.store.lock:
-            if (name := self.named()) is not None:
-                return self.get(name)
-            if match := re.fullmatch(r"/storage/v1/b/([^/]+)/o/?", self.url.path):
-                return self.list(match[1])
-            if match := re.fullmatch(r"/storage/v1/b/([^/]+)(/storageLayout)?", self.url.path):
-                return self.answer(200, {"kind": "storage#bucket", "name": match[1], "location": "HERE"})
-        self.answer(501, f"GET {self.path}".encode())
-
-    def get(self, name):
-        if name not in self.store.objects:
-            return self.missing()
-        if self.stale(name):
-            return None
+    def get(self, name, _):
         if self.query.get("alt") != "media":
-            return self.answer(200, self.store.describe(name), Content_Type="application/json")
+            return self.answer(200, self.store.describe(name))
         data, generation = self.store.objects[name]
-        headers = {"x_goog_generation": generation, "Content_Type": "application/octet-stream"}
-        if match := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
-            first = int(match[1]) if match[1] else len(data) - int(match[2])
-            last = min(int(match[2]) if match[1] and match[2] else len(data) - 1, len(data) - 1)
-            if first >= len(data):
-                return self.answer(416)
-            headers["Content_Range"] = f"bytes {first}-{last}/{len(data)}"
-            return self.answer(206, data[first : last + 1], **headers)
-        return self.answer(200, data, **headers)
+        headers, status = {"x_goog_generation": generation}, 200
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, size = int(match[1]), len(data)
+            last = min(int(match[2] or size), size - 1)
+            headers["Content_Range"] = f"bytes {first}-{last}/{size}"
+            data, status = data[first : last + 1], 206
+        return self.answer(status, data, **headers)
 
     def list(self, bucket):
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
-        items, prefixes = [], set()
-        for name in sorted(self.store.objects):
-            own, _, key = name.partition("/")
-            if own != bucket or not key.startswith(prefix):
-                continue
-            if key < self.query.get("startOffset", "") or key >= self.query.get("endOffset", "\uffff"):
-                continue
-            rest = key[len(prefix) :]
-            if delimiter and delimiter in rest:
-                prefixes.add(prefix + rest.partition(delimiter)[0] + delimiter)
-            else:
-                items.append(self.store.describe(name))
-        self.answer(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)})
+        first, end = self.query.get("startOffset", ""), self.query.get("endOffset", "\uffff")
+        names = sorted(name for name in self.store.objects if name.startswith(f"{bucket}/"))
+        items = [self.store.describe(name) for name in names]
+        self.answer(200, {"items": [item for item in items if first <= item["name"] < end]})
 
-    def do_POST(self):
-        body = self.read()
-        with self.store.lock:
-            if match := re.fullmatch(r"/upload/storage/v1/b/([^/]+)/o", self.url.path):
-                return self.upload(match[1], body)
-            if match := re.fullmatch(r"/storage/v1(/b/[^/]+/o/.+)/rewriteTo/b/([^/]+)/o/(.+)", self.url.path):
-                return self.copy(match)
-            if self.url.path.startswith("/batch/storage/v1"):
-                return self.batch(body)
-        self.answer(501, f"POST {self.path}".encode())
+    def post(self, name, body):
+        self.store.put(name, body)
+        self.answer(200, self.store.describe(name))
 
-    def upload(self, bucket, body):
-        if "upload_id" in self.query:
-            return self.more(self.query["upload_id"], body)
-        if self.query["uploadType"] == "resumable":
-            number, name = str(len(self.store.uploads)), f"{bucket}/{self.query['name']}"
-            if self.stale(name):
-                return None
-            self.store.uploads[number] = name, b"", self.query
-            host = self.headers["Host"]
-            return self.answer(200, Location=f"http://{host}{self.url.path}?upload_id={number}")
-        if self.query["uploadType"] == "media":
-            key = self.query["name"]
-        else:  # Two parts: what the object is called, and its content.
-            boundary = re.search(r"""boundary=['"]?([^'";]+)""", self.headers["Content-Type"])[1].encode()
-            about, content = re.split(rb"\r?\n?--" + re.escape(boundary) + rb"(?:--)?\r?\n?", body)[1:3]
-            key = json.loads(re.split(rb"\r?\n\r?\n", about, maxsplit=1)[1])["name"]
-            body = re.split(rb"\r?\n\r?\n", content, maxsplit=1)[1]
-        name = f"{bucket}/{key}"
-        if not self.stale(name):
-            self.store.put(name, body)
-            self.answer(200, self.store.describe(name), Content_Type="application/json")
-
-    def more(self, upload, body):
-        """A part of an object, which is there when the last one has come."""
-        name, before, self.query = self.store.uploads[upload]
-        whole = before + body
-        self.store.uploads[upload] = name, whole, self.query
-        if self.headers["Content-Range"].endswith("/*"):
-            return self.answer(308, Range=f"bytes=0-{len(whole) - 1}")
-        if self.stale(name):  # It may have been written since the upload began.
-            return None
-        self.store.put(name, whole)
-        self.answer(200, self.store.describe(name), Content_Type="application/json")
-
-    def copy(self, match):
-        source = re.sub(r"^/b/([^/]+)/o/", r"\1/", urllib.parse.unquote(match[1]))
-        if source not in self.store.objects:
-            return self.missing()
-        name = f"{match[2]}/{urllib.parse.unquote(match[3])}"
-        if self.stale(name):
-            return None
-        self.store.put(name, self.store.objects[source][0])
-        self.answer(200, {"done": True, "resource": self.store.describe(name)})
-
-    def batch(self, body):
-        """Several deletions in one request."""
-        boundary = "batch"
-        answers = []
-        for number, path in enumerate(re.findall(rb"DELETE (\S+)", body), start=1):
-            found = re.search(r"/b/([^/]+)/o/([^\s?]+)", path.decode())
-            name = f"{found[1]}/{urllib.parse.unquote(found[2])}"
-            status = "204 No Content" if self.store.objects.pop(name, None) else "404 Not Found"
-            answers.append(
-                f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <response-{number}>\r\n\r\n"
-                f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n"
-            )
-        text = "".join(answers) + f"--{boundary}--\r\n"
-        self.answer(200, text.encode(), Content_Type=f"multipart/mixed; boundary={boundary}")
-
-    def do_DELETE(self):
-        self.read()
-        with self.store.lock:
-            name = self.named()
-            if name not in self.store.objects:
-                return self.missing()
-            if not self.stale(name):
-                del self.store.objects[name]
-                self.answer(204)
+    def delete(self, name, _):
+        del self.store.objects[name]
+        self.answer(204)
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -239,10 +125,8 @@ class _Server(http.server.ThreadingHTTPServer):
 def serve():
     """Yields a new store and its address."""
     store = Store()
-    handler = type("Handler", (_Handler,), {"store": store})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
+    server = _Server(("127.0.0.1", 0), functools.partial(_Handler, store))
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield store, f"http://127.0.0.1:{server.server_port}"
     finally:
@@ -251,7 +135,7 @@ def serve():
 
 
 def file_system_of(store):
-    """A file system of fsspec on the objects of a store."""
+    """A file system of fsspec on the objects of a store, in which folders are names of objects alone."""
 
     class Objects(fsspec.AbstractFileSystem):
         protocol, cachable = ("gcs", "gs"), False
@@ -274,30 +158,15 @@ def file_system_of(store):
                 raise FileNotFoundError(path)
             return [found[name] if detail else name for name in sorted(found)]
 
-        def mkdir(self, path, create_parents=True, **_):
-            """Folders are names of objects alone."""
-
-        def makedirs(self, path, exist_ok=False):
-            """See `mkdir`."""
-
-        def rmdir(self, path):
-            """See `mkdir`."""
-
         def rm_file(self, path):
             with store.lock:
                 if store.objects.pop(self._strip_protocol(path), None) is None:
                     raise FileNotFoundError(path)
 
         def rm(self, path, recursive=False, maxdepth=None):
-            if not recursive:
-                return self.rm_file(path)
-            path = self._strip_protocol(path)
             with store.lock:
-                names = [name for name in store.objects if name == path or name.startswith(path + "/")]
-                if not names:
-                    raise FileNotFoundError(path)
-                for name in names:
-                    del store.objects[name]
+                for name in (recursive and self.find(path)) or [path]:
+                    self.rm_file(name)
 
         def cp_file(self, path1, path2, **_):
             with store.lock:
@@ -333,24 +202,21 @@ class _Upload(io.BytesIO):
 
 @pytest.fixture(scope="session")
 def store():
-    """A store that TensorStore and gcsfs take for Google's."""
+    """A store that TensorStore takes for Google's."""
     with serve() as (store, url), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)
-        patch.setenv("STORAGE_EMULATOR_HOST", url)
         patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
-        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # It would ask for credentials.
         yield store
 
 
 @pytest.fixture
 def bucket(store, monkeypatch):
-    """The objects behind gs://bucket, by gcsfs where it is installed, else by `Objects`."""
+    """The objects behind gs://bucket."""
     store.objects.clear()
     # It would ask Google whether the bucket has real folders.
     monkeypatch.setattr(gcs_utils, "get_bucket", lambda name: None)
-    if importlib.util.find_spec("gcsfs") is None:
-        known = importlib.import_module("fsspec.registry")._registry
-        monkeypatch.setitem(known, "gcs", file_system_of(store))
+    known = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.setitem(known, "gcs", file_system_of(store))
     backend.fsspec_backend._get_filesystem.cache_clear()
     yield store.objects
     backend.fsspec_backend._get_filesystem.cache_clear()

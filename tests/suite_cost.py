@@ -19,7 +19,7 @@ _KINDS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
-_spans = []  # (start, kind, seconds without what is nested), in the order of their ends
+_spans = []  # (start, seconds, kind, seconds without what is nested), in the order of their ends
 _starts = []  # names of programs started
 
 
