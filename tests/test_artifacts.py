@@ -197,36 +197,29 @@ def test_what_a_killed_writer_leaves_stops_nothing_and_no_other_file_is_deleted(
 # ---- Damage.
 
 
-def raw(change):
+def file(name, change):
     def damage(folder):
-        path = folder / artifacts.TENSORS
-        path.write_bytes(change(path.read_bytes()))
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
 
     return damage
-
-
-def text(content):
-    return lambda folder: (folder / artifacts.DESCRIPTION).write_text(content)
 
 
 def describing(change):
-    def damage(folder):
-        path = folder / artifacts.DESCRIPTION
-        description = json.loads(path.read_text())
+    def changed(data):
+        description = json.loads(data)
         change(description)
-        path.write_text(json.dumps(description))
+        return json.dumps(description).encode()
 
-    return damage
+    return file(artifacts.DESCRIPTION, changed)
 
 
 def sealed(change):
     """Tensors that are sealed as they are."""
 
     def damage(folder):
-        raw(change)(folder)
+        file(artifacts.TENSORS, change)(folder)
         data = (folder / artifacts.TENSORS).read_bytes()
-        seal = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        describing(lambda d: d.update(tensors=seal))(folder)
+        entry(tensors={"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})(folder)
 
     return damage
 
@@ -238,6 +231,10 @@ def tensors(change):
         return safetensors.numpy.save(found)
 
     return sealed(changed)
+
+
+def text(content):
+    return file(artifacts.DESCRIPTION, lambda _: content)
 
 
 def field(**values):
@@ -264,8 +261,8 @@ SEVERAL = {"space": NARROW.to_json()}  # architectures
 
 DAMAGE = (
     # What is done to the folder, and what the message names.
-    (raw(lambda data: data[:-10]), "bytes"),
-    (raw(lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]), artifacts.TENSORS),
+    (file(artifacts.TENSORS, lambda data: data[:-10]), "bytes"),
+    (file(artifacts.TENSORS, lambda data: data[:-1] + bytes([data[-1] ^ 1])), artifacts.TENSORS),
     (sealed(lambda data: b"\xff" * 100), "safetensors"),
     (sealed(lambda data: AXES), "safetensors"),
     (tensors(lambda t: t.pop(BIAS)), BIAS),
@@ -273,14 +270,12 @@ DAMAGE = (
     (tensors(lambda t: t.update({BIAS: t[BIAS][:3]})), f"{BIAS} (3,) instead of (5,)"),
     (tensors(lambda t: t.update({BIAS: t[BIAS].astype(np.float64)})), f"{BIAS} float64"),
     (tensors(lambda t: t.update({BIAS: t[BIAS] * np.nan})), "NaN", BIAS),
-    (text('{"format": 1'), "JSON"),
-    (text("[" * 100_000), "nested"),
-    (text("3"), "int"),
-    (text("[]"), "list"),
+    (text(b'{"format": 1'), "JSON"),
+    (text(b"[" * 100_000), "nested"),
+    (text(b"3"), "int"),
     (entry(module="VIT"), "'VIT'", "'ViT'"),
     (entry(module=["ViT"]), "'module'"),
     (entry(format=3), "3", "2"),
-    (entry(format=-1), "-1", "2"),
     (entry(format="x"), "'x'", "2"),
     (without("format"), "'format'"),
     (describing(lambda d: d["architecture"].update(depth=7)), "'architecture'", "7"),
@@ -300,7 +295,6 @@ DAMAGE = (
     (entry(inputs=None), "None"),
     (entry(tensors=3), "'tensors'", "3"),
     (entry(tensors={"bytes": 3}), "'sha256'"),
-    (entry(tensors=None), "'tensors'", "None"),
 )
 
 
