@@ -16,19 +16,15 @@ import user_networks
 import jaxnas
 from experiments.configs.par import measure_blocks
 from jaxnas import Choice, Space, latency, report, runs, search, spaces, supernets, tasks
-from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
+from jaxnas.elastic import Dense, Mixture, fixed, width
 
 SPACE = spaces.par(3)
 ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
 TABLE = latency.LatencyTable(0, ADDED, "cpu", {"batch": 2})
 
 
-class Wide(nn.Module):
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+class Wide(user_networks.Elastic):
+    def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"])
         x = nn.BatchNorm(use_running_average=not train)(inputs["x"])
         y = Dense(name="in")(x, fixed(512), hidden)

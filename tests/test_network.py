@@ -14,7 +14,7 @@ import user_networks
 from small_nets import CONV, TABLE, TEXT, normal, setting
 from small_tasks import perceptron, task_of
 from test_cost import lower, xla_macs
-from user_networks import IMAGES, MIXER, Deep, ElasticMlp, Second
+from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp, Second
 
 import jaxnas
 from jaxnas import Choice, Space, elastic, training
@@ -48,15 +48,13 @@ def variables_of(name):
     return jax.tree.map(lambda x: jnp.asarray(rng.uniform(0.2, 1, x.shape), x.dtype), variables)
 
 
-class Base(nn.Module):
+class Base(Elastic):
     """Its body is given rows of three numbers, also of pictures, and its decisions."""
 
     space: Space = Space(hidden=Choice(4, 8))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        return self.body(x.reshape(x.shape[0], -1)[:, :3], *(decisions[name] for name in self.space))
+    def body(self, x, decisions, train):
+        return self.rows(x.reshape(x.shape[0], -1)[:, :3], *(decisions[name] for name in self.space))
 
 
 # ---- What a user's network can do.
@@ -81,7 +79,7 @@ def test_costs_are_those_of_xla_and_extraction_is_exact(name):
 class LowRank(Base):
     """An MLP whose plain head begins with the product of two random matrices."""
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         def low_rank(key, shape, dtype=jnp.float32):
             left, right = jax.random.normal(key, (2, max(shape), 2), dtype)
             return left[: shape[0]] @ right[: shape[1]].T
@@ -129,24 +127,12 @@ def test_gradients_reach_what_an_architecture_uses(name):
             assert not np.any(np.where(mask, 0, leaf)), path
 
 
-@pytest.mark.eight_devices
-def test_init_works_under_jit_with_shardings():
-    net, inputs = NETWORKS["mixer"]
-    mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    made = jax.jit(lambda key: jaxnas.init(net, key, inputs.shape), out_shardings=everywhere)(KEY)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-6), made, jaxnas.init(net, KEY, inputs)
-    )
-    assert all(leaf.sharding.is_equivalent_to(everywhere, leaf.ndim) for leaf in jax.tree.leaves(made))
-
-
 class Shortcut(Base):
     """Projects where widths differ, which each of its networks alone sees in another way."""
 
     space: Space = Space(first=Choice(4, 8), second=Choice(4, 8))
 
-    def body(self, x, *decisions):
+    def rows(self, x, *decisions):
         first, second = (width(int, decision) for decision in decisions)
         y = Dense(name="in")(x, fixed(3), first)
         z = Dense(name="between")(y, first, second)
@@ -165,46 +151,27 @@ def test_extraction_counts_the_architecture_at_hand():
     )
 
 
-class Skipped(Base):
-    """Two operations that a gate leaves out: of all architectures, or of one alone."""
+class Recorded(Base):
+    """Operations that a gate leaves out of all networks or of one, and a pooling that is chosen by hand."""
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         record_choice(self, decision)
         gates = (width(lambda size: 0, decision), width(lambda size: int(size > 4), decision))
         added = [elastic.run(lambda x: x + 1, "rows three -> rows three", {}, x, gate=gate) for gate in gates]
-        return jnp.concatenate([*added, Dense(name="dense")(x, fixed(3), fixed(3), gate=gates[0])], axis=1)
-
-
-def test_a_gate_that_is_always_0_leaves_an_operation_out():
-    net, x = Skipped(), normal(2, 3)
-    variables = jax.tree.map(lambda leaf: leaf + 1, jaxnas.init(net, KEY, x))
-    for index in range(2):
-        arch = {"hidden": jnp.int32(index)}
-        expected = np.concatenate([0 * x, index * (x + 1), 0 * x], axis=1)
-        np.testing.assert_allclose(net.apply(variables, x, arch), expected)
-        assert jaxnas.extract(net, variables, arch, verify=x).error <= 1e-6
-
-
-class Pooled(Base):
-    """Chooses between two poolings by hand, and says so."""
-
-    def body(self, x, decision):
-        record_choice(self, decision)
-        greatest, mean = (pool(x, axis=1, keepdims=True) for pool in (jnp.max, jnp.mean))
+        dense = Dense(name="dense")(x, fixed(3), fixed(3), gate=gates[0])
         is_mean = jnp.asarray([option == 8 for option in decision.options])[decision.value]
-        return nn.Dense(1)(jnp.where(is_mean, mean, greatest))
+        pooled = jnp.where(is_mean, x.mean(axis=1, keepdims=True), x.max(axis=1, keepdims=True))
+        return jnp.concatenate([*added, dense, pooled], axis=1)
 
 
-def test_a_choice_that_changes_no_size_is_recorded():
-    net, x = Pooled(), normal(4, 3)
-    cost, variables = jaxnas.cost(net, x), jaxnas.init(net, KEY, x)
-    outputs = []
-    for index in range(2):
+def test_a_gate_that_is_always_0_leaves_an_operation_out_and_a_choice_by_hand_is_recorded():
+    net, x = Recorded(), normal(2, 3)
+    variables = jax.tree.map(lambda leaf: leaf + 1, jaxnas.init(net, KEY, x))
+    for index, pool in enumerate((np.max, np.mean)):
         arch = {"hidden": jnp.int32(index)}
-        small = jaxnas.extract(net, variables, arch, verify=x)
-        assert small.error < 1e-6 and cost(arch) == {"params": 2, "macs": 1}
-        outputs.append(small.net.apply(small.variables, x))
-    assert np.abs(outputs[0] - outputs[1]).max() > 0.01
+        expected = np.concatenate([0 * x, index * (x + 1), 0 * x, pool(x, axis=1, keepdims=True)], axis=1)
+        np.testing.assert_allclose(net.apply(variables, x, arch), expected, rtol=1e-6)
+        assert jaxnas.extract(net, variables, arch, verify=x).error <= 1e-6
 
 
 def test_a_block_of_a_mixture_may_be_elastic():
@@ -248,7 +215,7 @@ class Between(Base):
 
     by_hand: str = "right"
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         hidden = width(int, decision)
         y = Dense(name="first")(x, fixed(3), hidden)
         y = BY_HAND[self.by_hand](y, hidden, decision.value)
@@ -267,19 +234,19 @@ def test_an_extracted_network_that_computes_something_else_is_refused_before_tra
 
 
 class PlainAtAnElasticWidth(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         y = Dense()(x, fixed(3), width(int, decision))
         return nn.Dense(2)(y)
 
 
 class ProductAtAnElasticWidth(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         y = Dense()(x, fixed(3), width(int, decision))
         return y @ y.T
 
 
 class Understated(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         hidden = width(int, decision)
         y = Dense()(x, fixed(3), hidden)
         elastic.record_macs(self, hidden.table)
@@ -287,24 +254,22 @@ class Understated(Base):
 
 
 class Branches(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         y = Dense()(x, fixed(3), width(int, decision))
         return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
 
 
 class Mistyped(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         return x * Decisions(self.space, None, initializing=True)["hiden"].value
 
 
-class SharedByAll(nn.Module):
+class SharedByAll(Elastic):
     """One plain block in the mixtures of twenty decisions."""
 
     space: Space = Space(op=Choice("identity", "dense").repeat(20))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, x, decisions, train):
         blocks = {"identity": user_networks.Identity(), "dense": nn.Dense(3)}
         for i in range(20):
             x = Mixture(blocks)(decisions["op", i], x)
@@ -387,7 +352,7 @@ class ElasticStatistics(Base):
 
     annotated: bool = True
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         hidden = width(int, decision)
         y = Dense()(x, fixed(3), hidden)
         mean = self.variable("batch_stats", "mean", jnp.zeros, hidden.maximum)
@@ -408,18 +373,16 @@ def test_other_collections_are_cut_too():
     )
 
 
-class Normalised(nn.Module):
+class Normalised(Elastic):
     """Flax's batch normalisation at momenta that differ, in the blocks of a mixture too."""
 
     space: Space = Space(op=Choice("narrow", "wide"))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decision = Decisions(self.space, arch, initializing=self.is_initializing())["op"]
+    def body(self, x, decisions, train):
         norm = functools.partial(nn.BatchNorm, use_running_average=not train)
         x = norm(momentum=0.99, name="norm")(x)
         blocks = {"narrow": Deep(nn.Dense(4), train), "wide": Deep(nn.Dense(16), train)}
-        x = nn.Dropout(0.2, deterministic=not train)(Mixture(blocks, name="choice")(decision, x))
+        x = nn.Dropout(0.2, deterministic=not train)(Mixture(blocks, name="choice")(decisions["op"], x))
         return norm(momentum=0.5, name="last")(x)
 
 
@@ -462,7 +425,7 @@ class Kept(Base):
 
     written: str = "batch_stats"
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         record_choice(self, decision)
         train = self.is_mutable_collection("batch_stats")
         x = nn.BatchNorm(use_running_average=not train, name="norm")(x)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refusals
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import Choice, Space, elastic, spaces, supernets
@@ -77,21 +78,17 @@ def test_the_same_space_carries_everything_in_either_form():
     jax.tree.map(np.testing.assert_array_equal, found.variables, given)
 
 
-class Base(nn.Module):
-    """Its body is given the widths of its decisions."""
+class Base(Elastic):
+    """Its layers are given the widths of its decisions."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
-        return self.body(x, *(elastic.width(int, decisions[name]) for name in self.space))
+    def body(self, x, decisions, train):
+        return self.layers(x, *(elastic.width(int, decisions[name]) for name in self.space))
 
 
 class Classic(Base):
     """A layer with weights of its own for each width, and one with those of a bank."""
 
-    def body(self, x, first, second):
+    def layers(self, x, first, second):
         x = elastic.Dense(name="one", sharing="classic")(x, elastic.fixed(4), first)
         return elastic.Dense(name="two", sharing="classic")(x, first, elastic.fixed(3)) + second.mask()[0]
 
@@ -116,7 +113,7 @@ def test_weights_of_their_own_are_carried_where_the_options_are_the_same():
 
 
 class Convolution(Base):
-    def body(self, x, size, width):
+    def layers(self, x, size, width):
         x = elastic.Conv(name="conv")(x, elastic.fixed(1), width, size)
         return elastic.Dense(name="out")(x.mean((1, 2)), width, elastic.fixed(3))
 
@@ -138,14 +135,14 @@ def test_a_kernel_is_carried_at_its_centre():
 
 
 class Other(Base):
-    def body(self, x, size, width):
+    def layers(self, x, size, width):
         return elastic.Dense(name="dense")(x.mean((1, 2)), elastic.fixed(1), width)
 
 
 class Head(Base):
     classes: int = 3
 
-    def body(self, x, width):
+    def layers(self, x, width):
         kernel = elastic.parameter(self, "kernel", nn.initializers.ones, (width, elastic.fixed(self.classes)))
         return elastic.run(jnp.matmul, "rows in, in out -> rows out", {"in": width}, x, kernel)
 
