@@ -42,9 +42,8 @@ def pytest_configure(config):
     import jax
 
     jax.monitoring.register_event_duration_secs_listener(_listen)
-    sys.addaudithook(
-        lambda event, _: _starts.append(event) if event in ("subprocess.Popen", "os.fork") else None
-    )
+    starts = ("subprocess.Popen", "os.fork")
+    sys.addaudithook(lambda event, _: _starts.append(event) if event in starts else None)
 
 
 def _now():

@@ -1,5 +1,6 @@
 """Saved and exported sub-networks: bit for bit, clear about damage, runnable without jaxnas."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -41,9 +42,6 @@ def saved(tmp_path):
     return folder
 
 
-# ---- Saving and loading.
-
-
 def assert_same_bits(tree, expected):
     assert jax.tree.structure(tree) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
@@ -65,10 +63,8 @@ def test_round_trip_is_exact(name, tmp_path):
 def test_files_can_be_read_without_jaxnas(saved):
     net, variables = extracted("narrow")
     tensors = safetensors.numpy.load_file(saved / "model.safetensors")
-    np.testing.assert_array_equal(
-        tensors["params/block_0/attention/qkv_kernel"],
-        variables["params"]["block_0"]["attention"]["qkv_kernel"],
-    )
+    kernel = variables["params"]["block_0"]["attention"]["qkv_kernel"]
+    np.testing.assert_array_equal(tensors["params/block_0/attention/qkv_kernel"], kernel)
     description = json.loads((saved / "subnet.json").read_text())
     assert description["module"] == "ViT" and description["extra"] == {"mean": [0.5]}
     assert description["architecture"] == net.space.to_dict(net.space.smallest())
@@ -116,7 +112,8 @@ def test_a_network_of_the_users_own_is_saved_and_exported_and_broken_weights_are
     assert loaded == EVERYTHING
     assert_same_bits(same, variables)
     platform = jax.export.default_export_platform()
-    path = artifacts.export_subnet(tmp_path, loaded, same, INPUTS, platform)
+    export = functools.partial(artifacts.export_subnet, tmp_path)
+    path = export(loaded, same, INPUTS, platform)
     program = jax.export.deserialize(path.read_bytes())
     assert program.platforms == (platform,)
     np.testing.assert_array_equal(program.call(INPUTS)["y"], loaded.apply(same, INPUTS)["y"])
@@ -125,11 +122,8 @@ def test_a_network_of_the_users_own_is_saved_and_exported_and_broken_weights_are
     jax.tree.map(lambda y, z: np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6), found, expected)
 
     broken = jax.tree.map(lambda leaf: leaf * jnp.nan, variables)
-    weights = (
-        (initial, "calibrate"),
-        (broken, "params/BatchNorm_0/bias"),
-        ({"params": initial["params"]}, "batch_stats"),
-    )
+    without = {"params": initial["params"]}
+    weights = ((initial, "calibrate"), (broken, "params/BatchNorm_0/bias"), (without, "batch_stats"))
     doors = [
         (lambda door=door, given=given: door(tmp_path, EVERYTHING, given, INPUTS), ValueError, name)
         for door in (artifacts.save_subnet, artifacts.export_subnet)
@@ -138,12 +132,7 @@ def test_a_network_of_the_users_own_is_saved_and_exported_and_broken_weights_are
     another = jaxnas.supernets.ViT
     refusals.check(
         *doors,
-        (
-            lambda: artifacts.export_subnet(tmp_path, loaded, same, INPUTS, "cpus"),
-            ValueError,
-            "'cpus'",
-            "'cpu'",
-        ),
+        (lambda: export(loaded, same, INPUTS, "cpus"), ValueError, "'cpus'", "'cpu'"),
         (lambda: artifacts.load_subnet(tmp_path), ValueError, "'Everything'", "module="),
         (lambda: artifacts.load_subnet(tmp_path, module=another), ValueError, "'ViT'"),
     )
@@ -192,9 +181,6 @@ def test_what_a_killed_writer_leaves_stops_nothing_and_no_other_file_is_deleted(
     (saved / "notes.txt").write_text("mine")
     refusals.check((lambda: save(saved, *extracted("narrow")), FileExistsError, "notes.txt"))
     assert (saved / "notes.txt").read_text() == "mine"
-
-
-# ---- Damage.
 
 
 def file(name, change):
@@ -310,9 +296,6 @@ def test_damage_is_named(saved, tmp_path):
         (saved / name).unlink()
         refusals.check((lambda: artifacts.load_subnet(saved), FileNotFoundError, str(saved)))
     refusals.check((lambda: artifacts.load_subnet(tmp_path / "none"), FileNotFoundError, "none"))
-
-
-# ---- Export.
 
 
 RUN_ALONE = """

@@ -74,9 +74,6 @@ def xla_macs(text):
     return total(current)
 
 
-# ---- Products of other kinds than those of layers.
-
-
 def test_ragged_sparse_and_transposed_products_are_counted_and_unknown_ones_are_named():
     dense = jnp.eye(6)[:, :4]  # with four numbers other than 0
     right = jnp.ones((4, 5))
@@ -100,9 +97,6 @@ def test_ragged_sparse_and_transposed_products_are_counted_and_unknown_ones_are_
     assert products.total(program) == (0, math.inf) and products.opaque(program) == {"bcoo_spdot_general"}
 
 
-# ---- Against extracted networks and XLA.
-
-
 @pytest.mark.hlo
 @every_setting
 @settings(max_examples=4)
@@ -117,9 +111,6 @@ def test_costs_are_those_of_the_extracted_network(name, seed):
     assert costs["macs"] * SHAPE[0] == counted
     # The extracted network counts itself as its supernet does.
     assert jaxnas.cost(small, SHAPE)(small.space.smallest()) == costs
-
-
-# ---- Published networks (AutoFormer, ICCV 2021; the official counters).
 
 
 @pytest.mark.parametrize(
@@ -154,9 +145,6 @@ def test_the_batch_and_the_computation_type_change_no_cost():
     case, arch = setting("bfloat16"), setting("bfloat16").space.largest()
     other = jaxnas.cost(case.net.clone(dtype=jnp.float32), (7, *SHAPE[1:]))
     assert other(arch) == cost_of("bfloat16")(arch)
-
-
-# ---- Under transformations.
 
 
 @every_setting

@@ -53,14 +53,8 @@ def test_first_tries_beat_a_linear_model(tmp_path, monkeypatch):
 
 
 def test_runs_with_workers(tmp_path):
-    command = [
-        sys.executable,
-        "-W",
-        "error::DeprecationWarning:__main__",
-        WITH_WORKERS,
-        f"--workdir={tmp_path}",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", WITH_WORKERS]
+    options = dict(env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*command, f"--workdir={tmp_path}"], **options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip()

@@ -133,10 +133,8 @@ def test_a_full_disk_says_what_was_needed_and_what_is_kept(tmp_path):
 
 def test_several_processes_write_one_file_and_are_killed(tmp_path):
     path = tmp_path / "file"
-    command, environment = (
-        [sys.executable, "-c", WRITE_FOREVER, str(path)],
-        os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    command = [sys.executable, "-c", WRITE_FOREVER, str(path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     writers = [subprocess.Popen(command, stdout=-1, stderr=-1, env=environment) for _ in range(2)]
     for writer in writers:
         assert writer.stdout.readline() == b"writing\n"

@@ -57,9 +57,6 @@ class Base(Elastic):
         return self.rows(x.reshape(x.shape[0], -1)[:, :3], *(decisions[name] for name in self.space))
 
 
-# ---- What a user's network can do.
-
-
 @pytest.mark.hlo
 @every_network
 def test_costs_are_those_of_xla_and_extraction_is_exact(name):
@@ -188,9 +185,6 @@ def test_a_block_of_a_mixture_may_be_elastic():
         mixed = run(apply, jnp.array([0.25, 0.75]), index)
         expected = 0.25 * x + 0.75 * run(apply, jnp.int32(1), index)
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
-
-
-# ---- What cannot be told is refused.
 
 
 BY_HAND = {
@@ -342,9 +336,6 @@ def test_mistakes_with_decisions_and_variables_are_refused():
         (lambda: jaxnas.extract(net, broken, smallest, verify=inputs), ValueError, "NaN", "`verify`"),
         (lambda: jaxnas.extract(net, broken["params"], smallest, inputs=inputs), ValueError, "'params'"),
     )
-
-
-# ---- Collections beside the parameters.
 
 
 class ElasticStatistics(Base):

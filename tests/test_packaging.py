@@ -37,12 +37,10 @@ def test_wheels(tmp_path):
 
 
 def test_the_command_runs_the_binaries():
-    for given, *names in (
-        (["evaluate", "--config=autoformer_digit", "--workdir=none"], "autoformer_digits"),
-        (["serach"], "'serach'", "search"),
-    ):
-        done = in_process.call(command.main, *given)
-        assert done.status == 2 and all(name in done.stderr for name in names)
+    mistyped = in_process.call(command.main, "evaluate", "--config=autoformer_digit", "--workdir=none")
+    unknown = in_process.call(command.main, "serach")
+    for done, *names in ((mistyped, "autoformer_digits"), (unknown, "'serach'", "search")):
+        assert done.status == 2 and all(name in done.stderr for name in names), done
         assert "Traceback" not in done.stderr
     listed = in_process.call(command.main).stdout
     assert all(name in listed for name in (*command.BINARIES, "autoformer_digits", "evolution"))
