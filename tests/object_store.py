@@ -13,7 +13,6 @@ import importlib
 import io
 import json
 import re
-import sys
 import threading
 import urllib.parse
 
@@ -28,13 +27,11 @@ class Store:
 
     def __init__(self):
         self.objects, self.generation, self.lock = {}, 0, threading.RLock()
-        self.writes = []  # The names that were written, in order.
 
     def put(self, name, data):
         with self.lock:
             self.generation += 1
             self.objects[name] = bytes(data), self.generation
-            self.writes.append(name)
 
     def describe(self, name):
         data, generation = self.objects[name]
@@ -112,20 +109,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.answer(204)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        """Says nothing of clients that do not wait for their answer."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
 @contextlib.contextmanager
 def serve():
     """Yields a new store and its address."""
     store = Store()
-    server = _Server(("127.0.0.1", 0), functools.partial(_Handler, store))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, store))
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield store, f"http://127.0.0.1:{server.server_port}"

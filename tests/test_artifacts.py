@@ -18,6 +18,7 @@ import pytest
 import refusals
 import safetensors.numpy
 from small_nets import NARROW, SETTINGS, SHAPE, normal, sample, setting
+from user_networks import Elastic
 
 import jaxnas
 from jaxnas import artifacts
@@ -333,18 +334,15 @@ def test_export_goes_beside_the_saved_network(saved):
     assert sorted(os.listdir(saved)) == ["model.safetensors", "subnet.json"]
 
 
-class CountsRows(nn.Module):
+class CountsRows(Elastic):
     """It asks Python for the batch size."""
 
-    space: jaxnas.Space = jaxnas.Space(size=jaxnas.Choice(3))
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
+    def body(self, x, decisions, train):
         return nn.Dense(2)(x) / len(x)
 
 
 def test_a_network_without_a_symbolic_batch_size_is_exported_for_its_inputs(tmp_path, caplog):
-    net, x = CountsRows(), normal(4, 3)
+    net, x = CountsRows(EVERYTHING.space), normal(4, 3)
     variables = jaxnas.init(net, jax.random.key(0), x)
     with caplog.at_level(logging.WARNING):
         path = artifacts.export_subnet(tmp_path, net, variables, x, platforms=("cpu",))

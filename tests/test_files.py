@@ -1,5 +1,6 @@
 """Files are whole or not there, whoever is killed when; JSON says what is wrong with it."""
 
+import contextlib
 import functools
 import json
 import os
@@ -25,8 +26,16 @@ class Killed(BaseException):
     """What a process that ends there would not come back from."""
 
 
-def killed(*_, **__):
-    raise Killed
+@contextlib.contextmanager
+def killed_at(stop, monkeypatch):
+    """The process ends where it would call a function of `os`."""
+
+    def killed(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(files.os, stop, killed)
+        yield
 
 
 def test_plain_values():
@@ -74,10 +83,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, write, ol
     path = tmp_path / "a file [1]"
     for stop in ("fsync", "replace"):  # Before the bytes are on disk; before they are in their place.
         write(path, old)
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, stop, killed)
-            with pytest.raises(Killed):
-                write(path, new)
+        with killed_at(stop, monkeypatch):
+            write(path, new)
         assert read(path) == old
         write(path, new)
         assert read(path) == new
@@ -157,10 +164,8 @@ def test_a_folder_is_replaced_complete_or_not_at_all(tmp_path, monkeypatch):
     for stop in ("fsync", "replace"):
         files.replace_folder(folder, old, known=["c"])
         (folder / ".a.tmp-1234").write_bytes(b"left by a killed process")
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, stop, killed)
-            with pytest.raises(Killed):
-                files.replace_folder(folder, new, known=["b"])
+        with killed_at(stop, monkeypatch):
+            files.replace_folder(folder, new, known=["b"])
         assert content().items() >= old.items()
         files.replace_folder(folder, new, known=["b"])
         assert content() == new and os.listdir(folder.parent) == ["subnet"]

@@ -399,11 +399,10 @@ def test_calibration_is_the_statistics_of_all_data():
     for mapped in (jax.vmap(calibrate), lambda archs: jax.lax.map(calibrate, archs)):
         jax.tree.map(assert_close, jax.jit(mapped)(archs)["batch_stats"]["last"], stacked)
     # A network leaves its supernet with statistics that some data gave.
-    refusals.check(
-        (lambda: jaxnas.extract(net, variables, arch, verify=data[0]), ValueError, "calibrate", "batches"),
-        (lambda: jaxnas.extract(net, variables, arch, inputs=data[0]), ValueError, "calibrate", "batches"),
-    )
-    cut = jaxnas.extract(net, variables, arch, verify=data[0], batches=data).variables
+    extract = functools.partial(jaxnas.extract, net, variables, arch)
+    for given in ({"verify": data[0]}, {"inputs": data[0]}):
+        refusals.check((lambda given=given: extract(**given), ValueError, "calibrate", "batches"))
+    cut = extract(verify=data[0], batches=data).variables
     np.testing.assert_allclose(cut["batch_stats"]["norm"]["mean"], rows.mean(axis=0), rtol=2e-5)
     # An extracted network is calibrated as its supernet is.
     small, cut, _ = jaxnas.extract(net, found[1], arch, verify=data[0])
