@@ -64,13 +64,8 @@ class Setting:
         self.traces.append(arch)
 
         def loss(params):
-            logits, state = self.net.apply(
-                {"params": params},
-                images,
-                arch,
-                capture_intermediates=True,
-                mutable=["intermediates"],
-            )
+            kept = dict(capture_intermediates=True, mutable=["intermediates"])
+            logits, state = self.net.apply({"params": params}, images, arch, **kept)
             return jnp.sum(logits * self.weights), (logits, state["intermediates"])
 
         gradient, (logits, outputs) = jax.grad(loss, has_aux=True)(params)
@@ -86,13 +81,8 @@ class Setting:
 
 @functools.cache
 def setting(name: str) -> Setting:
-    net = supernets.ViT(
-        image_size=8,
-        patch_size=4,
-        num_classes=CLASSES,
-        head_dim=4,
-        **(SCANNED if name == "scanned" else SETTINGS[name]),
-    )
+    given = SCANNED if name == "scanned" else SETTINGS[name]
+    net = supernets.ViT(image_size=8, patch_size=4, num_classes=CLASSES, head_dim=4, **given)
     return Setting(net, random_params(net), normal(*SHAPE), normal(SHAPE[0], CLASSES), [])
 
 
@@ -101,12 +91,9 @@ def random_params(net, shape=SHAPE):
 
 
 def random_weights(net, inputs):
-    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)
+    shapes = nn.meta.unbox(jax.eval_shape(net.init, jax.random.key(0), inputs)["params"])
     rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)),
-        nn.meta.unbox(shapes["params"]),
-    )
+    return jax.tree.map(lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)), shapes)
 
 
 def normal(*shape):

@@ -20,6 +20,16 @@ MBCONV = Space(
 IMAGES = (2, 6, 6, 3)
 
 
+class Elastic(nn.Module):
+    """A network whose `body` is given its decisions."""
+
+    space: Space
+
+    @nn.compact
+    def __call__(self, inputs, arch=None, *, train=False):
+        return self.body(inputs, Decisions(self.space, arch, initializing=self.is_initializing()), train)
+
+
 class ElasticMlp(nn.Module):
     """Two elastic dense layers with a hidden width that is chosen."""
 
@@ -43,9 +53,9 @@ class Mixer(nn.Module):
         decisions = Decisions(self.space, arch, initializing=self.is_initializing())
         x = nn.Conv(8, (3, 3), strides=3, name="stem")(images)
         x = x.reshape(x.shape[0], -1, 8)  # [B, T, 8]
-        across = width(lambda size: size, decisions["tokens"], axis="mlp")
+        across = width(int, decisions["tokens"], axis="mlp")
         for i in range(2):
-            hidden = width(lambda size: size, decisions["hidden", i], axis="mlp")
+            hidden = width(int, decisions["hidden", i], axis="mlp")
             mixed = ElasticMlp(name=f"tokens_{i}")(nn.LayerNorm()(x).transpose(0, 2, 1), across)
             x = x + mixed.transpose(0, 2, 1)
             x = x + ElasticMlp(name=f"channels_{i}")(nn.LayerNorm()(x), hidden)
@@ -69,14 +79,10 @@ class Identity(nn.Module):
         return x
 
 
-class Operations(nn.Module):
+class Operations(Elastic):
     """Mixtures of plain Flax blocks, all made within the compact method; one is used outside of them too."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, images, decisions, train):
         x = nn.Conv(8, (3, 3), strides=3)(images)
         shared = nn.Dense(8)
         for i in range(2):
@@ -92,15 +98,11 @@ class Operations(nn.Module):
         return Mixture({"dense": nn.Dense(8), "shared": shared})(decisions["tail"], x).mean(axis=(1, 2))
 
 
-class ElasticOperations(nn.Module):
+class ElasticOperations(Elastic):
     """A mixture whose block has an elastic width itself."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        hidden = width(lambda size: size, decisions["hidden"], axis="mlp")
+    def body(self, inputs, decisions, train):
+        hidden = width(int, decisions["hidden"], axis="mlp")
         x = nn.Dense(8)(inputs["features"])  # [B, N, 8]
         x = Mixture({"identity": Second(), "mlp": nn.remat(ElasticMlp)()})(decisions["op"], x, hidden)
         sums = jax.ops.segment_sum(x.reshape(-1, 8), inputs["nodes"].reshape(-1), 6)
@@ -114,18 +116,14 @@ class Second(nn.Module):
         return x
 
 
-class Masked(nn.Module):
+class Masked(Elastic):
     """Masked by hand: costs and extraction cannot see what `hidden` does."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, images, decisions, train):
         size = jnp.asarray([4, 8])[decisions["hidden"].value]
         y = nn.Dense(8)(images.reshape(images.shape[0], -1))
         y = jnp.where(jnp.arange(8) < size, y, jnp.zeros_like(y))
-        return Dense()(y, fixed(8), width(lambda size: size, decisions["width"]))
+        return Dense()(y, fixed(8), width(int, decisions["width"]))
 
 
 class MBConv(nn.Module):
@@ -143,15 +141,12 @@ class MBConv(nn.Module):
         return BatchNorm(name="project_norm")(x, channels, train=self.train, gate=gate)
 
 
-class MBConvNet(nn.Module):
+class MBConvNet(Elastic):
     """A stem and residual MBConv blocks, with choices of width, depth, expansions and kernel sizes."""
 
-    space: Space
     classes: int = 5
 
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, images, decisions, train):
         channels = width(int, decisions["width"])
         x = Conv((2, 2), use_bias=False, name="stem")(images, fixed(images.shape[-1]), channels, fixed(3))
         x = nn.relu(BatchNorm(name="stem_norm")(x, channels, train=train))
