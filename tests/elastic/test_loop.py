@@ -194,6 +194,9 @@ def test_layers_with_different_options_are_unrolled():
     plain = space.to_json()
     plain["hidden"]["per_position"] = [[4, 8], [4], [8]]
     other = Space.from_json(plain)
-    net = Mlps(other, scan_layers=True)
+    net, hard = Mlps(other, scan_layers=True), sample(other, 0)
     apply = functools.partial(net.apply, {"params": random_weights(net, x)}, x)
     assert "scan[" not in str(jax.make_jaxpr(apply)(other.smallest()))
+    soft = other.soften(hard)  # of positions with fewer options, and of some decisions alone
+    for arch in (soft, hard | {"depth": soft["depth"]}):
+        assert difference(jit(apply)(arch), jit(apply)(hard)) <= 1e-5

@@ -67,19 +67,12 @@ def test_spaces_have_the_sizes_of_the_paper():
     assert spaces.autoattend(24, spaces.AUTOATTEND_CORA).cardinality > spaces.autoattend(24).cardinality
 
 
-def test_the_published_network_is_in_the_space_and_extracted():
-    net = AutoAttendText(spaces.autoattend(24), num_classes=CLASSES, vocabulary=WORDS, width=8, embedding=5)
-    arch = net.space.from_dict(spaces.autoattend_sst_options())
-    values = net.space.to_dict(arch)
+def test_the_published_network_is_in_the_space():
+    space = spaces.autoattend(24)
+    values = space.to_dict(space.from_dict(spaces.autoattend_sst_options()))
     assert values["layer"].count("attention") == 13 and values["source"][17] == 14
     assert values["first"][3] == "convolution_1" and values["key"][3] == "max_pool"
     assert values["value"][3] == "convolution_1" and values["second"][0] == "convolution_1"
-    variables = jaxnas.init(net, jax.random.key(0), TEXTS)
-    small = jaxnas.extract(net, variables, arch, inputs=TEXTS)
-    expected = jit(net.apply)(variables, TEXTS, arch)
-    np.testing.assert_allclose(jit(small.net.apply)(small.variables, TEXTS), expected, rtol=1e-4, atol=1e-5)
-    sizes = [x.size for x in jax.tree.leaves(small.variables["params"])]
-    assert jaxnas.cost(net, TEXTS)(arch)["params"] == sum(sizes)
 
 
 def by_torch(torch, params, values):

@@ -61,26 +61,6 @@ def test_rows_on_several_devices_are_not_gathered(name):
     promises.check_only_sums(gradient.lower(params, normal(4, *SHAPE[1:]), case.space.largest()))
 
 
-def test_some_decisions_are_soft_and_some_positions_have_fewer_options():
-    plain = spaces.vit((8,), (1, 2), (1, 2), (1.0, 2.0, 3.0)).to_json()
-    plain["mlp_ratio"]["per_position"] = [[1.0, 2.0, 3.0], [1.0, 2.0]]
-    space = jaxnas.Space.from_json(plain)
-    net = supernets.ViT(space, image_size=4, patch_size=4, num_classes=CLASSES, head_dim=4)
-    images = normal(2, 4, 4, 1)
-    variables = jaxnas.init(net, jax.random.key(0), images)
-
-    @jit
-    def apply(hard, soft):
-        mixed = hard | {name: soft[name] for name in ("num_heads", "depth")}
-        return [net.apply(variables, images, arch) for arch in (hard, soft, mixed)]
-
-    for seed in range(3):
-        hard = sample(space, seed)
-        expected, *others = apply(hard, space.soften(hard))
-        for found in others:
-            assert difference(found, expected) <= 1e-5
-
-
 @pytest.mark.more
 def test_soft_architectures_differentiate_twice():
     case, random = setting("narrow"), np.random.default_rng(0)
