@@ -4,6 +4,7 @@ import re
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxprs_in_params
 from test_cost import lower, xla_macs
@@ -33,7 +34,7 @@ def positive_variables(module, *inputs, **options):
 
     def leaf(path, like):
         low = 0.2 if path[-1].key == "var" else -0.4
-        return draw.uniform(low, 0.8, like.shape).astype(like.dtype)
+        return jnp.asarray(draw.uniform(low, 0.8, like.shape), like.dtype)
 
     shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs, **options))
     return jax.tree_util.tree_map_with_path(leaf, nn.meta.unbox(shapes))

@@ -167,10 +167,8 @@ def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(
     """P2 and P6; new batch statistics, too, are only of what is used."""
     case, old = case_of(name), flatten(case_of(name).variables.get("batch_stats", {}))
     for arch in archs_of(name, 8):
-        values, (_, outputs, gradient, statistics) = (
-            case.net.space.to_dict(arch),
-            compiled(name)(case.variables, arch),
-        )
+        values = case.net.space.to_dict(arch)
+        _, outputs, gradient, statistics = compiled(name)(case.variables, arch)
         if name not in AUTOATTEND:
             active = list(active_outputs(name, values, outputs))
             for path, output, width in active:
@@ -199,9 +197,8 @@ EXTRACTED = {"wide": 2, "swin": 2, "hybrid": 24}  # which of the random architec
 def test_extracted_is_the_same_function(name):
     """P3 and P7: outputs, gradients, new statistics and costs."""
     case, arch = case_of(name), archs_of(name, 60)[EXTRACTED.get(name, 4)]
-    small, cut = promises.check_extracted(
-        case.net, case.variables, arch, case.inputs, max(case.tolerance, 1e-4 * case.train)
-    )
+    given = case.net, case.variables, arch, case.inputs
+    small, cut = promises.check_extracted(*given, 1e-4 if case.train else case.tolerance)
     y, _, *found = jit(lambda cut: case.run(cut, None, small))(cut)
     # A loop over layers is the same function as one after the other, of which there is a program.
     expected_y, _, *expected = compiled("narrow" if name == "scanned" else name)(case.variables, arch)
