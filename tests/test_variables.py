@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import refusals
 import small_tasks
-import user_networks
 
 import jaxnas
 from jaxnas import Choice, Space, runs, training
@@ -34,15 +33,27 @@ def test_variables_of_another_network_are_refused_by_the_arrays_that_differ():
     )
 
 
+class Normed(nn.Module):
+    """A plain network with batch statistics."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, images, train=False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(4, (3, 3))(images))
+        return nn.Dense(self.classes, name="head")(x.mean(axis=(1, 2)))
+
+
 def test_calibration_refuses_variables_of_another_network():
-    net, other = (user_networks.MBConvNet(user_networks.MBCONV, classes=n) for n in (5, 3))
-    images = jnp.zeros((1, 2, 14, 14, 3))
-    given = zeros(other, images.shape[1:])
+    images = jnp.zeros((1, 2, 6, 6, 3))
+    given, variables = (Normed(n).init(jax.random.key(0), images[0]) for n in (3, 5))
+    groups = jaxnas.analyze(Normed(5), variables, images[0])
+    net = jaxnas.supernet(groups, {"Conv_0/channels": Choice(2, 4)})
     refusals.check(
         (
             lambda: jaxnas.calibrate(net, given, net.space.largest(), images),
             ValueError,
-            *("MBConvNet", "params/head/bias", "(3,)", "(5,)"),
+            *("Supernet", "params/head/bias", "(3,)", "(5,)"),
         )
     )
 

@@ -5,18 +5,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas import Choice, Space
-from jaxnas.elastic import BatchNorm, Conv, Decisions, Dense, Mixture, fixed, width
+from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
 
 MIXER = Space(hidden=Choice(4, 8).repeat(2), tokens=Choice(3, 6))
 OPERATIONS = Space(op=Choice("identity", "dense", "deep", "conv").repeat(2), tail=Choice("dense", "shared"))
 ELASTIC_OPERATIONS = Space(op=Choice("identity", "mlp"), hidden=Choice(4, 8).when("op", "mlp"))
 MASKED = Space(hidden=Choice(4, 8), width=Choice(2, 5))
-MBCONV = Space(
-    width=Choice(4, 6, 8),
-    depth=Choice(2, 3, 4),
-    kernel=Choice(3, 5, 7).repeat(4, active="depth"),
-    expansion=Choice(2, 3, 4).repeat(4, active="depth"),
-)
 IMAGES = (2, 6, 6, 3)
 
 
@@ -124,35 +118,3 @@ class Masked(Elastic):
         y = nn.Dense(8)(images.reshape(images.shape[0], -1))
         y = jnp.where(jnp.arange(8) < size, y, jnp.zeros_like(y))
         return Dense()(y, fixed(8), width(int, decisions["width"]))
-
-
-class MBConv(nn.Module):
-    """An inverted residual block: expand, depthwise, project, each with batch normalisation."""
-
-    train: bool
-
-    @nn.compact
-    def __call__(self, x, channels, hidden, size, gate):
-        x = Conv(use_bias=False, name="expand")(x, channels, hidden, fixed(1), gate=gate)
-        x = nn.relu(BatchNorm(name="expand_norm")(x, hidden, train=self.train, gate=gate))
-        x = Conv(depthwise=True, use_bias=False, name="depthwise")(x, hidden, hidden, size, gate=gate)
-        x = nn.relu(BatchNorm(name="depthwise_norm")(x, hidden, train=self.train, gate=gate))
-        x = Conv(use_bias=False, name="project")(x, hidden, channels, fixed(1), gate=gate)
-        return BatchNorm(name="project_norm")(x, channels, train=self.train, gate=gate)
-
-
-class MBConvNet(Elastic):
-    """A stem and residual MBConv blocks, with choices of width, depth, expansions and kernel sizes."""
-
-    classes: int = 5
-
-    def body(self, images, decisions, train):
-        channels = width(int, decisions["width"])
-        x = Conv((2, 2), use_bias=False, name="stem")(images, fixed(images.shape[-1]), channels, fixed(3))
-        x = nn.relu(BatchNorm(name="stem_norm")(x, channels, train=train))
-        for i in range(max(self.space.choices["depth"].options)):
-            gate = width(lambda depth, i=i: int(i < depth), decisions["depth"])
-            hidden = width(lambda size, times: size * times, decisions["width"], decisions["expansion", i])
-            size = width(int, decisions["kernel", i])
-            x = x + MBConv(train, name=f"block_{i}")(x, channels, hidden, size, gate)
-        return Dense(name="head")(x.mean(axis=(1, 2)), channels, fixed(self.classes), rows=1)
