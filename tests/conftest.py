@@ -18,7 +18,6 @@ STANDARD_PROMOTION = {
     "test_training",
     "test_strategies",
     "test_recipes",
-    "test_recipe_table",
     "test_seeds",
     "test_ranking",
     "test_evolving_spaces",

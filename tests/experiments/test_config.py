@@ -118,6 +118,7 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "training.clip=x", "training.clip", "none", "'x'"),
         case(DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
         case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
+        case(DIGITS, "network.dtype=float33", "bfloat16", "'float33'"),
         case(DIGITS, "search.method=argmin", "search.method is 'argmin'", "strategy"),
         case(DIGITS, "search.trial_steps=1,a", "1,1", "'1,a'"),
         case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
