@@ -39,18 +39,13 @@ def make_state(seed):
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     keys = jax.random.split(jax.random.key(seed), 3)
     kernel = jax.random.normal(keys[0], (2, 8 * jax.device_count()))
-    params = {
-        "dense": {
-            "kernel": jax.device_put(kernel, NamedSharding(mesh, PartitionSpec(None, "data"))),
-            "bias": jax.random.normal(keys[1], (3,), jnp.bfloat16),
-        }
-    }
+    kernel = jax.device_put(kernel, NamedSharding(mesh, PartitionSpec(None, "data")))
+    params = {"dense": {"kernel": kernel, "bias": jax.random.normal(keys[1], (3,), jnp.bfloat16)}}
     return {
         "train": State(params, optax.adamw(1e-3).init(params), keys[2], jnp.int32(seed)),
         "population": np.arange(seed, seed + 4, dtype=np.int32),
         "keys": keys,
-        # Orbax keeps what is below a kilobyte in its index.
-        "table": jax.random.normal(keys[2], (1000,)),
+        "table": jax.random.normal(keys[2], (1000,)),  # Orbax keeps what is below a kilobyte in its index.
         "none": jnp.zeros((0, 2, 3), jnp.bfloat16),
         "rows": np.zeros((0, 4)),
         "epoch": seed,
@@ -78,9 +73,9 @@ def saved(tmp_path):
     return tmp_path
 
 
-def restore(directory, config=None, example=None):
+def restore(directory, config=None, example=None, **options):
     with checkpoint.Checkpointer(directory) as checkpointer:
-        return checkpointer.restore(example or make_state(0), config)
+        return checkpointer.restore(example or make_state(0), config, **options)
 
 
 def test_a_state_comes_back_bit_for_bit(saved):
@@ -89,17 +84,6 @@ def test_a_state_comes_back_bit_for_bit(saved):
     assert metadata["config"] == {"seed": 3, "training": {"steps": 300, "widths": [64, 96]}}
     assert_equal(state, make_state(2))
     assert type(state["epoch"]) is int and type(state["best"]) is float
-
-
-def test_an_abstract_example_is_enough_and_its_sharding_counts(saved):
-    single = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
-
-    def each(function, state):
-        return jax.tree.map(lambda x: function(x) if isinstance(x, jax.Array) else x, state)
-
-    example = each(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=single), make_state(0))
-    _, state, _ = restore(saved, example=example)
-    assert_equal(state, each(lambda x: jax.device_put(x, single), make_state(2)))
 
 
 def test_the_latest_steps_stay(tmp_path):
@@ -134,11 +118,7 @@ def test_the_best_step_stays_too_and_a_run_that_goes_on_knows_it(tmp_path):
     with opened() as checkpointer:
         assert checkpointer.restore(x, best=True)[0] == 5 and checkpointer.restore(x)[0] == 25
     (tmp_path / "5" / "record" / "metadata").write_text("{")
-    with opened() as checkpointer:
-        assert checkpointer.restore(x, best=True)[0] == 25
-    for path in (tmp_path / "25" / "state").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
+    shutil.rmtree(tmp_path / "25" / "state" / "d")
     with opened() as checkpointer:
         assert checkpointer.restore(x, best=True)[0] == 20  # the next best; what is damaged is set aside
         assert (tmp_path / "corrupt-25").is_dir() and checkpointer.steps() == [5, 20]
@@ -158,8 +138,7 @@ def test_another_config_is_refused_by_its_fields(saved):
         "training.widths: [64, 96] (checkpoint) / [64, 128] (now)",
     ]
     assert all(line in str(error.value) for line in error.value.differences)
-    with checkpoint.Checkpointer(saved) as checkpointer:
-        assert checkpointer.restore(make_state(0), now, may_differ=("seed", "training.widths"))[0] == 2
+    assert restore(saved, now, may_differ=("seed", "training.widths"))[0] == 2
 
 
 def test_another_state_is_refused_by_its_leaves(saved):
@@ -186,17 +165,17 @@ DAMAGE = {
     "emptied": lambda path: os.truncate(path, 0),
     "flipped": flip_a_bit,
 }
-# What each file of a step is for: where it is found, and whether its loss is noticed. Orbax reads the
-# arrays through the merged index; the index of each process and the notes beside it are not read again.
+# Where each file of a step is, and whether its loss is noticed. Orbax reads the arrays through the merged
+# index; the index of each process and the notes beside it are not read again.
 FILES = {
-    "arrays": ("state/ocdbt.process_0/d", True),
-    "index of arrays": ("state/d", True),
-    "manifest of arrays": ("state/manifest.ocdbt", True),
-    "tree": ("state/_METADATA", None),
-    "record": ("record/metadata", True),
-    "notes": ("_CHECKPOINT_METADATA", False),
-    "committed": ("commit_success.txt", False),
-    "shardings": ("state/_sharding", False),
+    "state/ocdbt.process_0/d": True,
+    "state/d": True,
+    "state/manifest.ocdbt": True,
+    "state/_METADATA": None,
+    "record/metadata": True,
+    "_CHECKPOINT_METADATA": False,
+    "commit_success.txt": False,
+    "state/_sharding": False,
 }
 
 
@@ -205,7 +184,7 @@ FILES = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_seen_or_does_no_harm(saved, tmp_path_factory, caplog, damage):
     """Each kind of file, damaged in each way: the run goes on from step 2 as it was, or from step 1."""
-    for kind, (name, noticed) in FILES.items():
+    for name, noticed in FILES.items():
         broken = tmp_path_factory.mktemp("broken") / "checkpoints"
         shutil.copytree(saved, broken)
         target = broken / "2" / name
@@ -213,17 +192,15 @@ def test_damage_is_seen_or_does_no_harm(saved, tmp_path_factory, caplog, damage)
             target = max(target.iterdir(), key=lambda path: path.stat().st_size)
         DAMAGE[damage](target)
         caplog.clear()
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING, "jaxnas"):
             step, state, _ = restore(broken, CONFIG)
-        assert step in ((1,) if noticed else (2,) if noticed is False else (1, 2)), kind
+        assert noticed is None or noticed == (step == 1), name
         assert_equal(state, make_state(step))
-        told = [r.getMessage() for r in caplog.records if r.name == "jaxnas.training.checkpoint"]
         # Nothing is lost: a damaged step is set aside.
-        names = sorted(os.listdir(broken))
-        assert names == (["1", "2"] if step == 2 else ["1", "corrupt-2"]), kind
-        assert len(told) == (step == 1), kind
-        if told:
-            assert "checkpoint 2 in" in told[0] and "it is now corrupt-2, and the run goes back to" in told[0]
+        assert sorted(os.listdir(broken)) == (["1", "2"] if step == 2 else ["1", "corrupt-2"]), name
+        told = [r.getMessage() for r in caplog.records if r.name == "jaxnas.training.checkpoint"]
+        assert len(told) == (step == 1), name
+        assert all("checkpoint 2 in" in text and "it is now corrupt-2, and the run" in text for text in told)
     # The coroutines go here, where their warnings are expected, and not during another test.
     gc.collect()
 
@@ -249,21 +226,20 @@ def test_when_all_are_damaged_it_says_so_each_time(saved):
 
 
 def test_what_is_no_step_is_left_alone(saved):
-    """A step under another number is damaged; a folder 007 or a file is none of ours."""
-    os.rename(saved / "2", saved / "7")
+    os.rename(saved / "2", saved / "7")  # under another number a step is damaged
     (saved / "007").mkdir()
     (saved / "8").write_text("a file")
-    assert restore(saved)[0] == 1
-    assert sorted(os.listdir(saved)) == ["007", "1", "8", "corrupt-7"]
+    assert restore(saved)[0] == 1 and sorted(os.listdir(saved)) == ["007", "1", "8", "corrupt-7"]
 
 
 def test_what_is_not_finite_is_not_saved(saved):
     """However often it is tried, the good checkpoints stay."""
-    state = make_state(3)
-    wrong = {"dense": {"kernel": jnp.ones(3), "bias": jnp.ones(2, jnp.bfloat16).at[1].set(jnp.inf)}}
+    state, wrong = make_state(3), {"dense": {"bias": jnp.ones(2, jnp.bfloat16).at[1].set(jnp.inf)}}
     with checkpoint.Checkpointer(saved) as checkpointer:
         for step in range(3, 8):
-            with pytest.raises(checkpoint.NotFinite, match="dense/bias holds a NaN.* of step 2"):
+            with pytest.raises(
+                checkpoint.NotFinite, match=f"step {step} .*dense/bias holds a NaN.* of step 2"
+            ):
                 checkpointer.save(step, state, {}, finite=wrong)
         assert checkpointer.steps() == [1, 2]
         # Only what is named must be finite: a loss may be NaN before its first value.

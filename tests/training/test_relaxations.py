@@ -98,42 +98,40 @@ def value_of(arch):
     return jnp.sum(arch["op"] * worth) + 4 * arch["width"][1]
 
 
-def test_perturbation_keeps_what_hurts_most_when_removed():
-    # By the size of the weights each decision would go the other way.
-    weights = {"width": jnp.array([0.4, 0.35, 0.25]), "op": jnp.array([[0.6, 0.4]] * 3)}
-    seen = []
+def perturbed(op, width, renormalise=False):
+    """What is found from weights, and the architectures that are evaluated on the way."""
+    weights, seen = {"width": jnp.array(width), "op": jnp.array([op] * 3)}, []
 
     def evaluate(archs):
-        seen.append(len(archs["width"]))
+        seen.append(archs)
         return jax.vmap(value_of)(archs)
 
-    tuned = []
-    arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append)
+    tuned, options = [], dict(renormalise=renormalise)
+    arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append, **options)
+    assert len(tuned) == 3
+    return arch, {(one["name"], one["position"]): one for one in found}, seen
+
+
+def test_perturbation_keeps_what_hurts_most_when_removed():
+    # By the size of the weights each decision would go the other way.
+    arch, found, seen = perturbed([0.6, 0.4], [0.4, 0.35, 0.25])
     assert SPACE.to_dict(arch) == {"width": 2, "op": ["b", "a", "a"]}
-    assert sorted(seen) == [3, 3, 3, 4] and len(tuned) == 3
-    drops = {(one["name"], one["position"]): one["drops"] for one in found}
-    np.testing.assert_allclose(drops["op", 0], [0.6, 1.2], rtol=1e-5)
+    assert sorted(len(archs["width"]) for archs in seen) == [3, 3, 3, 4]
+    np.testing.assert_allclose(found["op", 0]["drops"], [0.6, 1.2], rtol=1e-5)
     # Weights are not made to sum to one when an option is taken out: both others stay.
-    assert drops["width", None] == pytest.approx([0, 1.4, 0])
-    kept = {(one["name"], one["position"]): one["kept"] for one in found}
+    assert found["width", None]["drops"] == pytest.approx([0, 1.4, 0])
+    kept = {name: one["kept"] for name, one in found.items()}
     assert kept == {("width", None): 2, ("op", 0): "b", ("op", 1): "a", ("op", 2): "a"}
-    names = [one["name"] for one in found]
+    names = [name for name, _ in found]
     assert names != sorted(names)  # in random order
 
 
 def test_the_weights_that_are_left_may_keep_their_sum():
-    weights = {"width": jnp.array([0.5, 0.25, 0.25]), "op": jnp.array([[0.5, 0.5]] * 3)}
-    sums = []
-
-    def evaluate(archs):
-        sums.append(jnp.concatenate([archs["op"].sum(-1).ravel(), archs["width"].sum(-1)]))
-        return jax.vmap(value_of)(archs)
-
-    _, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), renormalise=True)
-    np.testing.assert_allclose(jnp.concatenate(sums), 1, rtol=1e-6)
-    drops = {(one["name"], one["position"]): one["drops"] for one in found}
+    _, found, seen = perturbed([0.5, 0.5], [0.5, 0.25, 0.25], renormalise=True)
+    for archs in seen:
+        jax.tree.map(lambda x: np.testing.assert_allclose(x.sum(-1), 1, rtol=1e-6), archs)
     # Without the first option the second has weight 1, worth 3 in place of .5 * (1 + 3).
-    assert drops["op", 0] == pytest.approx([-1, 1])
+    assert found["op", 0]["drops"] == pytest.approx([-1, 1])
 
 
 HEADS = Space(mechanism=Choice("a", "b", "c").repeat(2))
