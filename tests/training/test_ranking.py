@@ -117,8 +117,8 @@ def len_of(text, steps):
 
 def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     """Also after a kill in the middle of a line; other settings, and only they, begin anew."""
-    smallest, largest, other = NET.space.smallest(), NET.space.largest(), NET.space.sample(jax.random.key(0))
-    archs = jax.tree.map(lambda *x: np.stack(x), smallest, largest, other, largest)
+    largest, other = NET.space.largest(), NET.space.sample(jax.random.key(0))
+    archs = jax.tree.map(lambda *x: np.stack(x), NET.space.smallest(), largest, other, largest)
     names = [json.dumps(one) for one in NET.space.to_dicts(archs)]
     path, told = tmp_path / "search" / "alone.jsonl", []
 
