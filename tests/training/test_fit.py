@@ -1,6 +1,7 @@
 """A training from its first step to its last: defaults, exact resume, divergence, averages, times."""
 
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -74,6 +75,13 @@ def saved(workdir):
 # ---- Resume.
 
 
+def bits(state):
+    def plain(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    return [np.asarray(plain(x)).tobytes() for x in jax.tree.leaves(state)]
+
+
 def stop_by(number):
     def change(batch):
         os.kill(os.getpid(), number)
@@ -89,26 +97,20 @@ def fail(batch):
 @pytest.fixture(scope="module")
 def whole_runs(tmp_path_factory):
     """From a recipe to a training without interruptions, and its folder."""
-    made = {}
 
+    @functools.cache
     def run(recipe):
-        if recipe not in made:
-            folder = tmp_path_factory.mktemp("whole")
-            made[recipe] = train(TASK, folder, recipe=recipe), folder
-        return made[recipe]
+        folder = tmp_path_factory.mktemp("whole")
+        return train(TASK, folder, recipe=recipe), folder
 
     return run
 
 
-@pytest.mark.parametrize(
-    ("recipe", "how"),
-    [
-        (UNIFORM, "SIGTERM"),
-        (RELAXED, "error"),
-        *tiers.nightly((UNIFORM, "error"), (UNIFORM, "SIGINT"), (RELAXED, "SIGTERM")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
-)
+INTERRUPTED = [(UNIFORM, "SIGTERM"), (RELAXED, "error")]
+INTERRUPTED += tiers.nightly((UNIFORM, "error"), (UNIFORM, "SIGINT"), (RELAXED, "SIGTERM"))
+
+
+@pytest.mark.parametrize(("recipe", "how"), INTERRUPTED)
 def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path, whole_runs):
     whole, folder = whole_runs(recipe)
     broken = disturbed(4, fail if how == "error" else stop_by(getattr(signal, how)))
@@ -125,9 +127,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(recipe, how, tmp_path,
         train(TASK, tmp_path, recipe=recipe, config={**CONFIG, "seed": 1})
     again = train(TASK, tmp_path, recipe=recipe)
     assert again.complete and int(again.state.step) == 7
-    for a, b in zip(jax.tree.leaves(again.state), jax.tree.leaves(whole.state), strict=True):
-        a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert bits(again.state) == bits(whole.state)
     assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     # Complete, it is not trained on; what it left is found.
     before = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
@@ -213,19 +213,15 @@ def test_batches_are_made_ahead_and_their_errors_are_those_of_their_step():
         made.append(number)
         if number == 2:
             third.set()
-        if number == 4:
-            raise OSError("batch 4 cannot be read")
-        return number
+        return 1 / (number - 4)
 
     with Ahead(batch, 2, 6) as ahead:
-        assert ahead(0) == 0 and third.wait(60)  # made, though only the first was asked for
-        assert [ahead(number) for number in (1, 2, 3)] == [1, 2, 3]
-        with pytest.raises(OSError, match="batch 4 cannot be read"):
+        assert ahead(0) == -1 / 4 and third.wait(60)  # made, though only the first was asked for
+        assert [ahead(number) for number in (1, 2, 3)] == [-1 / 3, -1 / 2, -1]
+        with pytest.raises(ZeroDivisionError):
             ahead(4)
-        assert ahead(5) == 5
+        assert ahead(5) == 1
     assert made == [0, 1, 2, 3, 4, 5]
-    with Ahead(batch, 0, 6) as ahead:
-        assert ahead(1) == 1 and made[6:] == [1]
 
 
 def test_other_settings_are_refused_without_a_config_too(tmp_path):
@@ -255,9 +251,8 @@ def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_pa
 
 
 def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
-    recipe = dataclasses.replace(RELAXED, confidence=0.01)
     for _ in range(2):
-        trained = train(TASK, tmp_path, recipe=recipe)
+        trained = train(TASK, tmp_path, recipe=dataclasses.replace(RELAXED, confidence=0.01))
         assert trained.complete and int(trained.state.step) == 3 == saved(tmp_path)[-1]
         assert lines(tmp_path)[-1]["confidence"] >= 0.01 and lines(tmp_path)[-1]["step"] == 3
 
@@ -267,9 +262,7 @@ def test_a_sure_search_is_complete_before_its_last_step(tmp_path):
 
 def poisoned(step):
     """Images of which those of one step are NaN."""
-    return disturbed(
-        step, lambda batch: {**batch, "image": np.full(batch["image"].shape, np.nan, np.float32)}
-    )
+    return disturbed(step, lambda batch: {**batch, "image": np.float32(np.nan) * batch["image"]})
 
 
 def finite(workdir):
@@ -280,19 +273,15 @@ def finite(workdir):
     return step
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"learning_rate": 1e-3, "clip": 0.5, "warmup_steps": 3},
-        *tiers.nightly({"learning_rate": 1e-3}, {"clip": 1.0}),
-    ],
-    ids=str,
-)
+MENDS = [{"learning_rate": 1e-3, "clip": 0.5, "warmup_steps": 3}]
+MENDS += tiers.nightly({"learning_rate": 1e-3}, {"clip": 1.0})
+
+
+@pytest.mark.parametrize("changes", MENDS, ids=str)
 def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_path):
     with pytest.raises(DivergedError, match="6 is not"):
         train(poisoned(5), tmp_path)
-    assert finite(tmp_path) == 4 == saved(tmp_path)[-1]
-    assert max(column(tmp_path, None)) == 5
+    assert finite(tmp_path) == 4 == saved(tmp_path)[-1] and max(column(tmp_path, None)) == 5
     with pytest.raises(DivergedError):  # what was tried in vain is not in the record
         train(poisoned(5), tmp_path, dataclasses.replace(TRAINING, clip=9.0))
     mended = dataclasses.replace(TRAINING, **changes)
@@ -302,11 +291,11 @@ def test_a_diverged_training_goes_on_from_its_last_good_checkpoint(changes, tmp_
     assert trained.complete and int(trained.state.step) == 7 and finite(tmp_path) == 7
     (mend,) = files.read_lines(tmp_path / "mends.jsonl")
     assert (mend["step"], mend["diverged"]) == (4, 6) and not (tmp_path / "diverged.json").exists()
-    before = {"learning_rate": 1e-2, "clip": None}  # the config of these tests has no others
+    before, now = CONFIG["training"], config_of(mended)["training"]
     assert mend["changes"] == {
-        f"training.{name}": {"before": before[name], "now": now}
-        for name, now in changes.items()
-        if name in before
+        f"training.{name}": {"before": before[name], "now": now[name]}
+        for name in before
+        if before[name] != now[name]
     }
     assert column(tmp_path, "train") == list(range(1, 8))
     # From now on another learning rate is another training again.
@@ -358,10 +347,9 @@ def test_steps_that_are_not_finite_are_skipped_and_counted_where_that_is_asked_f
     assert trained.complete and all(np.isfinite(x).all() for x in jax.tree.leaves(trained.variables))
     assert column(tmp_path, "train", "skipped") == [0, 0, 0, 0, 0, 1, 1]
     state, step, batch = prepare(poisoned(0), NET, skipping, UNIFORM, MESH)
-    before = jax.tree.map(np.asarray, state.params)
+    before = jax.device_get(state.params)
     state, metrics = step(state, batch(0))
-    jax.tree.map(np.testing.assert_array_equal, state.params, before)
-    assert metrics["finite"] == 1
+    assert difference(state.params, before) == 0 and metrics["finite"] == 1
     assert step(state, batch(0))[1]["finite"] == 0  # one too many in a row
 
 

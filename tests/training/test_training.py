@@ -17,7 +17,7 @@ from jaxnas import training
 from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
-from jaxnas.training.calls import several, steps_of_call
+from jaxnas.training.calls import several
 from jaxnas.training.divergence import Course
 from jaxnas.training.mesh import shard_batch
 from jaxnas.training.prepare import prepare
@@ -159,30 +159,6 @@ def test_the_course_of_a_loss_says_whether_it_diverged(losses, since):
         if course.ruined:
             break
     assert (course.since if course.ruined else None) == since
-
-
-def test_a_call_of_several_steps_says_which_of_them_was_not_finite():
-    def step(state, batch):
-        return state + 1, {"loss": batch, "finite": jnp.isfinite(batch).astype(jnp.float32)}
-
-    for values, finite in (((1.0, np.nan, 2.0), [1, 0, 1]), ((1.0, 2.0, 3.0), [1, 1, 1])):
-        state, last = several(step)(jnp.int32(0), tuple(map(jnp.float32, values)))
-        assert int(state) == 3 and float(last["loss"]) == values[-1]
-        assert last["finite"].tolist() == finite
-
-
-@pytest.mark.parametrize(
-    ("steps_per_call", "start", "expected"),
-    [(1, 0, [1] * 12), (4, 0, [4, 1, 3, 2, 2]), (5, 0, [5, 5, 2]), (5, 3, [2, 5, 2]), (100, 0, [5, 5, 2])],
-)
-def test_a_call_ends_where_something_is_recorded(steps_per_call, start, expected):
-    """And where it would without an interruption, so that a resumed training is the same."""
-    often = Training(steps=12, log_every=5, evaluate_every=10, checkpoint_every=5)
-    training, number, calls = dataclasses.replace(often, steps_per_call=steps_per_call), start, []
-    while number < training.steps:
-        calls.append(steps_of_call(number, training))
-        number += calls[-1]
-    assert calls == expected and number == 12
 
 
 def test_settings_and_seeds_out_of_range_are_named():
