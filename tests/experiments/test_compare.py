@@ -88,24 +88,23 @@ def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
 
 
 def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
-    path, names = tmp_path / "0-3.npz", {"codes", "scores", "seconds", "source"}
+    path = tmp_path / "0-3.npz"
     part = {"codes": np.ones((3, 4, 6), np.int32), "scores": np.ones((3, 4)), "seconds": np.float64(2)}
-    part |= {"source": np.asarray("abc")}
-    assert compare_binary.read_part(path, 3, names, "abc") is None and not caplog.records
+    part["source"] = np.asarray("abc")
+
+    def read(searches=3, source="abc"):
+        caplog.clear()
+        return compare_binary.read_part(path, searches, part.keys(), source)
+
+    assert read() is None and not caplog.records
     files.write_arrays(path, part)
-    got = compare_binary.read_part(path, 3, names, "abc")
-    assert all(np.array_equal(got[name], part[name]) for name in names)
+    jax.tree.map(np.testing.assert_array_equal, {name: read()[name] for name in part}, part)
+    assert read(searches=4) is None
+    assert read(source="abd") is None and "0-3.npz: the code of the strategy has changed" in caplog.text
     whole = path.read_bytes()
     for content in (b"", whole[:50], whole[:-9], whole.replace(b"codes", b"cedes"), b"not an archive"):
         path.write_bytes(content)
-        caplog.clear()
-        assert compare_binary.read_part(path, 3, names, "abc") is None
-        assert "0-3.npz" in caplog.text and "run again" in caplog.text
-    files.write_arrays(path, part)
-    assert compare_binary.read_part(path, 4, names, "abc") is None
-    caplog.clear()
-    assert compare_binary.read_part(path, 3, names, "abd") is None
-    assert "0-3.npz: the code of the strategy has changed since" in caplog.text
+        assert read() is None and "0-3.npz" in caplog.text and "run again" in caplog.text
 
 
 @pytest.fixture
@@ -146,14 +145,11 @@ def test_a_table_and_a_strategy_of_ones_own(grid, tmp_path):
 
 
 def test_what_a_table_lacks_is_said(tmp_path):
-    lines = ["width,depth,ok", "1,1,0.5", "1,2,0.7", "2,1,"]
-    (tmp_path / "few.csv").write_text("\n".join(lines) + "\n")
-    table = tables.find(str(tmp_path / "few.csv"), objectives=["ok=max"])
+    path, lines = tmp_path / "few.csv", ["width,depth,ok", "1,1,0.5", "1,2,0.7", "2,1,", "2,1,0.3", "2,2,0.1"]
     missing = "few has 3 of the 4 architectures of its space and no ok of 1."
-    assert tables.what_is_missing(table, "ok", "ok") == missing
-    (tmp_path / "all.csv").write_text("\n".join([*lines[:3], "2,1,0.3", "2,2,0.1"]) + "\n")
-    table = tables.find(str(tmp_path / "all.csv"), objectives=["ok=max"])
-    assert tables.what_is_missing(table, "ok") == ""
+    for chosen, said in ((lines[:4], missing), (lines[:3] + lines[4:], "")):
+        path.write_text("\n".join(chosen) + "\n")
+        assert tables.what_is_missing(tables.find(str(path), objectives=["ok=max"]), "ok") == said
 
 
 def test_a_table_by_the_name_of_a_function(grid, tmp_path, monkeypatch):
@@ -188,7 +184,7 @@ def test_metrics_that_are_not_named_are_those_of_the_table():
 
 
 def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
-    def made(name, space, **more):
+    def made(space, name="any name", **more):
         archs = space.sample(jax.random.key(0), 3)
         return tabular.from_arrays(name, space, archs, {"x": np.arange(3.0)}, **more)
 
@@ -199,12 +195,10 @@ def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
     paths = ["most", "pairs", "sequences", "shape", "totals", "visits"]
     for space in (nasbench201.SPACE, nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
         tree = [] if space == nasbench201.SPACE else ["decisions"]
-        assert groups(made("any name", space)) == [*tree, *paths]
-        tokens = strategies.tokens_of(made("any name", space))(space.smallest())
-        assert max(tokens["segment"]) > 0
-    plain = Space(op=Choice("a", "b").repeat(3))
-    assert groups(made("nasbench201", plain)) == (6,)
-    assert groups(made("own", nasbench201.SPACE, features=lambda arch: {"mine": arch["op"]})) == ["mine"]
+        assert groups(made(space)) == [*tree, *paths]
+        assert max(strategies.tokens_of(made(space))(space.smallest())["segment"]) > 0
+    assert groups(made(Space(op=Choice("a", "b").repeat(3)), "nasbench201")) == (6,)
+    assert groups(made(nasbench201.SPACE, features=lambda arch: {"mine": arch["op"]})) == ["mine"]
 
 
 def test_fidelities_are_columns_of_the_table():
@@ -378,33 +372,35 @@ def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(grid, tm
     for _ in range(2):
         compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
 
-    def stored(number, content):
-        path = tmp_path / str(number) / "settings.json"
+    def stored(number, content, name="settings.json"):
+        path = tmp_path / str(number) / name
         path.parent.mkdir()
         path.write_text(content)
         return lambda: compare_binary.check_same(path.parent, {"seed": 0}), ValueError, path.name
 
-    def found(name, *objectives):
-        return lambda: tables.find(name, None, objectives), ValueError, name
+    def found(name, *names):
+        return lambda: tables.find(name, None, ()), ValueError, name, *names
 
-    searched = tmp_path / "searched"
-    searched.mkdir()
-    (searched / "result.json").write_text("{}")
     other = {"seed": 0, "chunk": 3, "metric": "b", "table": 5}
     refusals.check(
         *(stored(number, text) for number, text in enumerate(('["a list"]', '"text"', "", '{"seed": '))),
-        (lambda: compare_binary.check_same(searched, {"seed": 0}), ValueError, "searched", "result.json"),
+        stored("searched", "{}", "result.json"),
         (lambda: compare_binary.check_same(tmp_path, other), ValueError, "metric", '"a"', '"b"', "table"),
         (lambda: searches.check_codes("mine", codes), ValueError, "mine", "[-1, -1]", "2"),
         (lambda: searches.check_codes("mine", np.array([[[0, 1], [2, -1]]])), ValueError, "[2, -1]"),
         (lambda: searches.build(lambda *_: object(), "own:mine", None, 12), ValueError, "own:mine", "object"),
-        (*found("nasbench_201"), "'nasbench201'"),
+        found("nasbench_201", "'nasbench201'"),
         found("q"),
         (lambda: tables.find("nasbench201", None, ["a=max"]), ValueError, "--objectives"),
-        (*found("grid.csv"), "--objectives"),
-        (*found("grid.csv", "score")[:2], "'score'"),
-        (*found("grid.csv", "score=max", "score=min")[:2], "'score'", "score=min"),
+        found("grid.csv", "--objectives"),
+        (lambda: tables.find("grid.csv", None, ["score"]), ValueError, "'score'"),
+        (
+            lambda: tables.find("grid.csv", None, ["score=max", "score=min"]),
+            ValueError,
+            "'score'",
+            "score=min",
+        ),
         found("json:loads_it"),
         found("nowhere.at_all:table"),
-        (*found("math:pi"), "float"),
+        found("math:pi", "float"),
     )
