@@ -125,7 +125,7 @@ class Sizes:
             if mask.dtype != bool and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
                 value = value * mask.astype(value.dtype)
             else:
-                value = jnp.where(mask > 0, value, _neutral(neutral, value.dtype))
+                value = jnp.where(mask.astype(bool), value, _neutral(neutral, value.dtype))
         return value
 
 

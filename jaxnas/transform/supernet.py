@@ -380,7 +380,7 @@ class Supernet:
                     mask = mask_of(layout, atoms, jnp).reshape(
                         [-1 if i == axis else 1 for i in range(value.ndim)]
                     )
-                    value = jnp.where(mask > 0, value, before[path])
+                    value = jnp.where(mask.astype(bool), value, before[path])
             return value
 
         return {path: one(path, value) for path, value in new.items()}

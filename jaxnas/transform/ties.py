@@ -281,7 +281,7 @@ def mask_of(layout: Layout, masks: Mapping[int, Any], lib: Any = np) -> Any:
             mask = lib.ones(factor.size, bool) if mask is None else mask
         else:
             mask = lib.concatenate([mask_of(piece, masks, lib) for piece in factor.pieces])
-        total = mask if total is None else (total[:, None] * mask).reshape(-1)
+        total = mask if total is None else (total[:, None] * mask[None]).reshape(-1)
     return lib.ones(1, bool) if total is None else total
 
 
