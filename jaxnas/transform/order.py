@@ -29,7 +29,12 @@ from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
 Score = Callable[[Group, Any], Any]
 Seen = list[tuple[Any, jax.Array]]
 See = Callable[[Operation, Mapping[int, Any], set[int]], Seen]
-_SCORES = {"activations": "inputs", "weights": "inputs", "taylor": "(inputs, targets)"}  # and their batches
+_SCORES = {  # and their batches
+    "activations": "inputs",
+    "weights": "inputs",
+    "contributions": "inputs",
+    "taylor": "(inputs, targets)",
+}
 
 
 def order(
@@ -40,12 +45,12 @@ def order(
     by: str | Score = "activations",
     loss: Callable[[Any, Any], jax.Array] | None = None,
 ) -> Any:
-    """Permutes each elastic group by importance, most important first: the full network stays the same function.
+    """Permutes each elastic group, most important positions first: the full network stays the same function.
 
-    For each group, the score of a position is a sum over the contractions (products and convolutions) that read
-    the group, each normalized to a mean of one. Of a group that none reads, the variables that have it count.
-    A group stays as it is where positions matter: kernels, and axes that the network enumerates, sorts or
-    accumulates along, or has constants or random numbers of, as the angles of rotary embeddings.
+    For each group, the score of a position is a sum over the contractions (products and convolutions) that
+    read the group, each normalized to a mean of one. Of a group that none reads, the weights that have it
+    count. A group stays as it is where positions matter: kernels, and axes that the network enumerates, sorts
+    or accumulates along, or has constants or random numbers of, as the angles of rotary embeddings.
 
     Args:
       net: a supernet of `jaxnas.supernet`.
@@ -53,8 +58,9 @@ def order(
       batches: calibration data: pytrees of inputs, batch in front; with "taylor" pairs (inputs, targets). Not
         needed for "weights" or a function.
       by: "activations", the root mean square of what enters the contraction; "weights", the sum of absolute
-        weights that read it; "taylor", that of |weight * gradient|, over batches; or a function
-        `score(group, variables) -> [group.size]`, larger for what is to be kept.
+        weights that read it; "contributions", the product of these two; "taylor", the sum of |weight *
+        gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, larger
+        for what is to be kept.
       loss: of "taylor", `loss(outputs, targets) -> scalar`.
 
     Returns:
@@ -74,11 +80,8 @@ def order(
     else:
         scores = {group.atom: by(group, variables) for group in chosen}
     orders = {group.atom: _descending(group, scores[group.atom]) for group in chosen}
-    names = dict(zip(groups.shapes, groups.layouts.values(), strict=True))
-    found, structure = jax.tree.flatten(variables)
-    keys = [path for path, _ in paths(variables)]
-    permuted = [permute(x, names.get(path, ()), orders) for path, x in zip(keys, found, strict=True)]
-    ordered = jax.tree.unflatten(structure, permuted)
+    permuted = [permute(x, groups.layouts.get(path, ()), orders) for path, x in paths(variables)]
+    ordered = jax.tree.unflatten(jax.tree.structure(variables), permuted)
     _check_same(groups, arrays, _arrays(groups, ordered), orders, pairs[0][0] if pairs else None)
     return ordered
 
@@ -111,17 +114,15 @@ def rank_modules(
     def influence(arrays: list[Any], inputs: Any) -> list[jax.Array]:
         traced = groups.traced(specification(inputs), False)
         elastic = {group.atom for group in groups}
-        streams = {}
-        for name in names:
-            ((out, source),) = regions.region_of(traced, name)[1].outs
-            streams[out] = name, source
+        streams = [(name, regions.region_of(traced, name)[1].outs[0]) for name in names]
 
-        def see(op: Operation, values: Mapping[int, Any], data: set[int]) -> Seen:
+        def see(op: Operation, values: Mapping[int, Any], varying: set[int]) -> Seen:
             found = []
-            for name, source, out in ((*streams[out], out) for out in op.outs if out in streams):
-                axes = [i for i, x in enumerate(traced.layouts[out]) if atoms_of(x).keys() & elastic]
-                change = _change(values[source], values[out], axes or range(1, values[out].ndim))
-                found.append((name, change.mean()))
+            for name, (out, source) in streams:
+                if out in op.outs:
+                    axes = [i for i, x in enumerate(traced.layouts[out]) if atoms_of(x).keys() & elastic]
+                    change = _change(values[source], values[out], axes or range(1, values[out].ndim))
+                    found.append((name, change.mean()))
             return found
 
         seen = dict(_walk_all(traced, arrays, inputs, see))
@@ -179,24 +180,31 @@ def _scores(
 ) -> dict[int, np.ndarray]:
     """The score of each position of groups."""
 
-    def read(arrays: list[Any], inputs: Any, data: bool) -> dict[tuple[int, int], jax.Array]:
-        """What contractions read: of their operands those that depend on the inputs, or those that do not."""
+    def read(arrays: list[Any], inputs: Any, by: str) -> dict[tuple[int, int], jax.Array]:
+        """The squares of scores, of what contractions read of groups."""
         traced = groups.traced(specification(inputs), False)
 
-        def see(op: Operation, values: Mapping[int, Any], data_: set[int]) -> Seen:
+        def see(op: Operation, values: Mapping[int, Any], varying: set[int]) -> Seen:
             found = []
-            for place, axis, summed in _contracted(op, traced.layouts):
-                if (op.ins[place] in data_) == data:
-                    own = _along(values[op.ins[place]], axis, 2 if data else 1)
-                    layout = traced.layouts[op.ins[place]][axis]
-                    found += [(atom, x) for atom, x in _spread(own, layout) if atom in atoms & summed]
+            for pair in _contracted(op):
+                layouts = [traced.layouts[one][axis] for one, axis in zip(op.ins, pair, strict=True)]
+                both = atoms & atoms_of(layouts[0]).keys() & atoms_of(layouts[1]).keys()
+                sides = []
+                for one, axis, layout in zip(op.ins, pair, layouts, strict=True):
+                    own = _spread(_along(values[one], axis, 2 if one in varying else 1), layout)
+                    sides.append([(atom, x if one in varying else x**2) for atom, x in own if atom in both])
+                if by == "contributions":
+                    found += [(atom, x * y) for (atom, x), (_, y) in zip(*sides, strict=True)]
+                else:
+                    for one, side in zip(op.ins, sides, strict=True):
+                        found += side if (one in varying) == (by == "activations") else []
             return found
 
         seen = _walk_all(traced, arrays, inputs, see)
         missing = atoms - {atom for atom, _ in seen}
         for x, (path, layouts) in zip(arrays, groups.layouts.items(), strict=True):
             for axis, layout in enumerate(layouts if path[0] == "params" else ()):
-                seen += [pair for pair in _spread(_along(x, axis), layout) if pair[0] in missing]
+                seen += [(atom, own**2) for atom, own in _spread(_along(x, axis), layout) if atom in missing]
         return {(number, atom): x for number, (atom, x) in enumerate(seen)}
 
     def first_order(arrays: list[Any], inputs: Any, targets: Any) -> dict[tuple[int, int], jax.Array]:
@@ -211,39 +219,31 @@ def _scores(
 
         gradients = iter(jax.grad(objective)([x for x, own in zip(arrays, learned, strict=True) if own]))
         terms = [x * next(gradients) if own else x for x, own in zip(arrays, learned, strict=True)]
-        return read(terms, inputs, False)
+        return read(terms, inputs, "weights")
 
     if by == "weights":
-        totals = jax.jit(lambda arrays: read(arrays, _zeros(groups), False))(arrays)
-    else:
-        one = jax.jit(first_order if by == "taylor" else lambda arrays, inputs, _: read(arrays, inputs, True))
-        totals = {}
-        for inputs, targets in pairs:
-            for key, x in one(arrays, inputs, targets).items():
-                totals[key] = totals.get(key, 0) + x
+        pairs = [(_zeros(groups), None)]
+    one = jax.jit(first_order if by == "taylor" else lambda arrays, inputs, _: read(arrays, inputs, by))
+    totals: dict[tuple[int, int], Any] = {}
+    for inputs, targets in pairs:
+        for key, x in one(arrays, inputs, targets).items():
+            totals[key] = totals.get(key, 0) + x
     scores = {atom: np.zeros(()) for atom in atoms}
     for (_, atom), x in totals.items():
-        rows = np.asarray(x, np.float64).reshape(-1, x.shape[-1])  # of each turn of a scan
-        rows = np.sqrt(rows) if by == "activations" else rows
+        rows = np.sqrt(np.asarray(x, np.float64)).reshape(-1, x.shape[-1])  # of each turn of a scan
         means = rows.mean(1, keepdims=True)
         scores[atom] = scores[atom] + (rows / np.where(means == 0, 1, means)).sum(0)
     return scores
 
 
-def _contracted(
-    op: Operation, layouts: Mapping[int, tuple[Layout, ...]]
-) -> Iterator[tuple[int, int, set[int]]]:
-    """The axes along which an operation contracts, by operand, and the atoms that both operands have there."""
+def _contracted(op: Operation) -> list[tuple[int, int]]:
+    """The axes along which an operation contracts, of both operands."""
     if op.name == "dot_general":
-        pairs = list(zip(*op.eqn.params["dimension_numbers"][0], strict=True))
-    elif op.name == "conv_general_dilated":
+        return list(zip(*op.eqn.params["dimension_numbers"][0], strict=True))
+    if op.name == "conv_general_dilated":
         numbers = op.eqn.params["dimension_numbers"]
-        pairs = [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
-    else:
-        return
-    for pair in pairs:
-        left, right = (atoms_of(layouts[one][axis]).keys() for one, axis in zip(op.ins, pair, strict=True))
-        yield from ((place, axis, left & right) for place, axis in enumerate(pair))
+        return [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
+    return []
 
 
 def _change(x: jax.Array, y: jax.Array, axes: Iterable[int]) -> jax.Array:
@@ -273,8 +273,8 @@ def _walk(
         inputs.
 
     Returns:
-      The results, and all that `see` gives; within a scan, with its turns in front. What is in branches and in
-      `while` is not seen.
+      The results, and all that `see` gives; within a scan, with its turns in front. What is in branches and
+      in `while` is not seen.
     """
     values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
     data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
@@ -376,11 +376,11 @@ def _check_same(
         half = products.computes_in_half_precision(jax.make_jaxpr(call)(before).jaxpr)
         tolerance = 2e-2 if half else 1e-5
 
-        def error(arrays: list[Any]) -> float:
-            pairs = zip(map(_wide, call(arrays)), map(_wide, expected), strict=True)
-            return max(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30) for x, y in pairs)
-
         expected = call(before)
+
+        def error(arrays: list[Any]) -> float:
+            return max(map(_difference, call(arrays), expected))
+
         worst = error(after)
         if worst <= tolerance:
             return
@@ -396,14 +396,17 @@ def _check_same(
         }
     name = max(alone, key=lambda one: alone[one])
     raise ValueError(
-        f"{groups.model.name} is another function when its groups are ordered: outputs differ by {worst:.1e} of the "
-        f"largest, where {tolerance:.0e} is allowed. {name} alone differs by {alone[name]:.1e}: leave it out of the "
-        "choices, or give scores that keep its order."
+        f"{groups.model.name} is another function when its groups are ordered: outputs differ by "
+        f"{worst:.1e} of the largest, where {tolerance:.0e} is allowed. {name} alone differs by "
+        f"{alone[name]:.1e}: leave it out of the choices, or give scores that keep its order."
     )
 
 
-def _wide(x: Any) -> np.ndarray:
-    return np.asarray(x, np.complex128 if jnp.iscomplexobj(x) else np.float64)
+def _difference(x: Any, y: Any) -> float:
+    """The largest difference, relative to the largest finite value; infinities are equal to themselves."""
+    x, y = (np.asarray(one, np.complex128 if jnp.iscomplexobj(one) else np.float64) for one in (x, y))
+    scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
+    return float(np.abs(x[x != y] - y[x != y]).max(initial=0) / scale)
 
 
 def _call(groups: Groups, arrays: Sequence[Any], inputs: Any) -> Any:
@@ -441,11 +444,11 @@ def _pairs(
         raise ValueError(f"by={by!r} is no score: expected one of {', '.join(_SCORES)}, or a function.")
     if (by == "taylor") != (loss is not None):
         raise ValueError(
-            f"by='taylor' needs loss=, a function of (outputs, targets), and no other score does; got by={by!r}, "
-            f"loss={loss!r}."
+            f"by='taylor' needs loss=, a function of (outputs, targets), and no other score does; got "
+            f"by={by!r}, loss={loss!r}."
         )
     found = [] if batches is None else list(batches)
-    if by in ("activations", "taylor") and not found:
+    if isinstance(by, str) and by != "weights" and not found:
         raise ValueError(f"An order by {by} needs data: batches of {_SCORES[by]}.")
     pairs = found if by == "taylor" else [(inputs, None) for inputs in found]
     for pair in pairs:
@@ -455,7 +458,8 @@ def _pairs(
         kinds = [jax.tree.map(lambda x: (len(x.shape), str(x.dtype)), one) for one in (given, known)]
         if kinds[0] != kinds[1]:
             raise ValueError(
-                f"A batch has the inputs {describe(given)}; {groups.model.name} was analyzed with {describe(known)}."
+                f"A batch has the inputs {describe(given)}; {groups.model.name} was analyzed with "
+                f"{describe(known)}."
             )
     return pairs
 

@@ -39,7 +39,7 @@ class _Mixer(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Conv(8, (2, 2), strides=(2, 2), name="patches")(x).reshape(len(x), 9, 8)
-        for i in range(3):
+        for i in range(2):
             x = _Block(name=f"blocks_{i}")(x)
         return nn.Dense(3, name="head")(nn.LayerNorm()(x).mean(1))
 
@@ -55,11 +55,9 @@ def _halves(groups):
 
 def _made(model):
     """The groups of a module, and variables that have no equal entries."""
-    variables = model.init(jax.random.key(1), IMAGES)
-    leaves, structure = jax.tree.flatten(variables)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    noise = [x + 0.1 * jnp.abs(jax.random.normal(k, x.shape)) for k, x in zip(keys, leaves, strict=True)]
-    variables = jax.tree.unflatten(structure, noise)
+    rng = np.random.default_rng(0)
+    variables = jax.jit(model.init)(jax.random.key(1), IMAGES)
+    variables = jax.tree.map(lambda x: np.array(x + 0.1 * rng.random(x.shape, np.float32)), variables)
     return analyze(model, variables, IMAGES), variables
 
 
@@ -68,7 +66,7 @@ def _scaled(tree, path, index, by=1e-3):
     found = tree
     for name in path[:-1]:
         found = found[name]
-    found[path[-1]] = found[path[-1]].at[index].multiply(by)
+    found[path[-1]][index] *= by
 
 
 def _by(by):
@@ -96,17 +94,18 @@ def convolutional():
 
 @pytest.fixture(scope="module")
 def mixer():
-    """The second block does almost nothing."""
+    """The first block does almost nothing."""
     groups, variables = _made(_Mixer())
     for path in (("attention", "out"), ("down",)):
         for name in ("kernel", "bias"):
-            _scaled(variables, ("params", "blocks_1", *path, name), np.s_[:])
+            _scaled(variables, ("params", "blocks_0", *path, name), np.s_[:])
     return groups, variables
 
 
-@pytest.mark.parametrize("by", ["activations", "weights", "taylor", _random])
+@pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor", _random])
 def test_the_full_network_stays_the_same_function(by, convolutional, mixer):
-    for net, variables in (convolutional, (_halves(mixer[0]), mixer[1])):
+    more = [(_halves(mixer[0]), mixer[1])] if by in ("activations", "taylor") else []
+    for net, variables in [convolutional, *more]:
         ordered = order(net, variables, **_by(by))
         assert jax.tree.structure(ordered) == jax.tree.structure(variables)
         call = jax.jit(lambda v, net=net: net.apply(v, IMAGES, net.space.largest()))
@@ -115,13 +114,13 @@ def test_the_full_network_stays_the_same_function(by, convolutional, mixer):
         assert np.mean(jax.tree.leaves(moved)) > 0.8
 
 
-@pytest.mark.parametrize("by", ["activations", "weights", "taylor"])
+@pytest.mark.parametrize("by", ["activations", "weights", "contributions", "taylor"])
 def test_prefixes_of_an_ordered_network_are_its_best_parts(by, convolutional):
     net, variables = convolutional
     ordered = order(net, variables, **_by(by))
     call = jax.jit(lambda v, arch: net.apply(v, IMAGES, arch))
     whole, smallest = call(variables, net.space.largest()), net.space.smallest()
-    error = [float(jnp.abs(call(v, smallest) - whole).max() / jnp.abs(whole).max()) for v in (variables, ordered)]
+    error = [jnp.abs(call(v, smallest) - whole).max() / jnp.abs(whole).max() for v in (variables, ordered)]
     assert error[1] < 1e-2 < 0.3 < error[0]
     # Batch statistics go with their channels.
     stored = [np.sort(v["batch_stats"]["BatchNorm_0"]["mean"][:3]) for v in (variables, ordered)]
@@ -132,12 +131,12 @@ def test_the_rank_of_modules_finds_the_one_that_changes_least(mixer):
     groups, variables = mixer
     # A batch of another size is one more program.
     ranked = rank_modules(groups, variables, [IMAGES, IMAGES[:4]], "blocks_*")
-    assert sorted(ranked) == ["blocks_0", "blocks_1", "blocks_2"] and ranked[-1] == "blocks_1"
+    assert ranked == ("blocks_1", "blocks_0")
     assert rank_modules(_halves(groups), variables, [IMAGES], ranked) == ranked
-    net = supernet(groups, {"blocks_*": Depth(1, 2, 3, order=ranked)})
+    net = supernet(groups, {"blocks_*": Depth(1, 2, order=ranked)})
     whole = net.apply(variables, IMAGES, net.space.largest())
-    two = net.apply(variables, IMAGES, {"blocks_*": jnp.int32(1)})
-    assert jnp.abs(whole - two).max() < 0.02 * jnp.abs(whole).max()
+    less = net.apply(variables, IMAGES, net.space.smallest())
+    assert jnp.abs(whole - less).max() < 0.02 * jnp.abs(whole).max()
 
 
 def _positional(variables, x):
@@ -185,7 +184,7 @@ def test_scanned_layers_are_read_in_each_turn():
 
     x = jax.random.normal(jax.random.key(3), (4, 4))
     net = _halves(analyze(call, variables, x))
-    for by in ("activations", "weights"):
+    for by in ("activations", "weights", "contributions"):
         ordered = order(net, {"params": variables}, [x], by=by)["params"]
         assert jnp.abs(ordered["up"][..., 3:]).max() < 0.1 < jnp.abs(ordered["up"][..., :3]).max()
 
@@ -198,7 +197,7 @@ def test_scanned_layers_are_read_in_each_turn():
         ({"by": "taylor"}, "by='taylor' needs loss="),
         ({"loss": _loss}, "no other score does"),
         ({"by": "taylor", "loss": _loss}, r"takes batches of \(inputs, targets\)"),
-        ({"by": "norms"}, "by='norms' is no score: expected one of activations, weights, taylor"),
+        ({"by": "norms"}, "by='norms' is no score: expected one of activations, weights, contributions"),
         ({"batches": [(IMAGES, LABELS)]}, "A batch has the inputs .*was analyzed with float32"),
         ({"batches": [IMAGES[0]]}, r"A batch has the inputs float32\[6, 6, 2\]"),
         ({"by": lambda group, variables: np.ones(2)}, r"have the shape \(2,\): expected"),
@@ -212,12 +211,12 @@ def test_what_cannot_be_ordered_is_refused(change, message, convolutional):
         order(net, **{"variables": variables, "batches": [IMAGES], **change})
 
 
-def test_a_network_that_does_not_stay_the_same_is_refused_by_the_name_of_the_group(convolutional, monkeypatch):
+def test_another_function_is_refused_by_the_name_of_its_group(convolutional, monkeypatch):
     net, variables = convolutional
     monkeypatch.setattr(sys.modules[order.__module__], "_bound", lambda groups: set())
     kernels = {g.name: Choice(1, 3) for g in net.groups if g.kind == "kernel"}
     (name,) = kernels
-    with pytest.raises(ValueError, match=f"another function when its groups are ordered: .*{name} alone differs"):
+    with pytest.raises(ValueError, match=f"another function .*{name} alone differs"):
         order(supernet(net.groups, kernels), variables, by=lambda group, variables: np.arange(group.size))
 
 
