@@ -28,7 +28,8 @@ from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
 
 Score = Callable[[Group, Any], Any]
 Seen = list[tuple[Any, jax.Array]]
-See = Callable[[Operation, Mapping[int, Any], set[int]], Seen]
+Numbered = Mapping[Any, Any]  # of arrays
+See = Callable[[Operation, Numbered, set[Any]], Seen]
 _SCORES = {  # and their batches
     "activations": "inputs",
     "weights": "inputs",
@@ -116,7 +117,7 @@ def rank_modules(
         elastic = {group.atom for group in groups}
         streams = [(name, regions.region_of(traced, name)[1].outs[0]) for name in names]
 
-        def see(op: Operation, values: Mapping[int, Any], varying: set[int]) -> Seen:
+        def see(op: Operation, values: Numbered, varying: set[Any]) -> Seen:
             found = []
             for name, (out, source) in streams:
                 if out in op.outs:
@@ -183,11 +184,12 @@ def _scores(
     def read(arrays: list[Any], inputs: Any, by: str) -> dict[tuple[int, int], jax.Array]:
         """The squares of scores, of what contractions read of groups."""
         traced = groups.traced(specification(inputs), False)
+        every: Numbered = traced.layouts
 
-        def see(op: Operation, values: Mapping[int, Any], varying: set[int]) -> Seen:
+        def see(op: Operation, values: Numbered, varying: set[Any]) -> Seen:
             found = []
             for pair in _contracted(op):
-                layouts = [traced.layouts[one][axis] for one, axis in zip(op.ins, pair, strict=True)]
+                layouts = [every[one][axis] for one, axis in zip(op.ins, pair, strict=True)]
                 both = atoms & atoms_of(layouts[0]).keys() & atoms_of(layouts[1]).keys()
                 sides = []
                 for one, axis, layout in zip(op.ins, pair, layouts, strict=True):
@@ -260,7 +262,7 @@ def _walk_all(traced: Traced, arrays: Sequence[Any], inputs: Any, see: See) -> S
 
 
 def _walk(
-    program: Program, arguments: Sequence[Any], varies: Sequence[bool], constants: Mapping[int, Any], see: See
+    program: Program, arguments: Sequence[Any], varies: Sequence[bool], constants: Numbered, see: See
 ) -> tuple[list[Any], Seen]:
     """Runs a program at its full size.
 
@@ -296,7 +298,7 @@ def _walk(
 
 
 def _scan(
-    op: Operation, values: list[Any], varies: list[bool], constants: Mapping[int, Any], see: See
+    op: Operation, values: list[Any], varies: list[bool], constants: Numbered, see: See
 ) -> tuple[list[Any], Seen]:
     consts, carries = op.eqn.params["num_consts"], op.eqn.params["num_carry"]
     body, stop = op.bodies[0], consts + carries
@@ -334,7 +336,7 @@ def _bound(groups: Groups) -> set[str]:
     return found
 
 
-def _in_order(op: Operation, layouts: Mapping[int, tuple[Layout, ...]], train: bool) -> Iterator[Layout]:
+def _in_order(op: Operation, layouts: Numbered, train: bool) -> Iterator[Layout]:
     """The axes along which an operation treats each position in its own way."""
     parameters = op.eqn.params
     if op.name == "iota":
