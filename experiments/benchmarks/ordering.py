@@ -62,7 +62,7 @@ if __name__ == "__main__":
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     there = np.random.default_rng(0).permutation(len(images))
     x, y = jnp.float32(images[there]).reshape(-1, 8, 8, 1) / 16, jnp.int32(labels[there])
-    seeds = [measure(seed, Network(), x[:1400], y[:1400], x[1400:], y[1400:]) for seed in range(3)]
+    seeds = [measure(seed, Network(), x[:1400], y[:1400], x[1400:], y[1400:]) for seed in range(6)]
     for name in seeds[0]:
         found = np.stack([rows[name] for rows in seeds])
         print(
