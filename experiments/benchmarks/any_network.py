@@ -1,16 +1,17 @@
-"""What a plain Flax ViT costs as a supernet, beside our elastic layers and the networks that it contains.
+"""What a plain Flax ViT costs as a supernet, beside our elastic layers and the networks in it.
 
   python -m experiments.benchmarks.any_network --space=tiny
   python -m experiments.benchmarks.any_network --space=wide --architectures=4
 
-The ViT is AutoFormer-T's without relative positions, written in Linen as a tutorial does. Timed are gradients of
-the mean of the logits, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT` with
+The ViT is AutoFormer-T's without relative positions, written in Linen as a tutorial does. Timed are gradients
+of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT` with
 unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network, compiled
 for its architecture alone. Medians over repeats, averaged over architectures; compile time apart.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -78,10 +79,7 @@ def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any,
     ratio = max(space.choices["mlp_ratio"].options)
     model = PlainViT(width, depth, heads, int(width * ratio))
     variables = model.init(jax.random.key(0), images[:1])
-    decisions = {
-        name: choice.replace(active="depth") if choice.active else choice for name, choice in space.items()
-    }
-    del decisions["depth"]
+    decisions = {name: space.choices[name].replace(active=None) for name in space if name != "depth"}
     return jaxnas.supernet(
         jaxnas.analyze(model, variables, images),
         {
@@ -90,7 +88,7 @@ def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any,
             "block_*/hidden": Size(lambda mlp_ratio, embed_dim: int(mlp_ratio * embed_dim)),
             "block_*": Depth(*space.choices["depth"].options),
         },
-        decisions={name: choice.replace(active=None) for name, choice in decisions.items()},
+        decisions=decisions,
         form=form,
     ), variables
 
@@ -123,10 +121,13 @@ def main() -> None:
         net, variables = nets["masked"]
         small, small_variables, _ = jaxnas.extract(net, variables, named, inputs=images)
         alone = gradient(small).lower(small_variables).compile()
-        calls = {"alone": lambda: alone(small_variables), "largest network": lambda: largest(variables)}
+        calls = {
+            "alone": functools.partial(alone, small_variables),
+            "largest network": functools.partial(largest, variables),
+        }
         for name, (_, own) in nets.items():
             given = arch if name == "elastic layers" else named
-            calls[name] = lambda f=compiled[name], own=own, given=given: f(own, given)
+            calls[name] = functools.partial(compiled[name], own, given)
         times = median_times(calls, _REPEATS.value)
         for name in rows:
             rows[name].append(times[name] / times["alone"])

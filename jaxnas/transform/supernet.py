@@ -420,16 +420,13 @@ class Supernet:
             if (shape := self._shape(path, x.shape, specs)) is not None
         }
         choices = [place.table(self.space) for place in self.places]
-        closed = jax.make_jaxpr(lambda *a: self.groups.model.call(*a, False))(
-            unflatten(self.groups.shapes), inputs, jax.eval_shape(lambda: jax.random.key(0))
-        )
         return Annotations(
             unflatten(shapes),
             {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
             {path: spec for path, spec in specs.items() if path[0] != "params"},
             tuple(macs),
             tuple(dict.fromkeys(choices)),
-            products.computes_in_half_precision(closed.jaxpr),
+            traced.half_precision,
         )
 
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, LayoutSpec]) -> Any:
