@@ -180,7 +180,8 @@ class Trace:
             while match := _WRAPPED.match(part):
                 part = match[1]
             parts.append(part)
-        return tuple(part for part in parts[parts[0] == self.root :] if part)
+        parts = parts[parts[0] == self.root :]
+        return tuple(part for part in parts if part and "." not in part)  # "eqx.nn.Linear" is a class
 
     def _note_uses(self, name: str, eqn: Any, axes: list[Axes], origins: list[int | None]) -> None:
         """Notes what groups are called after."""
