@@ -357,6 +357,7 @@ def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
     elif op.name == "conv_general_dilated":
         kernels = sizes.layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[0]]
         found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
+    found &= sizes.atoms(op.outs[0])  # a sum along an atom no longer has it
     if not found:
         return NONE
     # An atom in two axes of a result, as of x x^T: both operands must have zeros.
