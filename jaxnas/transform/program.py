@@ -30,6 +30,7 @@ _MOVES = (
     "copy",
 )
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
+_NO_MODULE = re.compile(r"^eqx\.|->")  # the scopes of Equinox's classes and of jax.numpy.einsum
 _REMAT = ("checkpoint", "remat", "remat2")
 
 
@@ -181,7 +182,7 @@ class Trace:
                 part = match[1]
             parts.append(part)
         parts = parts[parts[0] == self.root :]
-        return tuple(part for part in parts if part and "." not in part)  # "eqx.nn.Linear" is a class
+        return tuple(part for part in parts if part and not _NO_MODULE.search(part))
 
     def _note_uses(self, name: str, eqn: Any, axes: list[Axes], origins: list[int | None]) -> None:
         """Notes what groups are called after."""

@@ -83,6 +83,16 @@ def reduction(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     return [kept for _ in eqn.outvars]
 
 
+def collective(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    """What `jax.vmap` makes of a reduction along its named axis."""
+    axes = eqn.params["axes"]
+    if not all(isinstance(place, int) for place in axes):
+        return unknown(ties, eqn, ins)
+    for axis in (one[place] for one in ins for place in axes):
+        ties.fix(axis, "reduced by name")
+    return [[axis for place, axis in enumerate(one) if place not in axes] for one in ins]
+
+
 def _prefixes(ties: Ties, axes: Axes, reason: str) -> None:
     """Fixes axes whose active part may be no prefix."""
     for axis in axes:
@@ -340,11 +350,9 @@ def fft(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 def created(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
-    """Arrays that are made of nothing: whatever uses them says how large they are."""
-    shape = _shape(eqn.outvars[0])
-    if not ins or not ins[0]:
-        return [ties.axes(shape)]
-    return unknown(ties, eqn, ins)
+    """Arrays that are made of nothing, or of keys: whatever uses them says how large they are."""
+    keys = ins[0] if ins else []
+    return [[*keys, *ties.axes(_shape(eqn.outvars[0])[len(keys) :])]]
 
 
 def scalars(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
@@ -372,6 +380,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "rev"), along_axes
     ),
+    **dict.fromkeys(("psum", "pmax", "pmin"), collective),
     "broadcast_in_dim": broadcast_in_dim,
     "concatenate": concatenate,
     "conv_general_dilated": convolution,

@@ -110,8 +110,12 @@ def equinox(model: Any) -> Model:
     if len(names) > 1:
         raise TypeError(f"The layers of {name} name the batch {sorted(map(str, names))}: expected one name.")
 
-    def stored(state: Any) -> dict[Path, Any]:
-        return {("state", *path, *part): x for path, one in indices for part, x in paths(state.get(one))}
+    leaves, form = jax.tree.flatten(state)
+    numbers = jax.tree.unflatten(form, range(len(leaves)))  # the place of each value of the state
+    stored = {
+        ("state", *path, *part): number for path, one in indices for part, number in paths(numbers.get(one))
+    }
+    own |= {path: leaves[number] for path, number in stored.items()}
 
     def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
         found = flatten(variables)
@@ -125,19 +129,12 @@ def equinox(model: Any) -> Model:
         keys = jax.random.split(key, jax.tree.leaves(inputs)[0].shape[0])
         if state is None:
             return jax.vmap(one, axis_name=next(iter(names), None))(inputs, keys), {}
-        now = jax.tree.unflatten(
-            jax.tree.structure(state), jax.tree.leaves(state)
-        )  # a set makes a state invalid
-        for path, index in indices:
-            old = now.get(index)
-            new = [found["state", *path, *part] for part, _ in paths(old)]
-            now = now.set(index, jax.tree.unflatten(jax.tree.structure(old), new))
+        values = [found[path] for path in sorted(stored, key=stored.__getitem__)]
         batched = jax.vmap(one, (0, 0, None), (0, None), axis_name=next(iter(names), None))
-        outputs, now = batched(inputs, keys, now)
-        return outputs, unflatten(stored(now)) if train else {}
+        outputs, now = batched(inputs, keys, jax.tree.unflatten(form, values))
+        after = jax.tree.leaves(now)
+        return outputs, unflatten({path: after[number] for path, number in stored.items()}) if train else {}
 
-    if state is not None:
-        own |= stored(state)
     return Model(call, unflatten(own), None, name)
 
 
