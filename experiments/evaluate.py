@@ -35,7 +35,7 @@ def main() -> None:
             net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)
             variables = session.trained(workdir).evaluated()
         else:
-            net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=type(session.net))
+            net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=session.net)
             costs, arch = jaxnas.cost(net, session.task.inputs), None
     shown = net.space.smallest() if arch is None else arch
     with clock.part("evaluation"):

@@ -7,14 +7,19 @@ from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
+from jaxnas.transform import Depth, Size, Skip, analyze, supernet
 from jaxnas.weights import carry_weights
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Choice",
+    "Depth",
+    "Size",
+    "Skip",
     "Space",
     "Subnet",
+    "analyze",
     "calibrate",
     "carry_weights",
     "cost",
@@ -27,6 +32,7 @@ __all__ = [
     "save_subnet",
     "search",
     "spaces",
+    "supernet",
     "supernets",
     "testing",
 ]

@@ -7,11 +7,13 @@ of ours with that name, or the one that the reader gives.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -36,6 +38,9 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 TENSORS = "model.safetensors"
 DESCRIPTION = "subnet.json"
 PROGRAM = "model.stablehlo"
+FUNCTION = (
+    "apply.stablehlo"  # of a network without a class to make it anew: from variables and inputs to outputs
+)
 PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it beside the others
 # All that `supernets` exports, so that `load_subnet` finds them by name.
 _OURS = {
@@ -104,32 +109,65 @@ def save_subnet(
     check_calibrated(net, variables)
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
+    written, function = {TENSORS: data}, {}
+    if not isinstance(net, nn.Module):
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), check_variables(variables))
+        written[FUNCTION] = bytes(_exported(net.apply, inputs, _PLATFORMS, name, shapes).serialize())
+        function = {"function": {"sha256": files.sha256(written[FUNCTION])}}
     description = {
         "format": FORMAT,
         "module": name,
         "architecture": net.space.to_dict(net.space.smallest()),
         "inputs": _encode_inputs(example),
-        "fields": {key: _encode(key, getattr(net, key)) for key in _fields(type(net))},
+        "fields": {key: _encode(key, getattr(net, key)) for key in _fields(net)},
         "tensors": {"bytes": len(data), "sha256": files.sha256(data)},
+        **function,
         "extra": extra or {},
     }
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
-    files.replace_folder(path, {TENSORS: data, DESCRIPTION: text.encode()}, known=(PROGRAM, PREPROCESSING))
+    known = (PROGRAM, PREPROCESSING, FUNCTION)
+    files.replace_folder(path, {**written, DESCRIPTION: text.encode()}, known=known)
 
 
 def needs_module(net: nn.Module) -> bool:
     """Whether `load_subnet` must be given the class of a network, which is none of ours."""
-    return type(net).__name__ not in _OURS
+    return isinstance(net, nn.Module) and type(net).__name__ not in _OURS
 
 
-def load_subnet(
-    path: str | os.PathLike, module: type[nn.Module] | None = None
-) -> tuple[nn.Module, Variables]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function:
+    """A network as it was saved, which evaluates; see `load_subnet`.
+
+    Attributes:
+      space: of its one architecture.
+      exported: from variables and inputs to outputs.
+    """
+
+    space: Space
+    exported: jax.export.Exported
+
+    def apply(self, variables: Variables, inputs: Any, arch: Any = None, *, train: bool = False) -> Any:
+        """Calls the network; it has no dropout and updates no statistics.
+
+        Raises:
+          ValueError: `train` is true.
+        """
+        if train:
+            raise ValueError(
+                "A network that is loaded as a function only evaluates. To train it, load it by "
+                "load_subnet(path, module=net) with the supernet of jaxnas.supernet that it was "
+                "extracted from."
+            )
+        return self.exported.call(variables, inputs)
+
+
+def load_subnet(path: str | os.PathLike, module: Any = None) -> tuple[Any, Variables]:
     """Loads what `save_subnet` wrote.
 
     Args:
       path: of the folder.
-      module: the class of the network, where it is none of `jaxnas.supernets`.
+      module: the class of the network, where it is none of `jaxnas.supernets`; of a network of
+        `jaxnas.supernet`, that supernet, or None for a `Function` that only evaluates.
 
     Returns:
       `(net, variables)`: the module, called without an architecture, and its variables, bit for bit.
@@ -147,7 +185,7 @@ def load_subnet(
             raise FileNotFoundError(f"{folder} is not a whole subnet: {name} is missing.")
     description = _read_description(folder / DESCRIPTION)
     try:
-        net = _module(description, module)
+        net = _network(folder, description, module)
         example = _decode_inputs(description["inputs"])
         _check_architecture(net, description["architecture"])
         size, digest = _seal(description["tensors"])
@@ -156,7 +194,8 @@ def load_subnet(
         raise ValueError(f"{folder / DESCRIPTION} doesn't describe a subnet: {reason}") from error
     tensors = _read_tensors(folder / TENSORS, size, digest)
     flat = {tuple(name.split("/")): value for name, value in tensors.items()}
-    _check(net, example, flat, f"the network that {folder / DESCRIPTION} describes")
+    if not isinstance(net, Function):
+        _check(net, example, flat, f"the network that {folder / DESCRIPTION} describes")
     check_finite(flat, str(folder / TENSORS))
     variables = unflatten({p: jnp.asarray(x) for p, x in flat.items()})
     return net, {"params": {}, **variables}
@@ -207,29 +246,36 @@ def export_subnet(
     _check(net, one_example(inputs), flat, "this network")
     check_finite(flat, "this network")
     check_calibrated(net, variables)
-    variables = jax.tree.map(np.asarray, check_variables(variables))  # constants of the program
-    (batch,) = jax.export.symbolic_shape("batch")
-
-    def forward(inputs: Any) -> Any:
-        outputs = net.apply(variables, inputs)
-        return outputs if _is_plain(outputs) else network.predictions(outputs)
-
-    export = jax.export.export(jax.jit(forward), platforms=platforms)
-    try:
-        exported = export(with_batch(inputs, batch))
-    except Exception as error:  # whatever a network says that needs to know the batch size
-        exported = export(specification(inputs))
-        _log.warning(
-            "%s takes no symbolic batch size, so its exported program takes inputs of %s alone. It fails "
-            "with %s: %s",
-            *(type(net).__name__, describe(specification(inputs)), type(error).__name__, error),
-        )
+    constants = jax.tree.map(np.asarray, check_variables(variables))
+    exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
     folder = files.as_path(path)
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file; choose a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     files.write_bytes(folder / PROGRAM, bytes(exported.serialize()))
     return folder / PROGRAM
+
+
+def _exported(
+    function: Callable[..., Any], inputs: Any, platforms: tuple[str, ...], name: str, *given: Any
+) -> jax.export.Exported:
+    """Exports a function of `given` and inputs, for any number of examples if it takes them."""
+    (batch,) = jax.export.symbolic_shape("batch")
+
+    def forward(*arguments: Any) -> Any:
+        outputs = function(*arguments)
+        return outputs if _is_plain(outputs) else network.predictions(outputs)
+
+    export = jax.export.export(jax.jit(forward), platforms=platforms)
+    try:
+        return export(*given, with_batch(inputs, batch))
+    except Exception as error:  # whatever a network says that needs to know the batch size
+        _log.warning(
+            "%s takes no symbolic batch size, so its exported program takes inputs of %s alone. It fails "
+            "with %s: %s",
+            *(name, describe(specification(inputs)), type(error).__name__, error),
+        )
+        return export(*given, specification(inputs))
 
 
 def exported_batch(path: pathlib.Path) -> int | None:
@@ -275,7 +321,9 @@ def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what:
 
 
 def _fields(module: Any) -> list[str]:
-    """The fields of a module that its user sets."""
+    """The fields of a module that its user sets; of a network that is a function its space is stored."""
+    if not isinstance(module, nn.Module) and not isinstance(module, type):
+        return ["space"]
     return [f.name for f in dataclasses.fields(module) if f.init and f.name not in ("parent", "name")]
 
 
@@ -342,6 +390,23 @@ def _decode_inputs(value: Any) -> Any:
         if kind in ("list", "tuple") and isinstance(items, list):
             return (list if kind == "list" else tuple)(map(_decode_inputs, items))
     raise ValueError(f"{str(value)[:200]} does not describe inputs.")
+
+
+def _network(folder: Any, description: dict[str, Any], module: Any) -> Any:
+    """The network that a description is of: a module, a sub-network of a supernet, or a function."""
+    if "function" not in description:
+        return _module(description, module if module is None or isinstance(module, type) else type(module))
+    space = _decode(description["fields"]["space"])
+    if not isinstance(space, Space) or space.cardinality > 1:
+        raise ValueError("'space' is no space of one architecture.")
+    if module is not None:
+        if not hasattr(module, "annotations"):
+            raise ValueError(f"it is of a network of jaxnas.supernet, and not of {module!r}.")
+        return module.clone(space=space)
+    data = (folder / FUNCTION).read_bytes()
+    if files.sha256(data) != description["function"]["sha256"]:
+        raise ValueError(f"{FUNCTION} is damaged: it has another SHA-256 than when it was written.")
+    return Function(space, jax.export.deserialize(bytearray(data)))
 
 
 def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.Module:

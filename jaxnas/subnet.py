@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,6 +15,8 @@ from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.inputs import one_example, specification
 from jaxnas.space import Arch
 from jaxnas.tensors import check_tensors, flatten, unflatten
+from jaxnas.transform.rebuild import rebuilt
+from jaxnas.transform.supernet import Supernet
 
 Variables = dict[str, Any]
 TOLERANCE = 1e-5  # of the verification, relative, in float32
@@ -71,6 +74,7 @@ def extract(
     inputs: Any = None,
     verify: Any = None,
     batches: Any = None,
+    rebuild: Callable[[Mapping[str, int]], Any] | None = None,
 ) -> Subnet:
     """The network of one architecture, alone, with its part of the weights.
 
@@ -82,6 +86,8 @@ def extract(
       verify: a batch of inputs; if given, both networks are run on it and compared.
       batches: training inputs from which batch statistics are made first; see `jaxnas.calibrate`. A network
         whose statistics nothing has made, as after `jaxnas.training.fit`, needs them.
+      rebuild: of a network of `jaxnas.supernet`, from the sizes of its groups to a module of its own class,
+        which is returned with the weights, and compared with the supernet; needs `verify`.
 
     Returns:
       The network, its variables and, with `verify`, the error.
@@ -93,6 +99,8 @@ def extract(
         that its annotations count; batch statistics that have their initial values; with `verify`, a network
         that `jaxnas.testing.check_network` refuses.
     """
+    if rebuild is not None and (verify is None or not isinstance(net, Supernet)):
+        raise ValueError("extract(rebuild=...) needs verify=batch, and a network that jaxnas.supernet made.")
     if (inputs is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or inputs=: arrays, shapes, or (batch, ...).")
     if verify is not None:
@@ -105,8 +113,11 @@ def extract(
     check_calibrated(small, small_variables)
     if verify is None:
         return Subnet(small, small_variables)
-    arch = net.space.canonical(arch)
-    error = _verified(net, variables, arch, small, small_variables, verify)
+    arch, apply = net.space.canonical(arch), small.apply
+    if rebuild is not None:
+        made = rebuilt(small, small_variables, rebuild, verify)
+        small, small_variables, apply = made.module, made.variables, made.apply
+    error = _verified(net, variables, arch, apply, small_variables, verify)
     tolerance = HALF_TOLERANCE if network.annotated(net, verify).half_precision else TOLERANCE
     if not error <= tolerance:
         raise ValueError(
@@ -166,12 +177,12 @@ def check_variables(variables: Any) -> Variables:
 
 
 def _verified(
-    net: Any, variables: Variables, arch: Arch, small: Any, small_variables: Variables, batch: Any
+    net: Any, variables: Variables, arch: Arch, apply: Any, small_variables: Variables, batch: Any
 ) -> float:
     # Some accelerators multiply float32 in less than that unless told so.
     with jax.default_matmul_precision("float32"):
         large_out = jax.jit(net.apply)(variables, batch, arch)
-        small_out = jax.jit(small.apply)(small_variables, batch)
+        small_out = jax.jit(apply)(small_variables, batch)
     predicted = jax.tree.leaves([network.predictions(large_out), network.predictions(small_out)])
     if any(jnp.issubdtype(x.dtype, jnp.inexact) and bool(jnp.isnan(x).any()) for x in predicted):
         raise ValueError(

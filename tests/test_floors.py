@@ -11,6 +11,7 @@ FLOORS = (
     ("spaces", "data", "search", "predictors", "tabular", "elastic"),
     ("inputs", "products", "tensors"),
     ("annotations", "supernets"),
+    ("transform",),
     ("network",),
     ("calibration",),
     ("testing",),

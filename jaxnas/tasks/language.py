@@ -123,12 +123,12 @@ class Language(Named[data_lib.Corpus]):
         return net.clone(**wanted) if wanted else net
 
     def carry(self, net: Any, rows: int) -> Any:
-        """An empty memory."""
-        return net.empty_memory(rows)
+        """An empty memory; () of a network that has none, and maps tokens to logits."""
+        return net.empty_memory(rows) if hasattr(net, "empty_memory") else ()
 
     def carry_axes(self, carry: Any) -> Any:
         """Inputs of blocks are remembered as [blocks, rows, ...], documents as [rows, ...]."""
-        return carry.replace(inputs=1, documents=0)
+        return carry.replace(inputs=1, documents=0) if carry else ()
 
     def loss(
         self,
@@ -141,6 +141,9 @@ class Language(Named[data_lib.Corpus]):
         train: bool,
     ) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean negative log-likelihood in nats per token; the sums hold "nats", "tokens", "bytes"."""
+        if carry == ():
+            predicted, _ = self.predict(net, variables, arch, batch, carry, key, train)
+            return predicted.loss, ((), predicted.sums)
         # With the targets a network computes their likelihoods alone.
         inputs = {**self._inputs(batch, carry), "targets": batch["targets"]}
         scores, carry = apply(net, variables, inputs, arch, key, train)  # [B, T]
@@ -158,13 +161,16 @@ class Language(Named[data_lib.Corpus]):
         train: bool,
     ) -> tuple[Predictions, Any]:
         """Log-probabilities of all tokens, [B, T, vocabulary], and the loss; see `Task.predict`."""
-        logits, carry = apply(net, variables, self._inputs(batch, carry), arch, key, train)
+        outputs = apply(net, variables, self._inputs(batch, carry), arch, key, train)
+        logits, carry = (jax.nn.log_softmax(outputs), ()) if carry == () else outputs
         scores = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]  # [B, T]
         loss, sums, weight = self._measure(scores, batch, train)
         return Predictions(logits, weight, loss, sums), carry
 
     def _inputs(self, batch: Batch, carry: Any) -> dict[str, Any]:
         """What a network is given of a batch and the memory."""
+        if carry == ():
+            return {"tokens": batch["tokens"]}
         inputs = {"tokens": batch["tokens"], "memory": carry.forget(batch["first"])}
         return {**inputs, "documents": batch["documents"]} if self.by_document else inputs
 

@@ -22,6 +22,8 @@ def to_dict(value: Any) -> Any:
         return value.to_json()
     if is_dtype(value):
         return jnp.dtype(value).name
+    if not isinstance(value, type) and hasattr(value, "described"):
+        return to_dict(value.described())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {name: to_dict(getattr(value, name)) for name in field_names(value)}
         return {"type": type(value).__name__, **fields}

@@ -35,7 +35,8 @@ _KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
     "reduce_window_max reduce_window_min reduce_window_sum dynamic_slice".split()
 )
 _PASSING = frozenset(  # of a sum that is still to be divided
-    "convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose neg copy stop_gradient".split()
+    "convert_element_type reshape broadcast_in_dim squeeze expand_dims transpose neg copy "
+    "stop_gradient".split()
 )
 _SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
 Atoms = Set[int]
@@ -122,10 +123,12 @@ class Sizes:
                 continue
             mask = mask_of(layout, self.masks, jnp)
             mask = mask.reshape([-1 if i == axis else 1 for i in range(value.ndim)])
-            if mask.dtype != bool and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
+            soft = mask.dtype != np.dtype(bool)
+            if soft and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
                 value = value * mask.astype(value.dtype)
             else:
-                value = jnp.where(mask > 0, value, _neutral(neutral, value.dtype))
+                kept = mask > jnp.zeros((), mask.dtype) if soft else mask
+                value = jnp.where(kept, value, _neutral(neutral, value.dtype))
         return value
 
 
@@ -140,7 +143,7 @@ def _neutral(value: Any, dtype: Any) -> Any:
         return jnp.asarray(value, dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(value, dtype)
-    info = jnp.iinfo(dtype) if dtype != bool else None
+    info = None if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype)
     return jnp.asarray(value > 0 if info is None else info.max if value > 0 else info.min, dtype)
 
 
@@ -387,6 +390,10 @@ def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
         for layout, start, limit in zip(
             sizes.layouts[op.ins[0]], parameters["start_indices"], parameters["limit_indices"], strict=True
         ):
+            if (start, limit) == (0, math.prod(factor.size for factor in layout)):
+                starts.append(0)
+                limits.append(sizes.size(layout))
+                continue
             mask = sizes.host_mask(layout)
             starts.append(int(mask[:start].sum()))
             limits.append(int(mask[:limit].sum()))

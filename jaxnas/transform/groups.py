@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.inputs import specification
+from jaxnas.inputs import specification, with_batch
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
 from jaxnas.transform.program import Program, Trace
@@ -63,6 +63,7 @@ class Traced:
       layouts: the factors of the axes of its arrays.
       outputs: the structure of its outputs, behind which are the updated variables.
       updated: for each updated variable, its number among the variables.
+      batch: the atom of the leading axis of the inputs.
     """
 
     program: Program
@@ -70,6 +71,7 @@ class Traced:
     layouts: dict[int, tuple[Layout, ...]]
     outputs: Any
     updated: tuple[int, ...]
+    batch: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -167,7 +169,8 @@ class Groups:
             if renamed.setdefault(now[0], base) != base:
                 raise ValueError(
                     f"{elastic[base]} and {elastic.get(renamed[now[0]], 'another group')} have one size with "
-                    f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of this shape."
+                    f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of "
+                    "this shape."
                 )
         return dataclasses.replace(traced, layouts=_renamed(trace.layouts(), renamed))
 
@@ -195,10 +198,11 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
 
     Args:
       model: a Flax Linen, Flax NNX or Equinox module, or a function of (variables, inputs), which may also
-        take `train` (or `training`, `deterministic`) and `key`. A module of Equinox is called for one example.
+        take `train` (or `training`, `deterministic`) and `key`. Equinox modules take one example.
       variables: of a Linen module, its collections; of a function, a pytree of arrays. None for NNX and
         Equinox, whose modules hold them.
-      inputs: a pytree of arrays or `jax.ShapeDtypeStruct` with a leading batch axis; values are not used.
+      inputs: a pytree of arrays or `jax.ShapeDtypeStruct` with a leading batch axis; values are not used. A
+        dict is given by name, if its names are those of the call's arguments.
 
     Returns:
       The groups, for `jaxnas.supernet`.
@@ -211,6 +215,8 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
         raise TypeError("analyze needs inputs: a pytree of arrays or jax.ShapeDtypeStruct, batch in front.")
     pure = model_of(model, variables)
     example = specification(inputs)
+    if all(x.shape[0] == 1 for x in jax.tree.leaves(example)):
+        example = with_batch(example, 2)  # an axis of size one is followed nowhere
     shapes = {
         path: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for path, x in paths(pure.variables)
     }
@@ -222,8 +228,14 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
             calls[train] = _trace(trace, pure, shapes, axes, example, train)
         except jax.errors.ConcretizationTypeError as error:
             raise ValueError(
-                f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or jax.lax.cond."
+                f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or "
+                "jax.lax.cond."
             ) from error
+    for axis in (one for every in axes for one in every):
+        if set(trace.ties.factors(axis)) & {
+            atom for call in calls.values() for atom in trace.ties.factors([call.batch])
+        }:
+            trace.ties.fix(axis, "an axis of the inputs")
     # All layouts are read when both programs are tied.
     layouts = trace.layouts()
     made = {
@@ -278,23 +290,29 @@ def _trace(
     closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key)
     numbers = [trace.array(list(one), x.shape) for one, x in zip(axes, shapes.values(), strict=True)]
     trace.origin.update({number: number for number in numbers})
-    rows = [
-        trace.array(trace.ties.axes(x.shape, "an axis of the inputs"), x.shape)
-        for x in jax.tree.leaves(inputs)
-    ]
+    rows, batch = [], None
+    for x in jax.tree.leaves(inputs):
+        first = (
+            [trace.ties.new(x.shape[0])]
+            if batch is None or trace.ties.sizes[batch] != x.shape[0]
+            else [batch]
+        )
+        batch = first[0] if batch is None else batch
+        rows.append(trace.array([first, *trace.ties.axes(x.shape[1:], "an axis of the inputs")], x.shape))
     program = trace.program(closed, [*numbers, *rows, trace.array([], ())])
     outputs, updates = out
     count = len(jax.tree.leaves(outputs))
     for one in program.outputs[:count]:
         for axis in trace.axes[one] if isinstance(one, int) else ():
-            trace.ties.fix(axis, "an axis of the outputs")
+            if trace.ties.factors(axis) != trace.ties.factors([batch]):
+                trace.ties.fix(axis, "an axis of the outputs")
     order = {path: place for place, path in enumerate(shapes)}
     updated = tuple(order[path] for path, _ in paths(updates))
     for one, place in zip(program.outputs[count:], updated, strict=True):
         if isinstance(one, int):
             for axis, own in zip(trace.axes[one], axes[place], strict=True):
                 trace.ties.tie(axis, own)
-    return Traced(program, trace, {}, jax.tree.structure(outputs), updated)
+    return Traced(program, trace, {}, jax.tree.structure(outputs), updated, batch)
 
 
 def _named(
@@ -321,7 +339,7 @@ def _named(
                     elements[leaf.atom] += int(np.prod(x.shape)) if path[0] == "params" else 0
                 else:
                     whole[reason].append((path, axis))
-    kinds = _kinds(trace, places, uses)
+    kinds = _kinds(trace, places, uses, [layouts[number] for number in numbers])
     names = _names(places, uses, kinds)
     sizes = trace.ties.sizes
     groups = {
@@ -331,9 +349,9 @@ def _named(
     return groups, tuple(Fixed(reason, tuple(dict.fromkeys(found))) for reason, found in whole.items())
 
 
-def _kinds(trace: Trace, places: Any, uses: Any) -> dict[int, str]:
+def _kinds(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]]) -> dict[int, str]:
     used = {atom: {use for use, _ in found} for atom, found in uses.items()}
-    arrays = {atom: {path for path, _ in found} for atom, found in places.items()}
+    together = {pair for layouts in arrays for pair in _pairs(layouts)}
     kinds = {}
     for atom in places:
         makers = {path for use, path in uses[atom] if use in ("made", "channels") and path}
@@ -348,19 +366,40 @@ def _kinds(trace: Trace, places: Any, uses: Any) -> dict[int, str]:
         else:
             kinds[atom] = _HIDDEN
     for atom in places:  # what shares kernels with heads
-        beside = [h for h in places if kinds[h] == "heads" and arrays[h] & arrays[atom]]
+        beside = [head for head in places if kinds[head] == "heads" and (head, atom) in together]
         if kinds[atom] == _HIDDEN and beside:
             compared = "compared" in used.get(atom, ())
             kinds[atom] = "head_dim" if compared else "value_dim"
     for atom in places:
         if kinds[atom] == "value_dim" and any(
-            kinds[other] == "head_dim" and arrays[other] & arrays[atom] for other in places
+            kinds[other] == "head_dim" and (other, atom) in together for other in places
         ):
             kinds[atom] = "queries"
             for head in places:
-                if kinds[head] == "heads" and arrays[head] & arrays[atom]:
+                if kinds[head] == "heads" and (head, atom) in together:
                     kinds[head] = "kv_heads"
     return kinds
+
+
+def _pairs(layouts: tuple[Layout, ...]) -> Iterator[tuple[int, int]]:
+    """The atoms of an array that are factors of one part of it: in two axes, or in one piece of an axis."""
+    axes = [list(_pieces(layout)) for layout in layouts]
+    for number, axis in enumerate(axes):
+        others = {atom for i, other in enumerate(axes) if i != number for piece in other for atom in piece}
+        for piece in axis:
+            yield from ((one, other) for one in piece for other in {*piece, *others} if one != other)
+
+
+def _pieces(layout: Layout) -> Iterator[tuple[int, ...]]:
+    """The atoms of an axis, once for each piece that it is joined of."""
+    if not layout:
+        yield ()
+        return
+    first, rest = layout[0], layout[1:]
+    heads = [(first.atom,)] if isinstance(first, Leaf) else [p for one in first.pieces for p in _pieces(one)]
+    for head in heads:
+        for tail in _pieces(rest):
+            yield (*head, *tail)
 
 
 def _names(places: Any, uses: Any, kinds: dict[int, str]) -> dict[int, str]:

@@ -28,6 +28,7 @@ class Model:
       init: from a key and inputs to new variables; None where the network has no initialization of its own,
         and begins with the variables that it has.
       name: of its class or function.
+      load: from variables to the module with them; a Linen module, which holds none, as it is.
       root: the outermost named scope that its library sets, which is no module.
     """
 
@@ -35,7 +36,13 @@ class Model:
     variables: Variables
     init: Callable[[jax.Array, Any], Variables] | None
     name: str
+    load: Callable[[Variables], Any]
     root: str = ""
+
+    @property
+    def linen(self) -> bool:
+        """Whether the module holds no variables."""
+        return self.init is not None
 
 
 def model_of(model: Any, variables: Any) -> Model:
@@ -60,7 +67,8 @@ def model_of(model: Any, variables: Any) -> Model:
         return getattr(stateful, kind)(model)
     if not callable(model):
         raise TypeError(
-            "analyze takes a Flax Linen, Flax NNX or Equinox module, or a function of (variables, inputs); got "
+            "analyze takes a Flax Linen, Flax NNX or Equinox module, or a function of (variables, "
+            "inputs); got "
             f"{model!r}."
         )
     return _function(model, variables)
@@ -81,28 +89,40 @@ def given(function: Callable[..., Any], key: jax.Array, train: bool, **more: Any
     return {name: value for name, value in found.items() if name in names}
 
 
+def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs as a call takes them: a dict by name, if the names are those of its arguments."""
+    names = inspect.signature(function).parameters
+    if isinstance(inputs, dict) and all(name in names for name in inputs):
+        return (), inputs
+    return (inputs,), {}
+
+
 def _linen(module: nn.Module, variables: Any) -> Model:
     if not isinstance(variables, dict) or "params" not in variables:
         raise TypeError(
-            f"The variables of {type(module).__name__} are Flax's collections, {{'params': ...}}, as module.init "
+            f"The variables of {type(module).__name__} are Flax's collections, {{'params': ...}}, as "
+            "module.init "
             "gives them."
         )
     variables = {k: v for k, v in nn.meta.unbox(variables).items() if k not in INTERMEDIATES}
 
     def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
-        options = given(module.__call__, key, train)
+        positional, named = arguments(module.__call__, inputs)
+        options = named | given(module.__call__, key, train)
         if not train:
-            return module.apply(variables, inputs, **options), {}
+            return module.apply(variables, *positional, **options), {}
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}
         stored = [name for name in variables if name != "params"]
-        return module.apply(variables, inputs, **options, rngs=rngs, mutable=stored)
+        return module.apply(variables, *positional, **options, rngs=rngs, mutable=stored)
 
     def init(key: jax.Array, inputs: Any) -> Variables:
-        made = nn.meta.unbox(module.init(key, inputs, **given(module.__call__, key, False)))
+        positional, named = arguments(module.__call__, inputs)
+        options = named | given(module.__call__, key, False)
+        made = nn.meta.unbox(module.init(key, *positional, **options))
         return {k: v for k, v in made.items() if k not in INTERMEDIATES}
 
     name = type(module).__name__
-    return Model(call, variables, init, name, root=module.name or name)
+    return Model(call, variables, init, name, lambda _: module, module.name or name)
 
 
 def _function(function: Callable[..., Any], variables: Any) -> Model:
@@ -116,4 +136,4 @@ def _function(function: Callable[..., Any], variables: Any) -> Model:
         outputs = function(variables if whole else variables["params"], inputs, **given(function, key, train))
         return outputs, {}
 
-    return Model(call, named, None, name)
+    return Model(call, named, None, name, lambda _: function)

@@ -69,7 +69,8 @@ def _region(traced: Traced, program: Program, module: str, places: list[int]) ->
     if not sources:
         shapes = ", ".join(str(traced.trace.shapes[one]) for one in arrays)
         raise ValueError(
-            f"{module} cannot be skipped: its result has the shape {shape}, and it takes {shapes or 'no array'}. "
+            f"{module} cannot be skipped: its result has the shape {shape}, and it takes "
+            f"{shapes or 'no array'}. "
             "What stands for the result is an input of its shape, whose axes belong to the same groups."
         )
     return Region(start, stop, tuple((out, stored.get(out, sources[0])) for out in outs))

@@ -4,6 +4,8 @@ A rule ties axes that must have one size and returns the axes of the results. A 
 table fixes all axes that it touches, so that nothing is resized that nobody understands.
 """
 
+# ruff: noqa: D103 - the rules are named after their primitives
+
 from __future__ import annotations
 
 import math

@@ -83,6 +83,22 @@ class Place:
     decisions: tuple[tuple[str, int | None], ...]
     function: Callable[..., int]
 
+    def within(self, space: Space) -> tuple[Any, ...] | None:
+        """The decisions as a space has them; None where one has no such position, beyond the depth."""
+        for name, position in self.decisions:
+            length = space.choices[name].length
+            if position is not None and (length is None or position >= length):
+                return None
+        return tuple(name if position is None else (name, position) for name, position in self.decisions)
+
+    def table(self, space: Space) -> Table:
+        """The size, or whether the module runs, over the decisions of a space."""
+        found = self.within(space)
+        if found is None:
+            return constant(0)
+        read = Decisions(space, None, initializing=True)
+        return width(self.function, *(read[key] for key in found)).table
+
 
 def supernet(
     groups: Groups,
@@ -127,7 +143,49 @@ def supernet(
     chosen = [place.name for place in places]
     if twice := {name for name in chosen if chosen.count(name) > 1}:
         raise ValueError(f"{sorted(twice)[0]!r} is matched by more than one pattern.")
-    return Supernet(groups, Space(**named), tuple(places))
+    return Supernet(groups, Space(**_conditional(groups, named, places)), tuple(places))
+
+
+def _conditional(groups: Groups, named: dict[str, Choice], places: list[Place]) -> dict[str, Choice]:
+    """Choices of groups within modules that may be skipped, active where these run."""
+    modules = {place.decisions[0]: place.name for place in places if place.name not in groups.groups}
+    depths: dict[str, list[str]] = {}
+    for place in places:
+        if isinstance(place.function, _Ranked) and place.function.in_order:
+            depths.setdefault(place.decisions[0][0], []).append(place.name)
+    made = dict(named)
+    for name, choice in named.items():
+        if choice.length is None or choice.active or choice.condition:
+            continue
+        groups_at = [
+            [
+                groups[place.name]
+                for place in places
+                if (name, position) in place.decisions and place.name in groups.groups
+            ]
+            for position in range(choice.length)
+        ]
+        for skip in {key[0] for key in modules}:
+            inside = [modules.get((skip, position)) for position in range(choice.length)]
+            if named[skip].length == choice.length and _all_inside(groups_at, inside):
+                made[name] = choice.when(skip, "keep")
+        for depth, inside in depths.items():
+            if _all_inside(groups_at, inside):
+                made[name] = choice.replace(active=depth)
+    return made
+
+
+def _all_inside(groups: list[list[Group]], modules: Sequence[str | None]) -> bool:
+    """Whether the groups of each position are within the module of that position."""
+    return len(groups) == len(modules) and all(
+        module is not None and found and all(_inside(group, module) for group in found)
+        for found, module in zip(groups, modules, strict=True)
+    )
+
+
+def _inside(group: Group, module: str) -> bool:
+    parts = tuple(module.split("/"))
+    return all(path[1 : len(parts) + 1] == parts for path, _ in group.places)
 
 
 def _itself(size: int) -> int:
@@ -149,7 +207,8 @@ def _matching(groups: Groups, pattern: str) -> list[Group]:
                     f"{pattern!r} keeps its size: axis {axis} of {'/'.join(path)} is {fixed.reason}."
                 )
     raise ValueError(
-        f"{pattern!r} matches no group{nearest(pattern, groups.groups)} The groups are {', '.join(groups.groups)}."
+        f"{pattern!r} matches no group{nearest(pattern, groups.groups)} The groups are "
+        f"{', '.join(groups.groups)}."
     )
 
 
@@ -158,12 +217,14 @@ def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
         for option in choice.options:
             if not isinstance(option, int) or not 1 <= option <= group.size:
                 raise ValueError(
-                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: expected ints "
+                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: "
+                    "expected ints "
                     f"from 1 to {group.size}."
                 )
             if group.kind == "kernel" and (group.size - option) % 2:
                 raise ValueError(
-                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of {group.name}."
+                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of "
+                    f"{group.name}."
                 )
 
 
@@ -179,7 +240,8 @@ def _computed(group: Group, size: Size, number: int, named: dict[str, Choice]) -
         made = size.function(*given)
         if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
             raise ValueError(
-                f"{group.name} has the size {made!r} with {dict(zip(size.decisions, given, strict=True))}: expected "
+                f"{group.name} has the size {made!r} with "
+                f"{dict(zip(size.decisions, given, strict=True))}: expected "
                 f"an int from 1 to {group.size}."
             )
     return Place(group.name, tuple(reads), size.function)
@@ -211,7 +273,7 @@ def _skipped(
         if not 0 <= option <= len(modules):
             raise ValueError(f"{pattern!r} matches {len(modules)} modules, of which {option} cannot run.")
     named[pattern] = Choice(*choice.options)
-    return [Place(module, ((pattern, None),), _Within(order.index(module))) for module in modules]
+    return [Place(m, ((pattern, None),), _Ranked(order.index(m), order == modules)) for m in modules]
 
 
 def _level(module: str, pattern: str) -> bool:
@@ -219,8 +281,9 @@ def _level(module: str, pattern: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Within:
+class _Ranked:
     rank: int
+    in_order: bool
 
     def __call__(self, depth: int) -> int:
         return int(self.rank < depth)
@@ -244,18 +307,28 @@ class Supernet:
     def __name__(self) -> str:
         return self.groups.model.name
 
+    def described(self) -> dict[str, Any]:
+        """What a record of a run holds of the network, beside its program."""
+        places = [(place.name, [name for name, _ in place.decisions]) for place in self.places]
+        return {"type": self.__name__, "space": self.space.to_json(), "places": places}
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the groups of one architecture, and 0 or 1 of modules that may be skipped."""
+        found = {group.name: group.size for group in self.groups}
+        return found | {place.name: place.table(self.space).maximum for place in self.places}
+
     def clone(self, *, space: Space) -> Supernet:
         """The network with another space, as that of one architecture."""
         return dataclasses.replace(self, space=space)
 
     def init(self, key: jax.Array, inputs: Any, arch: Arch | None = None) -> dict[str, Any]:
-        """Initial variables, as the network makes them, or those that it was analyzed with if it makes none."""
+        """Initial variables, or those that the network was analyzed with if it cannot make any."""
         model = self.groups.model
         variables = model.variables if model.init is None else model.init(key, inputs)
         if self.space.cardinality > 1:
-            return _unflatten(dict(paths(variables)))
+            return unflatten(dict(paths(variables)))
         host, specs = _host(self.space), self._specs()
-        return _unflatten(
+        return unflatten(
             {
                 path: specs[path].active(jnp.asarray(x), host)
                 for path, x in paths(variables)
@@ -286,14 +359,17 @@ class Supernet:
         Returns:
           The outputs, or with `mutable` `(outputs, updates)`.
         """
-        traced = self.groups.traced(specification(inputs), train)
+        given_inputs, small = specification(inputs), self.space.cardinality == 1
+        rows = jax.tree.leaves(inputs)
+        symbolic = not all(isinstance(size, int) for x in rows for size in x.shape)
+        traced = self.groups.traced(self.groups.inputs if symbolic else given_inputs, train)
         widths = self._widths(arch)
-        small = self.space.cardinality == 1
         sizes = self._sizes(traced, widths, small)
+        if symbolic:  # the leading axis of an export
+            sizes = _with_batch(sizes, traced, rows[0].shape[0], small)
         key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
         key = jax.random.key(0) if key is None else key
         given = self._given(variables, widths, sizes)
-        rows = jax.tree.leaves(inputs)
         zero = [NONE if small else sizes.atoms(number) for number in traced.program.inputs[: len(given)]]
         arguments = [*given, *rows, key]
         results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
@@ -304,7 +380,7 @@ class Supernet:
         order = list(self.groups.shapes)
         updates = {order[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
         kept = {p: x for p, x in updates.items() if x is not None and (mutable is True or p[0] in mutable)}
-        return outputs, _unflatten(self._untouched(variables, kept, widths, small))
+        return outputs, unflatten(self._untouched(variables, kept, widths, small))
 
     def annotations(self, inputs: Any) -> Annotations:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
@@ -322,12 +398,12 @@ class Supernet:
             for path, x in self.groups.shapes.items()
             if (shape := self._shape(path, x.shape, specs)) is not None
         }
-        choices = [_table(place, self.space) for place in self.places]
+        choices = [place.table(self.space) for place in self.places]
         closed = jax.make_jaxpr(lambda *a: self.groups.model.call(*a, False))(
-            _unflatten(self.groups.shapes), inputs, jax.eval_shape(lambda: jax.random.key(0))
+            unflatten(self.groups.shapes), inputs, jax.eval_shape(lambda: jax.random.key(0))
         )
         return Annotations(
-            _unflatten(shapes),
+            unflatten(shapes),
             {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
             {path: spec for path, spec in specs.items() if path[0] != "params"},
             tuple(macs),
@@ -380,7 +456,7 @@ class Supernet:
                     mask = mask_of(layout, atoms, jnp).reshape(
                         [-1 if i == axis else 1 for i in range(value.ndim)]
                     )
-                    value = jnp.where(mask > 0, value, before[path])
+                    value = jnp.where(mask.astype(bool), value, before[path])
             return value
 
         return {path: one(path, value) for path, value in new.items()}
@@ -392,7 +468,7 @@ class Supernet:
         read = Decisions(self.space, arch)
         made = {}
         for place in self.places:
-            if (found := _within(place, self.space)) is not None:
+            if (found := place.within(self.space)) is not None:
                 made[place.name] = width(place.function, *(read[key] for key in found))
             else:  # beyond the depth of a space of one architecture
                 made[place.name] = width(lambda: 0)
@@ -401,7 +477,7 @@ class Supernet:
     def _tables(self) -> dict[int, Table]:
         """The active sizes of the elastic atoms."""
         return {
-            self.groups[place.name].atom: _table(place, self.space)
+            self.groups[place.name].atom: place.table(self.space)
             for place in self.places
             if place.name in self.groups.groups
         }
@@ -427,7 +503,7 @@ class Supernet:
 
     def _gates(self, traced: Traced) -> dict[str, Table]:
         return {
-            place.name: _table(place, self.space)
+            place.name: place.table(self.space)
             for place in self.places
             if place.name not in self.groups.groups
         }
@@ -475,28 +551,22 @@ class Supernet:
             return Sizes(traced.layouts, sizes, None, gates, borders, traced.trace.constants)
         masks = {atom: _mask(w, centred) for atom, (w, centred) in chosen.items()}
         sizes = {
-            atom: mask.sum() if mask.dtype != bool else mask.sum(dtype=jnp.int32)
+            atom: mask.sum() if mask.dtype != np.dtype(bool) else mask.sum(dtype=np.int32)
             for atom, mask in masks.items()
         }
         return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants)
 
 
-def _within(place: Place, space: Space) -> tuple[Any, ...] | None:
-    """The decisions of a place; None where one has no such position, beyond the depth."""
-    for name, position in place.decisions:
-        length = space.choices[name].length
-        if position is not None and (length is None or position >= length):
-            return None
-    return tuple(name if position is None else (name, position) for name, position in place.decisions)
+def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:
+    """Sizes with another number of examples, which may be symbolic.
 
-
-def _table(place: Place, space: Space) -> Table:
-    """The size at a place, or whether it runs, over the decisions of a space."""
-    found = _within(place, space)
-    if found is None:
-        return constant(0)
-    read = Decisions(space, None, initializing=True)
-    return width(place.function, *(read[key] for key in found)).table
+    Raises:
+      ValueError: the examples do not go through the network side by side.
+    """
+    factors = traced.trace.ties.factors([traced.batch])
+    if not small or len(factors) != 1 or factors[0] in traced.trace.ties.fixed:
+        raise ValueError("The network was analyzed for one number of examples, and cannot take any number.")
+    return dataclasses.replace(sizes, sizes={**sizes.sizes, factors[0]: batch})
 
 
 def _mask(one: Width, centred: bool) -> Any:
@@ -537,7 +607,8 @@ def _macs(program: Program, layouts: Any, tables: dict[int, Table], gates: Any, 
             times = op.eqn.params["length"] if op.name == "scan" else 1
             if op.name in ("while", "cond") and any(inner):
                 raise ValueError(
-                    f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does not say how "
+                    f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does "
+                    "not say how "
                     "many of them run."
                 )
             found += [
@@ -576,7 +647,8 @@ def _host(space: Space) -> dict[str, np.ndarray]:
         return {name: np.asarray(x) for name, x in space.smallest().items()}
 
 
-def _unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
+def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    """Nested dicts of arrays by path."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         node = tree

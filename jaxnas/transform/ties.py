@@ -280,9 +280,17 @@ def mask_of(layout: Layout, masks: Mapping[int, Any], lib: Any = np) -> Any:
             mask = masks.get(factor.atom)
             mask = lib.ones(factor.size, bool) if mask is None else mask
         else:
-            mask = lib.concatenate([mask_of(piece, masks, lib) for piece in factor.pieces])
-        total = mask if total is None else (total[:, None] * mask).reshape(-1)
+            mask = lib.concatenate(_alike([mask_of(piece, masks, lib) for piece in factor.pieces]))
+        if total is not None:
+            total, mask = _alike([total, mask])
+        total = mask if total is None else (total[:, None] * mask[None, :]).reshape(-1)
     return lib.ones(1, bool) if total is None else total
+
+
+def _alike(masks: list[Any]) -> list[Any]:
+    """Masks of one type: float if one is."""
+    soft = [mask.dtype for mask in masks if mask.dtype != np.dtype(bool)]
+    return [mask.astype(soft[0]) for mask in masks] if soft else masks
 
 
 @functools.cache

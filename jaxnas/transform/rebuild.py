@@ -1,0 +1,94 @@
+"""An extracted network as a module of the user's own class."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxnas.tensors import Path
+from jaxnas.transform.groups import paths
+from jaxnas.transform.models import Model, model_of
+from jaxnas.transform.supernet import Supernet, unflatten
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rebuilt:
+    """A module of the user's own class with the weights of an extracted network.
+
+    Attributes:
+      module: of Linen as it is, of other libraries with its weights.
+      variables: as a pytree of collections.
+      model: the module as a pure function.
+    """
+
+    module: Any
+    variables: dict[str, Any]
+    model: Model
+
+    def apply(self, variables: dict[str, Any], inputs: Any) -> Any:
+        """Evaluates the module."""
+        return self.model.call(variables, inputs, jax.random.key(0), False)[0]
+
+
+def rebuilt(
+    small: Supernet, variables: dict[str, Any], rebuild: Callable[[Mapping[str, int]], Any], inputs: Any
+) -> Rebuilt:
+    """Makes a module at the sizes of an extracted network, and gives it the weights.
+
+    Args:
+      small: the extracted network.
+      variables: of it.
+      rebuild: from the sizes of all groups by name, and 0 or 1 of each module that may be skipped, to a
+        module of the class that was analyzed.
+      inputs: of the network.
+
+    Raises:
+      ValueError: a module with other variables.
+    """
+    sizes = small.sizes()
+    module = rebuild(sizes)
+    skipped = [place.name for place in small.places if place.name not in small.groups.groups]
+    names = _renamed([(name, bool(sizes[name])) for name in skipped])
+    stored = {_rename(path, names): value for path, value in paths(variables)}
+    model = model_of(module, unflatten(stored) if small.groups.model.linen else None)
+    made = model.variables if model.init is None else jax.eval_shape(model.init, jax.random.key(0), inputs)
+    expected = dict(paths(made))
+    for path in {**expected, **stored}:
+        given, wanted = (x[path].shape if path in x else None for x in (stored, expected))
+        if given != wanted:
+            raise ValueError(
+                f"rebuild: {'/'.join(path)} has the shape {wanted} in the module and {given} in the "
+                "extracted "
+                f"network. The sizes are {sizes}."
+            )
+    tree = unflatten(stored)
+    return Rebuilt(model.load(tree), tree, model)
+
+
+def _renamed(modules: list[tuple[str, bool]]) -> dict[str, str]:
+    """New names of modules that run, where others of the same numbered name do not: Block_2 is Block_1."""
+    kept: dict[str, int] = {}
+    names = {}
+    first: dict[str, int] = {}
+    for name, runs in modules:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match is None:
+            continue
+        stem, number = match[1], int(match[2])
+        first.setdefault(stem, number)
+        if runs:
+            names[name] = f"{stem}{first[stem] + kept.get(stem, 0)}"
+            kept[stem] = kept.get(stem, 0) + 1
+    return names
+
+
+def _rename(path: Path, names: Mapping[str, str]) -> Path:
+    for old, new in names.items():
+        parts = tuple(old.split("/"))
+        if path[1 : len(parts) + 1] == parts:
+            return (path[0], *new.split("/"), *path[len(parts) + 1 :])
+    return path

@@ -1,0 +1,284 @@
+"""Networks that know nothing of jaxnas as supernets: extraction, gradients, costs, files, mistakes."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxnas
+from jaxnas import Choice, Depth, Size, Skip, network, testing
+from jaxnas.tensors import flatten, unflatten
+
+KEY = jax.random.key(0)
+
+
+class Convolutional(nn.Module):
+    """Convolutions with a shortcut, joined channels, batch norm, flattened."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (5, 5))(x)))
+        x = nn.max_pool(x, (2, 2), (2, 2))
+        y = nn.Conv(12, (3, 3), strides=(2, 2))(x)
+        y = nn.relu(nn.BatchNorm(use_running_average=not train)(y)) + nn.Conv(12, (1, 1), strides=(2, 2))(x)
+        y = jnp.concatenate([y, nn.Conv(4, (1, 1))(y)], axis=-1)
+        y = nn.GroupNorm(num_groups=4)(nn.Conv(16, (3, 3), feature_group_count=4)(y))
+        y = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(24)(y.reshape(y.shape[0], -1))))
+        return nn.Dense(3)(y)
+
+
+class Block(nn.Module):
+    """Attention with one product for queries, keys and values, and a gated MLP."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        y = nn.RMSNorm()(x)
+        q, k, v = jnp.split(nn.Dense(3 * 16)(y), 3, axis=-1)
+        q, k, v = (one.reshape(*one.shape[:2], 4, 4) for one in (q, k, v))
+        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2.0, axis=-1)
+        y = jnp.einsum("bhqk,bkhd->bqhd", scores, v).reshape(*x.shape[:2], -1)
+        x = x + nn.Dropout(0.1, deterministic=not train)(nn.Dense(x.shape[-1])(y))
+        y = nn.LayerNorm()(x)
+        return x + nn.Dense(x.shape[-1])(nn.silu(nn.Dense(32)(y)) * nn.Dense(32)(y))
+
+
+class Attending(nn.Module):
+    """Embedded tokens, blocks, the embedding once more as the output."""
+
+    @nn.compact
+    def __call__(self, tokens, train=False):
+        embed = nn.Embed(11, 16)
+        x = embed(tokens) + self.param("positions", nn.initializers.normal(0.1), (6, 16))[None]
+        for _ in range(2):
+            x = Block()(x, train)
+        return embed.attend(nn.LayerNorm()(x))
+
+
+def scanned(variables, inputs):
+    """A plain function with a loop over layers and a condition."""
+
+    def layer(x, row):
+        hidden = jnp.tanh(x @ row["in"])
+        return x + jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, hidden) @ row["out"], None
+
+    x, _ = jax.lax.scan(layer, inputs @ variables["first"], variables["layers"])
+    return jnp.cumsum(x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6), -1).mean(-1)
+
+
+def weights(model, inputs):
+    """Variables that matter: nowhere zero."""
+    draw = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: jnp.asarray(
+            draw.uniform(0.3, 1, x.shape) if x.ndim < 2 else draw.normal(0, 0.3, x.shape), x.dtype
+        ),
+        jax.eval_shape(model.init, KEY, inputs),
+    )
+
+
+def every(groups, *skipped):
+    """A choice of sizes for every group."""
+    sizes = {
+        group.name: range(group.size % 2 or 2, group.size + 1, 2)
+        if group.kind == "kernel"
+        else sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
+        for group in groups
+    }
+    return {name: Choice(*one) for name, one in sizes.items()} | dict.fromkeys(skipped, Skip())
+
+
+IMAGES = jax.random.normal(KEY, (2, 8, 8, 2))
+TOKENS = jax.random.randint(KEY, (2, 6), 0, 11)
+ROWS = jax.random.normal(KEY, (3, 5))
+LAYERS = {
+    "first": jax.random.normal(KEY, (5, 8)),
+    "layers": {"in": jax.random.normal(KEY, (3, 8, 12)), "out": jax.random.normal(KEY, (3, 12, 8))},
+}
+CASES = {
+    "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, ()),
+    "attending": (Attending(), weights(Attending(), TOKENS), TOKENS, ("Block_*",)),
+    "scanned": (scanned, LAYERS, ROWS, ()),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    model, variables, inputs, skipped = CASES[request.param]
+    groups = jaxnas.analyze(model, variables, inputs)
+    net = jaxnas.supernet(groups, every(groups, *skipped))
+    return groups, net, net.init(KEY, inputs) if callable(model) else variables, inputs
+
+
+def test_a_supernet_is_its_extracted_networks(case):
+    """P1, P2, P3: outputs, updated statistics and gradients, in one program over architectures."""
+    _, net, variables, inputs = case
+    traces = []
+
+    def loss(variables, arch, net, train):
+        traces.append(train)
+        outputs, updates = net.apply(variables, inputs, arch, train=train, mutable=True, rngs=KEY)
+        return jnp.mean(outputs.astype(jnp.float32) ** 2), (outputs, updates)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=(2, 3))
+    recorded = network.annotated(net, inputs)
+    archs = [net.space.smallest(), *(net.space.sample(jax.random.key(i)) for i in range(20))]
+    found = [run(variables, arch, net, True) for arch in archs]
+    assert len(traces) == 1
+    for arch, ((_, (outputs, updates)), gradients) in list(zip(archs, found, strict=True))[:2]:
+        host = net.space.canonical(arch)
+        small = net.clone(space=net.space.fix(arch))
+        part = unflatten(testing.cut(flatten(variables), recorded, host))
+        (_, (expected, kept)), own = run(part, None, small, True)
+        close(outputs, expected)
+        cut = testing.cut(flatten(gradients), recorded, host)
+        scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(own))
+        for path, value in flatten(own).items():
+            np.testing.assert_allclose(cut[path], value, rtol=1e-4, atol=2e-5 * scale, err_msg=str(path))
+        for path, value in flatten(gradients).items():
+            if path[0] == "params":
+                mask = np.broadcast_to(recorded.specs[path[1:]].mask(host), value.shape)
+                assert not np.any(np.asarray(value)[~mask])
+        new = testing.cut(flatten({**variables, **updates}), recorded, host)
+        for path, value in flatten(kept).items():
+            np.testing.assert_allclose(new[path], value, rtol=1e-4, atol=1e-5)
+    close(
+        net.apply(variables, inputs, archs[0]),
+        net.clone(space=net.space.fix(archs[0])).apply(
+            unflatten(testing.cut(flatten(variables), recorded, archs[0])), inputs
+        ),
+    )
+
+
+def close(one, other):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * float(jnp.abs(other).max()))
+
+
+def test_costs_are_those_of_the_extracted_network(case):
+    """P7, by parameters and by the products of the extracted program."""
+    _, net, _, inputs = case
+    testing.check_network(net, inputs)
+    cost = jaxnas.cost(net, inputs)
+    archs = net.space.sample(KEY, 10_000)
+    counted = cost(archs)
+    one = jax.tree.map(lambda x: x[7], archs)
+    shapes = jax.eval_shape(net.clone(space=net.space.fix(one)).init, KEY, inputs)
+    assert counted["params"][7] == sum(x.size for x in jax.tree.leaves(shapes["params"]))
+
+
+def test_vmap_and_soft_decisions_are_the_loop_and_the_hard_ones(case):
+    """P5."""
+    _, net, variables, inputs = case
+    archs = net.space.sample(KEY, 3)
+    many = jax.jit(jax.vmap(net.apply, (None, None, 0)))(variables, inputs, archs)
+    one = jax.jit(net.apply)
+    for i in range(3):
+        arch = jax.tree.map(lambda x, i=i: x[i], archs)
+        scale = float(jnp.abs(many[i]).max())
+        np.testing.assert_allclose(many[i], one(variables, inputs, arch), rtol=1e-5, atol=1e-5 * scale)
+        soft = one(variables, inputs, net.space.soften(arch))
+        np.testing.assert_allclose(many[i], soft, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_groups_are_named_after_modules(case):
+    groups = case[0]
+    names = {
+        "Convolutional": {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3},
+        "Attending": {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32},
+        "scanned": {"layers/hidden": 12},
+    }[groups.model.name]
+    assert names.items() <= {group.name: group.size for group in groups}.items(), str(groups)
+    assert str(groups).startswith("group") and "\nfixed, " in str(groups)
+
+
+@pytest.fixture(scope="module")
+def attending():
+    model, variables, inputs, _ = CASES["attending"]
+    return jaxnas.analyze(model, variables, inputs), variables, inputs
+
+
+def test_sizes_of_two_decisions_and_depth(attending):
+    groups, _, inputs = attending
+    size = Size(lambda ratio, width: int(ratio * width))
+    decisions = {"ratio": Choice(1.0, 2.0).repeat(2)}
+    net = jaxnas.supernet(
+        groups, {"width": Choice(8, 16), "Block_*/hidden": size, "Block_*": Depth(1, 2)}, decisions=decisions
+    )
+    testing.check_network(net, inputs)
+    assert net.space.choices["ratio"].active == "Block_*"
+    arch = net.space.from_dict({"width": 8, "ratio": [2.0], "Block_*": 1})
+    small = net.clone(space=net.space.fix(arch))
+    assert (small.sizes()["Block_0/hidden"], small.sizes()["Block_1"]) == (16, 0)
+
+
+def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
+    class Mlp(nn.Module):
+        hidden: tuple = (8, 8)
+
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(6)(x)
+            for i, size in enumerate(self.hidden):
+                x = x + nn.Dense(6, name=f"out_{i}")(nn.relu(nn.Dense(size, name=f"in_{i}")(x)))
+            return nn.Dense(2)(x)
+
+    model = Mlp()
+    variables = model.init(KEY, ROWS)
+    net = jaxnas.supernet(jaxnas.analyze(model, variables, ROWS), {"in_*/hidden": Choice(2, 4, 8)})
+    arch = {"in_*/hidden": jnp.array([0, 1], jnp.int32)}
+
+    def rebuild(sizes):
+        return Mlp((sizes["in_0/hidden"], sizes["in_1/hidden"]))
+
+    small, part, error = jaxnas.extract(net, variables, arch, verify=ROWS)
+    assert error < 1e-6
+    own = jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=rebuild)
+    assert own.net == Mlp((2, 4))
+    expected = own.net.apply(own.variables, ROWS[:1])
+    jaxnas.save_subnet(tmp_path / "subnet", small, part, ROWS)
+    for loaded, stored in (
+        jaxnas.load_subnet(tmp_path / "subnet"),
+        jaxnas.load_subnet(tmp_path / "subnet", module=net),
+    ):
+        np.testing.assert_allclose(loaded.apply(stored, ROWS[:1]), expected, rtol=1e-6)
+    program = jaxnas.export_subnet(tmp_path / "subnet", small, part, ROWS)
+    exported = jax.export.deserialize(bytearray(program.read_bytes()))
+    np.testing.assert_allclose(exported.call(ROWS[:1]), expected, rtol=1e-5)  # another number of rows
+    with pytest.raises(ValueError, match="rebuild"):
+        jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: Mlp((2, 2)))
+    with pytest.raises(ValueError, match="differs"):  # of the same variables, and another function
+        swapped = type("Mlp", (Mlp,), {"__call__": lambda self, x: -Mlp.__call__(self, x)})
+        jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: swapped((2, 4)))
+
+
+MISTAKES = {
+    "no such group": ({"Block_*/hiden": Choice(8, 16)}, "hidden"),
+    "no such module": ({"Blok_*": Skip()}, "Block_"),
+    "larger than the group": ({"width": Choice(8, 32)}, "32"),
+    "no size": ({"width": Choice(0, 16)}, "0"),
+    "fixed": ({"Embed_0/embedding": Choice(8)}, "looked up"),
+    "cannot be skipped": ({"Block_*/Dense_1": Skip()}, "shape"),
+    "too deep": ({"Block_*": Depth(1, 3)}, "3"),
+    "another decision": ({"width": Size(lambda wdth: wdth)}, "wdth"),
+    "twice": ({"width": Choice(8), "wid*": Choice(16)}, "width"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(attending, mistake):
+    choices, named = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=named):
+        jaxnas.supernet(attending[0], choices)
+
+
+def test_what_cannot_be_analyzed_is_refused(attending):
+    groups, variables, inputs = attending
+    with pytest.raises(TypeError, match="inputs"):
+        jaxnas.analyze(Attending(), variables)
+    with pytest.raises(ValueError, match="depends on values"):
+        jaxnas.analyze(lambda v, x: x * v if x.sum() > 0 else x, jnp.ones(3), jnp.ones((2, 3)))
+    net = jaxnas.supernet(groups, {"width": Choice(8, 16)})
+    with pytest.raises(ValueError, match="positions"):
+        net.apply(
+            {"params": {**variables["params"], "positions": jnp.ones((3, 16))}}, inputs, net.space.smallest()
+        )
