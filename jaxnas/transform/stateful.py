@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxnas.tensors import Path, flatten, unflatten
 from jaxnas.transform.groups import paths, text
-from jaxnas.transform.models import INTERMEDIATES, Model, Updates, Variables, given
+from jaxnas.transform.models import INTERMEDIATES, Model, Updates, Variables, arguments, given
 
 _RNGS = "rngs"
 
@@ -25,8 +25,9 @@ _RNGS = "rngs"
 def nnx(module: Any) -> Model:
     """The pure function of a module of Flax NNX, which is not changed.
 
-    The collections are those of Linen: "params", "batch_stats", and others by the type of the variable; arrays
-    that are no `nnx.Variable` are "constants". Keys are no variables: all streams are made of the call's key.
+    The collections are those of Linen: "params", "batch_stats", and others by the type of the variable.
+    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: all streams are made of the key of
+    a call.
     """
     from flax import nnx
 
@@ -34,21 +35,28 @@ def nnx(module: Any) -> Model:
     structure, initial = jax.tree.structure(state), dict(_arrays(state))
     own = {path: x for path, x in initial.items() if path[0] not in (*INTERMEDIATES, _RNGS)}
 
-    def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
+    def load(variables: Variables, key: jax.Array | None = None) -> Any:
         found = flatten(variables)
         leaves = [
-            _stream(x, jax.random.fold_in(key, number)) if path[0] == _RNGS else found.get(path, x)
+            _stream(x, jax.random.fold_in(key, number))
+            if path[0] == _RNGS and key is not None
+            else found.get(path, x)
             for number, (path, x) in enumerate(initial.items())
         ]
-        model = nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        return nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+
+    def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
+        model, found = load(variables, key), flatten(variables)
         model.train() if train else model.eval()
+        positional, named = arguments(type(module).__call__, inputs)
         with _named(model, _nnx_modules):
-            outputs = model(inputs, **given(type(module).__call__, key, train, rngs=nnx.Rngs(key)))
+            options = given(type(module).__call__, key, train, rngs=nnx.Rngs(key))
+            outputs = model(*positional, **named, **options)
         now = dict(_arrays(nnx.state(model))) if train else {}
         changed = {path[0] for path in now.keys() & found.keys() if now[path] is not found[path]} - {"params"}
         return outputs, unflatten({path: now[path] for path in found if path[0] in changed})
 
-    return Model(call, unflatten(own), None, type(module).__name__)
+    return Model(call, unflatten(own), None, type(module).__name__, load)
 
 
 def _arrays(state: Any) -> Iterator[tuple[Path, Any]]:
@@ -117,25 +125,33 @@ def equinox(model: Any) -> Model:
     }
     own |= {path: leaves[number] for path, number in stored.items()}
 
-    def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
+    def load(variables: Variables) -> Any:
         found = flatten(variables)
         made = eqx.combine(jax.tree.unflatten(structure, [found[path] for path in order]), static)
+        if state is None:
+            return made
+        values = [found[path] for path in sorted(stored, key=stored.__getitem__)]
+        return made, jax.tree.unflatten(form, values)
+
+    def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
+        made, *states = load(variables) if state is not None else (load(variables),)
         made = eqx.nn.inference_mode(made, value=not train)
 
-        def one(example: Any, key: jax.Array, *state: Any) -> Any:
+        def one(example: Any, key: jax.Array, *states: Any) -> Any:
+            positional, named = arguments(type(module).__call__, example)
+            options = named | given(type(module).__call__, key, train)
             with _named(made, _equinox_modules):
-                return made(example, *state, **given(type(module).__call__, key, train))
+                return made(*positional, *states, **options)
 
         keys = jax.random.split(key, jax.tree.leaves(inputs)[0].shape[0])
-        if state is None:
+        if not states:
             return jax.vmap(one, axis_name=next(iter(names), None))(inputs, keys), {}
-        values = [found[path] for path in sorted(stored, key=stored.__getitem__)]
         batched = jax.vmap(one, (0, 0, None), (0, None), axis_name=next(iter(names), None))
-        outputs, now = batched(inputs, keys, jax.tree.unflatten(form, values))
+        outputs, now = batched(inputs, keys, *states)
         after = jax.tree.leaves(now)
         return outputs, unflatten({path: after[number] for path, number in stored.items()}) if train else {}
 
-    return Model(call, unflatten(own), None, name)
+    return Model(call, unflatten(own), None, name, load)
 
 
 def _nodes(tree: Any, kind: type) -> list[tuple[Path, Any]]:
@@ -160,8 +176,8 @@ def _equinox_modules(module: Any) -> Iterator[tuple[Path, Any]]:
 def _named(model: Any, modules: Callable[[Any], Iterable[tuple[Path, Any]]]) -> Iterator[None]:
     """Calls of the modules of a model run in named scopes that are their paths, while it lasts.
 
-    A transformation of the library, as a checkpoint or a scan, makes its modules anew. Such a one is known where it
-    is the only one of its class in the module that is called.
+    A transformation of the library, as a checkpoint or a scan, makes its modules anew. Such a module is known
+    where it is the only one of its class in the module that is called.
     """
     known: dict[int, tuple[Path, Any]] = {}  # with the modules, which must live as long as their ids
     around: list[Path] = [()]
