@@ -161,7 +161,7 @@ CASES = {
     ),
     "AttNet": Case(
         lambda: AttNet(
-            3, dims=[8, 16], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=3, key=KEY
+            3, dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=3, key=KEY
         ),
         PICTURE,
         "blocks/*/blocks/0",
@@ -183,8 +183,8 @@ class Made:
 
 
 def options(group):
-    """The full size and a small one."""
-    return Choice(group.size - 2 if group.kind == "kernel" and group.size > 2 else group.size // 2, group.size)
+    """A small size and the full one."""
+    return Choice(group.size - 2 if group.kind == "kernel" else group.size // 2, group.size)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -195,7 +195,7 @@ def made(request):
         module = case.make()
         inputs = jax.random.normal(KEY, case.shape)
         groups = jaxnas.analyze(module, inputs=inputs)
-        choices = {group.name: options(group) for group in groups if group.size > 1}
+        choices = {group.name: options(group) for group in groups if group.kind != "kernel" or group.size > 2}
         blocks = {case.blocks: Skip()} if case.blocks else {}
         net = jaxnas.supernet(groups, choices | blocks)
         draw = np.random.default_rng(0)
@@ -204,15 +204,17 @@ def made(request):
             for path, x in flatten(groups.model.variables).items()
         }
         variables = {
-            path: x / np.sqrt(x[0].size) * draw.choice([-1, 1], x.shape).astype(np.float32) if x.ndim > 1 else x
+            path: x / np.sqrt(x[0].size) * draw.choice([-1, 1], x.shape).astype(np.float32)
+            if x.ndim > 1
+            else x
             for path, x in variables.items()
         }
         yield Made(case, module, groups, net, inputs, unflatten(variables))
 
 
 def architectures(net):
-    """The smallest, where blocks are skipped, and two others, of which at least one has blocks."""
-    return [net.space.smallest(), *(net.space.sample(jax.random.key(seed)) for seed in (1, 2))]
+    """The smallest, where blocks are skipped, and one that has some."""
+    return [net.space.smallest(), net.space.sample(jax.random.key(1))]
 
 
 def test_groups_have_names_of_modules(made):
@@ -239,7 +241,9 @@ def test_one_program_agrees_with_every_extracted_network(made, train):
         outputs, updates = supernet(made.variables, made.inputs, arch)
         expected, stored = small.apply(unflatten(cut), made.inputs, **options)
         np.testing.assert_allclose(outputs, expected, atol=1e-5 * max(1, float(jnp.abs(expected).max())))
-        updated = testing.cut(flatten({**made.variables, **updates}), recorded, made.net.space.canonical(arch))
+        updated = testing.cut(
+            flatten({**made.variables, **updates}), recorded, made.net.space.canonical(arch)
+        )
         for path, x in flatten(stored).items():
             np.testing.assert_allclose(updated[path], x, atol=1e-5)
     assert supernet._cache_size() == 1
@@ -252,8 +256,10 @@ def test_gradients_and_costs_are_of_the_active_part(made):
 
     @jax.jit
     def gradients(params, arch):
-        variables = {**made.variables, "params": params}
-        return jax.grad(lambda v: made.net.apply(v, made.inputs, arch).sum())(variables["params"])
+        def total(params):
+            return made.net.apply({**made.variables, "params": params}, made.inputs, arch).sum()
+
+        return jax.grad(total)(params)
 
     found = flatten(gradients(made.variables["params"], arch))
     active = 0
