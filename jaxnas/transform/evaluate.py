@@ -33,7 +33,7 @@ _ODD = frozenset(
 _ALL = frozenset("add add_any sub max min or xor".split())  # 0 of zeros
 _ANY = frozenset("mul and".split())  # 0 if one operand is
 _KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
-    "reshape transpose squeeze expand_dims broadcast_in_dim slice rev reduce_sum reduce_max reduce_min "
+    "reshape transpose squeeze tile expand_dims broadcast_in_dim slice rev reduce_sum reduce_max reduce_min "
     "reduce_window_max reduce_window_min reduce_window_sum dynamic_slice".split()
 )
 _PASSING = frozenset(  # of a sum that is still to be divided
@@ -365,7 +365,7 @@ def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
     found = NONE
     if op.name in _ANY or op.name == "dot_general":
         found = NONE.union(*(zero & own for zero, own in zip(given, has, strict=True)))
-    elif op.name in _ALL or op.name == "concatenate":
+    elif op.name in _ALL or op.name in ("concatenate", "stack"):
         found = given[0].intersection(*given[1:])
     elif op.name == "select_n":
         found = given[1].intersection(*given[2:])
@@ -380,6 +380,7 @@ def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
     elif op.name == "conv_general_dilated":
         kernels = sizes.layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[0]]
         found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
+    found &= sizes.atoms(op.outs[0])  # a sum along an atom no longer has it
     if not found:
         return NONE
     # An atom in two axes of a result, as of x x^T: both operands must have zeros.

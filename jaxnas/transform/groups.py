@@ -264,10 +264,11 @@ def _key(inputs: Any) -> tuple[Any, ...]:
 def paths(variables: Any) -> list[tuple[Path, Any]]:
     """The arrays of a pytree with their paths, as strings."""
     found, _ = jax.tree_util.tree_flatten_with_path(variables)
-    return [(tuple(_text(part) for part in path), x) for path, x in found]
+    return [(tuple(text(part) for part in path), x) for path, x in found]
 
 
-def _text(part: Any) -> str:
+def text(part: Any) -> str:
+    """A part of a path."""
     for name in ("key", "name", "idx"):
         if hasattr(part, name):
             return str(getattr(part, name))

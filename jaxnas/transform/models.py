@@ -57,7 +57,7 @@ def model_of(model: Any, variables: Any) -> Model:
     """
     if isinstance(model, nn.Module):
         return _linen(model, variables)
-    if (kind := _library(model)) is not None:
+    if (kind := _library(model[0] if isinstance(model, tuple) and model else model)) is not None:
         from jaxnas.transform import stateful
 
         if variables is not None:
@@ -82,11 +82,11 @@ def _library(model: Any) -> str | None:
     return "nnx" if ("flax", "Module") in packages else None
 
 
-def given(function: Callable[..., Any], key: jax.Array, train: bool) -> dict[str, Any]:
+def given(function: Callable[..., Any], key: jax.Array, train: bool, **more: Any) -> dict[str, Any]:
     """What a function is told of training and randomness, by the names of its arguments."""
     names = inspect.signature(function).parameters
-    found: dict[str, Any] = {name: train == value for name, value in _TRAIN.items() if name in names}
-    return found | {name: key for name in _KEYS if name in names}
+    found = {name: train == value for name, value in _TRAIN.items()} | dict.fromkeys(_KEYS, key) | more
+    return {name: value for name, value in found.items() if name in names}
 
 
 def arguments(function: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -30,6 +30,7 @@ _MOVES = (
     "copy",
 )
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
+_NO_MODULE = re.compile(r"^eqx\.|->")  # the scopes of Equinox's classes and of jax.numpy.einsum
 _REMAT = ("checkpoint", "remat", "remat2")
 
 
@@ -180,7 +181,8 @@ class Trace:
             while match := _WRAPPED.match(part):
                 part = match[1]
             parts.append(part)
-        return tuple(part for part in parts[parts[0] == self.root :] if part)
+        parts = parts[parts[0] == self.root :]
+        return tuple(part for part in parts if part and not _NO_MODULE.search(part))
 
     def _note_uses(self, name: str, eqn: Any, axes: list[Axes], origins: list[int | None]) -> None:
         """Notes what groups are called after."""

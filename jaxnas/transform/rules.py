@@ -85,6 +85,16 @@ def reduction(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     return [kept for _ in eqn.outvars]
 
 
+def collective(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    """What `jax.vmap` makes of a reduction along its named axis."""
+    axes = eqn.params["axes"]
+    if not all(isinstance(place, int) for place in axes):
+        return unknown(ties, eqn, ins)
+    for axis in (one[place] for one in ins for place in axes):
+        ties.fix(axis, "reduced by name")
+    return [[axis for place, axis in enumerate(one) if place not in axes] for one in ins]
+
+
 def _prefixes(ties: Ties, axes: Axes, reason: str) -> None:
     """Fixes axes whose active part may be no prefix."""
     for axis in axes:
@@ -103,6 +113,10 @@ def broadcast_in_dim(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 def reshape(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    if 0 in eqn.params["new_sizes"]:
+        for every in ins[0]:
+            ties.fix(every, "an empty array")
+        return [ties.axes(eqn.params["new_sizes"], "an empty array")]
     left = [atom for axis in ins[0] for atom in ties.factors(axis)]
     axes: Axes = []
     for size in eqn.params["new_sizes"]:
@@ -192,16 +206,37 @@ def concatenate(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
         for place, axis in enumerate(other):
             if place != along:
                 ties.tie(axes[place], axis)
-    axes[along] = ties.joined([one[along] for one in ins])
+    axes[along] = ties.joined([one[along] for one in ins if ties.size(one[along])] or [axes[along]])
     return [axes]
+
+
+def tile(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    times = eqn.params["reps"]
+    return [[[*ties.axes([n], "repeats")[0], *axis] for n, axis in zip(times, ins[0], strict=True)]]
+
+
+def stack(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    for other in ins[1:]:
+        for one, axis in zip(ins[0], other, strict=True):
+            ties.tie(one, axis)
+    along = eqn.params["axis"]
+    return [[*ins[0][:along], *ties.axes([len(ins)], "arrays that are stacked"), *ins[0][along:]]]
+
+
+def unstack(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
+    along = eqn.params["axis"]
+    ties.fix(ins[0][along], "arrays that are stacked")
+    return [[*ins[0][:along], *ins[0][along + 1 :]] for _ in eqn.outvars]
 
 
 def split(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     along, sizes = eqn.params["axis"], eqn.params["sizes"]
-    places = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    pieces = ties.cut(ins[0][along], places)
+    kept = [size for size in sizes if size]
+    pieces = ties.cut(ins[0][along], [sum(kept[: i + 1]) for i in range(len(kept) - 1)])
     if pieces is None:
-        pieces = [ties.axes([size], "cut within a factor")[0] for size in sizes]
+        pieces = [ties.axes([size], "cut within a factor")[0] for size in kept]
+    found = iter(pieces)
+    pieces = [next(found) if size else ties.axes([0], "an empty piece")[0] for size in sizes]
     return [[*ins[0][:along], piece, *ins[0][along + 1 :]] for piece in pieces]
 
 
@@ -342,11 +377,9 @@ def fft(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 def created(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
-    """Arrays that are made of nothing: whatever uses them says how large they are."""
-    shape = _shape(eqn.outvars[0])
-    if not ins or not ins[0]:
-        return [ties.axes(shape)]
-    return unknown(ties, eqn, ins)
+    """Arrays that are made of nothing, or of keys: whatever uses them says how large they are."""
+    keys = ins[0] if ins else []
+    return [[*keys, *ties.axes(_shape(eqn.outvars[0])[len(keys) :])]]
 
 
 def scalars(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
@@ -374,6 +407,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum", "rev"), along_axes
     ),
+    **dict.fromkeys(("psum", "pmax", "pmin"), collective),
     "broadcast_in_dim": broadcast_in_dim,
     "concatenate": concatenate,
     "conv_general_dilated": convolution,
@@ -389,6 +423,9 @@ RULES: dict[str, Rule] = {
     "sort": sort,
     "split": split,
     "squeeze": squeeze,
+    "stack": stack,
     "top_k": top_k,
+    "tile": tile,
     "transpose": transpose,
+    "unstack": unstack,
 }

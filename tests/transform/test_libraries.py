@@ -1,0 +1,286 @@
+"""Modules of Flax NNX and Equinox, ours and public ones, as supernets: names, extraction, gradients, costs."""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from equimo.models.attnet import AttNet
+from equimo.models.convnext import ConvNeXt
+from equimo.models.vit import VisionTransformer
+from flax import nnx
+
+import jaxnas
+from jaxnas import Choice, Skip, network, testing
+from jaxnas.tensors import flatten, unflatten
+
+KEY = jax.random.key(0)
+
+
+class Mlp(nnx.Module):
+    """Two layers with dropout between them."""
+
+    def __init__(self, size, rngs):
+        self.up, self.down = nnx.Linear(size, 12, rngs=rngs), nnx.Linear(12, size, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(nnx.gelu(self.up(x))))
+
+
+class Block(nnx.Module):
+    """Attention and an MLP, each beside the stream."""
+
+    def __init__(self, size, rngs):
+        self.norm, self.mlp = nnx.LayerNorm(size, rngs=rngs), Mlp(size, rngs)
+        self.attention = nnx.MultiHeadAttention(2, size, decode=False, dropout_rate=0.1, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+
+class Pictures(nnx.Module):
+    """A convolution with batch norm, and blocks."""
+
+    def __init__(self, rngs):
+        self.stem, self.norm = nnx.Conv(3, 8, (3, 3), rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+        self.blocks = nnx.List([Block(8, rngs) for _ in range(2)])
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.stem(x)))
+        x = nnx.max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1, x.shape[-1])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+class Residual(eqx.Module):
+    """Attention and an MLP, each beside the stream."""
+
+    norm: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+    drop: eqx.nn.Dropout
+
+    def __init__(self, size, key):
+        first, second = jax.random.split(key)
+        self.norm, self.drop = eqx.nn.LayerNorm(size), eqx.nn.Dropout(0.2)
+        self.attention = eqx.nn.MultiheadAttention(2, size, key=first)
+        self.mlp = eqx.nn.MLP(size, size, 12, 1, key=second)
+
+    def __call__(self, x, key):
+        y = jax.vmap(self.norm)(x)
+        x = x + self.attention(y, y, y)
+        return x + self.drop(jax.vmap(self.mlp)(x), key=key)
+
+
+class Rows(eqx.Module):
+    """Blocks over the rows of one example."""
+
+    embed: eqx.nn.Linear
+    blocks: list[Residual]
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        first, last, *keys = jax.random.split(key, 4)
+        self.embed, self.head = eqx.nn.Linear(5, 8, key=first), eqx.nn.Linear(8, 3, key=last)
+        self.blocks = [Residual(8, key) for key in keys]
+
+    def __call__(self, x, key):
+        x = jax.vmap(self.embed)(x)
+        for block, one in zip(self.blocks, jax.random.split(key, len(self.blocks)), strict=True):
+            x = block(x, one)
+        return self.head(x.mean(0))
+
+
+class Normed(eqx.Module):
+    """Batch norm, which has a state."""
+
+    convolution: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+    mlp: eqx.nn.MLP
+
+    def __init__(self, key):
+        self.convolution = eqx.nn.Conv2d(3, 8, 3, padding=1, key=key)
+        self.norm = eqx.nn.BatchNorm(8, "batch", mode="ema")
+        self.mlp = eqx.nn.MLP(8, 3, 12, 1, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.convolution(x), state)
+        return self.mlp(jax.nn.relu(x).mean((1, 2))), state
+
+
+@dataclasses.dataclass
+class Case:
+    """A network, an example of its inputs, its blocks, and groups that it has among others."""
+
+    make: Any
+    shape: tuple[int, ...]
+    blocks: str | None
+    groups: str
+    fixed: str = ""
+
+
+PICTURE = (2, 3, 32, 32)
+CASES = {
+    "nnx": Case(
+        lambda: Pictures(nnx.Rngs(0)),
+        (2, 4, 4, 3),
+        "blocks/*",
+        "width blocks/0/attention/heads blocks/0/attention/head_dim blocks/1/mlp/hidden stem/kernel",
+    ),
+    "equinox": Case(
+        lambda: Rows(KEY),
+        (2, 4, 5),
+        "blocks/*",
+        "width blocks/0/attention/heads blocks/0/attention/value_dim blocks/1/mlp/layers/hidden",
+    ),
+    "state": Case(
+        lambda: eqx.nn.make_with_state(Normed)(KEY),
+        (2, 3, 4, 4),
+        None,
+        "convolution/channels convolution/kernel mlp/layers/hidden",
+    ),
+    "ViT": Case(
+        lambda: VisionTransformer(32, 3, 16, 8, 2, [2], num_classes=3, reg_tokens=1, proj_drop=0.1, key=KEY),
+        PICTURE,
+        "blocks/0/blocks/*",
+        "width blocks/0/blocks/0/attn/heads blocks/0/blocks/0/attn/head_dim blocks/0/blocks/1/mlp/hidden",
+        "positions of a convolution: params/global_pos_embed/weight[0]",
+    ),
+    "ConvNeXt": Case(
+        lambda: ConvNeXt(3, depths=[1, 1], dims=[8, 16], num_classes=3, layer_scale_init_value=0.1, key=KEY),
+        PICTURE,
+        "blocks/*/blocks/0",
+        "channels blocks/channels blocks/0/blocks/0/dwconv/kernel blocks/1/blocks/0/channels",
+    ),
+    "AttNet": Case(
+        lambda: AttNet(
+            3, dims=[16, 32], depths=[1, 1], exp_rates=[2, 2], kernel_sizes=[3, 3], num_classes=3, key=KEY
+        ),
+        PICTURE,
+        "blocks/*/blocks/0",
+        "channels blocks/channels blocks/1/blocks/0/channel_mixer/channels",
+    ),
+}
+
+
+@dataclasses.dataclass
+class Made:
+    """A supernet of a case over all of its groups."""
+
+    case: Case
+    module: Any
+    groups: Any
+    net: Any
+    inputs: Any
+    variables: Any
+
+
+def options(group):
+    """A small size and the full one."""
+    return Choice(group.size - 2 if group.kind == "kernel" else group.size // 2, group.size)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request):
+    """Random variables, so that nothing is equal by symmetry; integers and flags as they are."""
+    case = CASES[request.param]
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        module = case.make()
+        inputs = jax.random.normal(KEY, case.shape)
+        groups = jaxnas.analyze(module, inputs=inputs)
+        choices = {group.name: options(group) for group in groups if group.kind != "kernel" or group.size > 2}
+        blocks = {case.blocks: Skip()} if case.blocks else {}
+        net = jaxnas.supernet(groups, choices | blocks)
+        draw = np.random.default_rng(0)
+        variables = {
+            path: jnp.asarray(draw.uniform(0.3, 1, x.shape), x.dtype) if x.dtype == jnp.float32 else x
+            for path, x in flatten(groups.model.variables).items()
+        }
+        variables = {
+            path: x / np.sqrt(x[0].size) * draw.choice([-1, 1], x.shape).astype(np.float32)
+            if x.ndim > 1
+            else x
+            for path, x in variables.items()
+        }
+        yield Made(case, module, groups, net, inputs, unflatten(variables))
+
+
+def architectures(net):
+    """The smallest, where blocks are skipped, and one that has some."""
+    return [net.space.smallest(), net.space.sample(jax.random.key(1))]
+
+
+def test_groups_have_names_of_modules(made):
+    assert set(made.case.groups.split()) <= set(made.groups.groups)
+    assert made.case.fixed in str(made.groups)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_one_program_agrees_with_every_extracted_network(made, train):
+    recorded = network.annotated(made.net, made.inputs)
+    options = {"train": train, "mutable": True, "rngs": jax.random.key(3)}
+
+    @jax.jit
+    def supernet(variables, inputs, arch):
+        return made.net.apply(variables, inputs, arch, **options)
+
+    largest = supernet(made.variables, made.inputs, made.net.space.canonical(made.net.space.largest()))
+    plain = made.groups.model.call(made.variables, made.inputs, options["rngs"], train)
+    np.testing.assert_allclose(largest[0], plain[0], atol=1e-5)
+    assert flatten(largest[1]).keys() == flatten(plain[1]).keys()
+    for arch in architectures(made.net):
+        small = made.net.clone(space=made.net.space.fix(arch))
+        cut = testing.cut(flatten(made.variables), recorded, made.net.space.canonical(arch))
+        outputs, updates = supernet(made.variables, made.inputs, arch)
+        expected, stored = small.apply(unflatten(cut), made.inputs, **options)
+        np.testing.assert_allclose(outputs, expected, atol=1e-5 * max(1, float(jnp.abs(expected).max())))
+        updated = testing.cut(
+            flatten({**made.variables, **updates}), recorded, made.net.space.canonical(arch)
+        )
+        for path, x in flatten(stored).items():
+            np.testing.assert_allclose(updated[path], x, atol=1e-5)
+    assert supernet._cache_size() == 1
+
+
+def test_gradients_and_costs_are_of_the_active_part(made):
+    recorded = network.annotated(made.net, made.inputs)
+    arch = architectures(made.net)[1]
+    arch = made.net.space.canonical(arch)
+
+    @jax.jit
+    def gradients(params, arch):
+        def total(params):
+            return made.net.apply({**made.variables, "params": params}, made.inputs, arch).sum()
+
+        return jax.grad(total)(params)
+
+    found = flatten(gradients(made.variables["params"], arch))
+    active = 0
+    for path, gradient in found.items():
+        mask = np.broadcast_to(recorded.specs[path].mask(arch), gradient.shape)
+        assert not np.any(np.where(mask, 0, gradient)), path
+        active += int(mask.sum())
+    assert int(jaxnas.cost(made.net, made.inputs)(arch)["params"]) == active
+
+
+def test_the_module_of_the_user_is_not_changed(made):
+    if not isinstance(made.module, nnx.Module):
+        pytest.skip("modules of Equinox are frozen")
+    before = flatten(made.groups.model.variables)
+    after = flatten(jaxnas.analyze(made.module, inputs=made.inputs).model.variables)
+    assert all(after[path] is x for path, x in before.items())
+    assert made.module.norm.use_running_average is False
+    assert type(made.module).__call__ is Pictures.__dict__["__call__"]
+
+
+def test_a_module_without_its_state_is_refused():
+    module, _ = eqx.nn.make_with_state(Normed)(KEY)
+    with pytest.raises(TypeError, match="Normed has a state: call analyze"):
+        jaxnas.analyze(module, inputs=jnp.ones((2, 3, 4, 4)))
