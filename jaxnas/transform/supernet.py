@@ -463,7 +463,7 @@ class Supernet:
             return new
         before = dict(paths(old))
         atoms = {
-            self.groups[name].atom: _mask(one, self._kernel(name))
+            self.groups[name].atom: _mask(one, self.groups[name].size, self._kernel(name))
             for name, one in widths.items()
             if name in self.groups.groups
         }
@@ -567,7 +567,8 @@ class Supernet:
                 for key, axes in self._borders(traced).items()
             }
             return Sizes(traced.layouts, sizes, None, gates, borders, traced.trace.constants)
-        masks = {atom: _mask(w, centred) for atom, (w, centred) in chosen.items()}
+        full = {group.atom: group.size for group in self.groups}
+        masks = {atom: _mask(w, full[atom], centred) for atom, (w, centred) in chosen.items()}
         sizes = {
             atom: mask.sum() if mask.dtype != np.dtype(bool) else mask.sum(dtype=np.int32)
             for atom, mask in masks.items()
@@ -591,11 +592,10 @@ def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:
     return dataclasses.replace(sizes, sizes={**sizes.sizes, factors[0]: batch})
 
 
-def _mask(one: Width, centred: bool) -> Any:
-    """The weight of each position of a group, bool (hard) or float (soft), [full size]."""
-    full = one.maximum
+def _mask(one: Width, full: int, centred: bool) -> Any:
+    """The weight of each position of a group, bool (hard) or float (soft), [full]."""
     if one.is_fixed:
-        return np.ones(full, bool)
+        return active_part(full, one.maximum, centred, np)
     choice = joint(one)
     sizes = np.array([row[0] for row in choice.rows], np.int32)
     if choice.is_soft:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.elastic.switch import run
@@ -81,11 +82,14 @@ def contract(op: Operation, values: list[Any], layouts: list[Any], widths: Mappi
     axes = f"{', '.join(names[:-1])} -> {names[-1]}"
     used = {leaf.atom for array in operands for layout in array for leaf in layout} & widths.keys()
     given = {f"a{atom}": widths[atom] for atom in sorted(used)}
-    split = [
-        x.reshape([leaf.size for layout in array for leaf in layout])
-        for x, array in zip(values, operands, strict=True)
-    ]
+    split = []
+    for x, array in zip(values, operands, strict=True):
+        leaves = [leaf for layout in array for leaf in layout]
+        largest = [widths[leaf.atom].maximum if leaf.atom in widths else leaf.size for leaf in leaves]
+        split.append(x.reshape([leaf.size for leaf in leaves])[tuple(map(slice, largest))])
     made = run(product, axes, given, *split, maskable=tuple(given))
+    full = [leaf.size for layout in result for leaf in layout]
+    made = jnp.pad(made, [(0, size - now) for size, now in zip(full, made.shape, strict=True)])
     return made.reshape(op.eqn.outvars[0].aval.shape)
 
 

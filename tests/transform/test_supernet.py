@@ -251,6 +251,17 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
         jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: swapped((2, 4)))
 
 
+@pytest.mark.parametrize("form", ["masked", "switch"])
+def test_the_largest_option_may_be_smaller_than_the_group(form):
+    model = Convolutional()
+    variables = weights(model, IMAGES)
+    sizes = {"Conv_0/channels": Choice(2, 4), "Conv_1/channels": Choice(2), "Dense_0/hidden": Choice(3, 9)}
+    net = jaxnas.supernet(jaxnas.analyze(model, variables, IMAGES), sizes, form=form)
+    arch = net.space.largest()
+    assert jaxnas.extract(net, variables, arch, verify=IMAGES).error < 1e-5
+    close(net.apply(variables, IMAGES, net.space.soften(arch)), net.apply(variables, IMAGES, arch))
+
+
 MISTAKES = {
     "no such group": ({"Block_*/hiden": Choice(8, 16)}, "hidden"),
     "no such module": ({"Blok_*": Skip()}, "Block_"),
