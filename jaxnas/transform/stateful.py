@@ -26,8 +26,8 @@ def nnx(module: Any) -> Model:
     """The pure function of a module of Flax NNX, which is not changed.
 
     The collections are those of Linen: "params", "batch_stats", and others by the type of the variable.
-    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: all streams are made of the key of
-    a call.
+    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: all streams are made of the key
+    of a call.
     """
     from flax import nnx
 

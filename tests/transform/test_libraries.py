@@ -1,4 +1,4 @@
-"""Modules of Flax NNX and Equinox, ours and public ones, as supernets: names, extraction, gradients, costs."""
+"""Modules of Flax NNX and Equinox, ours and public ones, as supernets."""
 
 import dataclasses
 from typing import Any
