@@ -26,8 +26,8 @@ def nnx(module: Any) -> Model:
     """The pure function of a module of Flax NNX, which is not changed.
 
     The collections are those of Linen: "params", "batch_stats", and others by the type of the variable.
-    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: a call makes all streams of its own
-    key.
+    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: a call makes all streams of its
+    own key.
     """
     from flax import nnx
 
