@@ -28,7 +28,7 @@ from jaxnas.elastic.mixture import Mixture
 from jaxnas.elastic.parameter import ANNOTATIONS, CHOICES, ELASTIC_SCOPE, MACS, SPECS, ParameterSpec
 from jaxnas.elastic.width import Table, combine, constant, width
 from jaxnas.inputs import describe, mistaken, one_example
-from jaxnas.tensors import flatten
+from jaxnas.tensors import flatten, without_sown
 
 Path = tuple[str, ...]
 _LARGEST_TABLE = 1 << 18
@@ -156,7 +156,7 @@ def annotations(net: nn.Module, inputs: Any) -> Annotations:
                 {}, inputs, arch, train=False, mutable=DenyList("intermediates"), rngs={"params": key}
             )
         recorded = {name: made.pop(name) for name in ANNOTATIONS if name in made}
-        return made, outputs, recorded
+        return without_sown(made), outputs, recorded
 
     try:
         program, (variables, outputs, recorded) = jax.make_jaxpr(apply, return_shape=True)(key, inputs)

@@ -28,8 +28,8 @@ from jaxnas import files, network, supernets
 from jaxnas.calibration import check_calibrated
 from jaxnas.choice import nearest
 from jaxnas.inputs import describe, one_example, specification, with_batch
+from jaxnas.network import Variables
 from jaxnas.space import Space
-from jaxnas.subnet import Variables, check_variables
 from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def save_subnet(
     name = type(net).__name__
     if _OURS.get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
-    flat = flatten(check_variables(variables))
+    flat = flatten(network.collections(variables))
     example = one_example(inputs)
     _check(net, example, flat, "this network")
     check_finite(flat, "this network")
@@ -111,8 +111,12 @@ def save_subnet(
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
     if not isinstance(net, nn.Module):
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), check_variables(variables))
-        written[FUNCTION] = bytes(_exported(net.apply, inputs, _PLATFORMS, name, shapes).serialize())
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), network.collections(variables)
+        )
+        written[FUNCTION] = bytes(
+            _exported(net.apply, inputs, _PLATFORMS, name, {"params": {}, **shapes}).serialize()
+        )
         function = {"function": {"sha256": files.sha256(written[FUNCTION])}}
     description = {
         "format": FORMAT,
@@ -242,11 +246,11 @@ def export_subnet(
             f"export_subnet: unknown platform {unknown[0]!r}{nearest(unknown[0], _PLATFORMS) or '.'} "
             f"Known: {', '.join(_PLATFORMS)}."
         )
-    flat = flatten(check_variables(variables))
+    flat = flatten(variables := network.collections(variables))
     _check(net, one_example(inputs), flat, "this network")
     check_finite(flat, "this network")
     check_calibrated(net, variables)
-    constants = jax.tree.map(np.asarray, check_variables(variables))
+    constants = jax.tree.map(np.asarray, variables)
     exported = _exported(functools.partial(net.apply, constants), inputs, platforms, type(net).__name__)
     folder = files.as_path(path)
     if folder.is_file():
@@ -303,13 +307,11 @@ def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what:
     """Compares tensors with those of a network, by shape: nothing of its size is allocated."""
     name = type(net).__name__
     try:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        shapes = nn.meta.unbox(jax.eval_shape(net.init, key, example))
+        expected = flatten(network.variable_shapes(net, example))
     except Exception as error:  # whatever a network says about sizes that it cannot have
         raise ValueError(
             f"{name} cannot be made for the inputs {describe(example)}: {type(error).__name__}: {error}"
         ) from error
-    expected = flatten(shapes)
     check_tensors(flat, expected, what)
     wrong = [
         f"{'/'.join(p)} {x.dtype} instead of {expected[p].dtype}"

@@ -51,7 +51,7 @@ def calibrate(
       The variables with new "batch_stats"; the others are the same arrays.
 
     Raises:
-      ValueError: no batches, or a network without batch statistics.
+      ValueError: no batches, variables of another network, or one without batch statistics.
     """
     network.check_contract(net)
     if not variables.get(STATISTICS):
@@ -65,8 +65,10 @@ def calibrate(
             "calibrate needs at least one batch: a pytree of inputs whose arrays have an axis of batches in "
             f"front, the same for all; got {describe(batches)}."
         )
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batches)
+    variables = network.check_variables(net, variables, example)
     key = jax.random.key(0) if key is None else key
-    old = flatten(nn.meta.unbox(variables[STATISTICS]))
+    old = flatten(variables[STATISTICS])
     averages = statistics_of(old)
 
     def run(start: float, batch: Any) -> dict[tuple[str, ...], jax.Array]:

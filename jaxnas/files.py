@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -280,9 +281,26 @@ def sha256(data: bytes | pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest(data: bytes | pathlib.Path) -> str:
-    """The first 16 hexadecimal digits of `sha256`, which tell records of a run apart."""
-    return sha256(data)[:16]
+def digest(data: Any) -> str:
+    """The first 16 hexadecimal digits of a SHA-256, which tell records of a run apart.
+
+    Args:
+      data: bytes, a file, or a pytree of arrays, numbers and texts, of which paths, dtypes and shapes count.
+    """
+    if isinstance(data, bytes | pathlib.Path):
+        return sha256(data)[:16]
+    total = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data, is_leaf=lambda x: x is None):
+        total.update(jax.tree_util.keystr(path).encode())
+        if not hasattr(leaf, "dtype"):
+            total.update(repr(leaf).encode())
+            continue
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf, order="C")
+        total.update(f"{array.dtype}{array.shape}".encode())
+        total.update(str(array).encode() if array.dtype.kind == "O" else array.tobytes())
+    return total.hexdigest()[:16]
 
 
 def plain(value: Any) -> Any:

@@ -18,9 +18,13 @@ import numpy as np
 
 from jaxnas.annotations import Annotations, annotations
 from jaxnas.choice import nearest
+from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.elastic.width import Table
 from jaxnas.inputs import one_example
 from jaxnas.space import Space
+from jaxnas.tensors import check_tensors, flatten, without_sown
+
+Variables = dict[str, Any]
 
 # What a network may compute in; a whole number loses what lies between.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -105,6 +109,68 @@ def _annotated(net: nn.Module, example: Any) -> Annotations:
     recorded = annotations(net, example)
     _check_decisions(net, recorded)
     return recorded
+
+
+def variable_shapes(net: nn.Module, inputs: Any) -> Variables:
+    """The maximal variables of a network as `jax.ShapeDtypeStruct`; traced once, as `annotated` is."""
+    return cached(_variable_shapes, net, one_example(inputs))
+
+
+def _variable_shapes(net: nn.Module, example: Any) -> Variables:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.eval_shape(functools.partial(initial, net), key, example)
+
+
+def initial(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
+    """Maximal variables without boxes; traceable."""
+    return nn.meta.unbox(without_sown(net.init(key, inputs, net.space.smallest())))
+
+
+def check_variables(net: nn.Module, variables: Any, inputs: Any, *, unstack: bool = False) -> Variables:
+    """Compares the names and shapes of variables with those of the network's own.
+
+    Args:
+      net: the network.
+      variables: by collection; parameters stacked by layer or not.
+      inputs: see `jaxnas.init`; the batch size does not matter.
+      unstack: return parameters layer by layer.
+
+    Returns:
+      The variables without boxes.
+
+    Raises:
+      ValueError: variables of another network, or no collections; the message names the arrays.
+    """
+    variables, expected = collections(variables), variable_shapes(net, inputs)
+
+    def by_layer(variables: Variables) -> Variables:
+        return {
+            name: unstack_layers(tree) if STACKED in tree and STACKED not in expected.get(name, {}) else tree
+            for name, tree in variables.items()
+        }
+
+    given = flatten(jax.eval_shape(by_layer, variables))
+    check_tensors(given, flatten(expected), f"the variables of {type(net).__name__}")
+    return by_layer(variables) if unstack else variables
+
+
+def collections(variables: Any) -> Variables:
+    """The variables without boxes; refuses parameters alone.
+
+    Raises:
+      ValueError: no collections.
+    """
+    if not isinstance(variables, dict) or not all(isinstance(value, dict) for value in variables.values()):
+        raise ValueError(
+            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
+            f"{type(variables).__name__}."
+        )
+    if "params" not in variables and variables:
+        raise ValueError(
+            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
+            f"a dict with {sorted(variables)[:8]}. Parameters alone are given as {{'params': params}}."
+        )
+    return {"params": {}, **nn.meta.unbox(variables)}
 
 
 def cached(function: Callable[..., Any], net: nn.Module, example: Any, *more: Any) -> Any:

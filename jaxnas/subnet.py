@@ -11,14 +11,13 @@ import jax.numpy as jnp
 
 from jaxnas import network, testing
 from jaxnas.calibration import calibrate_one, check_calibrated
-from jaxnas.elastic.loop import STACKED, unstack_layers
 from jaxnas.inputs import one_example, specification
+from jaxnas.network import Variables
 from jaxnas.space import Arch
 from jaxnas.tensors import check_tensors, flatten, unflatten
 from jaxnas.transform.rebuild import rebuilt
 from jaxnas.transform.supernet import Supernet
 
-Variables = dict[str, Any]
 TOLERANCE = 1e-5  # of the verification, relative, in float32
 HALF_TOLERANCE = 2e-2  # the same of a network that computes in bfloat16 or float16
 
@@ -58,7 +57,7 @@ def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
 
     def make(key: jax.Array) -> Variables:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return nn.meta.unbox(net.init(key, zeros, net.space.smallest()))
+        return network.initial(net, key, zeros)
 
     if isinstance(key, jax.core.Tracer):
         return make(key)
@@ -138,16 +137,9 @@ def alone(net: nn.Module, variables: Variables, arch: Arch, inputs: Any) -> tupl
     net.space.check(arch)
     net.space.check_static(arch)
     recorded, arch = network.annotated(net, inputs), net.space.canonical(arch)
-    variables = check_variables(variables)
-    expected = nn.meta.unbox(recorded.variables)
-    variables = {
-        name: unstack_layers(tree) if STACKED in tree and STACKED not in expected.get(name, {}) else tree
-        for name, tree in variables.items()
-    }
-    stored = flatten(variables)
-    check_tensors(stored, flatten(expected), "the supernet's variables")
+    variables = network.check_variables(net, variables, inputs, unstack=True)
     small, shapes = testing.check_counts(net, one_example(inputs), recorded, arch)
-    active = testing.cut(stored, recorded, arch)
+    active = testing.cut(flatten(variables), recorded, arch)
     check_tensors(
         active,
         shapes,
@@ -155,25 +147,6 @@ def alone(net: nn.Module, variables: Variables, arch: Arch, inputs: Any) -> tupl
         "Say how large each is in an architecture by jaxnas.elastic.annotate, where the module makes it.",
     )
     return variables, small, unflatten({path: jnp.asarray(x) for path, x in active.items()})
-
-
-def check_variables(variables: Any) -> Variables:
-    """The variables without boxes; refuses parameters alone.
-
-    Raises:
-      ValueError: no collections.
-    """
-    if not isinstance(variables, dict) or not all(isinstance(value, dict) for value in variables.values()):
-        raise ValueError(
-            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"{type(variables).__name__}."
-        )
-    if "params" not in variables and variables:
-        raise ValueError(
-            f"Variables are Flax's collections, {{'params': {{...}}, ...}}, as jaxnas.init gives them; got "
-            f"a dict with {sorted(variables)[:8]}. Parameters alone are given as {{'params': params}}."
-        )
-    return {"params": {}, **nn.meta.unbox(variables)}
 
 
 def _verified(

@@ -15,6 +15,11 @@ flatten: Callable[..., dict[Path, Any]] = flax.traverse_util.flatten_dict
 unflatten: Callable[[dict[Path, Any]], dict[str, Any]] = flax.traverse_util.unflatten_dict
 
 
+def without_sown(variables: Any) -> Any:
+    """Variables without what modules `sow`, which Flax collects in tuples; boxes stay."""
+    return unflatten({path: leaf for path, leaf in flatten(variables).items() if not isinstance(leaf, tuple)})
+
+
 def check_tensors(given: dict[Path, Any], expected: dict[Path, Any], what: str, advice: str = "") -> None:
     """Compares names and shapes of tensors.
 

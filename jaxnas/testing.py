@@ -133,17 +133,16 @@ def check_counts(
     with jax.ensure_compile_time_eval():
         small = net.clone(space=space.fix(arch))
         what = f"{name} at the architecture {space.to_dict(arch)}"
-    key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         # Traced apart from the initialisation, whose own products are none of the network's.
-        variables = jax.eval_shape(small.init, key, example)
+        variables = network.variable_shapes(small, example)
         program = jax.make_jaxpr(small.apply)(variables, example)
     except Exception as error:
         raise ValueError(
             f"{what} cannot be extracted: with the space of this architecture alone, and called without "
             f"one, the network fails with {type(error).__name__}: {error}"
         ) from error
-    stored = flatten(nn.meta.unbox(variables))
+    stored = flatten(variables)
     shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
     expected = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in shapes.items() if x is not None}
     check_tensors(
@@ -251,9 +250,13 @@ def _check_outputs(net: nn.Module, small: nn.Module, values: Any, recorded: Anno
     error = difference(name, *_once(run, *given))
     if error is None or error <= tolerance:
         return
+    if isinstance(net, nn.Module):
+        where = _where(run, given, tolerance)
+    else:
+        where = _which(net, stored, inputs, recorded, tolerance)
     raise ValueError(
         f"{name} at the architecture {net.space.to_dict(arch)} differs from its extracted network by "
-        f"{error:.2g} (relative, with random variables){_where(run, given, tolerance)}. Activations are "
+        f"{error:.2g} (relative, with random variables){where}. Activations are "
         "stored at their largest width with zeros behind the active channels. What joins an elastic axis "
         "with another (a reshape, a concatenation) or reads all of it (a softmax, a mean, a norm, a table) "
         "must run at the active size: in a layer of jaxnas.elastic, as LayerNorm, or in a function that "
@@ -292,6 +295,22 @@ def _where(run: Callable[..., Any], given: Any, tolerance: float) -> str:
             found = _differences(large[key], small[key])
             if found and max(found) > tolerance:
                 return f"; {'/'.join(path)} is the first module whose output differs, by {max(found):.2g}"
+    return ""
+
+
+def _which(net: Any, stored: Any, inputs: Any, recorded: Annotations, tolerance: float) -> str:
+    """Names a decision of a network of `jaxnas.supernet` that is wrong by itself; empty if none is."""
+    largest = {key: np.asarray(value) for key, value in net.space.largest().items()}
+    for key, value in largest.items():
+        for place in np.ndindex(value.shape):
+            arch = {**largest, key: np.array(value)}
+            arch[key][place] = 0
+            small = net.clone(space=net.space.fix(arch))
+            part = unflatten(cut(stored, recorded, net.space.canonical(arch)))
+            outputs = _once(lambda v, x, arch=arch: net.apply(v, x, arch), unflatten(stored), inputs)
+            error = difference(type(net).__name__, outputs, _once(small.apply, part, inputs))
+            if error is not None and error > tolerance:
+                return f"; {key}{list(place) or ''} differs by itself, so leave it out"
     return ""
 
 

@@ -17,8 +17,8 @@ from jaxnas.elastic.bank import BankSpec
 from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
 from jaxnas.elastic.parameter import ParameterSpec
 from jaxnas.elastic.width import Table
-from jaxnas.subnet import Variables, check_variables
-from jaxnas.tensors import Path, check_tensors, flatten, unflatten
+from jaxnas.network import Variables
+from jaxnas.tensors import Path, flatten, unflatten
 
 Spec = ParameterSpec | BankSpec
 
@@ -148,10 +148,7 @@ def _described(net: Any, variables: Variables, inputs: Any) -> tuple[dict[Path, 
     """The arrays of a network and what they are made of, by path."""
     network.check_contract(net)
     recorded = annotations(net, inputs)
-    stored = flatten({name: unstack_layers(tree) for name, tree in check_variables(variables).items()})
-    check_tensors(
-        stored, flatten(nn.meta.unbox(recorded.variables)), f"the variables of {type(net).__name__}"
-    )
+    stored = flatten(network.check_variables(net, variables, inputs, unstack=True))
     return stored, {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
 
 

@@ -13,31 +13,18 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[1]
 
 # Modules that run optax's Adam, which raises a float to an integer power: JAX's own promotion there.
-STANDARD_PROMOTION = {
-    "test_deciding",
-    "test_training",
-    "test_strategies",
-    "test_recipes",
-    "test_recipe_table",
-    "test_seeds",
-    "test_ranking",
-    "test_evolving_spaces",
-    "test_attention_searches",
-    "test_road",
-    "test_times",
-    "test_fit",
-    "test_mesh",
-    "test_remote",
-}
+STANDARD_PROMOTION = """
+test_deciding test_training test_strategies test_recipes test_seeds test_ranking test_mesh
+test_evolving_spaces test_attention_searches test_road test_times test_fit test_remote
+""".split()
 
 # Before JAX is imported. JAX_PLATFORMS=cuda runs the suite on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling is most of the suite's time: a program compiled once is there for all workers, later runs and
 # other clones with the same packages. An entry cut short (read while another worker writes it, or its writer
 # was killed) is compiled again; setup.cfg lets that warning pass. `make clean` empties the cache.
-_VERSIONS = importlib.metadata.version("jax") + "".join(
-    p.read_text() for p in sorted(ROOT.glob("constraints*.txt"))
-)
+_FILES = sorted(ROOT.glob("constraints*.txt"))
+_VERSIONS = importlib.metadata.version("jax") + "".join(path.read_text() for path in _FILES)
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxnas-tests"
 CACHE /= hashlib.sha256(_VERSIONS.encode()).hexdigest()[:12]
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
@@ -68,17 +55,11 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The same examples in every run, as slow as the first compilation makes them; a failure prints
-# how to repeat it.
-hypothesis.settings.register_profile(
-    "jaxnas",
-    deadline=None,
-    derandomize=True,
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-# Other examples in every run: pytest --hypothesis-profile=explore.
-hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("jaxnas"), derandomize=False)
+# The same examples in every run, as slow as the first compilation makes them; a failure prints how to repeat
+# it. For others: pytest --hypothesis-profile=explore.
+_SETTINGS = dict(deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("jaxnas", derandomize=True, **_SETTINGS)
+hypothesis.settings.register_profile("explore", derandomize=False, **_SETTINGS)
 hypothesis.settings.load_profile("jaxnas")
 
 

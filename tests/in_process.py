@@ -77,10 +77,8 @@ def _own_flags():
     app.define_help_flags()  # absl's own, which it defines once in a process
 
     def take():
-        modules = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
-        ours = {
-            name: (module, flags.FLAGS[name]) for name, module in modules.items() if "experiments" in module
-        }
+        found = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
+        ours = {name: (found[name], flags.FLAGS[name]) for name in found if "experiments" in found[name]}
         for name in ours:
             delattr(flags.FLAGS, name)
         return ours
@@ -100,10 +98,8 @@ def _own_flags():
 def _own_logging(stderr):
     """Warnings go to the standard error of the program; afterwards all is as it was."""
     root, own, verbosity = logging.getLogger(), logging.StreamHandler(stderr), absl_logging.get_verbosity()
-    handlers, levels = (
-        root.handlers[:],
-        {name: logging.getLogger(name).level for name in (None, "absl", "asyncio")},
-    )
+    handlers = root.handlers[:]
+    levels = {name: logging.getLogger(name).level for name in (None, "absl", "asyncio")}
     own.setLevel(logging.WARNING)
     root.addHandler(own)
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -46,22 +47,14 @@ def numbered(values):
 
 
 def noted(folder, values):
-    """Leaves in a folder a file for each call, with the number of its process, and takes a while.
-
-    The first one that finds a file `kill` there takes it, and waits until it is killed.
-    """
-    name = "".join(values["op"])
-    path = os.path.join(folder, f"{name}-{time.time_ns()}")
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        file.write(str(os.getpid()))
-    os.rename(path + ".tmp", path)  # A reader finds the number in each file.
-    try:
-        os.rename(os.path.join(folder, "kill"), path + ".kill")
-    except FileNotFoundError:
+    """Leaves in a folder a file for each call; one that finds a file `kill` takes it and is killed."""
+    with open(os.path.join(folder, f"{''.join(values['op'])}-{time.time_ns()}"), "x"):
         time.sleep(0.2)
+    try:
+        os.remove(os.path.join(folder, "kill"))
+    except FileNotFoundError:
         return count(values)
-    time.sleep(120)
-    raise AssertionError("nobody has killed this process")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def began(folder, number):
@@ -96,8 +89,8 @@ def unreadable():
 def raced(folder, text, fidelity):
     """A trial of an architecture as JSON; leaves a note, and ends its process if the file `kill` is there."""
     name = text.replace('"', "").replace(" ", "")
-    with open(os.path.join(folder, f"{name}-{fidelity}-{os.getpid()}-{time.monotonic_ns()}"), "x"):
-        pass
+    note = os.path.join(folder, f"{name}-{fidelity}-{os.getpid()}-{time.monotonic_ns()}")
+    open(note, "x").close()
     if fidelity == 1 and os.path.exists(kill := os.path.join(folder, "kill")):
         os.remove(kill)
         os._exit(9)

@@ -13,7 +13,6 @@ import pytest
 import tiers
 
 from jaxnas import spaces, supernets
-from jaxnas.annotations import annotations
 
 NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two, where they are in a loop
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
@@ -44,8 +43,6 @@ class Setting:
     net: supernets.ViT
     params: Any
     images: jax.Array  # SHAPE
-    weights: jax.Array  # of the logits in the loss [batch, classes]
-    traces: list  # one entry for each time that `run` was traced
 
     @property
     def variables(self):
@@ -59,30 +56,6 @@ class Setting:
     def tolerance(self) -> float:
         return 1e-5 if self.net.dtype == jnp.float32 else 3e-2
 
-    def run(self, params, images, arch):
-        """Returns logits, the output of every module, and the gradient of the weighted logits."""
-        self.traces.append(arch)
-
-        def loss(params):
-            logits, state = self.net.apply(
-                {"params": params},
-                images,
-                arch,
-                capture_intermediates=True,
-                mutable=["intermediates"],
-            )
-            return jnp.sum(logits * self.weights), (logits, state["intermediates"])
-
-        gradient, (logits, outputs) = jax.grad(loss, has_aux=True)(params)
-        return logits, outputs, gradient
-
-    @functools.cached_property
-    def compiled(self):
-        return jit(self.run)
-
-    def __call__(self, arch, params=None):
-        return self.compiled(self.params if params is None else params, self.images, arch)
-
 
 @functools.cache
 def setting(name: str) -> Setting:
@@ -93,7 +66,7 @@ def setting(name: str) -> Setting:
         head_dim=4,
         **(SCANNED if name == "scanned" else SETTINGS[name]),
     )
-    return Setting(net, random_params(net), normal(*SHAPE), normal(SHAPE[0], CLASSES), [])
+    return Setting(net, random_params(net), normal(*SHAPE))
 
 
 def random_params(net, shape=SHAPE):
@@ -101,12 +74,9 @@ def random_params(net, shape=SHAPE):
 
 
 def random_weights(net, inputs):
-    shapes = jax.eval_shape(net.init, jax.random.key(0), inputs)
+    shapes = nn.meta.unbox(jax.eval_shape(net.init, jax.random.key(0), inputs)["params"])
     rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)),
-        nn.meta.unbox(shapes["params"]),
-    )
+    return jax.tree.map(lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape)), shapes)
 
 
 def normal(*shape):
@@ -130,18 +100,6 @@ def sample(space, seed, n=None):
 
 def take(batch, index):
     return jax.tree.map(lambda x: x[index], batch)
-
-
-@functools.cache
-def specs_of(name):
-    """The annotations of each parameter."""
-    return annotations(setting(name).net, SHAPE).specs
-
-
-@functools.cache
-def masks_of(name):
-    """A function from an architecture to which elements of each parameter are active."""
-    return jit(lambda arch: {path: spec.mask(arch) for path, spec in specs_of(name).items()})
 
 
 def flatten(tree):

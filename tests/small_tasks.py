@@ -7,10 +7,11 @@ import types
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+from user_networks import Elastic
 
 from jaxnas import Choice, Space, data, spaces, supernets, tasks
 from jaxnas.data.vocabulary import ByteVocabulary, WordVocabulary
-from jaxnas.elastic import Decisions, Dense, Embedding, Mixture, fixed, width
+from jaxnas.elastic import Dense, Embedding, Mixture, fixed, width
 from jaxnas.supernets import graph_operations as ops
 
 TASKS = ("images", "language", "text", "graphs", "table")
@@ -71,8 +72,8 @@ def task_of(kind):
         return tasks.Table(data=data.from_table(x, 100 * x[:, 0] * x[:, 1]), evaluation_batch_size=16)
 
     def stream(role, count):
-        tokens = random.integers(0, 7, count).astype(np.int32)
-        return data.Stream(role, tokens, np.sort(random.integers(0, 3, count)).astype(np.int32), 2 * count)
+        tokens, documents = random.integers(0, 7, count), np.sort(random.integers(0, 3, count))
+        return data.Stream(role, tokens.astype(np.int32), documents.astype(np.int32), 2 * count)
 
     vocabulary = ByteVocabulary(counts=np.bincount(np.arange(7), minlength=256))
     sizes = {"train": 400, "search": 90, "validation": 80, "test": 70}
@@ -84,47 +85,26 @@ def task_of(kind):
 @functools.cache
 def net_of(kind, scan=False):
     if kind == "images":
-        return supernets.ViT(
-            spaces.vit((4, 8), (1, 2), (1, 2), (1.0, 2.0)),
-            image_size=4,
-            patch_size=2,
-            num_classes=2,
-            head_dim=4,
-            max_relative_position=1,
-            drop_path_rate=0.1,
-            init_std=0.2,
-            scan_layers=scan,
-        )
+        space = spaces.vit((4, 8), (1, 2), (1, 2), (1.0, 2.0))
+        sizes = dict(image_size=4, patch_size=2, num_classes=2, head_dim=4, max_relative_position=1)
+        return supernets.ViT(space, **sizes, drop_path_rate=0.1, init_std=0.2, scan_layers=scan)
     if kind == "text":
         return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
     if kind == "graphs":
         return Neighbours(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
     if kind == "table":
         return supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (4, 8)), num_outputs=1, dropout=0.1)
-    return supernets.TransformerXL(
-        spaces.par(4),
-        vocabulary=256,
-        width=8,
-        num_heads=2,
-        head_dim=4,
-        hidden=16,
-        memory_length=4,
-        dropout=0.1,
-        init_std=0.2,
-        scan_blocks=scan,
-        dtype=jnp.float32,
-    )
+    sizes = dict(vocabulary=256, width=8, num_heads=2, head_dim=4, hidden=16, memory_length=4)
+    rates = dict(dropout=0.1, init_std=0.2)
+    return supernets.TransformerXL(spaces.par(4), **sizes, **rates, scan_blocks=scan, dtype=jnp.float32)
 
 
-class Perceptron(nn.Module):
+class Perceptron(Elastic):
     """Residual blocks of elastic hidden widths on flat images: it compiles in a moment."""
 
-    space: Space
     classes: int = 2
 
-    @nn.compact
-    def __call__(self, images, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, images, decisions, train):
         x = images.reshape(images.shape[0], -1)  # [B, H * W * C]
         channels = fixed(x.shape[-1])
         for i in range(self.space["hidden"].length):
@@ -134,15 +114,12 @@ class Perceptron(nn.Module):
         return Dense(name="head")(x, channels, fixed(self.classes))
 
 
-class Reader(nn.Module):
+class Reader(Elastic):
     """The mean of the embeddings of the words that a mask leaves, and a hidden layer."""
 
-    space: Space
     vocabulary: int
 
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, inputs, decisions, train):
         embed, hidden = width(int, decisions["embed"]), width(int, decisions["hidden"])
         x = Embedding(self.vocabulary, name="embedding")(inputs["tokens"], embed)  # [B, T, E]
         mask = inputs["mask"].astype(x.dtype)[..., None]
@@ -151,14 +128,10 @@ class Reader(nn.Module):
         return Dense(name="out")(x, hidden, fixed(2))
 
 
-class Neighbours(nn.Module):
+class Neighbours(Elastic):
     """An operation on graphs, and a hidden layer for each node."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
+    def body(self, inputs, decisions, train):
         hidden = width(int, decisions["hidden"])
         x, graph = ops.union(inputs)
         pool = {"linear": ops.Linear(8), "gcn": ops.GCNConv(8), "gat": ops.GATConv(8, 2, dropout=0.1)}
@@ -179,9 +152,9 @@ class Disturbed(tasks.Images):
         batches, (step, change) = super().batches(role, batch_size, seed), self.__dict__["disturbance"]
 
         def at(number):
-            batch = batches.at(number)
             # Not in the few rows or the many by which a training compares its data with those of before.
-            return change(batch) if number == step and batch_size == 8 else batch
+            changed = number == step and batch_size == 8
+            return change(batches.at(number)) if changed else batches.at(number)
 
         return types.SimpleNamespace(at=at)
 

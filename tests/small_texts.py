@@ -66,3 +66,26 @@ def text_root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(text_files, text_root):
     return data.load_text("wikitext2", data_dir=text_root, source_dir=text_files)
+
+
+def prepare_examples(folder, features, **splits):
+    """A set `some_examples` as TFDS prepares it: a record for each example of a split."""
+    import tensorflow_datasets as tfds
+
+    class SomeExamples(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("2.0.0")
+        code_path = None
+
+        def _info(self):
+            made = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=made, disable_shuffling=True)
+
+        def _split_generators(self, dl_manager):
+            return {split: enumerate(examples) for split, examples in splits.items()}
+
+        def _generate_examples(self):
+            """What TFDS wants to be there."""
+
+    builder = SomeExamples(data_dir=folder, file_format="array_record")
+    builder.download_and_prepare()
+    return builder.data_path

@@ -19,7 +19,7 @@ _KINDS = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
-_spans = []  # (start, kind, seconds without what is nested), in the order of their ends
+_spans = []  # (start, seconds, kind, seconds without what is nested), in the order of their ends
 _starts = []  # names of programs started
 
 
@@ -42,9 +42,8 @@ def pytest_configure(config):
     import jax
 
     jax.monitoring.register_event_duration_secs_listener(_listen)
-    sys.addaudithook(
-        lambda event, _: _starts.append(event) if event in ("subprocess.Popen", "os.fork") else None
-    )
+    starts = ("subprocess.Popen", "os.fork")
+    sys.addaudithook(lambda event, _: _starts.append(event) if event in starts else None)
 
 
 def _now():

@@ -25,11 +25,9 @@ def python_of(text):
     """The Python blocks of a document, at the lines where they stand; all other lines are empty."""
     lines, inside = [], False
     for line in text.splitlines():
-        if line.startswith("```"):
-            inside = line == "```python"
-            lines.append("")
-        else:
-            lines.append(line if inside else "")
+        fence = line.startswith("```")
+        inside = line == "```python" if fence else inside
+        lines.append(line if inside and not fence else "")
     return "\n".join(lines) + "\n"
 
 
@@ -44,9 +42,7 @@ def files(tmp_path):
     rows = itertools.product((16, 32, 64), ("conv", "attention"), (1, 2))
     lines = [f"{width},{op},{depth},{width / 64 - 0.1 * depth}" for width, op, depth in rows]
     (tmp_path / "results.csv").write_text("\n".join(["width,op,depth,accuracy", *lines]))
-    reviews = [
-        f"text number {i} is {'good' if i % 2 else 'bad'}\t{'good' if i % 2 else 'bad'}" for i in range(40)
-    ]
+    reviews = [f"text number {i} is {word}\t{word}" for i in range(20) for word in ("good", "bad")]
     (tmp_path / "reviews.tsv").write_text("\n".join(["text\tlabel", *reviews]))
     (tmp_path / "book.txt").write_text("Call me whatever you like. " * 400)
     return tmp_path
@@ -71,26 +67,17 @@ def test_links_files_programs_and_configs_exist():
         programs = re.findall(r"\b((?:experiments|jaxnas)(?:\.\w+)+) --", text)
         named |= {name.replace(".", "/") + ".py" for name in programs}
         configs = set(re.findall(r"--config=(\w+)(?![\w./<])", text)) - set(CONFIGS)
-        missing += [(name_of(path), target) for target in local if not (path.parent / target).exists()]
-        missing += [
-            (name_of(path), file)
-            for file in named
-            if not (ROOT / file).exists() and not (ROOT / "jaxnas" / file).exists()
-        ]
-        missing += [(name_of(path), config) for config in configs]
+        lost = {target for target in local if not (path.parent / target).exists()} | configs
+        lost |= {file for file in named if not ((ROOT / file).exists() or (ROOT / "jaxnas" / file).exists())}
+        missing += [(name_of(path), name) for name in lost]
     assert not missing
 
 
-def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 150
-
-
-def test_training_to_report_of_a_users_own_network_and_data_is_under_30_lines():
-    (block,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "data.from_arrays" in block
-    ]
+def test_the_readme_is_short_and_so_is_training_to_report_of_a_users_own_network_and_data():
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) < 150
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (block,) = (block for block in blocks if "data.from_arrays" in block)
     assert "training.fit(" in block and "runs.search_and_finish(" in block
     assert len([line for line in block.splitlines() if line.strip()]) < 30
 
@@ -102,19 +89,16 @@ def lines_of(name):
     return sum(len(file.read_text().splitlines()) for file in files), len(files)
 
 
-def number(text):
-    return int(text.replace(",", ""))
-
-
 def test_the_table_of_what_each_system_needs_is_that_of_the_files():
     section = (ROOT / "ARCHITECTURE.md").read_text().split("## What each system needs of its own")[1]
-    section, counted = section.split("\n## ")[0], re.compile(r"`([\w/]+(?:\.py|/))` ([\d,]+)")
+    section = section.split("\n## ")[0].replace(",", "")
+    counted = re.compile(r"`([\w/]+(?:\.py|/))` (\d+)")
     every = counted.findall(section)
     assert len(every) > 20
     for name, told in every:
-        assert number(told) == pytest.approx(lines_of(name)[0], rel=0.1), name
-    sums = re.findall(r"^\| \w+ \| (.*) \| ([\d,]+) in (\d+) files \|$", section, re.MULTILINE)
+        assert int(told) == pytest.approx(lines_of(name)[0], rel=0.1), name
+    sums = re.findall(r"^\| \w+ \| (.*) \| (\d+) in (\d+) files \|$", section, re.MULTILINE)
     assert len(sums) == 6
     for cell, lines, files in sums:
-        assert number(lines) == sum(number(told) for _, told in counted.findall(cell))
+        assert int(lines) == sum(int(told) for _, told in counted.findall(cell))
         assert int(files) == sum(lines_of(name)[1] for name, _ in counted.findall(cell))

@@ -29,8 +29,13 @@ def test_runs(path, tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_first_tries_beat_a_linear_model(tmp_path, monkeypatch):
     """The digits at their size; pictures and texts of two kinds at a size that takes seconds."""
+
+    def tried(name, *given):
+        printed = in_process.script(ROOT / "examples" / f"first_{name}.py", *given).splitlines()[-1]
+        return ast.literal_eval(printed.replace("a linear model:", ","))
+
     monkeypatch.chdir(tmp_path)
-    found, linear = ast.literal_eval(_tried("digits").replace("a linear model:", ","))
+    found, linear = tried("digits")
     assert found["accuracy"] > 0.97 and found["accuracy"] > linear["test"]
     random = np.random.default_rng(0)
     for name, level in (("dark", 50), ("light", 200)):
@@ -43,20 +48,13 @@ def test_first_tries_beat_a_linear_model(tmp_path, monkeypatch):
     usual = training.Training
     monkeypatch.setattr(training, "Training", lambda **given: usual(**given | {"steps": 40}))
     for name, given in (("pictures", "pictures"), ("sentences", "texts.tsv")):
-        found, _ = ast.literal_eval(_tried(name, given).replace("a linear model:", ","))
-        assert found["accuracy"] > 0.9
+        assert tried(name, given)[0]["accuracy"] > 0.9
         assert (tmp_path / "runs" / name / "report.html").is_file()
 
 
-def _tried(name, *given):
-    return in_process.script(ROOT / "examples" / f"first_{name}.py", *given).splitlines()[-1]
-
-
 def test_runs_with_workers(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(WITH_WORKERS)]
-    done = subprocess.run(
-        [*command, f"--workdir={tmp_path}"], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", WITH_WORKERS]
+    options = dict(env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*command, f"--workdir={tmp_path}"], **options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip()

@@ -47,24 +47,22 @@ def imported(path):
 
 def test_a_room_imports_only_from_floors_below():
     files = [*(ROOT / "jaxnas").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
-    wrong = []
-    for path in files:
-        own = room_of(path)
-        if own in ("__init__", "experiments"):  # the package gathers names; experiments stand above all
-            continue
-        for other, line in imported(path):
-            if other != own and FLOOR[other] >= FLOOR[own]:
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {other}")
-    assert not wrong
     assert len(files) > 80
-
-
-def test_every_room_has_a_floor():
-    rooms = {room_of(path) for path in (ROOT / "jaxnas").rglob("*.py")} - {"__init__"}
-    assert rooms == set(FLOOR) - {"experiments"}
+    rooms = {path: room_of(path) for path in files}
+    assert set(rooms.values()) - {"__init__"} == set(FLOOR)
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {other}"
+        for path, own in rooms.items()
+        if own not in ("__init__", "experiments")  # the package gathers names; experiments stand above all
+        for other, line in imported(path)
+        if other != own and FLOOR[other] >= FLOOR[own]
+    ]
+    assert not wrong
 
 
 def test_tests_mirror_the_packages():
-    packages = {path.name for path in (ROOT / "jaxnas").iterdir() if path.is_dir()} - {"__pycache__"}
-    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
+    packages, folders = (
+        {path.name for path in (ROOT / name).iterdir() if path.is_dir()} - {"__pycache__"}
+        for name in ("jaxnas", "tests")
+    )
     assert folders == packages | {"experiments"}

@@ -1,6 +1,7 @@
 """Measured latency as a cost."""
 
 import dataclasses
+import functools
 import json
 
 import flax.linen as nn
@@ -10,33 +11,25 @@ import numpy as np
 import pytest
 import refusals
 import small_tasks
+import user_networks
 
 import jaxnas
 from experiments.configs.par import measure_blocks
 from jaxnas import Choice, Space, latency, report, runs, search, spaces, supernets, tasks
-from jaxnas.elastic import Decisions, Dense, Mixture, fixed, width
+from jaxnas.elastic import Dense, Mixture, fixed, width
 
 SPACE = spaces.par(3)
 ADDED = {"block": {"identity": 0, "feed_forward": 300, "attention": 1000}}
 TABLE = latency.LatencyTable(0, ADDED, "cpu", {"batch": 2})
 
 
-class Identity(nn.Module):
-    def __call__(self, x):
-        return x
-
-
-class Wide(nn.Module):
-    space: Space
-
-    @nn.compact
-    def __call__(self, inputs, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        hidden = width(lambda size: size, decisions["hidden"])
+class Wide(user_networks.Elastic):
+    def body(self, inputs, decisions, train):
+        hidden = width(int, decisions["hidden"])
         x = nn.BatchNorm(use_running_average=not train)(inputs["x"])
         y = Dense(name="in")(x, fixed(512), hidden)
         y = Dense(name="out")(y, hidden, fixed(512))
-        return Mixture({"identity": Identity(), "dense": nn.Dense(512)})(decisions["last"], y)
+        return Mixture({"identity": user_networks.Identity(), "dense": nn.Dense(512)})(decisions["last"], y)
 
 
 def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
@@ -57,20 +50,11 @@ def test_the_latency_of_an_architecture_is_the_sum_of_its_blocks():
 
 def test_what_is_inactive_takes_no_time():
     space = Space(depth=Choice(1, 2), width=Choice(8, 16).repeat(2, active="depth"))
-    table = latency.LatencyTable(
-        100,
-        {"depth": {"1": -40, "2": 0}, "width[0]": {"8": -3, "16": 0}, "width[1]": {"8": -5, "16": 0}},
-        "cpu",
-        {},
-    )
-    cost = table.cost(space)
-    for values, expected in (
-        ({"depth": 2, "width": [16, 16]}, 100),
-        ({"depth": 2, "width": [8, 8]}, 92),
-        ({"depth": 1, "width": [8]}, 57),
-        ({"depth": 1, "width": [16]}, 60),
-    ):
-        assert cost(space.from_dict(values)) == {"latency_ms": expected / 1e6}
+    less = {"depth": {"1": -40, "2": 0}, "width[0]": {"8": -3, "16": 0}, "width[1]": {"8": -5, "16": 0}}
+    cost = latency.LatencyTable(100, less, "cpu", {}).cost(space)
+    for depth, widths, expected in ((2, [16, 16], 100), (2, [8, 8], 92), (1, [8], 57), (1, [16], 60)):
+        arch = space.from_dict({"depth": depth, "width": widths})
+        assert cost(arch) == {"latency_ms": expected / 1e6}
 
 
 def test_blocks_are_measured_on_the_device_and_kept(tmp_path):
@@ -102,24 +86,24 @@ def test_any_network_is_measured():
 
 def test_calls_are_made_in_turn():
     made = []
-    times = latency.median_times(
-        {name: lambda name=name: made.append(name) for name in "ab"}, warmup=1, repeats=3
-    )
-    assert made == ["a", "b", "a", "b", "a", "b", "a", "b"] and set(times) == {"a", "b"}
+    calls = {name: functools.partial(made.append, name) for name in "ab"}
+    assert latency.median_times(calls, warmup=1, repeats=3).keys() == {"a", "b"}
+    assert made == ["a", "b"] * 4
 
 
 def test_mistakes_are_refused(tmp_path):
     other = dataclasses.replace(TABLE, options={"block": {"identity": 0, "attention": 5}})
 
-    def loaded(number, text):
-        path = tmp_path / f"{number}.json"
-        path.write_text(text)
-        return lambda: latency.load(path), ValueError, path.name
+    def loaded(text):
+        def load():
+            (tmp_path / "latency.json").write_text(text)
+            latency.load(tmp_path / "latency.json")
 
-    texts = ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")
+        return load, ValueError, "latency.json"
+
     refusals.check(
         (lambda: other.cost(SPACE), ValueError, "'feed_forward'", "'block[0]'", "'identity'"),
-        *(loaded(number, text) for number, text in enumerate(texts)),
+        *map(loaded, ("{}", json.dumps({"format": 1}), '{"format": 2, "choice": "block"}', "3", "{")),
         (lambda: latency.load(tmp_path / "none.json"), FileNotFoundError, "none.json"),
     )
 

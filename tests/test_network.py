@@ -14,23 +14,12 @@ import user_networks
 from small_nets import CONV, TABLE, TEXT, normal, setting
 from small_tasks import perceptron, task_of
 from test_cost import lower, xla_macs
-from user_networks import IMAGES, MIXER, Deep, ElasticMlp, Second
+from user_networks import IMAGES, MIXER, Deep, Elastic, ElasticMlp, Second
 
 import jaxnas
-from jaxnas import Choice, Space, training
+from jaxnas import Choice, Space, elastic, training
 from jaxnas.annotations import annotations
-from jaxnas.elastic import (
-    Decision,
-    Decisions,
-    Dense,
-    Mixture,
-    annotate,
-    fixed,
-    record_choice,
-    record_macs,
-    run,
-    width,
-)
+from jaxnas.elastic import Decision, Decisions, Dense, Mixture, fixed, record_choice, width
 from jaxnas.testing import check_network
 
 FEATURES = {
@@ -47,6 +36,7 @@ NETWORKS = {
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 KEY = jax.random.key(0)
+assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 
 
 @functools.cache
@@ -54,19 +44,25 @@ def variables_of(name):
     """Random ones, also where the initial ones are 0 or 1."""
     net, inputs = NETWORKS[name]
     rng = np.random.default_rng(0)
-    variables = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), jax.random.key(0))
+    variables = jax.eval_shape(lambda key: jaxnas.init(net, key, inputs), KEY)
     return jax.tree.map(lambda x: jnp.asarray(rng.uniform(0.2, 1, x.shape), x.dtype), variables)
 
 
-# ---- What a user's network can do.
+class Base(Elastic):
+    """Its body is given rows of three numbers, also of pictures, and its decisions."""
+
+    space: Space = Space(hidden=Choice(4, 8))
+
+    def body(self, x, decisions, train):
+        return self.rows(x.reshape(x.shape[0], -1)[:, :3], *(decisions[name] for name in self.space))
 
 
 @pytest.mark.hlo
 @every_network
 def test_costs_are_those_of_xla_and_extraction_is_exact(name):
-    """P3 and P7."""
+    """P3 and P7; costs ask for the shapes and types of inputs alone."""
     net, inputs = NETWORKS[name]
-    cost, one = jaxnas.cost(net, inputs), jax.tree.map(lambda x: x[:1], inputs)
+    cost, one = jaxnas.cost(net, jax.eval_shape(lambda: inputs)), jax.tree.map(lambda x: x[:1], inputs)
     for seed in range(2):
         arch = net.space.sample(jax.random.key(seed))
         small, variables, error = jaxnas.extract(net, variables_of(name), arch, verify=inputs)
@@ -77,27 +73,21 @@ def test_costs_are_those_of_xla_and_extraction_is_exact(name):
         assert jaxnas.cost(small, inputs)(small.space.smallest()) == costs
 
 
-class LowRank(nn.Module):
+class LowRank(Base):
     """An MLP whose plain head begins with the product of two random matrices."""
 
-    space: Space
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
+    def rows(self, x, decision):
         def low_rank(key, shape, dtype=jnp.float32):
             left, right = jax.random.normal(key, (2, max(shape), 2), dtype)
             return left[: shape[0]] @ right[: shape[1]].T
 
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        x = ElasticMlp()(x, width(int, decisions["hidden"]))
-        return nn.Dense(5, kernel_init=low_rank)(x)
+        return nn.Dense(5, kernel_init=low_rank)(ElasticMlp()(x, width(int, decision)))
 
 
 def test_products_of_an_initialization_are_none_of_the_network():
-    net = LowRank(Space(hidden=Choice(3, 6)))
-    check_network(net, (1, 4))
-    costs = jaxnas.cost(net, (1, 4))({"hidden": jnp.arange(2)})
-    assert costs["macs"].tolist() == [2 * 4 * hidden + 4 * 5 for hidden in (3, 6)]
+    check_network(LowRank(), (1, 3))
+    costs = jaxnas.cost(LowRank(), (1, 3))({"hidden": jnp.arange(2)})
+    assert costs["macs"].tolist() == [2 * 3 * hidden + 3 * 5 for hidden in (4, 8)]
 
 
 def test_parameters_of_a_mixture_count_when_they_are_used():
@@ -119,16 +109,13 @@ def test_parameters_of_a_mixture_count_when_they_are_used():
 @every_network
 def test_gradients_reach_what_an_architecture_uses(name):
     net, inputs = NETWORKS[name]
-    specs = annotations(net, inputs).specs
-    variables = variables_of(name)
+    specs, variables = annotations(net, inputs).specs, variables_of(name)
 
     @jax.jit
+    @jax.grad
     def gradient(params, arch):
-        def loss(params):
-            outputs = net.apply({**variables, "params": params}, inputs, arch)
-            return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(outputs))
-
-        return jax.grad(loss)(params)
+        outputs = net.apply({**variables, "params": params}, inputs, arch)
+        return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(outputs))
 
     for seed in range(4):
         arch = net.space.sample(jax.random.key(seed))
@@ -137,135 +124,13 @@ def test_gradients_reach_what_an_architecture_uses(name):
             assert not np.any(np.where(mask, 0, leaf)), path
 
 
-@pytest.mark.eight_devices
-def test_init_works_under_jit_with_shardings():
-    net, inputs = NETWORKS["mixer"]
-    everywhere = jax.sharding.NamedSharding(
-        jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]),
-        jax.sharding.PartitionSpec(),
-    )
-    make = jax.jit(lambda key: jaxnas.init(net, key, inputs.shape), out_shardings=everywhere)
-    made, plain = make(jax.random.key(0)), jaxnas.init(net, KEY, inputs)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), made, plain)
-    assert all(leaf.sharding.is_equivalent_to(everywhere, leaf.ndim) for leaf in jax.tree.leaves(made))
-
-
-def test_inputs_are_one_pytree_of_any_kind():
-    net, inputs = NETWORKS["elastic operations"]
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs)
-    arch = net.space.largest()
-    assert jaxnas.cost(net, shapes)(arch) == jaxnas.cost(net, inputs)(arch)
-    mixer, images = NETWORKS["mixer"]
-    arch = mixer.space.largest()
-    assert jaxnas.cost(mixer, (7, *IMAGES[1:]))(arch) == jaxnas.cost(mixer, images)(arch)
-
-
-# ---- What cannot be told is refused.
-
-
-class Base(nn.Module):
-    space: Space = Space(hidden=Choice(4, 8))
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
-        return self.body(x, decision)
-
-
-class PlainAtAnElasticWidth(Base):
-    def body(self, x, decision):
-        y = Dense()(x, fixed(3), width(lambda size: size, decision))
-        return nn.Dense(2)(y)
-
-
-class ProductAtAnElasticWidth(Base):
-    def body(self, x, decision):
-        y = Dense()(x, fixed(3), width(lambda size: size, decision))
-        return y @ y.T
-
-
-class Understated(Base):
-    def body(self, x, decision):
-        hidden = width(lambda size: size, decision)
-        y = Dense()(x, fixed(3), hidden)
-        record_macs(self, hidden.table)
-        return y @ y.T @ y
-
-
-class SharedByAll(Base):
-    """One plain block in the mixtures of twenty decisions."""
-
-    space: Space = Space(op=Choice("identity", "dense").repeat(20))
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        blocks = {"identity": user_networks.Identity(), "dense": nn.Dense(3)}
-        for i in range(20):
-            x = Mixture(blocks)(decisions["op", i], x)
-        return x
-
-
-class Branches(Base):
-    def body(self, x, decision):
-        y = Dense()(x, fixed(3), width(lambda size: size, decision))
-        return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
-
-
-class Between(nn.Module):
-    """Something made by hand between two elastic layers, which no count sees."""
-
-    by_hand: str
-    space: Space = Space(hidden=Choice(4, 8))
-
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
-        hidden = width(int, decision)
-        y = Dense(name="first")(x, fixed(3), hidden)
-        if self.by_hand == "flatten":
-            y = jnp.stack([y, 2 * y], axis=1).reshape(y.shape[0], -1)
-        elif self.by_hand == "concatenation":
-            y = jnp.concatenate([y, 3 * y], axis=1)
-        elif self.by_hand == "softmax":
-            y = jax.nn.softmax(y)
-        elif self.by_hand == "norm":
-            y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=1, keepdims=True) + 1e-6)
-        elif self.by_hand == "table":
-            y = y * jnp.asarray([2.0, 3.0])[decision.value]
-        elif self.by_hand == "mask":
-            y = y * (jnp.arange(hidden.maximum) < jnp.asarray([2, 8])[decision.value]).astype(y.dtype)[None]
-        elif self.by_hand == "maskable":  # which a softmax is not
-            options = dict(maskable=("hidden",), max_branches=1)
-            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y, **options)
-        elif self.by_hand == "right":
-            y = run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y)
-        times = y.shape[1] // hidden.maximum
-        y = Dense(name="last")(y, width(lambda size: times * size, decision), fixed(2))
-        return y, {"beside": hidden.mask()}
-
-
-def test_an_extracted_network_that_computes_something_else_is_refused_before_training():
-    wrong = ("flatten", "concatenation", "softmax", "norm", "table", "mask", "maskable")
-    check_network(Between("right"), (2, 3))
-    refusals.check(
-        *(
-            (lambda by_hand=by_hand: check_network(Between(by_hand), (2, 3)), ValueError, "'hidden'", "last")
-            for by_hand in wrong
-        ),
-        (lambda: training.fit(task_of("images"), FlatImages("softmax"), 1), ValueError, "'hidden'", "last"),
-    )
-
-
-class Shortcut(nn.Module):
+class Shortcut(Base):
     """Projects where widths differ, which each of its networks alone sees in another way."""
 
     space: Space = Space(first=Choice(4, 8), second=Choice(4, 8))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        first, second = (width(int, decisions[name]) for name in ("first", "second"))
+    def rows(self, x, *decisions):
+        first, second = (width(int, decision) for decision in decisions)
         y = Dense(name="in")(x, fixed(3), first)
         z = Dense(name="between")(y, first, second)
         if not (first.is_fixed and first.maximum == second.maximum):
@@ -277,83 +142,148 @@ def test_extraction_counts_the_architecture_at_hand():
     net, x = Shortcut(), normal(2, 3)
     variables, arch = jaxnas.init(net, KEY, x), net.space.from_dict({"first": 4, "second": 8})
     assert jaxnas.extract(net, variables, arch, inputs=x).variables["params"]["project"]
+    equal = net.space.smallest()
     refusals.check(
-        (
-            lambda: jaxnas.extract(net, variables, net.space.smallest(), inputs=x),
-            ValueError,
-            "project/kernel",
-            "'first': 4",
-        )
+        (lambda: jaxnas.extract(net, variables, equal, inputs=x), ValueError, "project/kernel", "'first': 4")
     )
 
 
-class Skipped(Base):
-    """Two operations that a gate leaves out: of all architectures, or of one alone."""
+class Recorded(Base):
+    """Operations that a gate leaves out of all networks or of one, and a pooling that is chosen by hand."""
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         record_choice(self, decision)
         gates = (width(lambda size: 0, decision), width(lambda size: int(size > 4), decision))
-        added = [run(lambda x: x + 1, "rows three -> rows three", {}, x, gate=gate) for gate in gates]
-        return jnp.concatenate([*added, Dense(name="dense")(x, fixed(3), fixed(3), gate=gates[0])], axis=1)
+        added = [elastic.run(lambda x: x + 1, "rows three -> rows three", {}, x, gate=gate) for gate in gates]
+        dense = Dense(name="dense")(x, fixed(3), fixed(3), gate=gates[0])
+        is_mean = jnp.asarray([option == 8 for option in decision.options])[decision.value]
+        pooled = jnp.where(is_mean, x.mean(axis=1, keepdims=True), x.max(axis=1, keepdims=True))
+        return jnp.concatenate([*added, dense, pooled], axis=1)
 
 
-def test_a_gate_that_is_always_0_leaves_an_operation_out():
-    net, x = Skipped(), normal(2, 3)
+def test_a_gate_that_is_always_0_leaves_an_operation_out_and_a_choice_by_hand_is_recorded():
+    net, x = Recorded(), normal(2, 3)
     variables = jax.tree.map(lambda leaf: leaf + 1, jaxnas.init(net, KEY, x))
-    for index in range(2):
+    for index, pool in enumerate((np.max, np.mean)):
         arch = {"hidden": jnp.int32(index)}
-        expected = np.concatenate([0 * x, index * (x + 1), 0 * x], axis=1)
-        np.testing.assert_allclose(net.apply(variables, x, arch), expected)
+        expected = np.concatenate([0 * x, index * (x + 1), 0 * x, pool(x, axis=1, keepdims=True)], axis=1)
+        np.testing.assert_allclose(net.apply(variables, x, arch), expected, rtol=1e-6)
         assert jaxnas.extract(net, variables, arch, verify=x).error <= 1e-6
 
 
-class FlatImages(Between):
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        return super().__call__(x.reshape(x.shape[0], -1)[:, :3], arch)[0]
+def test_a_block_of_a_mixture_may_be_elastic():
+    """Its widths too: outputs by index and by weights, and zeros behind."""
+    mixture, x = Mixture({"identity": Second(), "mlp": ElasticMlp()}), normal(2, 6, 8)
+
+    def run(method, value, index):
+        hidden = width(int, Decision(("hidden", None), (4, 8), jnp.int32(index)))
+        return method(Decision(("op", None), ("identity", "mlp"), value), x, hidden)
+
+    variables = run(functools.partial(mixture.init, KEY), jnp.int32(0), 1)
+    apply = functools.partial(mixture.apply, variables)
+    for index in range(2):
+        mixed = run(apply, jnp.array([0.25, 0.75]), index)
+        expected = 0.25 * x + 0.75 * run(apply, jnp.int32(1), index)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
 
 
-class NoSpace(nn.Module):
-    def __call__(self, x, arch=None, *, train=False):
-        return x
+BY_HAND = {
+    "flatten": lambda y, hidden, i: jnp.stack([y, 2 * y], axis=1).reshape(y.shape[0], -1),
+    "concatenation": lambda y, hidden, i: jnp.concatenate([y, 3 * y], axis=1),
+    "softmax": lambda y, hidden, i: jax.nn.softmax(y),
+    "norm": lambda y, hidden, i: y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=1, keepdims=True) + 1e-6),
+    "table": lambda y, hidden, i: y * jnp.asarray([2.0, 3.0])[i],
+    "mask": lambda y, hidden, i: y * jnp.float32(jnp.arange(hidden.maximum) < jnp.asarray([2, 8])[i])[None],
+    # A softmax is not maskable.
+    "maskable": lambda y, hidden, i: softmax(y, hidden, maskable=("hidden",), max_branches=1),
+    "right": lambda y, hidden, i: softmax(y, hidden),
+}
 
 
-class NoArchitecture(nn.Module):
-    space: Space = MIXER
-
-    def __call__(self, x, *, train=False):
-        return x
+def softmax(y, hidden, **options):
+    return elastic.run(jax.nn.softmax, "rows hidden -> rows hidden", {"hidden": hidden}, y, **options)
 
 
-class NoTrain(nn.Module):
-    space: Space = MIXER
+class Between(Base):
+    """Something made by hand between two elastic layers, which no count sees."""
 
-    def __call__(self, x, arch=None):
-        return x
+    by_hand: str = "right"
+
+    def rows(self, x, decision):
+        hidden = width(int, decision)
+        y = Dense(name="first")(x, fixed(3), hidden)
+        y = BY_HAND[self.by_hand](y, hidden, decision.value)
+        times = y.shape[1] // hidden.maximum
+        y = Dense(name="last")(y, width(lambda size: times * size, decision), fixed(2))
+        return (y, {"beside": hidden.mask()}) if self.by_hand == "right" else y
 
 
-class TwoInputs(nn.Module):
-    space: Space = MIXER
+def test_an_extracted_network_that_computes_something_else_is_refused_before_training():
+    nets = [Between(by_hand=by_hand) for by_hand in BY_HAND if by_hand != "right"]
+    check_network(Between(), (2, 3))
+    refusals.check(
+        *((lambda net=net: check_network(net, (2, 3)), ValueError, "'hidden'", "last") for net in nets),
+        (lambda: training.fit(task_of("images"), nets[2], 1), ValueError, "'hidden'", "last"),
+    )
 
-    def __call__(self, x, arch, mask, train=False):
-        return x
+
+class PlainAtAnElasticWidth(Base):
+    def rows(self, x, decision):
+        y = Dense()(x, fixed(3), width(int, decision))
+        return nn.Dense(2)(y)
 
 
-class Nothing(nn.Module):
-    space: Space = MIXER
+class ProductAtAnElasticWidth(Base):
+    def rows(self, x, decision):
+        y = Dense()(x, fixed(3), width(int, decision))
+        return y @ y.T
 
-    def __call__(self, x, arch=None, *, train=False):
-        return {}
+
+class Understated(Base):
+    def rows(self, x, decision):
+        hidden = width(int, decision)
+        y = Dense()(x, fixed(3), hidden)
+        elastic.record_macs(self, hidden.table)
+        return (y @ y.T @ y)[:, :2]
+
+
+class Branches(Base):
+    def rows(self, x, decision):
+        y = Dense()(x, fixed(3), width(int, decision))
+        return y + jax.lax.cond(jnp.sum(x) > 0, lambda x: x @ jnp.ones((3, 8)), lambda x: jnp.ones((1, 8)), x)
 
 
 class Mistyped(Base):
-    def body(self, x, decision):
+    def rows(self, x, decision):
         return x * Decisions(self.space, None, initializing=True)["hiden"].value
+
+
+class SharedByAll(Elastic):
+    """One plain block in the mixtures of twenty decisions."""
+
+    space: Space = Space(op=Choice("identity", "dense").repeat(20))
+
+    def body(self, x, decisions, train):
+        blocks = {"identity": user_networks.Identity(), "dense": nn.Dense(3)}
+        for i in range(20):
+            x = Mixture(blocks)(decisions["op", i], x)
+        return x
+
+
+CALLS = {
+    "NoArchitecture": lambda self, x, *, train=False: x,
+    "NoTrain": lambda self, x, arch=None: x,
+    "TwoInputs": lambda self, x, arch, mask, train=False: x,
+    "Nothing": lambda self, x, arch=None, *, train=False: {},
+}
 
 
 def test_networks_that_break_the_contract_are_refused_and_named():
     def case(net, inputs, error, *names):
         return lambda: check_network(net, inputs), error, *names
+
+    def calls(name, error, *names):
+        return case(type(name, (Base,), {"__call__": CALLS[name]})(), (2, 3), error, *names)
 
     masked, mixer = user_networks.Masked(user_networks.MASKED), user_networks.Mixer(MIXER)
     kernel = "Dense_1/kernel (4, 2) instead of (8, 2)"
@@ -365,11 +295,11 @@ def test_networks_that_break_the_contract_are_refused_and_named():
         case(Branches(), (2, 3), ValueError, "Branches", "lax.cond"),
         case(SharedByAll(), (2, 3), ValueError, "Dense_0", "20"),
         case(3, (2, 3), TypeError, "int"),
-        case(NoSpace(), (2, 3), TypeError, "NoSpace"),
-        case(NoArchitecture(), (2, 3), TypeError, "NoArchitecture"),
-        case(NoTrain(), (2, 3), TypeError, "`train`", "x, arch"),
-        case(TwoInputs(), (2, 3), TypeError, "'mask'"),
-        case(Nothing(), (2, 3), ValueError, "Nothing"),
+        case(user_networks.Identity(), (2, 3), TypeError, "Identity"),  # without a space
+        calls("NoArchitecture", TypeError, "NoArchitecture"),
+        calls("NoTrain", TypeError, "`train`", "x, arch"),
+        calls("TwoInputs", TypeError, "'mask'"),
+        calls("Nothing", ValueError, "Nothing"),
         case(Mistyped(), (2, 3), ValueError, "'hiden'", "'hidden'"),
         case(mixer, {"image": IMAGES}, TypeError, "2", "int"),
         case(setting("narrow").net, (2, 9, 9, 1), ValueError, "float32[1, 9, 9, 1]", "[B, 8, 8"),
@@ -380,45 +310,18 @@ def test_networks_that_break_the_contract_are_refused_and_named():
     )
 
 
-class UnderstatedImages(Understated):
-    def body(self, x, decision):
-        return super().body(x.reshape(x.shape[0], -1)[:, :3], decision)[:, :2]
-
-
 def test_fit_and_verified_extraction_check_a_network_once(tmp_path, monkeypatch):
     net, x, task = Understated(), normal(2, 3), task_of("images")
     variables = jaxnas.init(net, KEY, x)
     refusals.check(
         (lambda: jaxnas.extract(net, variables, net.space.smallest(), verify=x), ValueError, "16", "20"),
-        (lambda: training.fit(task, UnderstatedImages(), 3), ValueError, "16", "20"),
+        (lambda: training.fit(task, net, 3), ValueError, "16", "20"),
     )
     checked = []
     monkeypatch.setitem(training.fit.__globals__, "check_network", lambda net, inputs: checked.append(net))
     for _ in range(2):  # the second call finds the training complete
         training.fit(task, perceptron(), 1, optimizer=(optax.sgd(0.1), lambda step: 0.1), workdir=tmp_path)
     assert checked == [perceptron()]
-
-
-class Pooled(Base):
-    """Chooses between two poolings by hand, and says so."""
-
-    def body(self, x, decision):
-        record_choice(self, decision)
-        greatest, mean = (pool(x, axis=1, keepdims=True) for pool in (jnp.max, jnp.mean))
-        is_mean = jnp.asarray([option == 8 for option in decision.options])[decision.value]
-        return nn.Dense(1)(jnp.where(is_mean, mean, greatest))
-
-
-def test_a_choice_that_changes_no_size_is_recorded():
-    net, x = Pooled(), jax.random.normal(jax.random.key(0), (4, 3))
-    cost, variables = jaxnas.cost(net, x), jaxnas.init(net, jax.random.key(1), x)
-    outputs = []
-    for option in (4, 8):
-        arch = net.space.from_dict({"hidden": option})
-        small = jaxnas.extract(net, variables, arch, verify=x)
-        assert small.error < 1e-6 and cost(arch) == {"params": 2, "macs": 1}
-        outputs.append(small.net.apply(small.variables, x))
-    assert np.abs(outputs[0] - outputs[1]).max() > 0.01
 
 
 def test_mistakes_with_decisions_and_variables_are_refused():
@@ -435,65 +338,52 @@ def test_mistakes_with_decisions_and_variables_are_refused():
     )
 
 
-# ---- Collections beside the parameters.
-
-
-class ElasticStatistics(nn.Module):
+class ElasticStatistics(Base):
     """Running means at an elastic width, annotated or not."""
 
-    space: Space = Space(hidden=Choice(4, 8))
     annotated: bool = True
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decision = Decisions(self.space, arch, initializing=self.is_initializing())["hidden"]
-        hidden = width(lambda size: size, decision)
+    def rows(self, x, decision):
+        hidden = width(int, decision)
         y = Dense()(x, fixed(3), hidden)
         mean = self.variable("batch_stats", "mean", jnp.zeros, hidden.maximum)
         if self.annotated:
-            annotate(self, "mean", (hidden,))
-        if train:
-            mean.value = 0.9 * mean.value + 0.1 * jnp.mean(y, axis=0)
+            elastic.annotate(self, "mean", (hidden,))
         return jnp.sum(y - mean.value[None] * hidden.mask()[None], axis=1)
 
 
 def test_other_collections_are_cut_too():
     net, inputs = ElasticStatistics(), normal(5, 3)
-    variables = jaxnas.init(net, KEY, inputs)
-    variables["batch_stats"] = {"mean": jnp.arange(8.0)}
+    variables = jaxnas.init(net, KEY, inputs) | {"batch_stats": {"mean": jnp.arange(8.0)}}
     for index, size in enumerate((4, 8)):
-        small = jaxnas.extract(net, variables, {"hidden": jnp.int32(index)}, verify=normal(5, 3))
+        small = jaxnas.extract(net, variables, {"hidden": jnp.int32(index)}, verify=inputs)
         np.testing.assert_array_equal(small.variables["batch_stats"]["mean"], np.arange(size))
-    with pytest.raises(ValueError, match="batch_stats/mean"):
-        jaxnas.extract(net.clone(annotated=False), variables, {"hidden": jnp.int32(0)}, inputs=inputs)
+    other, arch = net.clone(annotated=False), net.space.smallest()
+    refusals.check(
+        (lambda: jaxnas.extract(other, variables, arch, inputs=inputs), ValueError, "batch_stats/mean")
+    )
 
 
-# ---- Batch statistics.
-
-
-class Normalised(nn.Module):
+class Normalised(Elastic):
     """Flax's batch normalisation at momenta that differ, in the blocks of a mixture too."""
 
     space: Space = Space(op=Choice("narrow", "wide"))
 
-    @nn.compact
-    def __call__(self, x, arch=None, *, train=False):
-        decision = Decisions(self.space, arch, initializing=self.is_initializing())["op"]
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.99, name="norm")(x)
+    def body(self, x, decisions, train):
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train)
+        x = norm(momentum=0.99, name="norm")(x)
         blocks = {"narrow": Deep(nn.Dense(4), train), "wide": Deep(nn.Dense(16), train)}
-        x = Mixture(blocks, name="choice")(decision, x)
-        return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="last")(
-            nn.Dropout(0.2, deterministic=not train)(x)
-        )
+        x = nn.Dropout(0.2, deterministic=not train)(Mixture(blocks, name="choice")(decisions["op"], x))
+        return norm(momentum=0.5, name="last")(x)
 
 
 def test_calibration_is_the_statistics_of_all_data():
     """Against NumPy on the inputs, under jit, vmap and lax.map, and for architectures of a supernet."""
     net, data = Normalised(), 3 * normal(4, 6, 8) + 5
-    variables = jaxnas.init(net, KEY, data[0])
-    calibrate = jax.jit(lambda arch: jaxnas.calibrate(net, variables, arch, data))
-    archs = net.space.enumerate()
-    found = [calibrate({"op": jnp.int32(i)}) for i in range(2)]
+    variables, arch = jaxnas.init(net, KEY, data[0]), {"op": jnp.int32(1)}
+    calibrate = functools.partial(jaxnas.calibrate, net, variables, batches=data)
+    compiled, archs = jax.jit(calibrate), net.space.enumerate()
+    found = [compiled({"op": jnp.int32(i)}) for i in range(2)]
     rows = np.asarray(data, np.float64).reshape(-1, 8)
     for one in found:
         statistics = one["batch_stats"]
@@ -503,32 +393,21 @@ def test_calibration_is_the_statistics_of_all_data():
         # What the inputs become is what the next layer has seen: one batch of everything.
         whole = jaxnas.calibrate(net, one, {"op": jnp.int32(0)}, rows.astype(np.float32)[None])
         np.testing.assert_allclose(whole["batch_stats"]["norm"]["var"], statistics["norm"]["var"], rtol=1e-4)
-    assert not np.allclose(found[0]["batch_stats"]["last"]["mean"], found[1]["batch_stats"]["last"]["mean"])
-    run = functools.partial(jaxnas.calibrate, net, variables)
-    for mapped in (
-        jax.jit(jax.vmap(lambda arch: run(arch, data)))(archs),
-        jax.jit(lambda archs: jax.lax.map(lambda arch: run(arch, data), archs))(archs),
-    ):
-        for i in range(2):
-            jax.tree.map(
-                functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
-                jax.tree.map(lambda x, i=i: x[i], mapped["batch_stats"]["last"]),
-                found[i]["batch_stats"]["last"],
-            )
+    last = [one["batch_stats"]["last"] for one in found]
+    assert not np.allclose(last[0]["mean"], last[1]["mean"])
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *last)
+    for mapped in (jax.vmap(calibrate), lambda archs: jax.lax.map(calibrate, archs)):
+        jax.tree.map(assert_close, jax.jit(mapped)(archs)["batch_stats"]["last"], stacked)
     # A network leaves its supernet with statistics that some data gave.
-    arch = {"op": jnp.int32(1)}
-    refusals.check(
-        (lambda: jaxnas.extract(net, variables, arch, verify=data[0]), ValueError, "calibrate", "batches"),
-        (lambda: jaxnas.extract(net, variables, arch, inputs=data[0]), ValueError, "calibrate", "batches"),
-    )
-    cut = jaxnas.extract(net, variables, arch, verify=data[0], batches=data).variables
+    extract = functools.partial(jaxnas.extract, net, variables, arch)
+    for given in ({"verify": data[0]}, {"inputs": data[0]}):
+        refusals.check((lambda given=given: extract(**given), ValueError, "calibrate", "batches"))
+    cut = extract(verify=data[0], batches=data).variables
     np.testing.assert_allclose(cut["batch_stats"]["norm"]["mean"], rows.mean(axis=0), rtol=2e-5)
     # An extracted network is calibrated as its supernet is.
-    small, cut, _ = jaxnas.extract(net, found[1], {"op": jnp.int32(1)}, verify=data[0])
+    small, cut, _ = jaxnas.extract(net, found[1], arch, verify=data[0])
     again = jaxnas.calibrate(small, cut, None, data)["batch_stats"]
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), again, cut["batch_stats"]
-    )
+    jax.tree.map(assert_close, again, cut["batch_stats"])
 
 
 class Kept(Base):
@@ -536,7 +415,7 @@ class Kept(Base):
 
     written: str = "batch_stats"
 
-    def body(self, x, decision):
+    def rows(self, x, decision):
         record_choice(self, decision)
         train = self.is_mutable_collection("batch_stats")
         x = nn.BatchNorm(use_running_average=not train, name="norm")(x)
@@ -546,43 +425,15 @@ class Kept(Base):
         return nn.Dense(2)(x + average.value[None])
 
 
-class KeptImages(Kept):
-    def body(self, x, decision):
-        return super().body(x.reshape(x.shape[0], -1)[:, :3], decision)
-
-
-def test_calibration_leaves_what_is_no_mean_and_variance_and_training_refuses_other_collections():
-    net, x = Kept(), normal(2, 5, 3)
-    found = jaxnas.calibrate(net, jaxnas.init(net, KEY, x[0]), net.space.smallest(), x)["batch_stats"]
+def test_calibration_leaves_what_is_no_mean_and_variance_and_needs_batches_and_statistics():
+    net, x, (mixer, images) = Kept(), normal(2, 5, 3), NETWORKS["mixer"]
+    variables, smallest = jaxnas.init(net, KEY, x[0]), net.space.smallest()
+    found = jaxnas.calibrate(net, variables, smallest, x)["batch_stats"]
     np.testing.assert_array_equal(found["average"], [5, 5, 5])
     assert np.all(np.asarray(found["norm"]["mean"]) != 0)
+    without = (mixer, variables_of("mixer"), MIXER.smallest(), images[None])
     refusals.check(
-        (lambda: training.fit(task_of("images"), KeptImages(written="codebook"), 1), ValueError, "codebook")
+        (lambda: training.fit(task_of("images"), Kept(written="codebook"), 1), ValueError, "codebook"),
+        (lambda: jaxnas.calibrate(net, variables, smallest, x[:0]), ValueError, "[0, 5, 3]"),
+        (lambda: jaxnas.calibrate(*without), ValueError, "Mixer"),
     )
-
-
-def test_calibration_needs_batches_and_statistics():
-    net, data = Normalised(), normal(2, 6, 8)
-    variables, (mixer, _) = jaxnas.init(net, KEY, data[0]), NETWORKS["mixer"]
-    images = normal(*IMAGES)[None]
-    refusals.check(
-        (lambda: jaxnas.calibrate(net, variables, net.space.smallest(), data[:0]), ValueError, "[0, 6, 8]"),
-        (
-            lambda: jaxnas.calibrate(mixer, variables_of("mixer"), MIXER.smallest(), images),
-            ValueError,
-            "Mixer",
-        ),
-    )
-
-
-def test_a_block_of_a_mixture_may_be_elastic():
-    """Its widths too: outputs by index and by weights, and zeros behind."""
-    mixture = Mixture({"identity": Second(), "mlp": ElasticMlp()})
-    hidden = lambda i: width(lambda size: size, Decision(("hidden", None), (4, 8), jnp.int32(i)))  # noqa: E731
-    choice = lambda value: Decision(("op", None), ("identity", "mlp"), value)  # noqa: E731
-    x = normal(2, 6, 8)
-    variables = mixture.init(jax.random.key(0), choice(jnp.int32(0)), x, hidden(1))
-    for i in range(2):
-        y = mixture.apply(variables, choice(jnp.int32(1)), x, hidden(i))
-        mixed = mixture.apply(variables, choice(jnp.array([0.25, 0.75])), x, hidden(i))
-        np.testing.assert_allclose(mixed, 0.25 * x + 0.75 * y, rtol=1e-5, atol=1e-6)

@@ -37,19 +37,19 @@ def test_wheels(tmp_path):
 
 
 def test_the_command_runs_the_binaries():
-    done = in_process.call(command.main, "evaluate", "--config=autoformer_digit", "--workdir=none")
-    assert done.status == 2 and "autoformer_digits" in done.stderr and "Traceback" not in done.stderr
-    done = in_process.call(command.main, "serach")
-    assert done.status == 2 and "'serach'" in done.stderr and "search" in done.stderr
+    mistyped = in_process.call(command.main, "evaluate", "--config=autoformer_digit", "--workdir=none")
+    unknown = in_process.call(command.main, "serach")
+    for done, *names in ((mistyped, "autoformer_digits"), (unknown, "'serach'", "search")):
+        assert done.status == 2 and all(name in done.stderr for name in names), done
+        assert "Traceback" not in done.stderr
     listed = in_process.call(command.main).stdout
     assert all(name in listed for name in (*command.BINARIES, "autoformer_digits", "evolution"))
 
 
 def test_an_interrupt_while_a_binary_imports_ends_it():
     started = [sys.executable, "-X", "importtime", "-m", "experiments.search", "--help"]
-    with subprocess.Popen(
-        started, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as run:
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(started, cwd=ROOT, **pipes) as run:
         assert any("numpy" in line for line in run.stderr)  # the most is still to be imported
         run.send_signal(signal.SIGINT)
         assert "Traceback" not in run.stderr.read()

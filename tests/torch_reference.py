@@ -5,31 +5,22 @@ official names and sliced here, with the official order of queries, keys and val
 positions are the plain [T, T, head_dim] tensors.
 """
 
+import itertools
 import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 
-def random_state_dict(
-    seed,
-    *,
-    embed,
-    heads,
-    hidden,
-    depth,
-    head_dim,
-    image_size,
-    patch_size,
-    num_classes,
-    channels=3,
-    max_relative_position=14,
-):
+def random_state_dict(seed, *, embed, heads, hidden, depth, head_dim, num_classes, **sizes):
     """A state dict of the official names and shapes, every entry random, float32.
 
-    `embed`, `heads`, `hidden` and `depth` are the stored sizes. In the official code
-    `heads * head_dim` equals `embed`; here it may differ.
+    `embed`, `heads`, `hidden` and `depth` are the stored sizes. In the official code `heads * head_dim`
+    equals `embed`; here it may differ. `sizes` are image_size and patch_size, and may be channels and
+    max_relative_position.
     """
+    channels, limit = sizes.get("channels", 3), sizes.get("max_relative_position", 14)
     random = torch.Generator().manual_seed(seed)
     inner = heads * head_dim
     state = {}
@@ -45,8 +36,8 @@ def random_state_dict(
         state[f"{name}.weight"] = 1 + normal(embed, scale=0.3)
         state[f"{name}.bias"] = normal(embed, scale=0.3)
 
-    patches = (image_size // patch_size) ** 2
-    linear("patch_embed_super.proj", embed, channels, patch_size, patch_size)
+    patches = (sizes["image_size"] // sizes["patch_size"]) ** 2
+    linear("patch_embed_super.proj", embed, channels, sizes["patch_size"], sizes["patch_size"])
     state["cls_token"] = normal(1, 1, embed, scale=1.0)
     state["pos_embed"] = normal(1, patches + 1, embed, scale=0.5)
     for i in range(depth):
@@ -56,11 +47,9 @@ def random_state_dict(
         linear(f"blocks.{i}.attn.proj", embed, inner)
         linear(f"blocks.{i}.fc1", hidden, embed)
         linear(f"blocks.{i}.fc2", embed, hidden)
-        if max_relative_position:
-            for part in "kv":
-                for axis in "vh":
-                    name = f"blocks.{i}.attn.rel_pos_embed_{part}.embeddings_table_{axis}"
-                    state[name] = normal(2 * max_relative_position + 2, head_dim, scale=0.5)
+        for part, axis in itertools.product("kv", "vh") if limit else ():
+            name = f"blocks.{i}.attn.rel_pos_embed_{part}.embeddings_table_{axis}"
+            state[name] = normal(2 * limit + 2, head_dim, scale=0.5)
     norm("norm")
     linear("head", num_classes, embed)
     return state
@@ -78,24 +67,19 @@ def official_forward(state, arch, images, *, head_dim):
     state = {name: value.double() for name, value in state.items()}
     size = arch["embed_dim"]
     weight = state["patch_embed_super.proj.weight"][:size]
-    x = torch.nn.functional.conv2d(
-        images.double(), weight, state["patch_embed_super.proj.bias"][:size], stride=weight.shape[2]
-    )
+    bias = state["patch_embed_super.proj.bias"][:size]
+    x = F.conv2d(images.double(), weight, bias, stride=weight.shape[2])
     x = x.flatten(2).transpose(1, 2)
     cls = state["cls_token"][..., :size].expand(x.shape[0], -1, -1)
     x = torch.cat([cls, x], dim=1) + state["pos_embed"][..., :size]
     for layer in range(arch["depth"]):
-        block = {
-            name.split(".", 2)[2]: value
-            for name, value in state.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
+        prefix = f"blocks.{layer}."
+        block = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
         hidden = int(size * arch["mlp_ratio"][layer])
         y = _layer_norm(block, "attn_layer_norm", x)
         x = x + _attention(block, y, arch["num_heads"][layer], head_dim)
         y = _layer_norm(block, "ffn_layer_norm", x)
-        y = _linear(block, "fc1", y, hidden)
-        y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
+        y = F.gelu(_linear(block, "fc1", y, hidden))
         x = x + _linear(block, "fc2", y, size)
     x = _layer_norm(state, "norm", x)
     return _linear(state, "head", x[:, 1:].mean(dim=1), state["head.bias"].shape[0])
@@ -103,15 +87,12 @@ def official_forward(state, arch, images, *, head_dim):
 
 def _linear(state, name, x, size_out):
     weight = state[f"{name}.weight"][:size_out, : x.shape[-1]]
-    return x @ weight.T + state[f"{name}.bias"][:size_out]
+    return F.linear(x, weight, state[f"{name}.bias"][:size_out])
 
 
 def _layer_norm(state, name, x):
     size = x.shape[-1]
-    mean = x.mean(dim=-1, keepdim=True)
-    variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
-    x = (x - mean) / torch.sqrt(variance + 1e-5)
-    return x * state[f"{name}.weight"][:size] + state[f"{name}.bias"][:size]
+    return F.layer_norm(x, (size,), state[f"{name}.weight"][:size], state[f"{name}.bias"][:size], 1e-5)
 
 
 def _attention(block, x, heads, head_dim):
@@ -138,17 +119,14 @@ def _relative(block, part, tokens):
     """The embedding of every (query, key), [T, T, head_dim]."""
     rows = block[f"attn.rel_pos_embed_{part}.embeddings_table_v"]
     columns = block[f"attn.rel_pos_embed_{part}.embeddings_table_h"]
-    limit = (rows.shape[0] - 2) // 2
-    side = math.isqrt(tokens - 1)
-    # Entry 0 is for pairs with the class token.
-    by_row = torch.zeros(tokens, tokens, dtype=torch.long)
-    by_column = torch.zeros(tokens, tokens, dtype=torch.long)
-    for query in range(tokens - 1):
-        for key in range(tokens - 1):
-            down, right = key // side - query // side, key % side - query % side
-            by_row[1 + query, 1 + key] = min(max(down, -limit), limit) + limit + 1
-            by_column[1 + query, 1 + key] = min(max(right, -limit), limit) + limit + 1
-    return rows[by_row] + columns[by_column]
+    limit, side = (rows.shape[0] - 2) // 2, math.isqrt(tokens - 1)
+    places = torch.arange(tokens - 1)
+
+    def index(of):
+        offsets = (of[None, :] - of[:, None]).clamp(-limit, limit) + limit + 1
+        return F.pad(offsets, (1, 0, 1, 0))  # Entry 0 is for pairs with the class token.
+
+    return rows[index(places // side)] + columns[index(places % side)]
 
 
 def like_extracted(model, *, gradient=False):

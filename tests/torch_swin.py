@@ -4,9 +4,8 @@ Written for the tests from the published description of the modules, with their 
 queries, keys and values may be wider or narrower than the residual stream, as in S3's search space.
 """
 
-import math
-
 import torch
+import torch.nn.functional as F
 
 
 def forward(state, images, *, depths, windows, heads):
@@ -18,15 +17,15 @@ def forward(state, images, *, depths, windows, heads):
       depths, windows, heads: of each stage.
     """
     weight = state["patch_embed.proj.weight"]
-    x = torch.nn.functional.conv2d(images, weight, state["patch_embed.proj.bias"], stride=weight.shape[2])
+    x = F.conv2d(images, weight, state["patch_embed.proj.bias"], stride=weight.shape[2])
     x = _norm(state, "patch_embed.norm", x.permute(0, 2, 3, 1))
     for stage, (depth, window, number) in enumerate(zip(depths, windows, heads, strict=True)):
         for block in range(depth):
             name = f"layers.{stage}.blocks.{block}"
             shift = window // 2 if block % 2 and window < x.shape[1] else 0
             x = x + _attention(state, f"{name}.attn", _norm(state, f"{name}.norm1", x), window, shift, number)
-            y = _linear(state, f"{name}.mlp.fc1", _norm(state, f"{name}.norm2", x))
-            x = x + _linear(state, f"{name}.mlp.fc2", y * 0.5 * (1 + torch.erf(y / math.sqrt(2))))
+            y = F.gelu(_linear(state, f"{name}.mlp.fc1", _norm(state, f"{name}.norm2", x)))
+            x = x + _linear(state, f"{name}.mlp.fc2", y)
         if stage + 1 < len(depths):
             name = f"layers.{stage}.downsample"
             corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
@@ -36,13 +35,11 @@ def forward(state, images, *, depths, windows, heads):
 
 
 def _linear(state, name, x):
-    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+    return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
 
 
 def _norm(state, name, x):
-    mean = x.mean(dim=-1, keepdim=True)
-    variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + 1e-5) * state[f"{name}.weight"] + state[f"{name}.bias"]
+    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
 
 
 def _attention(state, name, x, window, shift, heads):
@@ -66,17 +63,12 @@ def _attention(state, name, x, window, shift, heads):
             mask = torch.where(region[:, None] == region[None, :], 0.0, -100.0)
             logits = (q * q.shape[3] ** -0.5) @ k.transpose(2, 3) + bias + mask
             y = (logits.softmax(dim=3) @ v).transpose(1, 2).flatten(2)
-            out[:, rows, columns] = _linear(state, f"{name}.proj", y).reshape(
-                -1, window, window, out.shape[3]
-            )
+            out[:, rows, columns] = _linear(state, f"{name}.proj", y).unflatten(1, (window, window))
     return torch.roll(out, (shift, shift), dims=(1, 2))
 
 
 def _relative_index(window):
     """The entry of the table for each query and key: by the query's place less the key's."""
-    index = torch.zeros(window**2, window**2, dtype=torch.long)
-    for query in range(window**2):
-        for key in range(window**2):
-            down, right = query // window - key // window, query % window - key % window
-            index[query, key] = (down + window - 1) * (2 * window - 1) + right + window - 1
-    return index
+    rows, columns = torch.arange(window**2) // window, torch.arange(window**2) % window
+    down, right = (of[:, None] - of[None, :] + window - 1 for of in (rows, columns))
+    return down * (2 * window - 1) + right

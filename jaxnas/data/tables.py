@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxnas.data.labelled import Labelled, make_splits, number_labels
 from jaxnas.data.splits import Split
-
-_FRACTIONS = types.MappingProxyType({"search": 0.2, "validation": 0.0, "test": 0.2})
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -56,7 +52,9 @@ def from_table(
     y_test: Any = None,
     *,
     name: str = "table",
-    fractions: Mapping[str, float] = _FRACTIONS,
+    search_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Table:
     """Makes a data set of rows of numbers, and holds part of the rows out for the other roles.
@@ -70,17 +68,13 @@ def from_table(
         classes.
       x_test, y_test: for the networks that are chosen, likewise; None to hold a part of `x` out.
       name: of the data.
-      fractions: shares of the rows that are held out by role, {"search": 0.2, "validation": 0.0, "test": 0.2}
-        where they are not given; classes keep their proportions.
-      seed: of what is held out.
+      search_fraction, validation_fraction, test_fraction, seed: as of `from_arrays`.
 
     Raises:
       ValueError: shapes or values that do not fit each other, NaNs, rows or targets that are all alike, or
         shares that leave a role without a class.
     """
     what = f"from_table ({name})"
-    if unknown := set(fractions) - set(_FRACTIONS):
-        raise ValueError(f"{what}: fractions has {sorted(unknown)}, expected some of {list(_FRACTIONS)}.")
     if (x_test is None) != (y_test is None):
         raise ValueError("from_table: give both x_test and y_test, or none of them.")
     labels, classes = _labels("y", y)
@@ -95,7 +89,8 @@ def from_table(
                 f"[{len(labels)}, {shape[0]}] numbers."
             )
     given = {role: ({"row": rows}, labels) for role, (rows, labels) in parts.items()}
-    splits = make_splits(what, given, {**_FRACTIONS, **fractions}, seed, classes)
+    fractions = {"test": test_fraction, "validation": validation_fraction, "search": search_fraction}
+    splits = make_splits(what, given, fractions, seed, classes)
     train, labels = splits["train"].inputs["row"][:], splits["train"].labels
     if not np.ptp(train, axis=0).any():
         raise ValueError(f"{what}: all rows to train on are alike; there is nothing to learn from them.")

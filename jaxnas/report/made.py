@@ -100,6 +100,11 @@ def settings_panel(run: Run) -> str:
     if by_binaries(run):
         binaries = ("train_supernet", "search", "retrain", "evaluate")
         calls = "\n".join(command(run, binary) for binary in binaries)
+    shared = config.get("retraining") or config.get("alone") or config.get("training") or {}
+    for one in run.retrained:
+        config[f"retrained/{one.folder}"] = {
+            name: value for name, value in one.settings.items() if shared.get(name) != value
+        }
     versions = dict(run.result.versions) | ({"device": run.result.device} if run.result.device else {})
     return section(
         "How this was made",

@@ -19,11 +19,19 @@ TIMED = "latency_measured.json"  # apart from the result, which a run that was k
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone, what its times.json holds ({} if there is none), and its folder."""
+    """A network that was trained alone.
+
+    Attributes:
+      network: what was trained.
+      times: what its times.json holds; {} if there is none.
+      folder: its name.
+      settings: of the training; {} if they were not recorded.
+    """
 
     network: Network
     times: Mapping[str, Any]
     folder: str
+    settings: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +153,9 @@ def read_run(workdir: str | os.PathLike) -> Run:
         values = files.read_json(times) if times.is_file() else {}
         if not isinstance(values, dict):
             raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
-        retrained.append(Retrained(result_lib.read(path.parent).found, values, path.parent.name))
+        one = result_lib.read(path.parent)
+        settings = one.config.get("retraining") or {}
+        retrained.append(Retrained(one.found, values, path.parent.name, settings))
     metrics, history = read_records(root, result.space.choices)
     return Run(
         result, metrics, history, tuple(retrained), read_timed(root, result.found), mends=read_mends(root)

@@ -22,6 +22,7 @@ from jaxnas import files, processes, search
 from jaxnas.checks import check_counts, check_increasing, check_numbers
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
+from jaxnas.network import check_variables
 from jaxnas.report.result import (
     Candidate,
     SearchOf,
@@ -41,7 +42,6 @@ from jaxnas.training.deciding import scoring, scoring_alone
 from jaxnas.training.evaluate import Evaluator, make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
-from jaxnas.training.prepare import checked_variables
 from jaxnas.training.progress import Progress
 from jaxnas.training.recipe import Recipe, check_cost
 from jaxnas.training.relaxed import Relaxed
@@ -244,7 +244,7 @@ def search_space(
         )
     mesh = make_mesh() if mesh is None else mesh
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    checked_variables(task, net, variables)
+    variables = check_variables(net, variables, task.inputs)
     check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
     history, clock = _history(workdir), Clock(("step", "evaluation"))
     about = None if history is None else scoring(task, variables, settings.limit)

@@ -19,7 +19,7 @@ def digest_of(objective: Any) -> str:
     other objects, and what the function itself assigns. Another version of Python may give another digest.
     """
     inner = _function(objective)
-    return files.digest(repr(_described(objective, getattr(inner, "__module__", None), set())).encode())
+    return files.digest(_described(objective, getattr(inner, "__module__", None), set()))
 
 
 def _function(value: Any) -> Any:

@@ -5,8 +5,6 @@ Digests are the same in every process: they contain no addresses, no order of a 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,7 +56,13 @@ def scoring_alone(task: Task, net: nn.Module, training: Training) -> str:
     """Fingerprint of the scores of architectures that are trained alone."""
     record = {**deciding(task, net, training, Fixed()), "search": _evaluated(task, "search")}
     record["program"] = record["program"]["digest"]
-    return files.digest(json.dumps(files.plain(record)).encode())
+    return files.digest(files.plain(record))
+
+
+def compared_with(now: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], list[str]]:
+    """From a checkpoint's metadata to what differs now, as `Checkpointer.restore` takes it."""
+    plain = files.plain(now)
+    return lambda metadata: differences(metadata.get("decided_by", {}), plain)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -78,7 +82,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def weights_digest(variables: Any) -> str:
     """A digest of variables, whatever devices hold them."""
-    return files.digest(json.dumps(checksums(variables), sort_keys=True).encode())
+    return files.digest(checksums(variables))
 
 
 def optimizer_digest(
@@ -98,7 +102,7 @@ def program_digest(function: Callable[..., Any], *arguments: Any) -> dict[str, s
     closed = jax.make_jaxpr(function)(*arguments)
     traced_by = f"jax {jax.__version__} on {jax.default_backend()}"
     return {
-        "digest": files.digest(_program(closed.jaxpr, closed.consts, {}).encode()),
+        "digest": _program(closed.jaxpr, closed.consts, {}),
         "traced_by": traced_by,
     }
 
@@ -115,12 +119,12 @@ def _settings(task: Task) -> dict[str, Any]:
 def _data(task: Task, role: str) -> dict[str, Any]:
     rows = _rows(task, role, task.batches(role, 1, 0).at(0))
     batches = task.batches(role, rows, 0)
-    return {"examples": task.sizes.get(role), "digest": _digest((batches.at(0), batches.at(1)))}
+    return {"examples": task.sizes.get(role), "digest": files.digest((batches.at(0), batches.at(1)))}
 
 
 def _evaluated(task: Task, role: str) -> dict[str, Any]:
     rows = _rows(task, role, task.evaluation(role, 1, 1))
-    return {"examples": task.sizes.get(role), "digest": _digest(task.evaluation(role, rows, 1))}
+    return {"examples": task.sizes.get(role), "digest": files.digest(task.evaluation(role, rows, 1))}
 
 
 def _rows(task: Task, role: str, one: Any) -> int:
@@ -168,16 +172,4 @@ def _program(jaxpr: Any, consts: Any, known: dict[int, str]) -> str:
         atoms = map(name, (*equation.invars, *equation.outvars))
         lines.append(f"{equation.primitive.name} {' '.join(atoms)} {' '.join(values)}")
     lines.append(" ".join(map(name, jaxpr.outvars)))
-    return files.digest("\n".join(lines).encode() + _digest(list(consts)).encode())
-
-
-def _digest(tree: Any) -> str:
-    """A digest of the arrays of a tree, with their paths, dtypes and shapes."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.asarray(leaf, order="C")
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype}{array.shape}".encode())
-        digest.update(str(array).encode() if array.dtype.kind == "O" else array.tobytes())
-    return digest.hexdigest()[:16]
+    return files.digest((lines, list(consts)))

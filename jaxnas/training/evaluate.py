@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxnas.calibration import calibrate, calibrate_one
 from jaxnas.cost import Cost, cost
-from jaxnas.network import check_contract
+from jaxnas.network import check_contract, check_variables, variable_shapes
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Metric, Task
 from jaxnas.tasks.task import Sums, check_role, check_task
@@ -44,7 +44,7 @@ class Evaluator:
       divided, whole: the role's batches for `one`, whose rows devices share, and for `many`.
       deal: from a batch of architectures to their rows in the order in which devices take them; some may
         be taken twice.
-      space: of the network.
+      net: the network, as it is evaluated.
     """
 
     task: Task
@@ -55,7 +55,7 @@ class Evaluator:
     divided: Callable[[], Any]
     whole: Callable[[], Any]
     deal: Callable[[Arch], np.ndarray]
-    space: Space
+    net: nn.Module
 
     def __call__(self, variables: Any, archs: Arch | None = None) -> Metrics:
         """The metrics by name.
@@ -68,10 +68,10 @@ class Evaluator:
           float32 [] for a single architecture, float32 [n] for a batch of n; exact over the role's data.
 
         Raises:
-          ValueError: an architecture that is not one of the network's space, or parameters alone.
+          ValueError: an architecture that is not one of the network's space, or variables of another network.
         """
         variables, archs = self._checked(variables, archs)
-        if archs is None or not is_batch(self.space, archs):
+        if archs is None or not is_batch(self.net.space, archs):
             return self.one(variables, place(archs, everywhere(self.mesh)), self.divided())[0]
         order = self.deal(archs)
         dealt = place({name: x[order] for name, x in archs.items()}, everywhere(self.mesh))
@@ -101,18 +101,17 @@ class Evaluator:
           Two times float32 [] for each metric; the errors are NaN where there is only one batch.
 
         Raises:
-          ValueError: an architecture that is not one of the network's space, or a batch of them; parameters
-            alone.
+          ValueError: an architecture that is not one of the network's space, or a batch of them; variables
+            of another network.
         """
         variables, arch = self._checked(variables, arch)
         return self.one(variables, place(arch, everywhere(self.mesh)), self.divided())
 
     def _checked(self, variables: Any, archs: Arch | None) -> tuple[Any, Arch | None]:
         """Variables on the mesh, and architectures as NumPy arrays."""
-        if "params" not in variables:
-            raise ValueError(f"variables are {{'params': ...}}, by collection; got {', '.join(variables)}.")
+        variables = check_variables(self.net, variables, self.task.inputs)
         if archs is not None:
-            self.space.check(archs)
+            self.net.space.check(archs)
             archs = {name: np.asarray(jnp.asarray(value)) for name, value in archs.items()}
         return on_mesh(variables, self.mesh), archs
 
@@ -228,7 +227,7 @@ def make_evaluator(
         divided,
         batches,
         deal,
-        net.space,
+        net,
     )
 
 
@@ -304,9 +303,7 @@ def _rows(batches: Any) -> int:
 
 def _calibrating(task: Task, net: nn.Module, rows: int, count: int) -> Any:
     """Inputs of some training batches [batches, rows, ...], or () for a network without batch statistics."""
-    arch = jax.eval_shape(net.space.smallest)
-    variables = jax.eval_shape(net.init, jax.random.key(0), task.inputs, arch)
-    if "batch_stats" not in variables:
+    if "batch_stats" not in variable_shapes(net, task.inputs):
         return ()
     train = task.batches("train", min(rows, task.rows("train")), 0)
     inputs = [task.preprocess(train.at(number)) for number in range(count)]

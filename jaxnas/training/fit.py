@@ -28,7 +28,7 @@ from jaxnas.training.ahead import Ahead
 from jaxnas.training.calls import several, steps_of_call
 from jaxnas.training.checkpoint import Checkpointer, NotFinite
 from jaxnas.training.clock import Clock, times_line
-from jaxnas.training.deciding import deciding, differences, optimizer_digest, weights_digest
+from jaxnas.training.deciding import compared_with, deciding, optimizer_digest, weights_digest
 from jaxnas.training.divergence import check_steps, diverged
 from jaxnas.training.keys import stream
 from jaxnas.training.metrics import check_unchanged
@@ -222,10 +222,8 @@ def restore(
     rows, optimizer = batch_size_of(task, training, recipe, mesh), training.optimizer()[0]
     example = abstract_state(task, net, training, recipe, optimizer, rows, mesh)
     with Checkpointer(folder) as checkpointer:
-        now = files.plain(deciding(task, net, training, recipe))
-        found = checkpointer.restore(
-            example, config, best=best, differ=lambda before: differences(before.get("decided_by", {}), now)
-        )
+        differ = compared_with(deciding(task, net, training, recipe))
+        found = checkpointer.restore(example, config, best=best, differ=differ)
     if found is None:
         return None
     _, state, metadata = found

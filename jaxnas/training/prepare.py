@@ -16,11 +16,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxnas import files
 from jaxnas.cost import Cost
 from jaxnas.cost import cost as cost_of
-from jaxnas.elastic.loop import STACKED, stack_layers, unstack_layers
+from jaxnas.elastic.loop import stack_layers
+from jaxnas.network import check_variables
 from jaxnas.processes import on_host
 from jaxnas.subnet import init
 from jaxnas.tasks import Task, apply, check_fits
-from jaxnas.tensors import check_tensors, flatten
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe
@@ -101,7 +101,7 @@ def prepare(
     shard = (jax.process_index(), jax.process_count())
     batches = {role: task.batches(role, batch_size, seed, shard) for role in recipe.roles}
     if variables is not None:
-        variables = place(on_host(checked_variables(task, net, variables)), everywhere(mesh))
+        variables = place(on_host(check_variables(net, variables, task.inputs)), everywhere(mesh))
     shapes = abstract_state(task, net, training, recipe, optimizer[0], batch_size, mesh)
 
     def make(variables: Any) -> TrainState:
@@ -204,15 +204,6 @@ def batch_size_of(task: Task, training: Training, recipe: Recipe, mesh: Mesh) ->
             f"{' or '.join(map(str, nearest))}, or fewer devices."
         )
     return batch_size
-
-
-def checked_variables(task: Task, net: nn.Module, variables: Any) -> Any:
-    """Variables of the network, whose layers may be stacked; others raise ValueError."""
-    given, expected = variables, jax.eval_shape(lambda key: init(net, key, task.inputs), jax.random.key(0))
-    if STACKED in variables.get("params", {}):
-        given = {**variables, "params": jax.eval_shape(unstack_layers, variables["params"])}
-    check_tensors(flatten(given), flatten(expected), f"{type(net).__name__}; variables are {{'params': ...}}")
-    return variables
 
 
 def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:

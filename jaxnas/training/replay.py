@@ -18,6 +18,7 @@ from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
 from jaxnas.training.checkpoint import Checkpointer
+from jaxnas.training.deciding import compared_with, deciding
 from jaxnas.training.divergence import DIVERGED, MENDS, key_of
 from jaxnas.training.prepare import prepare
 from jaxnas.training.recipe import Recipe
@@ -69,7 +70,7 @@ def replay(
 
     Raises:
       FileNotFoundError: no training diverged there.
-      ConfigMismatch: the training had another config.
+      ConfigMismatch: another training than these arguments are of.
       ValueError: the step had another key, as that of another seed.
     """
     folder = files.as_path(workdir)
@@ -84,7 +85,8 @@ def replay(
     start = 0
     if (folder / "checkpoints").is_dir():
         with Checkpointer(folder / "checkpoints") as checkpointer:
-            if (restored := checkpointer.restore(state, config, MENDS)) is not None:
+            differ = compared_with({**deciding(task, net, training, recipe), "seed": seed})
+            if (restored := checkpointer.restore(state, config, MENDS, differ=differ)) is not None:
                 start, state, _ = restored
     key = key_of(state.key, last + 1)
     if key != diverged.get("key", key):  # Records of before have none.

@@ -13,7 +13,7 @@ from typing import Any
 from jaxnas import files
 from jaxnas.processes import check_shared, is_first
 from jaxnas.training.checkpoint import Checkpointer
-from jaxnas.training.deciding import differences
+from jaxnas.training.deciding import compared_with
 from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, Course, keep_mends
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
@@ -104,7 +104,8 @@ class Store:
             return state, 0, False
         mended = (self.folder / DIVERGED).exists()
         may_differ = (*self._may_differ, *MENDS) if mended else self._may_differ
-        restored = self._checkpointer.restore(state, self._config, may_differ, differ=self._differ)
+        differ = compared_with(self._decided_by)
+        restored = self._checkpointer.restore(state, self._config, may_differ, differ=differ)
         if restored is None:
             if is_first():
                 (self.folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
@@ -119,9 +120,6 @@ class Store:
             keep_mends(self.folder, step, metadata.get("config", {}), self._config)
             self._open(step, digest)
         return state, step, False
-
-    def _differ(self, metadata: Mapping[str, Any]) -> list[str]:
-        return differences(metadata.get("decided_by", {}), self._decided_by)
 
     def _open(self, resume: int | None, digest: str | None) -> None:
         assert self.folder is not None

@@ -1,6 +1,19 @@
 """Makes a supernet of a network that knows nothing of jaxnas, whatever library it is written in."""
 
 from jaxnas.transform.groups import Fixed, Group, Groups, analyze
+from jaxnas.transform.order import order, rank_modules
 from jaxnas.transform.supernet import Depth, Size, Skip, Supernet, supernet
 
-__all__ = ["Depth", "Fixed", "Group", "Groups", "Size", "Skip", "Supernet", "analyze", "supernet"]
+__all__ = [
+    "Depth",
+    "Fixed",
+    "Group",
+    "Groups",
+    "Size",
+    "Skip",
+    "Supernet",
+    "analyze",
+    "order",
+    "rank_modules",
+    "supernet",
+]

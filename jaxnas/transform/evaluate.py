@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.elastic.width import Width
 from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
+from jaxnas.transform.switch import CONTRACTIONS, contract
 from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
 
 # Elementwise functions of which 0 is a fixed point.
@@ -72,6 +74,7 @@ class Sizes:
       borders: by the identity of an operation, by how much the kernel of a convolution is smaller on each
         side, for each spatial axis.
       constants: arrays that the functions close over.
+      widths: of elastic atoms, in the form `switch`.
     """
 
     layouts: Mapping[int, tuple[Layout, ...]]
@@ -80,6 +83,7 @@ class Sizes:
     gates: Mapping[int, list[tuple[Region, Any]]]
     borders: Mapping[int, tuple[int, ...]]
     constants: Mapping[int, Any]
+    widths: Mapping[int, Width] | None = None
 
     @property
     def small(self) -> bool:
@@ -245,6 +249,8 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
         for out, value, zeros in zip(op.outs, results, known, strict=True):
             state.values[out], state.zero[out] = value, zeros
         return
+    if sizes.widths is not None and op.name in CONTRACTIONS and _switched(op, values, state, sizes):
+        return
     _fold(op, state)
     values = _divided(op, values, state)
     if not sizes.small:
@@ -258,6 +264,20 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
     zeros = NONE if sizes.small else _zeros(op, state, sizes)
     for out, value in zip(op.outs, results, strict=True):
         state.values[out], state.zero[out] = value, zeros
+
+
+def _switched(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> bool:
+    """Runs a product at its active sizes, if it has elastic axes; whether it did."""
+    assert sizes.widths is not None
+    elastic = NONE.union(*map(sizes.atoms, op.ins)) & sizes.widths.keys()
+    if not elastic or not all(isinstance(one, int) for one in op.ins) or id(op) in sizes.borders:
+        return False
+    layouts = [sizes.layouts[one] for one in (*op.ins, *op.outs) if isinstance(one, int)]
+    made = contract(op, values, layouts, sizes.widths)
+    if made is None:
+        return False
+    state.values[op.outs[0]], state.zero[op.outs[0]] = made, sizes.atoms(op.outs[0])
+    return True
 
 
 def _bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.inputs import specification, with_batch
+from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
 from jaxnas.transform.program import Program, Trace
@@ -64,6 +65,7 @@ class Traced:
       outputs: the structure of its outputs, behind which are the updated variables.
       updated: for each updated variable, its number among the variables.
       batch: the atom of the leading axis of the inputs.
+      half_precision: whether it computes in bfloat16 or float16 somewhere.
     """
 
     program: Program
@@ -72,6 +74,7 @@ class Traced:
     outputs: Any
     updated: tuple[int, ...]
     batch: int | None
+    half_precision: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -300,7 +303,7 @@ def _trace(
         batch = first[0] if batch is None else batch
         rows.append(trace.array([first, *trace.ties.axes(x.shape[1:], "an axis of the inputs")], x.shape))
     program = trace.program(closed, [*numbers, *rows, trace.array([], ())])
-    outputs, updates = out
+    (outputs, updates), half = out, computes_in_half_precision(closed.jaxpr)
     count = len(jax.tree.leaves(outputs))
     for one in program.outputs[:count]:
         for axis in trace.axes[one] if isinstance(one, int) else ():
@@ -312,7 +315,7 @@ def _trace(
         if isinstance(one, int):
             for axis, own in zip(trace.axes[one], axes[place], strict=True):
                 trace.ties.tie(axis, own)
-    return Traced(program, trace, {}, jax.tree.structure(outputs), updated, batch)
+    return Traced(program, trace, {}, jax.tree.structure(outputs), updated, batch, half)
 
 
 def _named(

@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from jaxnas.transform.groups import Group, Groups, Traced, paths
 from jaxnas.transform.program import Operation, Program
 from jaxnas.transform.specs import LayoutSpec, active_part, table_of
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
+
+_BORDER = 0.7  # of the mean share of products, below which products run at their active sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,7 @@ def supernet(
     *,
     decisions: Mapping[str, Choice] | None = None,
     shared: Sequence[str] = (),
+    form: Literal["auto", "masked", "switch"] = "auto",
 ) -> Supernet:
     """Makes a supernet of an analyzed network.
 
@@ -116,6 +119,9 @@ def supernet(
         or `Depth(10, 11, 12)`. The decisions have the names of the patterns.
       decisions: further choices, which the functions of `Size` take by name.
       shared: patterns whose matches share one decision.
+      form: "masked" runs products at their full sizes, with masks; "switch" at their active sizes, which
+        takes longer to compile; "auto" takes "switch" where random architectures have less than 70 % of the
+        products of the largest one.
 
     Returns:
       A network with a `space`, called as `net.apply(variables, inputs, arch)`.
@@ -143,7 +149,10 @@ def supernet(
     chosen = [place.name for place in places]
     if twice := {name for name in chosen if chosen.count(name) > 1}:
         raise ValueError(f"{sorted(twice)[0]!r} is matched by more than one pattern.")
-    return Supernet(groups, Space(**_conditional(groups, named, places)), tuple(places))
+    net = Supernet(groups, Space(**_conditional(groups, named, places)), tuple(places), "masked")
+    if form == "auto":
+        form = "switch" if net.mean_products() < _BORDER else "masked"
+    return dataclasses.replace(net, form=form)
 
 
 def _conditional(groups: Groups, named: dict[str, Choice], places: list[Place]) -> dict[str, Choice]:
@@ -297,11 +306,13 @@ class Supernet:
       groups: of the analyzed network.
       space: its decisions; of one architecture, variables and shapes are those of the sub-network.
       places: what the decisions do.
+      form: "masked" or "switch"; see `supernet`.
     """
 
     groups: Groups
     space: Space
     places: tuple[Place, ...]
+    form: Literal["masked", "switch"]
 
     @property
     def __name__(self) -> str:
@@ -311,6 +322,16 @@ class Supernet:
         """What a record of a run holds of the network, beside its program."""
         places = [(place.name, [name for name, _ in place.decisions]) for place in self.places]
         return {"type": self.__name__, "space": self.space.to_json(), "places": places}
+
+    def mean_products(self) -> float:
+        """The mean multiply-accumulates of random architectures, as a share of the largest one's."""
+        tables = self.annotations(self.groups.inputs).macs
+        with jax.ensure_compile_time_eval():
+            archs = jax.tree.map(np.asarray, self.space.sample(jax.random.key(0), 32))
+            largest = jax.tree.map(np.asarray, self.space.largest())
+        rows = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(32)]
+        counted = [sum(table.at_host(arch) for table in tables) for arch in (largest, *rows)]
+        return float(np.mean(counted[1:]) / max(counted[0], 1))
 
     def sizes(self) -> dict[str, int]:
         """The sizes of the groups of one architecture, and 0 or 1 of modules that may be skipped."""
@@ -399,16 +420,13 @@ class Supernet:
             if (shape := self._shape(path, x.shape, specs)) is not None
         }
         choices = [place.table(self.space) for place in self.places]
-        closed = jax.make_jaxpr(lambda *a: self.groups.model.call(*a, False))(
-            unflatten(self.groups.shapes), inputs, jax.eval_shape(lambda: jax.random.key(0))
-        )
         return Annotations(
             unflatten(shapes),
             {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
             {path: spec for path, spec in specs.items() if path[0] != "params"},
             tuple(macs),
             tuple(dict.fromkeys(choices)),
-            products.computes_in_half_precision(closed.jaxpr),
+            traced.half_precision,
         )
 
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, LayoutSpec]) -> Any:
@@ -554,7 +572,11 @@ class Supernet:
             atom: mask.sum() if mask.dtype != np.dtype(bool) else mask.sum(dtype=np.int32)
             for atom, mask in masks.items()
         }
-        return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants)
+        hard = not any(joint(w).is_soft for w, _ in chosen.values())
+        switched = None
+        if self.form == "switch" and hard:
+            switched = {atom: w for atom, (w, centred) in chosen.items() if not centred and not w.is_fixed}
+        return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants, switched)
 
 
 def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:

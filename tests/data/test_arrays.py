@@ -1,7 +1,10 @@
 """Images and labels that are there as arrays."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import refusals
 from small_tasks import random_images
 
 from jaxnas import data, tasks
@@ -43,42 +46,37 @@ IMAGES = random_images(10, 0)[0]
 LABELS = np.arange(10) % 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"images": IMAGES.reshape(10, 16)}, "are uint8[10"),
-        ({"images": IMAGES.astype(str)}, "expected numbers"),
-        ({"images": IMAGES[:0]}, "are uint8[0"),
-        ({"images": np.full((10, 4, 4, 1), np.nan)}, "hold a NaN or an infinity"),
-        ({"test_images": IMAGES[:, :3]}, "expected one size and dtype"),
-        ({"test_images": IMAGES.astype(np.float32)}, "expected one size and dtype"),
-        ({"images": IMAGES[..., :0]}, "are uint8[10"),
-        ({"images": np.zeros((10, 3, 32, 32))}, "images.transpose(0"),
-        ({"images": np.full((10, 4, 4), 1e300)}, "beyond the range of float32"),
-        ({"images": np.zeros((10, 4, 4, 1), np.uint8)}, "all training images are"),
-        ({"test_images": IMAGES.repeat(3, -1)}, "expected one size and dtype"),
-        ({"labels": LABELS.astype(np.float32)}, "float32[10]"),
-        ({"labels": [None] * 10}, "are object[10]"),
-        ({"labels": LABELS[:, None]}, "are int64[10"),
-        ({"images": np.array([*IMAGES[:-1], IMAGES[0, :2]], dtype=object)}, "images are of 2 sizes: "),
-        ({"labels": LABELS[:9]}, "10 images"),
-        ({"test_labels": LABELS[:9]}, "10 images"),
-        ({"labels": LABELS - 1}, "first is -1"),
-        ({"labels": LABELS + 1}, "0 never"),
-        ({"labels": 2 * LABELS}, "1 never occurs"),
-        ({"labels": 0 * LABELS, "test_labels": 0 * LABELS}, "'0'"),
-        ({"test_labels": LABELS + 1}, "first is 2"),
-        ({"test_labels": None}, "test_images"),
-        ({"test_labels": None, "test_images": None, "test_fraction": 0}, "test_fraction is 0"),
-        ({"classes": ("cat",)}, "first is 1"),
-        ({"search_fraction": 0.9}, "divided as 0"),
-        ({"search_fraction": 1.0}, "search_fraction"),
-        ({"search_fraction": -0.1}, "search_fraction"),
-        ({"search_fraction": float("nan")}, "search_fraction"),
-    ],
-)
-def test_arrays_that_do_not_fit_each_other_are_refused(changes, message):
-    given = {"images": IMAGES, "labels": LABELS, "test_images": IMAGES, "test_labels": LABELS, **changes}
-    with pytest.raises(ValueError) as error:
-        data.from_arrays(**given)
-    assert message in str(error.value)
+def test_arrays_that_do_not_fit_each_other_are_refused():
+    def case(*names, error=ValueError, **changes):
+        given = dict(images=IMAGES, labels=LABELS, test_images=IMAGES, test_labels=LABELS) | changes
+        return lambda: data.from_arrays(**given), error, *names
+
+    alone = dict(test_images=None, test_labels=None)
+    refusals.check(
+        case("are uint8[10", images=IMAGES.reshape(10, 16)),
+        case("expected numbers", images=IMAGES.astype(str)),
+        case("NaN", images=np.full((10, 4, 4, 1), np.nan)),
+        case("uint8[10, 4, 4, 1]", "uint8[10, 3, 4, 1]", test_images=IMAGES[:, :3]),
+        case("uint8[10, 4, 4, 1]", "float32[10, 4, 4, 1]", test_images=IMAGES.astype(np.float32)),
+        case("are uint8[10", images=IMAGES[..., :0]),
+        case("images.transpose(0", images=np.zeros((10, 3, 32, 32))),
+        case("float32", images=np.full((10, 4, 4), 1e300)),
+        case("all training images are", images=np.zeros((10, 4, 4, 1), np.uint8)),
+        case("float32[10]", labels=LABELS.astype(np.float32)),
+        case("are int64[10", labels=LABELS[:, None]),
+        case("images are of 2 sizes: (2, 4, 1), (4, 4, 1)", images=[*IMAGES[:-1], IMAGES[0, :2]]),
+        case("10 images", labels=LABELS[:9]),
+        case("first is -1", labels=LABELS - 1),
+        case("integers up to 900000000", "1 never", labels=np.arange(10) * 10**8),
+        case("'0'", labels=0 * LABELS, test_labels=0 * LABELS),
+        case("first is 2", test_labels=LABELS + 1),
+        case("test_images", test_labels=None),
+        case("test_fraction is 0", **alone, test_fraction=0),
+        case("test_fraction=0.2 of 2", **alone, images=IMAGES[:2], labels=LABELS[:2]),
+        case("order", error=TypeError, classes={"cat", "dog"}),
+        case("classes are 'ab'", error=TypeError, classes="ab"),
+        case("divided as 0", search_fraction=0.9),
+        case("search_fraction is nan", search_fraction=float("nan")),
+    )
+    given = data.from_arrays(IMAGES, LABELS)
+    refusals.check((lambda: dataclasses.replace(given, classes=("cat",)), ValueError, "label 1", "1 classes"))

@@ -75,12 +75,9 @@ def test_randaugment_changes_each_image_in_its_own_way():
     assert 6 <= unchanged <= 28 and len(kinds) > 25
     never = augment.randaugment(jax.random.key(0), jnp.asarray(images[:2]), probability=0.0)
     np.testing.assert_array_equal(never, images[:2])
-
-
-def test_randaugment_is_for_bytes():
-    for images in (jnp.zeros((2, 4, 4, 3)), jnp.zeros((2, 4, 4, 4), jnp.uint8)):
+    for wrong in (jnp.zeros((2, 4, 4, 3)), jnp.zeros((2, 4, 4, 4), jnp.uint8)):
         with pytest.raises(ValueError, match="its operations are defined"):
-            augment.randaugment(jax.random.key(0), images)
+            augment.randaugment(jax.random.key(0), wrong)
 
 
 def test_random_resized_crops_are_boxes_scaled_by_pillow():
@@ -151,9 +148,9 @@ def test_a_batch_is_mixed_by_one_of_two_rules():
 
 
 def test_erasing_follows_the_papers_numbers():
-    images = jnp.zeros((512, 32, 32, 3))
+    images = jnp.full((512, 32, 32, 3), 9.0)
     out = np.asarray(jax.jit(lambda key, x: augment.erase(key, x, value=None))(jax.random.key(0), images))
-    gone = (out != 0).all(-1)
+    gone = (out != 9).all(-1)
     erased = gone.any((1, 2))
     assert 0.19 < erased.mean() < 0.31  # of probability 0.25
     areas, aspects = [], []
@@ -165,4 +162,62 @@ def test_erasing_follows_the_papers_numbers():
     assert 0.015 < min(areas) < 0.04 and 0.28 < max(areas) < 0.36
     assert 0.25 < min(aspects) < 0.4 and 2.5 < max(aspects) < 4
     noise = out[gone]
-    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
+    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02 and (out[~gone] == 9).all()
+    assert set(np.unique(augment.erase(jax.random.key(0), images))) == {0, 9}
+
+
+IMAGES = np.random.default_rng(0).integers(1, 256, (64, 6, 8, 3)).astype(np.uint8)
+AUGMENTATIONS = {
+    "pad_and_crop": lambda key, x: augment.pad_and_crop(key, x, 2),
+    "flip": augment.flip,
+    "erase": lambda key, x: augment.erase(key, x, probability=0.5),
+    "mixup": lambda key, x: augment.mixup(key, x, jnp.arange(len(x)), len(x))[0],
+    "cutmix": lambda key, x: augment.cutmix(key, x, jnp.arange(len(x)), len(x))[0],
+    "random_resized_crop": augment.random_resized_crop,
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.bfloat16])
+def test_augmentation_keeps_shape_and_dtype_under_jit(name, dtype):
+    function = jax.jit(AUGMENTATIONS[name])
+    x = jnp.asarray(IMAGES).astype(dtype)
+    out = function(jax.random.key(0), x)
+    assert out.shape == x.shape and out.dtype == x.dtype
+    np.testing.assert_array_equal(out, function(jax.random.key(0), x))
+    changed = (out != x).any((1, 2, 3))
+    assert changed.any() and (function(jax.random.key(1), x) != out).any()
+
+
+def test_pad_and_crop_is_a_shift():
+    out = np.asarray(augment.pad_and_crop(jax.random.key(0), jnp.asarray(IMAGES), 2))
+    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    found = set()
+    for image, source in zip(out, padded, strict=True):
+        shifts = [
+            (i, j) for i in range(5) for j in range(5) if np.array_equal(source[i : i + 6, j : j + 8], image)
+        ]
+        assert len(shifts) == 1
+        found.add(shifts[0])
+    assert {i for i, _ in found} == {j for _, j in found} == set(range(5))
+    same = augment.pad_and_crop(jax.random.key(0), jnp.asarray(IMAGES), 0)
+    np.testing.assert_array_equal(same, IMAGES)
+
+
+def test_flip_mirrors_some():
+    out = np.asarray(augment.flip(jax.random.key(0), jnp.asarray(IMAGES)))
+    mirrored = (out == IMAGES[:, :, ::-1]).all((1, 2, 3))
+    untouched = (out == IMAGES).all((1, 2, 3))
+    assert np.all(mirrored ^ untouched) and 16 < mirrored.sum() < 48
+    every = augment.flip(jax.random.key(0), jnp.asarray(IMAGES), probability=1.0)
+    np.testing.assert_array_equal(every, IMAGES[:, :, ::-1])
+
+
+def test_mixup_blends_images_as_labels():
+    x = jnp.asarray(IMAGES).astype(jnp.float32)
+    out, soft = augment.mixup(jax.random.key(0), x, jnp.arange(64), 64, alpha=0.5)
+    assert soft.shape == (64, 64) and soft.dtype == jnp.float32
+    np.testing.assert_allclose(soft.sum(1), 1, rtol=1e-6)
+    assert np.all((soft > 0).sum(1) <= 2)
+    # Each label is one image here, so the soft labels are the blending weights.
+    np.testing.assert_allclose(out, np.einsum("bk,khwc->bhwc", soft, x), rtol=1e-4)

@@ -1,6 +1,5 @@
 """Data in an object store are copied to this machine once, and read there."""
 
-import io
 import os
 import pathlib
 
@@ -28,8 +27,14 @@ def upload(store, folder, name):
             store.put(f"bucket/{name}/{path.relative_to(folder)}", path.read_bytes())
 
 
-def arrays(dataset):
-    return [(x.images, x.labels) for x in (dataset.train, dataset.search, dataset.test)]
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def check_same(one, other):
+    for role, split in one.splits.items():
+        np.testing.assert_array_equal(split.images[:], other.splits[role].images[:])
+        np.testing.assert_array_equal(split.labels, other.splits[role].labels)
 
 
 def test_a_copy_is_made_once_and_anew_when_an_object_changes(bucket, store, cache, caplog):
@@ -37,16 +42,13 @@ def test_a_copy_is_made_once_and_anew_when_an_object_changes(bucket, store, cach
         store.put(f"bucket/x/{name}", content)
     store.put("bucket/x/a/empty/", b"")  # What the console of the store makes for a folder.
     first = copies.local_copy("gs://bucket/x/a")
-    assert {str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()} == {
-        "one",
-        "deep/two",
-    }
+    assert files_in(first) == {"one", "deep/two"}
     assert (first / "deep" / "two").read_bytes() == b"22" and first.name == "a"
     assert "Copying 2 objects of gs://bucket/x/a, 0.0 MB" in caplog.text
     caplog.clear()
     assert copies.local_copy("gs://bucket/x/a/") == first and not caplog.text
     part = copies.local_copy("gs://bucket/x", "a/deep")
-    assert [str(path.relative_to(part)) for path in part.rglob("*") if path.is_file()] == ["a/deep/two"]
+    assert files_in(part) == {"a/deep/two"}
     assert copies.local_copy("gs://bucket/x/ab/three").read_bytes() == b"333"
     store.put("bucket/x/a/one", b"9")  # As long as it was.
     second = copies.local_copy("gs://bucket/x/a")
@@ -75,13 +77,7 @@ def test_prepared_data_in_a_bucket_are_those_on_a_disk(bucket, store, cache, tmp
     builders.prepare("digits", tmp_path / "tfds")
     upload(store, tmp_path / "tfds", "tfds")
     store.put("bucket/tfds/other/1.0.0/large", b"not copied")
-    here, there = (
-        data.load("digits", data_dir=tmp_path / "tfds"),
-        data.load("digits", data_dir="gs://bucket/tfds"),
-    )
-    for one, other in zip(arrays(here), arrays(there), strict=True):
-        np.testing.assert_array_equal(one[0], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    check_same(*(data.load("digits", data_dir=root) for root in (tmp_path / "tfds", "gs://bucket/tfds")))
     assert not list(cache.rglob("large"))
     with pytest.raises(FileNotFoundError, match="digits is not"):
         data.load("digits", data_dir="gs://bucket/no")
@@ -92,11 +88,9 @@ def test_original_files_in_a_bucket_are_those_on_a_disk(bucket, store, tmp_path)
     for name in ("train", "valid", "test"):
         (tmp_path / "given" / f"wiki.{name}.tokens").write_bytes(WORDS)
     upload(store, tmp_path / "given", "given")
-    made = [
-        builders.prepare("wikitext2", tmp_path / name, source)
-        for name, source in (("one", tmp_path / "given"), ("two", "gs://bucket/given"))
-    ]
-    assert made[0].relative_to(tmp_path / "one") == made[1].relative_to(tmp_path / "two")
+    one = builders.prepare("wikitext2", tmp_path / "one", tmp_path / "given")
+    two = builders.prepare("wikitext2", tmp_path / "two", "gs://bucket/given")
+    assert one.relative_to(tmp_path / "one") == two.relative_to(tmp_path / "two")
     # Both in the bucket: the prepared ones are read.
     upload(store, tmp_path / "one", "tfds")
     here = data.load_text("wikitext2", data_dir=tmp_path / "one")
@@ -109,16 +103,13 @@ def test_a_folder_of_images_in_a_bucket_is_that_on_a_disk(bucket, store, tmp_pat
     for kind in ("cat", "dog"):
         (tmp_path / "pets" / kind).mkdir(parents=True)
         for number in range(6):
-            buffer = io.BytesIO()
-            Image.fromarray(random.integers(0, 256, (4, 4, 3), np.uint8)).save(buffer, "png")
-            (tmp_path / "pets" / kind / f"{number}.png").write_bytes(buffer.getvalue())
+            image = Image.fromarray(random.integers(0, 256, (4, 4, 3), np.uint8))
+            image.save(tmp_path / "pets" / kind / f"{number}.png")
     upload(store, tmp_path / "pets", "pets")
     for options in ({}, dict(size=4, in_memory=False, workers=0)):
         here, there = (data.from_folder(path, **options) for path in (tmp_path / "pets", "gs://bucket/pets"))
         assert there.name == here.name == "pets" and there.classes == ("cat", "dog")
-        for one, other in zip(arrays(here), arrays(there), strict=True):
-            np.testing.assert_array_equal(one[0][:], other[0][:])
-            np.testing.assert_array_equal(one[1], other[1])
+        check_same(here, there)
 
 
 def test_vectors_of_words_in_a_bucket_are_found(bucket, store, tmp_path):

@@ -1,10 +1,12 @@
 """Images of many sizes that are decoded on demand: of ImageNet's archives, and of folders."""
 
+import functools
 import io
 import tarfile
 
 import numpy as np
 import pytest
+import refusals
 from PIL import Image
 
 from jaxnas import data, files, tasks
@@ -69,15 +71,13 @@ def values_of(pixels):
     return np.round(pixels[:, 8, 8].mean(-1) / 10).astype(int).tolist()
 
 
+def load(root, **options):
+    return data.load("imagenet2012", data_dir=root, **dict(image_size=16, workers=0) | options)
+
+
 def test_imagenet_is_read_from_its_archives(archives, tmp_path):
-    given = data.load(
-        "imagenet2012",
-        data_dir=tmp_path / "tfds",
-        source_dir=archives,
-        search_fraction=0.25,
-        image_size=16,
-        workers=0,
-    )
+    root = tmp_path / "tfds"
+    given = load(root, source_dir=archives, search_fraction=0.25)
     task = tasks.Images(data=given)
     assert task.sizes == {"train": 18, "search": 6, "test": 12}
     assert given.num_classes == 1000 and given.classes[0] == SYNSETS[0] and given.image_shape == (16, 16, 3)
@@ -87,55 +87,40 @@ def test_imagenet_is_read_from_its_archives(archives, tmp_path):
         seen |= dict(zip(values_of(split.images[:]), split.labels.tolist(), strict=True))
     assert seen == {i: (0, 1, 999)[i // 8] for i in range(24)}
     # The published classes of the first validation images: n01751748, n09193705, n02105855.
-    assert [given.classes[label] for label in given.test.labels[:3]] == [
-        "n01751748",
-        "n09193705",
-        "n02105855",
-    ]
+    first = [given.classes[label] for label in given.test.labels[:3]]
+    assert first == ["n01751748", "n09193705", "n02105855"]
     assert values_of(given.test.images[:]) == list(range(0, 24, 2))
     whole = task.whole()
     assert isinstance(whole.dataset.train.images, data.SourceImages) and whole.sizes["train"] == 24
     assert sorted(values_of(whole.dataset.train.images[:])) == list(range(24))
     # The archives are not needed again, and the labels are not gathered again.
-    again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(tmp_path / "tfds")
+    again = tasks.Images(data="imagenet2012", search_fraction=0.25, image_size=8).load(root)
     np.testing.assert_array_equal(again.dataset.train.labels, given.train.labels)
     assert again.inputs.shape == (1, 8, 8, 3)
-    kept = list((tmp_path / "tfds").glob("imagenet2012/*/5.1.0/labels-*.npz"))
+    kept = list(root.glob("imagenet2012/*/5.1.0/labels-*.npz"))
     assert len(kept) == 2
     for path in kept:  # labels that are damaged are gathered again
         path.write_bytes(b"PK")
-    mended = data.load("imagenet2012", data_dir=tmp_path / "tfds", image_size=8, search_fraction=0.25)
-    np.testing.assert_array_equal(mended.train.labels, given.train.labels)
-    with pytest.raises(ValueError, match="image_size"):
-        data.load("imagenet2012", data_dir=tmp_path / "tfds")
-    with pytest.raises(ValueError, match="image_size is 224"):
-        data.load("digits", data_dir=tmp_path / "tfds", image_size=224)
+    np.testing.assert_array_equal(load(root, search_fraction=0.25).train.labels, given.train.labels)
+    refusals.check(
+        (lambda: load(root, image_size=None), ValueError, "image_size"),
+        (lambda: data.load("digits", data_dir=root, image_size=224), ValueError, "image_size is 224"),
+    )
 
 
-def test_archives_that_are_not_the_published_ones(archives, tmp_path, monkeypatch):
-    def load():
-        return data.load(
-            "imagenet2012", data_dir=tmp_path / "tfds", source_dir=archives, image_size=16, workers=0
-        )
-
-    path = archives / "ILSVRC2012_img_val.tar"
+def test_archives_that_are_not_the_published_ones(archives, tmp_path):
+    path, name = archives / "ILSVRC2012_img_val.tar", "ILSVRC2012_img_val"
     content = path.read_bytes()
-    path.write_bytes(content[:-10240])
-    with pytest.raises(ValueError, match="img_val"):
-        load()
-    path.write_bytes(b"x" + content[1:])
-    with pytest.raises(ValueError, match="img_val"):
-        load()
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match="ILSVRC2012_img_val"):
-        load()
+    for wrong, error in ((content[:-10240], ValueError), (b"x" + content[1:], ValueError), (None, OSError)):
+        path.unlink() if wrong is None else path.write_bytes(wrong)
+        refusals.check((lambda: load(tmp_path / "tfds", source_dir=archives), error, name))
     with tarfile.open(path, "w") as archive:
         add(archive, "folder/cat.JPEG", b"")
-    with pytest.raises(ValueError, match="ILSVRC2012_val_00000001"):
-        list(imagenet.validation_images(path))
-    with pytest.raises(ValueError, match="folder/cat"):
-        list(imagenet.train_images(path))
-    assert not list((tmp_path / "tfds").glob("*"))
+    refusals.check(
+        (lambda: list(imagenet.validation_images(path)), ValueError, "ILSVRC2012_val_00000001"),
+        (lambda: list(imagenet.train_images(path)), ValueError, "folder/cat"),
+    )
+    assert not (tmp_path / "tfds").exists()
 
 
 def folder_of(root, per_class=20):
@@ -144,9 +129,7 @@ def folder_of(root, per_class=20):
         (root / name).mkdir(parents=True)
         for i in range(per_class):
             image = landscape(40 + 5 * (i % 5), 70 - 4 * (i % 9), 20 * number + i)
-            (root / name / f"{i:02}.{'png' if i % 4 else 'jpg'}").write_bytes(
-                encoded(image, "PNG" if i % 4 else "JPEG")
-            )
+            image.save(root / name / f"{i:02}.{'png' if i % 4 else 'jpg'}", quality=95)
     return root
 
 
@@ -164,20 +147,18 @@ def test_a_folder_at_full_size_is_decoded_when_a_batch_needs_it(tmp_path):
     np.testing.assert_allclose(given.mean, stored.mean, atol=6)
     rows = data.evaluation_batches(given.test, 8)["image"]
     assert rows.shape == (1, 8, 24, 24, 3) and rows.dtype == np.uint8
-    (tmp_path / "dog" / "00.jpg").write_bytes((tmp_path / "dog" / "00.jpg").read_bytes()[:-200])
-    with pytest.raises(ValueError, match="dog/00"):
-        for split in given.splits.values():
-            split.images[:]
-    (tmp_path / "dog" / "00.jpg").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="dog/00"):
-        data.from_folder(tmp_path, 24, in_memory=False)
-    fewer = data.from_folder(
-        tmp_path, (20, 30), in_memory=False, workers=0, skip_unreadable=True, test_fraction=0.4
-    )
+    damaged = tmp_path / "dog" / "00.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:-200])
+    refusals.check((lambda: [split.images[:] for split in given.splits.values()], ValueError, "dog/00"))
+    damaged.write_bytes(b"no image")
+    some = functools.partial(data.from_folder, tmp_path, in_memory=False, skip_unreadable=True)
+    fewer = some(size=(20, 30), workers=0, test_fraction=0.4)
     assert sum(tasks.Images(data=fewer).sizes.values()) == 39 and fewer.image_shape == (20, 30, 3)
-    for change, message in (({}, "say the size"), ({"size": 8, "workers": -1}, "workers is -1")):
-        with pytest.raises(ValueError, match=message):
-            data.from_folder(tmp_path, in_memory=False, skip_unreadable=True, **change)
+    refusals.check(
+        (lambda: data.from_folder(tmp_path, 24, in_memory=False), ValueError, "dog/00"),
+        (lambda: some(), ValueError, "size"),
+        (lambda: some(size=8, workers=-1), ValueError, "workers is -1"),
+    )
 
 
 def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
@@ -273,6 +254,5 @@ def test_photographs_are_turned_as_they_say(draws):
     exif = upright.getexif()
     exif[0x0112] = 6  # is to be turned by 90 degrees to the right
     lying = encoded(upright.rotate(90, expand=True), "PNG", exif=exif)
-    np.testing.assert_array_equal(
-        decode(lying, (32, 32, 3), draws), decode(encoded(upright, "PNG"), (32, 32, 3), draws)
-    )
+    turned, expected = (decode(content, (32, 32, 3), draws) for content in (lying, encoded(upright, "PNG")))
+    np.testing.assert_array_equal(turned, expected)

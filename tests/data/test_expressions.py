@@ -44,23 +44,21 @@ def expressions(given, role):
 
 
 def test_expressions_are_those_of_the_rule():
-    cases = (
+    for case in (
         dict(max_depth=6, max_args=5, min_length=8, max_length=60, seed=3),
         dict(max_depth=10, max_args=10, min_length=100, max_length=300),
         dict(max_depth=2, max_args=2, min_length=0, max_length=5, operation_probability=0.9),
         dict(max_depth=3, max_args=3, min_length=13, max_length=18, operation_probability=1.0),
-    )
-    for case in cases:
+    ):
         rule = data.ListOps(examples=300, search_examples=30, test_examples=20, **case)
         given = data.listops(rule)
         found = {role: expressions(given, role) for role in given.splits}
         assert {role: len(rows) for role, rows in found.items()} == dict(train=300, search=30, test=20)
         every = [text for rows in found.values() for text, _ in rows]
         assert len(set(every)) == len(every) and given.length == rule.max_length
-        measured = [
-            (*evaluate(text), label, len(text.split())) for rows in found.values() for text, label in rows
-        ]
-        values, depths, widths, labels, lengths = map(np.array, zip(*measured, strict=True))
+        values, depths, widths = map(np.array, zip(*map(evaluate, every), strict=True))
+        labels = [label for rows in found.values() for _, label in rows]
+        lengths = np.array([len(text.split()) for text in every])
         np.testing.assert_array_equal(values, labels)
         assert depths.max() <= rule.max_depth and widths.max() <= rule.max_args
         assert rule.min_length < lengths.min() and lengths.max() < rule.max_length
@@ -68,13 +66,12 @@ def test_expressions_are_those_of_the_rule():
 
 
 def test_a_split_is_a_stream_of_its_own_and_a_seed_another_one():
-    settings = dict(
-        search_examples=20, test_examples=20, max_depth=5, max_args=4, min_length=5, max_length=40
-    )
-    few, many, other = (
-        data.listops(data.ListOps(examples=examples, seed=seed, **settings))
-        for examples, seed in ((50, 0), (200, 0), (50, 1))
-    )
+    def made(examples, seed):
+        sizes = dict(examples=examples, search_examples=20, test_examples=20)
+        rule = data.ListOps(**sizes, seed=seed, max_depth=5, max_args=4, min_length=5, max_length=40)
+        return data.listops(rule)
+
+    few, many, other = made(50, 0), made(200, 0), made(50, 1)
     assert expressions(many, "train")[:50] == expressions(few, "train")
     for role in ("search", "test"):
         assert expressions(many, role) == expressions(few, role) != expressions(other, role)
@@ -87,9 +84,8 @@ def test_more_expressions_than_there_are_are_refused():
 
 
 def test_a_task_makes_its_expressions_when_it_is_loaded():
-    rule = data.ListOps(
-        examples=40, search_examples=8, test_examples=6, max_depth=4, max_args=3, min_length=4, max_length=24
-    )
+    sizes = dict(examples=40, search_examples=8, test_examples=6)
+    rule = data.ListOps(**sizes, max_depth=4, max_args=3, min_length=4, max_length=24)
     task = tasks.Text(data=rule, lengths=(12, 24))
     assert task.name == "listops"
     with pytest.raises(ValueError, match="'listops'"):
@@ -111,9 +107,8 @@ def official():
     except FileNotFoundError as error:
         pytest.skip(f"JAXNAS_TEXT: {error}")
     rows = [line.split("\t") for line in source_files.read_text(path).splitlines()]
-    return [
-        (" ".join(text.replace("(", " ").replace(")", " ").split()), int(answer)) for answer, text in rows
-    ]
+    without = str.maketrans("()", "  ")
+    return [(" ".join(text.translate(without).split()), int(answer)) for answer, text in rows]
 
 
 def test_the_official_expressions_have_the_official_values(official):
@@ -125,15 +120,8 @@ def test_the_official_expressions_have_the_official_values(official):
 
 def test_the_generator_makes_what_the_official_file_has(official):
     # The official file is a random tenth of 100,000 different expressions.
-    rule = data.ListOps(
-        examples=100_000,
-        search_examples=1,
-        test_examples=1,
-        max_depth=20,
-        max_args=5,
-        min_length=0,
-        max_length=1000,
-    )
+    sizes = dict(examples=100_000, search_examples=1, test_examples=1)
+    rule = data.ListOps(**sizes, max_depth=20, max_args=5, min_length=0, max_length=1000)
     made = data.listops(rule).train
     lengths = made.inputs["mask"].sum(axis=1)
     theirs = np.array([len(text.split()) for text, _ in official])

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import refusals
 from hypothesis import given as drawn
 from hypothesis import strategies
 
@@ -65,34 +66,32 @@ def decoded(dataset, role):
     return [(dataset.vocabulary.decode(tokens[mask]).strip(), int(label)) for tokens, mask, label in rows]
 
 
+def sizes(*counts):
+    roles = ("train", "search", "test") if len(counts) == 3 else ("train", "test")
+    return dict(zip(roles, counts, strict=True))
+
+
 def test_names_with_their_parts_and_classes(small_trees, files, tmp_path):
-    cases = (
-        ("sst5", 5, {"train": 10, "search": 3, "test": 2}, {"train": 10, "validation": 3, "test": 2}),
-        ("sst2", 2, {"train": 8, "search": 2, "test": 2}, {"train": 8, "validation": 2, "test": 2}),
-        ("trec", 6, {"train": 48, "search": 12, "test": 2}, {"train": 60, "test": 2}),
-        ("mr", 2, {"train": 43, "search": 11, "test": 6}, {"train": 54, "test": 6}),
-        ("subj", 2, {"train": 43, "search": 11, "test": 6}, {"train": 54, "test": 6}),
-        ("cr", 2, {"train": 43, "search": 11, "test": 6}, {"train": 54, "test": 6}),
-        ("mpqa", 2, {"train": 43, "search": 11, "test": 6}, {"train": 54, "test": 6}),
-        ("imdb_reviews", 2, {"train": 32, "search": 8, "test": 2}, {"train": 40, "test": 2}),
-    )
-    for name, classes, sizes, whole in cases:
+    for name, classes, parts, whole in (
+        ("sst5", 5, sizes(10, 3, 2), sizes(10, 2) | {"validation": 3}),
+        ("sst2", 2, sizes(8, 2, 2), sizes(8, 2) | {"validation": 2}),
+        ("trec", 6, sizes(48, 12, 2), sizes(60, 2)),
+        *((name, 2, sizes(43, 11, 6), sizes(54, 6)) for name in ("mr", "subj", "cr", "mpqa")),
+        ("imdb_reviews", 2, sizes(32, 8, 2), sizes(40, 2)),
+    ):
         task = tasks.Text(data=name).load(tmp_path, files)
-        assert (task.dataset.num_classes, task.sizes, task.whole().sizes) == (classes, sizes, whole), name
+        assert (task.dataset.num_classes, task.sizes, task.whole().sizes) == (classes, parts, whole), name
         # Once prepared, the files are needed no more.
         again = tasks.Text(data=name).load(tmp_path)
-        for role in sizes:
+        for role in parts:
             assert decoded(again.dataset, role) == decoded(task.dataset, role)
-    assert decoded(tasks.Text(data="imdb_reviews").load(tmp_path).dataset, "train")[0][0] == (
-        "do n't watch . ever !"
-    )
+    assert decoded(again.dataset, "train")[0][0] == "do n't watch . ever !"
     words = tasks.Text(data="mr").load(tmp_path).dataset.vocabulary.words
     assert {"it", "'s", "caf\u00e9", ","} <= set(words)
     # The test part of those that have no official one is the same for every seed.
-    tests = [
-        decoded(tasks.Text(data="mr", seed=s, tokens="bytes").load(tmp_path).dataset, "test") for s in (0, 1)
-    ]
-    assert tests[0] == tests[1]
+    seeds = (tasks.Text(data="mr", seed=seed, tokens="bytes").load(tmp_path).dataset for seed in (0, 1))
+    first, second = (decoded(dataset, "test") for dataset in seeds)
+    assert first == second
 
 
 def test_sentences_and_phrases_of_trees(small_trees, files, tmp_path):
@@ -100,16 +99,8 @@ def test_sentences_and_phrases_of_trees(small_trees, files, tmp_path):
     assert decoded(fine, "train")[:3] == [("a fine film", 4), ("it fails .", 0), ("a film", 2)]
     assert fine.vocabulary.size == 8 + 2 and fine.unknown == {"train": 0, "search": 3, "test": 1}
     phrases = tasks.Text(data="sst5", phrases=True).load(tmp_path).dataset
-    expected = [
-        ("a", 2),
-        ("fine", 4),
-        ("film", 2),
-        ("fine film", 4),
-        ("a fine film", 4),
-        ("it", 2),
-        ("fails", 0),
-    ]
-    expected += [(".", 2), ("fails .", 0), ("it fails .", 0), ("a film", 2)]
+    expected = [("a", 2), ("fine", 4), ("film", 2), ("fine film", 4), ("a fine film", 4), ("it", 2)]
+    expected += [("fails", 0), (".", 2), ("fails .", 0), ("it fails .", 0), ("a film", 2)]
     expected += [("dull", 1), ("dull .", 1), ("fun", 3), ("fun .", 3)]
     assert decoded(phrases, "train") == expected
     assert decoded(phrases, "test") == decoded(fine, "test") and len(phrases.search) == 3
@@ -122,108 +113,70 @@ def test_sentences_and_phrases_of_trees(small_trees, files, tmp_path):
 
 
 def test_files_that_cannot_be_right_are_refused(small_trees, files, tmp_path):
-    cases = (
-        (
-            "sst5",
-            {},
-            "sst_trees.dev.txt",
-            b"(3 (2 It)\n" * 3,
-            "line 1 is no tree as (4 (2 a) (3 film)): '(3 (2 it)'",
-        ),
-        ("sst5", {}, "sst_trees.dev.txt", b"(3 ok)\n(3 ok)\n(3 ok) ok\n", "line 3 is no tree"),
-        ("sst5", {}, "sst_trees.dev.txt", b"(3 ok)\n", "expected 3 trees, one in each line, found 1"),
-        (
-            "trec",
-            {},
-            "TREC.test.all",
-            b"0 What ?\n6 How ?\n",
-            "line 2 has the label '6'; expected a class from 0 to 5",
-        ),
-        (
-            "imdb_reviews",
-            {},
-            "imdb.test.tsv",
-            b"1\t9\tGood\n1\tGood\n",
-            "line 2 is no label, rating and text",
-        ),
-        ("sst5", {"phrases": True, "search_fraction": 0.2}, "other", b"", "phrases overlap, so a network"),
-        ("mr", {"phrases": True}, "other", b"", "mr has no labelled phrases, only test, train"),
-        (
-            "mr",
-            {"embeddings": "glove9"},
-            "other",
-            b"",
-            "has no file glove9_vocab.npz or glove9.npz or glove9.txt",
-        ),
-        ("mr", {"tokens": "symbols"}, "other", b"", "there is no symbol '"),
-    )
-    for number, (name, options, file, content, message) in enumerate(cases):
-        folder = tmp_path / str(number)
+    def case(*names, error=ValueError, file="other", content=b"", **text):
+        folder = tmp_path / f"{text['data']}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         for path in files.rglob("*.*"):
             if not path.name.startswith(file):
                 (folder / path.name).write_bytes(path.read_bytes())
         (folder / file).write_bytes(content)
-        with pytest.raises((ValueError, FileNotFoundError)) as error:
-            tasks.Text(data=name, **options).load(tmp_path / "tfds", folder)
-        assert message in str(error.value), str(error.value)
+        return lambda: tasks.Text(**text).load(tmp_path / "tfds", folder), error, *names
+
+    def dev(content, *names):
+        return case(*names, data="sst5", file="sst_trees.dev.txt", content=content)
+
+    trec = dict(data="trec", file="TREC.test.all", content=b"0 What ?\n6 How ?\n")
+    imdb = dict(data="imdb_reviews", file="imdb.test.tsv", content=b"1\t9\tGood\n1\tGood\n")
+    refusals.check(
+        dev(b"(3 (2 It)\n" * 3, "line 1", "'(3 (2 it)'"),
+        dev(b"(3 ok)\n(3 ok)\n(3 ok) ok\n", "line 3"),
+        dev(b"(3 ok)\n", "expected 3 trees", "found 1"),
+        case("line 2", "'6'", **trec),
+        case("line 2", **imdb),
+        case("phrases", data="sst5", phrases=True, search_fraction=0.2),
+        case("mr has no labelled phrases", data="mr", phrases=True),
+        case("glove9.npz", error=FileNotFoundError, data="mr", embeddings="glove9"),
+        case("no symbol", data="mr", tokens="symbols"),
+    )
 
 
 TEXTS = [f"{('good', 'bad')[i % 2]} film {i}" for i in range(20)]
 LABELS = [("up", "down")[i % 2] for i in range(20)]
 
 
-def test_texts_in_lists(tmp_path):
-    cases = (
-        (dict(texts=TEXTS, labels=LABELS[1:]), "20 train texts and 19 labels of them"),
-        (dict(texts="good film", labels=LABELS), "the train texts are a str; expected a list of strings"),
-        (dict(texts=[*TEXTS[1:], 3], labels=LABELS), "the train texts are not all strings"),
-        (
-            dict(texts=set(TEXTS), labels=LABELS),
-            "the train texts are a set; expected a list of strings, in the",
-        ),
-        (dict(texts=[], labels=[]), "there are no train texts"),
-        (dict(texts=[*TEXTS[1:], "\ud83d a"], labels=LABELS), "train text 20 has half of a surrogate pair"),
-        (dict(texts=TEXTS, labels=LABELS, classes=("up", "down", "up")), "the class 'up' is named twice"),
-        (
-            dict(texts=TEXTS, labels=np.zeros(20)),
-            "expected integers [n], from 0, or strings [n]. Write labels.",
-        ),
-        (dict(texts=TEXTS, labels=[*LABELS[1:], None]), "strings [n]. The first that is no string is None."),
-        (dict(texts=TEXTS, labels=LABELS, seed=-1), "seed is -1, expected 0 to"),
-        (dict(texts=[*TEXTS[1:], "<pad>"], labels=LABELS, tokens="symbols"), "has the symbol '<pad>'"),
-        (dict(texts=[*TEXTS[1:], "  "], labels=LABELS), "texts, train: text 20 has no token"),
-        (dict(texts=TEXTS, labels=LABELS, test_texts=TEXTS), "give test_texts and test_labels, or none"),
-        (dict(texts=TEXTS, labels=LABELS, test_texts=["a"], test_labels=["left"]), "the first is 'left'"),
-        (
-            dict(texts=TEXTS, labels=LABELS, test_fraction=0.0),
-            "test_fraction is 0.0 and nothing is given for the test",
-        ),
-        (
-            dict(
-                texts=TEXTS,
-                labels=LABELS,
-                test_texts=["9 4"],
-                test_labels=["up"],
-                tokens="symbols",
-                search_fraction=0,
-            ),
-            "texts, test: there is no symbol '4', only",
-        ),
-    )
-    for given, message in cases:
-        if "4'" in message:
-            given["texts"] = [text.replace(" 4", "") for text in TEXTS]
-        with pytest.raises(ValueError) as error:
-            data.from_texts(**given)
-        assert message in str(error.value), str(error.value)
-    dataset = data.from_texts(
-        TEXTS, LABELS, test_texts=["good", "awful bad film"], test_labels=["up", "down"]
-    )
+def test_texts_in_lists():
+    test = dict(test_texts=["good", "awful bad film"], test_labels=["up", "down"])
+    dataset = data.from_texts(TEXTS, LABELS, **test)
     assert tasks.Text(data=dataset).sizes == {"train": 16, "search": 4, "test": 2}
     assert decoded(dataset, "test") == [("good", 1), ("<unk> bad film", 0)] and dataset.unknown["test"] == 1
     end = data.from_texts(TEXTS, LABELS, length=2, keep="end", seed=1)
     assert all(text.split()[0] == "film" for text, _ in decoded(end, "train")) and end.cut["train"] == 13
+
+
+def test_texts_in_lists_that_cannot_be_right_are_refused():
+    def case(*names, **changes):
+        return lambda: data.from_texts(**dict(texts=TEXTS, labels=LABELS) | changes), ValueError, *names
+
+    symbols = dict(tokens="symbols", search_fraction=0)
+    without_4 = [text.replace(" 4", "") for text in TEXTS]
+    refusals.check(
+        case("20 train texts", "19 labels", labels=LABELS[1:]),
+        case("train texts are a str", texts="good film"),
+        case("train texts are a set", texts=set(TEXTS)),
+        case("train texts", "strings", texts=[*TEXTS[1:], 3]),
+        case("no train texts", texts=[], labels=[]),
+        case("train text 20", "surrogate", texts=[*TEXTS[1:], "\ud83d a"]),
+        case("'up'", "twice", classes=("up", "down", "up")),
+        case("integers [n]", labels=np.zeros(20)),
+        case("strings [n]", "None", labels=[*LABELS[1:], None]),
+        case("seed is -1", seed=-1),
+        case("'<pad>'", texts=[*TEXTS[1:], "<pad>"], tokens="symbols"),
+        case("text 20 has no token", texts=[*TEXTS[1:], "  "]),
+        case("test_texts", "test_labels", test_texts=TEXTS),
+        case("'left'", test_texts=["a"], test_labels=["left"]),
+        case("test_fraction is 0.0", test_fraction=0.0),
+        case("test", "'4'", texts=without_4, test_texts=["9 4"], test_labels=["up"], **symbols),
+    )
 
 
 @drawn(
@@ -248,12 +201,11 @@ def test_tokens_are_the_text(texts, kind):
 
 def test_english_words():
     parts = data.Encoding(tokens="english").parts
-    cases = (
+    for text, expected in (
         ("I don't think it's 3.5 stars...<br />Well-made!", "i do n't think it 's 3.5 stars ... well-made !"),
         ("do n't , it 's `` so-so ''", "do n't , it 's `` so-so ''"),
         ("They'll cost $1,000 (or 5th)", "they 'll cost $ 1,000 ( or 5th )"),
-    )
-    for text, expected in cases:
+    ):
         assert " ".join(parts(text)) == expected
 
 
@@ -274,14 +226,12 @@ def vectors(tmp_path):
 def test_vectors_of_words(vectors, tmp_path):
     folder, table = vectors
     texts = ["Good film , bad end"] * 10 + ["bad film"] * 10
-    dataset = data.from_texts(
-        texts, LABELS, test_texts=["good plot 1"], test_labels=["up"], search_fraction=0.25
-    )
+    test = dict(test_texts=["good plot 1"], test_labels=["up"])
+    dataset = data.from_texts(texts, LABELS, **test, search_fraction=0.25)
     task = tasks.Text(data=dataset, embeddings="small", embedding_dim=3)
     loaded = task.load(tmp_path, folder)
-    assert {k: x.shape for k, x in loaded.inputs.items()} == dict(
-        tokens=(1, 5), mask=(1, 5), vectors=(1, 5, 3)
-    )
+    shapes = {name: x.shape for name, x in loaded.inputs.items()}
+    assert shapes == dict(tokens=(1, 5), mask=(1, 5), vectors=(1, 5, 3))
     batch = loaded.batches("train", 15, 0).at(0)
     inputs = loaded.preprocess(batch)
     assert inputs["vectors"].dtype == np.float32
@@ -298,11 +248,8 @@ def test_vectors_of_words(vectors, tmp_path):
     # By its path, in text, and from where it was kept, the vectors are the same.
     counted = folder / "counted.txt"
     counted.write_text(f"4 3\n{(folder / 'small.txt').read_text()}")  # as word2vec writes it
-    for other in (
-        tasks.Text(data=dataset, embeddings=str(folder / "small.txt")).load(),
-        tasks.Text(data=dataset, embeddings=str(counted)).load(),
-        task.load(tmp_path),
-    ):
+    paths = (tasks.Text(data=dataset, embeddings=str(path)) for path in (folder / "small.txt", counted))
+    for other in (*(task.load() for task in paths), task.load(tmp_path)):
         np.testing.assert_array_equal(other.dataset.vectors.table, loaded.dataset.vectors.table)
     another = tasks.Text(data=dataset, embeddings="small", seed=1).load(tmp_path).dataset.vectors.table
     assert ((another != loaded.dataset.vectors.table).any(axis=1) == ~loaded.dataset.vectors.known).all()
@@ -314,39 +261,33 @@ def test_vectors_that_cannot_be_right_are_refused(vectors, tmp_path):
     (folder / "none.txt").write_text("einem 1 2 3\n")
     (folder / "tabs.txt").write_text("good\t1\t2\t3\n")
     (folder / "counted.txt").write_text("2 3\ngood 1 2 3\nfilm 1 2\n")
-    np.savez(folder / "other.npz", table=np.zeros(3))
-    np.savez(
-        folder / "fewer.npz", words=np.frombuffer(b"a\nb", np.uint8), vectors=np.zeros((3, 2), np.float32)
-    )
-    np.savez(folder / "nan.npz", words=np.frombuffer(b"a", np.uint8), vectors=np.full((1, 2), np.nan))
     (folder / "broken.npz").write_bytes(b"PK\x03\x04")
-    cases = (
-        ("small", {"embedding_dim": 50}, {}, "embedding_dim is 50, and the vectors of"),
-        ("small", {}, {"tokens": "bytes"}, "are of words, and the tokens of texts are bytes"),
-        ("short", {}, {}, "line 2 is no word with 3 numbers behind it"),
-        ("tabs", {}, {}, "line 1 is no word with blanks and numbers behind it: "),
-        ("counted", {}, {}, "line 3 is no word with 3 numbers behind it, as line 2 is: 'film 1 2'"),
-        ("none", {}, {}, "has none of the 25 words of the texts"),
-        ("other", {}, {}, "other.npz: no array 'vectors' and 'words'"),
-        ("fewer", {}, {}, "has 2 words, and vectors float32[3, 2]"),
-        ("nan", {}, {}, "some numbers of the vectors are not finite"),
-        ("broken", {}, {}, "broken.npz: "),
-        ("missing", {}, {}, "has no file missing_vocab.npz"),
-        ("missing.npz", {}, {}, "embeddings: missing.npz is no file"),
+    word, words = (np.frombuffer(content, np.uint8) for content in (b"a", b"a\nb"))
+    np.savez(folder / "other.npz", table=np.zeros(3))
+    np.savez(folder / "fewer.npz", words=words, vectors=np.zeros((3, 2), np.float32))
+    np.savez(folder / "nan.npz", words=word, vectors=np.full((1, 2), np.nan))
+
+    def case(
+        embeddings, *names, error=ValueError, tokens="words", places=(tmp_path / "kept", folder), **more
+    ):
+        texts = data.from_texts(TEXTS, LABELS, tokens=tokens)
+        return lambda: tasks.Text(data=texts, embeddings=embeddings, **more).load(*places), error, *names
+
+    refusals.check(
+        case("small", "embedding_dim is 50", embedding_dim=50),
+        case("small", "bytes", tokens="bytes"),
+        case("short", "line 2", "3 numbers"),
+        case("tabs", "line 1"),
+        case("counted", "line 3", "'film 1 2'"),
+        case("none", "none of the"),
+        case("other", "other.npz", "'vectors'", "'words'"),
+        case("fewer", "2 words", "float32[3, 2]"),
+        case("nan", "finite"),
+        case("broken", "broken.npz"),
+        case("missing", "missing_vocab.npz", error=FileNotFoundError),
+        case("missing.npz", "missing.npz", error=FileNotFoundError),
+        case("small", "'small'", error=FileNotFoundError, places=(tmp_path / "new",)),
     )
-    for name, options, given, message in cases:
-        task = tasks.Text(
-            data=data.from_texts(
-                TEXTS, LABELS, test_texts=TEXTS, test_labels=LABELS, search_fraction=0, **given
-            ),
-            embeddings=name,
-            **options,
-        )
-        with pytest.raises((ValueError, FileNotFoundError)) as error:
-            task.load(tmp_path / "kept", folder)
-        assert message in str(error.value), str(error.value)
-    with pytest.raises(FileNotFoundError, match="'small'"):
-        tasks.Text(data=data.from_texts(TEXTS, LABELS), embeddings="small").load(tmp_path / "new")
 
 
 def test_batches_of_texts_of_about_one_length():
@@ -384,39 +325,38 @@ def test_batches_of_texts_of_about_one_length():
     assert task.evaluation("test")["tokens"].shape[-1] == dataset.length
 
 
-# The real files
+def load_real(tmp_path, name, **options):
+    try:
+        return tasks.Text(data=name, **options).load(tmp_path, REAL)
+    except FileNotFoundError as error:
+        pytest.skip(f"JAXNAS_TEXT: {error}")
 
 
 @real
-def test_real_files(tmp_path):
-    cases = (
-        ("sst5", {}, (8544, 1101, 2210), (16_581, 16_581)),
-        ("sst2", {}, (6920, 872, 1821), (14_830, 14_830)),
-        ("sst5", {"phrases": True}, (157_401, 1101, 2210), (16_581, 16_581)),
-        ("sst2", {"phrases": True}, (77_307, 872, 1821), (16_372, 16_372)),
-        ("trec", {}, (4362, 1090, 500), (7_000, 8_600)),
-        ("mr", {}, (7677, 1919, 1066), (16_000, 19_000)),
-        ("subj", {}, (7200, 1800, 1000), (18_000, 20_000)),
-        ("cr", {}, (2715, 679, 377), (4_500, 5_500)),
-        ("mpqa", {}, (7634, 1909, 1060), (5_000, 6_000)),
-    )
-    for name, options, sizes, (least, most) in cases:
-        try:
-            task = tasks.Text(data=name, embeddings="glove6b_50d", embedding_dim=50, **options)
-            task = task.load(tmp_path, REAL)
-        except FileNotFoundError as error:
-            pytest.skip(f"JAXNAS_TEXT: {error}")
-        details = task.details()
-        assert tuple(task.sizes.values()) == sizes and least <= details["vocabulary"] <= most, name
-        assert details["words_with_vectors"]["train"] > 0.98 and details["words_with_vectors"]["test"] > 0.87
+@pytest.mark.parametrize(
+    ("name", "phrases", "sizes", "least", "most"),
+    [
+        ("sst5", False, (8544, 1101, 2210), 16_581, 16_581),
+        ("sst2", False, (6920, 872, 1821), 14_830, 14_830),
+        ("sst5", True, (157_401, 1101, 2210), 16_581, 16_581),
+        ("sst2", True, (77_307, 872, 1821), 16_372, 16_372),
+        ("trec", False, (4362, 1090, 500), 7_000, 8_600),
+        ("mr", False, (7677, 1919, 1066), 16_000, 19_000),
+        ("subj", False, (7200, 1800, 1000), 18_000, 20_000),
+        ("cr", False, (2715, 679, 377), 4_500, 5_500),
+        ("mpqa", False, (7634, 1909, 1060), 5_000, 6_000),
+    ],
+)
+def test_real_files(name, phrases, sizes, least, most, tmp_path):
+    task = load_real(tmp_path, name, embeddings="glove6b_50d", embedding_dim=50, phrases=phrases)
+    details = task.details()
+    assert tuple(task.sizes.values()) == sizes and least <= details["vocabulary"] <= most
+    assert details["words_with_vectors"]["train"] > 0.98 and details["words_with_vectors"]["test"] > 0.87
 
 
 @real
 def test_real_reviews(tmp_path):
-    try:
-        task = tasks.Text(data="imdb_reviews", tokens="bytes", length=1000).load(tmp_path, REAL)
-    except FileNotFoundError as error:
-        pytest.skip(f"JAXNAS_TEXT: {error}")
+    task = load_real(tmp_path, "imdb_reviews", tokens="bytes", length=1000)
     assert task.sizes == {"train": 20_000, "search": 5_000, "test": 25_000}
     for split in task.dataset.splits.values():
         assert np.bincount(split.labels).tolist() == [len(split) // 2] * 2
@@ -424,10 +364,7 @@ def test_real_reviews(tmp_path):
 
 @real
 def test_real_expressions(tmp_path):
-    try:
-        task = tasks.Text(data="listops").load(tmp_path, REAL)
-    except FileNotFoundError as error:
-        pytest.skip(f"JAXNAS_TEXT: {error}")
+    task = load_real(tmp_path, "listops")
     assert task.sizes == {"train": 90_000, "search": 2_000, "test": 10_000}
     rows = [row.tobytes() for split in task.dataset.splits.values() for row in split.inputs["tokens"]]
     assert len(set(rows)) == len(rows)  # no expression twice, and so none in two roles

@@ -13,7 +13,6 @@ from small_nets import difference, jit, normal, take
 
 from jaxnas.elastic import Decision, run, width
 from jaxnas.elastic.parameter import ELASTIC_SCOPE
-from jaxnas.elastic.switch import _round_up
 
 IN, OUT, TAPS = (2, 3, 5), (1, 2, 4, 6), (1, 3)
 
@@ -106,27 +105,6 @@ def test_outputs_and_gradients_are_those_of_the_active_part_also_under_vmap(name
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[b == 0], 0), one, want)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_soft_choice_is_the_expectation(name):
-    """Of all sizes: in the weights of the outputs' sizes, and with certainty in everything."""
-    second, one, values = len(OPTIONS[name][1]), np.int32(1), OPERANDS[name]
-    certain = tuple(np.eye(n, dtype=np.float32)[i] for i, n in ((1, 3), (0, second), (1, 2)))
-    weights, gate = np.float32([0.1, 0.3, 0.2, 0.4][-second:]), np.float32([0.25, 0.75])
-
-    @jit
-    def run(weights):
-        apply = lambda *arch: elastic(name, 8, tuple(map(jnp.asarray, arch)), *values)  # noqa: E731
-        parts = jax.lax.map(lambda i: apply(one, i, one), jnp.arange(second, dtype=jnp.int32))
-        # The square of a sum that is linear in the weights.
-        loss = lambda weights: jnp.sum(jnp.square(apply(one, weights, certain[2])))  # noqa: E731
-        return parts, apply(*certain), apply(one, weights, gate), jax.hessian(loss)(weights)
-
-    parts, sure, mixed, second_derivatives = jax.tree.map(np.asarray, run(weights))
-    assert difference(sure, parts[0]) <= 1e-6
-    assert difference(mixed, 0.75 * np.tensordot(weights, parts, 1)) <= 1e-5
-    assert np.all(np.diag(second_derivatives) > 0)
-
-
 TRACES = []
 
 
@@ -166,15 +144,6 @@ def test_equal_operations_of_many_layers_are_traced_once():
 
 
 def test_branches_grow_with_the_sum_of_the_options_and_not_with_their_product():
-    rows = tuple((taps, channels) for taps in (3, 5, 7) for channels in range(10, 100, 10))
-    rounded = _round_up(rows, (False, True), 8)
-    assert len(set(rows)) == 27 and len(set(rounded)) <= 8
-    for row, up in zip(rows, rounded, strict=True):
-        assert up[0] == row[0] and up[1] >= row[1]
-    assert _round_up(rows, (False, True), 27) == rows
-    assert len(set(_round_up(rows, (False, True), 1))) == 3  # of those that no mask can make smaller
-    assert _round_up((None, *rows), (True, True), 1)[0] is None
-
     def branches(limit):
         arch = (jnp.int32(0), jnp.int32(0), jnp.int32(1))
         text = str(jax.make_jaxpr(lambda *a: elastic("dense", limit, arch, *a))(*OPERANDS["dense"]))

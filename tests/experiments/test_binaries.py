@@ -27,80 +27,56 @@ from jaxnas import files, tabular
 ROOT = pathlib.Path(__file__).parents[2]
 DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
-OTHER_TASK = "had another task:\n  task.label_smoothing: "
+SHORT = (*EVERY, "training.steps=40", "training.warmup_steps=5")
+EVOLUTION = tuple(
+    f"search.strategy.{name}={number}"
+    for name, number in dict(evaluations=24, population=8, parents=3, mutations=4, crossovers=3).items()
+)
 FLOWS = {
     DIGITS: (
-        *EVERY,
+        *SHORT,
+        *EVOLUTION,
         "network.space=vit((8,16),(1,2),(1,2),(1.0,2.0))",
-        "training.steps=40",
-        "training.warmup_steps=5",
         "training.steps_per_call=5",
-        "search.strategy.evaluations=24",
-        "search.strategy.population=8",
-        "search.strategy.parents=3",
-        "search.strategy.mutations=4",
-        "search.strategy.crossovers=3",
     ),
     "s3_digits": (
-        *EVERY,
+        *SHORT,
+        *EVOLUTION,
         "network.space=swin(((1,2),(1,),(1,)),((8,16),(16,),(16,)),((2,4),(2,),(2,)),((1,2),(2,),(2,)),"
         "((1.0,2.0),(1.0,),(1.0,)),((8,16),(16,),(16,)))",
-        "training.steps=40",
-        "training.warmup_steps=5",
-        "evolution.turns=1",
-        "evolution.sample=40",
-        "evolution.top=5",
-        "evolution.steps=20",
-        "search.strategy.evaluations=24",
-        "search.strategy.population=8",
-        "search.strategy.parents=3",
-        "search.strategy.mutations=4",
-        "search.strategy.crossovers=3",
-        "search.most_share=0.99",  # what is left of its range is narrow
-        "search.ranked=2",
-        "search.ranked_steps=3",
+        *(f"evolution.{name}" for name in ("turns=1", "sample=40", "top=5", "steps=20")),
+        *(f"search.{name}" for name in ("most_share=0.99", "ranked=2", "ranked_steps=3")),
     ),
     "tiny_shakespeare": (
-        *EVERY,
+        *SHORT,
         "network.space=par(4)",
-        "network.width=16",
-        "network.num_heads=2",
-        "network.head_dim=8",
-        "network.hidden=32",
-        "network.memory_length=8",
-        "task.length=16",
-        "training.steps=40",
-        "training.batch_size=4",
-        "training.warmup_steps=5",
-        "recipe.start=10",
-        "recipe.confidence=none",
-        "search.method=trials",
-        "search.samples=4",
-        "search.explore=0.5",
+        *(f"network.{name}" for name in ("width=16", "num_heads=2", "head_dim=8", "hidden=32")),
+        *("network.memory_length=8", "task.length=16", "training.batch_size=4"),
+        *("recipe.start=10", "recipe.confidence=none"),
+        *(f"search.{name}" for name in ("method=trials", "samples=4", "explore=0.5", "limit=4", "eta=2")),
         "search.trial_steps=2,4",
-        "search.eta=2",
-        "search.limit=4",
     ),
 }
 # What a flow leaves that must be the same after kills.
-SAME = (
-    "metrics.jsonl",
-    "spaces.json",
-    "search/history.jsonl",
-    "result.json",
-    "report.html",
-    "subnet/model.safetensors",
-)
+SAME = ["metrics.jsonl", "spaces.json", "search/history.jsonl", "result.json", "report.html"]
+SAME += ["subnet/model.safetensors"]
+
+
+SMALL_PAR = """
+import dataclasses
+from experiments.configs import par
+stacks = par.stacks(4)
+recipe = dataclasses.replace(par.TINY_SHAKESPEARE.recipe, reference=stacks["interleaved"])
+CONFIG = dataclasses.replace(par.TINY_SHAKESPEARE, recipe=recipe, architectures=stacks)
+"""
 
 
 def command(binary, config, workdir, data_dir, *more):
-    assignments = [f"--set={assignment}" for assignment in FLOWS[config]]
-    if config == "tiny_shakespeare":  # the stacks to compare with have eight blocks
-        assignments.append("--config=" + str(data_dir / "small_par.py"))
-    else:
-        assignments.append(f"--config={config}")
-    paths = (f"--workdir={workdir}", f"--data_dir={data_dir}")
-    return [sys.executable, "-m", f"experiments.{binary}", *assignments, *paths, *more]
+    # The stacks to compare with have eight blocks.
+    name = data_dir / "small_par.py" if config == "tiny_shakespeare" else config
+    given = [f"--config={name}", f"--workdir={workdir}", f"--data_dir={data_dir}"]
+    given += [f"--set={assignment}" for assignment in FLOWS[config]]
+    return [sys.executable, "-m", f"experiments.{binary}", *given, *more]
 
 
 def here(binary, config, workdir, data_dir, *more, code=0):
@@ -142,21 +118,18 @@ def data_dir(tmp_path_factory):
     prepared, folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("text")
     (folder / "input.txt").write_text((ROOT / "LICENSE").read_text() * 3)
     data.load_text("tiny_shakespeare", data_dir=prepared, source_dir=folder)
-    (prepared / "small_par.py").write_text(
-        "import dataclasses\n"
-        "from experiments.configs import par\n"
-        "stacks = par.stacks(4)\n"
-        "recipe = dataclasses.replace(par.TINY_SHAKESPEARE.recipe, reference=stacks['interleaved'])\n"
-        "CONFIG = dataclasses.replace(par.TINY_SHAKESPEARE, recipe=recipe, architectures=stacks)\n"
-    )
+    (prepared / "small_par.py").write_text(SMALL_PAR)
     return prepared
 
 
 @functools.cache
 def smooth(config, workdir, data_dir):
     """A flow in one go, by processes like those that are killed: its config, workdir and outputs."""
-    binaries = ("train_supernet", "search", "retrain")
-    return config, workdir, {one: finish(start(one, config, workdir, data_dir)) for one in binaries}
+    outputs = {
+        binary: finish(start(binary, config, workdir, data_dir))
+        for binary in ("train_supernet", "search", "retrain")
+    }
+    return config, workdir, outputs
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +159,10 @@ def test_a_flow_whose_binaries_are_killed_ends_with_the_same_files(flow, tmp_pat
             assert follows.search((killed / "report.html").read_text())
         finish(start(binary, config, killed, data_dir))
         assert not follows.search((killed / "report.html").read_text())
-    folders = [pathlib.Path(), pathlib.Path("retrained", "found-scratch-0")]
-    for folder in folders:
-        for name in SAME:
-            path = workdir / folder / name
-            # The page of a search has the times of retrainings, which differ.
-            if not path.exists() or (name == "report.html" and folder == folders[0]):
-                continue
-            assert path.read_bytes() == (killed / folder / name).read_bytes(), folder / name
+    for name in [*SAME, *(f"retrained/found-scratch-0/{name}" for name in SAME)]:
+        # The page of a search has the times of retrainings, which differ.
+        if (workdir / name).exists() and name != "report.html":
+            assert (workdir / name).read_bytes() == (killed / name).read_bytes(), name
     checkpoints = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (workdir, killed)]
     assert checkpoints[0] == checkpoints[1]
 
@@ -201,28 +170,25 @@ def test_a_flow_whose_binaries_are_killed_ends_with_the_same_files(flow, tmp_pat
 def test_the_result_says_what_was_found(flow):
     config, workdir, outputs = flow
     result = files.read_json(workdir / "result.json")
-    found = result["found"]
+    found, networks = result["found"], {network["name"]: network for network in result["networks"]}
     assert found["extraction_error"] <= 1e-5
-    names = {network["name"] for network in result["networks"]}
     history = files.read_lines(workdir / "search/history.jsonl", ("strategy", "architecture"))
     if config == DIGITS:
-        largest = next(net for net in result["networks"] if net["name"] == "largest")
-        assert found["costs"]["params"] <= 0.6 * largest["costs"]["params"]
+        assert found["costs"]["params"] <= 0.6 * networks["largest"]["costs"]["params"]
         scores = [line["score"] for line in history if line["strategy"] == "evolution"]
         assert len(scores) == 24
         assert found["metrics"]["search"]["accuracy"] == pytest.approx(max(scores), abs=1e-6)
-        assert "random search" in names
+        assert "random search" in networks
     elif config == "s3_digits":
         assert [space["name"] for space in result["spaces"]] == ["A", "B"]
-        assert "random search" in names and len(result["ranking"]["alone"]) == 2
+        assert "random search" in networks and len(result["ranking"]["alone"]) == 2
     else:
-        assert {"interleaved", "par_rule"} <= names and result["selection"]["method"] == "trials"
+        assert {"interleaved", "par_rule"} <= networks.keys() and result["selection"]["method"] == "trials"
         assert [line["fidelity"] for line in history] == [0] * 4 + [1] * 2
     assert "report.html" in outputs["search"]
     for text in outputs.values():  # every run says where its time went
         assert re.search(r"Time: [\d.,]+ s: .*\d % step", text) and "% evaluation" in text
-    page = (workdir / "report.html").read_text()
-    assert "from scratch" in page
+    assert "from scratch" in (workdir / "report.html").read_text()
 
 
 def test_evaluate_gives_what_the_result_promises(flow, data_dir):

@@ -1,6 +1,5 @@
 """The comparison binary, end to end on a real table: resumed, extended, with a strategy of one's own."""
 
-import json
 import linecache
 import os
 import pathlib
@@ -35,7 +34,11 @@ def mine(table, evaluations):
 '''
 
 
-def compare(workdir, *more, path=""):
+def strategies_of(workdir):
+    return files.read_json(workdir / "comparison.json")["strategies"]
+
+
+def compare(workdir, *more, path="", code=0):
     """A comparison in this process; modules of the folder `path` are imported anew, here and by workers."""
     base = ("--benchmark=nasbench201", "--seeds=6", "--chunk=3", "--evaluations=40", f"--data_dir={TABLES}")
     with pytest.MonkeyPatch.context() as patch:
@@ -46,83 +49,83 @@ def compare(workdir, *more, path=""):
             cached.cache_clear()  # a process of its own would begin without
         if path:
             patch.syspath_prepend(path)
-        return in_process.run("compare", *base, f"--workdir={workdir}", *more)
+        done = in_process.run("compare", *base, f"--workdir={workdir}", *more)
+    assert done.status == code, done.stderr
+    return done
 
 
 @needs_tables
 def test_compares_resumes_and_takes_a_strategy_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     workdir = tmp_path / "run"
-    first = compare(workdir, "--strategies=random,regularized_evolution")
-    assert first.status == 0, first.stderr
-    kept = sorted((workdir / "searches" / "random").glob("*.npz"))
+    compare(workdir, "--strategies=random,regularized_evolution")
+    kept, evolved = (
+        sorted((workdir / "searches" / name).glob("*.npz")) for name in ("random", "regularized_evolution")
+    )
     assert len(kept) == 2
     before = [path.stat().st_mtime_ns for path in kept]
-    kept_evolution = sorted((workdir / "searches" / "regularized_evolution").glob("*.npz"))
-    one = json.loads((workdir / "comparison.json").read_text())["strategies"]
-    kept_evolution[0].unlink()  # as if killed before that chunk was done
-    os.truncate(kept_evolution[1], 100)
+    one = strategies_of(workdir)
+    evolved[0].unlink()  # as if killed before that chunk was done
+    os.truncate(evolved[1], 100)
     second = compare(workdir, "--strategies=random,regularized_evolution,own:mine", path=str(tmp_path))
-    assert second.status == 0, second.stderr
-    assert f"{kept_evolution[1].name} is no whole npz file: 100 bytes" in second.stderr
+    assert f"{evolved[1].name} is no whole npz file: 100 bytes" in second.stderr
     assert [path.stat().st_mtime_ns for path in kept] == before
-    result = json.loads((workdir / "comparison.json").read_text())
-    assert [s["name"] for s in result["strategies"]] == ["random", "regularized_evolution", "own:mine"]
-    for old, new in zip(one, result["strategies"][:2], strict=True):
+    found = strategies_of(workdir)
+    assert [s["name"] for s in found] == ["random", "regularized_evolution", "own:mine"]
+    for old, new in zip(one, found, strict=False):
         assert old["reported"] == new["reported"] and old["final"] == new["final"]
-    for s in result["strategies"]:
+    for s in found:
         assert s["evaluations"][0] == 1 and s["evaluations"][-1] == 40
         assert s["networks"] <= 40 and 1 <= min(s["rank"]) <= max(s["rank"]) <= 3
-        assert np.all(np.diff(s["found"]["mean"]) >= 0)
-        for low, mean, high in zip(*(s["found"][k] for k in ("low", "mean", "high")), strict=True):
-            assert low <= mean + 1e-4 and mean <= high + 1e-4
-    np.testing.assert_allclose(sum(s["rank"][-1] for s in result["strategies"]), 6, rtol=1e-6)
+        low, mean, high = (np.asarray(s["found"][name]) for name in ("low", "mean", "high"))
+        assert np.all(np.diff(mean) >= 0)
+        assert np.all(low <= mean + 1e-4) and np.all(mean <= high + 1e-4)
+    np.testing.assert_allclose(sum(s["rank"][-1] for s in found), 6, rtol=1e-6)
     page = (workdir / "report.html").read_text()
     assert "own:mine" in page and "://" not in page.replace("http://www.w3.org", "")
     assert "own:mine" in second.stdout and "report.html" in second.stdout
-    assert "% search" in second.stdout and json.loads((workdir / "times.json").read_text())["search"] > 0
+    assert "% search" in second.stdout and files.read_json(workdir / "times.json")["search"] > 0
 
 
 def test_a_damaged_part_is_named_and_run_again(tmp_path, caplog):
-    path, names = tmp_path / "0-3.npz", {"codes", "scores", "seconds", "source"}
+    path = tmp_path / "0-3.npz"
     part = {"codes": np.ones((3, 4, 6), np.int32), "scores": np.ones((3, 4)), "seconds": np.float64(2)}
-    part |= {"source": np.asarray("abc")}
-    assert compare_binary.read_part(path, 3, names, "abc") is None and not caplog.records
+    part["source"] = np.asarray("abc")
+
+    def read(searches=3, source="abc"):
+        caplog.clear()
+        return compare_binary.read_part(path, searches, part.keys(), source)
+
+    assert read() is None and not caplog.records
     files.write_arrays(path, part)
-    got = compare_binary.read_part(path, 3, names, "abc")
-    assert all(np.array_equal(got[name], part[name]) for name in names)
+    jax.tree.map(np.testing.assert_array_equal, {name: read()[name] for name in part}, part)
+    assert read(searches=4) is None
+    assert read(source="abd") is None and "0-3.npz: the code of the strategy has changed" in caplog.text
     whole = path.read_bytes()
     for content in (b"", whole[:50], whole[:-9], whole.replace(b"codes", b"cedes"), b"not an archive"):
         path.write_bytes(content)
-        caplog.clear()
-        assert compare_binary.read_part(path, 3, names, "abc") is None
-        assert "0-3.npz" in caplog.text and "run again" in caplog.text
-    files.write_arrays(path, part)
-    assert compare_binary.read_part(path, 4, names, "abc") is None
-    caplog.clear()
-    assert compare_binary.read_part(path, 3, names, "abd") is None
-    assert "0-3.npz: the code of the strategy has changed since" in caplog.text
+        assert read() is None and "0-3.npz" in caplog.text and "run again" in caplog.text
 
 
-def grid(path):
-    """Writes a table of 36 results; the sum of two digits is best at 10."""
+@pytest.fixture
+def grid(tmp_path):
+    """A table of 36 results, where the sum of two digits is best at 10, and a strategy of one's own."""
     lines = [f"{a},{b},{a + b},{-(a + b)}" for a in range(6) for b in range(6)]
-    path.write_text("\n".join(["left,right,score,loss", *lines]) + "\n")
-
-
-def test_a_table_and_a_strategy_of_ones_own(tmp_path):
-    grid(tmp_path / "grid.csv")
+    (tmp_path / "grid.csv").write_text("\n".join(["left,right,score,loss", *lines]) + "\n")
     (tmp_path / "own.py").write_text(OWN)
-    base = [
-        "--strategies=random,own:mine",
-        "--evaluations=12",
-        f"--benchmark={tmp_path / 'grid.csv'}",
-        "--objectives=score=max",
-        "--ignore=loss",
-    ]
-    first = compare(tmp_path / "run", *base, path=str(tmp_path))
-    assert first.status == 0, first.stderr
-    result = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    return tmp_path / "grid.csv"
+
+
+def on_grid(grid, workdir, *more, **options):
+    """A comparison of random search with the own strategy on the grid."""
+    given = ("--strategies=random,own:mine", "--evaluations=12", f"--benchmark={grid}")
+    given += ("--objectives=score=max", "--ignore=loss")
+    return compare(grid.parent / workdir, *given, *more, path=str(grid.parent), **options)
+
+
+def test_a_table_and_a_strategy_of_ones_own(grid, tmp_path):
+    first = on_grid(grid, "run")
+    result = files.read_json(tmp_path / "run" / "comparison.json")
     assert result["metric"] == result["report_metric"] == "score" and result["best"]["found"] == 10
     for s in result["strategies"]:
         assert (s["mean_queries_of_successes"] is None) == (s["reached_best"] == 0)
@@ -131,59 +134,57 @@ def test_a_table_and_a_strategy_of_ones_own(tmp_path):
 
     # What changes is not taken from what is stored: the code of a strategy, and the table.
     kept = {path: path.read_bytes() for path in (tmp_path / "run").glob("searches/*/*.npz")}
-    own = tmp_path / "own.py"
-    own.write_text(own.read_text().replace("population=10", "population=3").replace("sample=5", "sample=2"))
-    third = compare(tmp_path / "run", *base, path=str(tmp_path))
-    assert third.status == 0, third.stderr
-    assert third.stderr.count("the code of the strategy has changed since") == 2
+    (tmp_path / "own.py").write_text(
+        OWN.replace("population=10", "population=3").replace("sample=5", "sample=2")
+    )
+    assert on_grid(grid, "run").stderr.count("the code of the strategy has changed since") == 2
     changed = {path.parent.name for path, data in kept.items() if path.read_bytes() != data}
     assert changed == {"own-mine"}
-    lines = (tmp_path / "grid.csv").read_text().replace("0,0,0,0", "0,0,7,0")
-    (tmp_path / "grid.csv").write_text(lines)
-    fourth = compare(tmp_path / "run", *base, path=str(tmp_path))
-    assert fourth.status == 2 and "other settings: table_sha256" in fourth.stderr
+    grid.write_text(grid.read_text().replace("0,0,0,0", "0,0,7,0"))
+    assert "other settings: table_sha256" in on_grid(grid, "run", code=2).stderr
 
 
 def test_what_a_table_lacks_is_said(tmp_path):
-    lines = ["width,depth,ok", "1,1,0.5", "1,2,0.7", "2,1,"]
-    (tmp_path / "few.csv").write_text("\n".join(lines) + "\n")
-    table = tables.find(str(tmp_path / "few.csv"), objectives=["ok=max"])
+    path, lines = tmp_path / "few.csv", ["width,depth,ok", "1,1,0.5", "1,2,0.7", "2,1,", "2,1,0.3", "2,2,0.1"]
     missing = "few has 3 of the 4 architectures of its space and no ok of 1."
-    assert tables.what_is_missing(table, "ok", "ok") == missing
-    (tmp_path / "all.csv").write_text("\n".join([*lines[:3], "2,1,0.3", "2,2,0.1"]) + "\n")
-    table = tables.find(str(tmp_path / "all.csv"), objectives=["ok=max"])
-    assert tables.what_is_missing(table, "ok") == ""
+    for chosen, said in ((lines[:4], missing), (lines[:3] + lines[4:], "")):
+        path.write_text("\n".join(chosen) + "\n")
+        assert tables.what_is_missing(tables.find(str(path), objectives=["ok=max"]), "ok") == said
 
 
-def test_a_table_by_the_name_of_a_function(tmp_path, monkeypatch):
-    grid(tmp_path / "grid.csv")
-    arguments = f"{str(tmp_path / 'grid.csv')!r}, objectives={{'score': 'max', 'loss': 'min'}}"
+def test_a_table_by_the_name_of_a_function(grid, tmp_path, monkeypatch):
+    arguments = f"{str(grid)!r}, objectives={{'score': 'max', 'loss': 'min'}}"
     lines = ["from jaxnas import tabular", "def table():", f"    return tabular.from_csv({arguments})"]
     (tmp_path / "own_grid.py").write_text("\n".join([*lines, "made = table()"]))
     monkeypatch.syspath_prepend(tmp_path)
-    expected = tables.find(str(tmp_path / "grid.csv"), None, ["score=max", "loss=min"])
+    expected = tables.find(str(grid), None, ["score=max", "loss=min"])
     for name in ("own_grid:table", "own_grid:made"):
         found = tables.find(name)
         assert (found.space, found.objectives) == (expected.space, {"score": "max", "loss": "min"})
         np.testing.assert_array_equal(found.codes, expected.codes)
 
 
+def table_of(metrics, **more):
+    """A table with a row for each of as many options as there are values of a metric."""
+    count = len(next(iter(metrics.values())))
+    space = Space(op=Choice(*range(count)))
+    return tabular.from_arrays("small", space, {"op": np.arange(count, dtype=np.int32)}, metrics, **more)
+
+
 def test_metrics_that_are_not_named_are_those_of_the_table():
     def made(*names, objectives):
-        space = Space(op=Choice("a", "b"))
-        values = {name: np.arange(2.0) for name in names}
-        return tabular.from_arrays("two", space, space.enumerate(), values, objectives)
+        return table_of(dict.fromkeys(names, [0.0, 1.0]), objectives=objectives)
 
     both = {"test_accuracy": "max", "validation_accuracy": "max"}
     table = made(*both, objectives=both)
     assert tables.metrics(table, None, None) == ("validation_accuracy", "test_accuracy")
     assert tables.metrics(table, "test_accuracy", None) == ("test_accuracy", "test_accuracy")
     assert tables.metrics(made("a", "b", objectives={"b": "min"}), None, None) == ("b", "b")
-    refusals.check((lambda: tables.metrics(made("a", objectives={}), None, None), ValueError, "two"))
+    refusals.check((lambda: tables.metrics(made("a", objectives={}), None, None), ValueError, "small"))
 
 
 def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
-    def made(name, space, **more):
+    def made(space, name="any name", **more):
         archs = space.sample(jax.random.key(0), 3)
         return tabular.from_arrays(name, space, archs, {"x": np.arange(3.0)}, **more)
 
@@ -194,31 +195,24 @@ def test_what_predictors_see_belongs_to_the_table_and_not_to_its_name():
     paths = ["most", "pairs", "sequences", "shape", "totals", "visits"]
     for space in (nasbench201.SPACE, nasbench_graph.SPACE, nasbench_graph.PROTEINS_SPACE):
         tree = [] if space == nasbench201.SPACE else ["decisions"]
-        assert groups(made("any name", space)) == [*tree, *paths]
-        tokens = strategies.tokens_of(made("any name", space))(space.smallest())
-        assert max(tokens["segment"]) > 0
-    plain = Space(op=Choice("a", "b").repeat(3))
-    assert groups(made("nasbench201", plain)) == (6,)
-    assert groups(made("own", nasbench201.SPACE, features=lambda arch: {"mine": arch["op"]})) == ["mine"]
+        assert groups(made(space)) == [*tree, *paths]
+        assert max(strategies.tokens_of(made(space))(space.smallest())["segment"]) > 0
+    assert groups(made(Space(op=Choice("a", "b").repeat(3)), "nasbench201")) == (6,)
+    assert groups(made(nasbench201.SPACE, features=lambda arch: {"mine": arch["op"]})) == ["mine"]
 
 
 def test_fidelities_are_columns_of_the_table():
+    def found(*names):
+        return strategies.fidelities_of(table_of(dict.fromkeys(names, [0.0, 1.0])), "accuracy")
+
     names = ["accuracy", "accuracy_4", "accuracy_12", "training_seconds", "training_seconds_12"]
-    space = Space(op=Choice("a", "b"))
-
-    def made(names):
-        return tabular.from_arrays("two", space, space.enumerate(), {name: np.arange(2.0) for name in names})
-
     pairs = [("accuracy_12", "training_seconds_12"), ("accuracy", "training_seconds")]
-    assert strategies.fidelities_of(made(names), "accuracy") == pairs
-    four = ("accuracy_4", "training_seconds_4")
-    assert strategies.fidelities_of(made([*names, four[1]]), "accuracy") == [four, *pairs]
-    for some, why in (
-        (names[:4], "every network has one result"),
-        ([*names[:2], *names[3:]], "it lacks accuracy_12"),
-    ):
-        with pytest.raises(ValueError, match=f"'accuracy' .{why}"):
-            strategies.fidelities_of(made(some), "accuracy")
+    assert found(*names) == pairs
+    assert found(*names, "training_seconds_4") == [("accuracy_4", "training_seconds_4"), *pairs]
+    refusals.check(
+        (lambda: found(*names[:4]), ValueError, "'accuracy'", "every network has one result"),
+        (lambda: found(*names[:2], *names[3:]), ValueError, "'accuracy'", "it lacks accuracy_12"),
+    )
 
 
 def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
@@ -232,72 +226,61 @@ def test_what_would_hardly_meet_a_row_of_a_table_is_refused():
 
 def parts_of(workdir):
     """What the searches of a comparison found, without their times."""
-    found = {}
-    for path in sorted(workdir.glob("searches/*/*.npz")):
-        part = files.read_arrays(path)
-        found[str(path.relative_to(workdir))] = {
-            name: part[name].tolist() for name in set(part) - {"seconds"}
-        }
-    return found
+    parts = {path: files.read_arrays(path) for path in workdir.glob("searches/*/*.npz")}
+    return {
+        str(path.relative_to(workdir)): {name: x.tolist() for name, x in part.items() if name != "seconds"}
+        for path, part in parts.items()
+    }
 
 
 @pytest.mark.parametrize("executor", ["processes", *tiers.nightly("ray")])
-def test_workers_give_the_results_of_the_loop(tmp_path, executor):
+def test_workers_give_the_results_of_the_loop(grid, tmp_path, executor):
     if executor == "ray":
         pytest.importorskip("ray")
-    grid(tmp_path / "grid.csv")
-    (tmp_path / "own.py").write_text(OWN)
-    benchmark, there = f"--benchmark={tmp_path / 'grid.csv'}", [f"--executor={executor}", "--workers=2"]
-    base = ["--strategies=random,own:mine", "--evaluations=12", benchmark, "--objectives=score=max"]
-    base += ["--ignore=loss", "--seeds=8"]
-    here = compare(tmp_path / "here", *base, path=str(tmp_path))
-    assert here.status == 0, here.stderr
+    on_grid(grid, "here", "--seeds=8")
     kept = tmp_path / "there" / "searches" / "random" / "0-3.npz"
     kept.parent.mkdir(parents=True)
     shutil.copy2(tmp_path / "here" / "searches" / "random" / "0-3.npz", kept)
     before = kept.stat().st_mtime_ns
-    done = compare(tmp_path / "there", *base, *there, path=str(tmp_path))
-    assert done.status == 0, done.stderr
+    on_grid(grid, "there", "--seeds=8", f"--executor={executor}", "--workers=2")
     assert kept.stat().st_mtime_ns == before
     found = parts_of(tmp_path / "there")
     assert found == parts_of(tmp_path / "here") and len(found) == 6
-    results = [json.loads((tmp_path / run / "comparison.json").read_text()) for run in ("here", "there")]
-    for result in results:
-        for one in result["strategies"]:
-            one.pop("seconds_per_search")
-    assert results[0] == results[1]
+    here, there = (files.read_json(tmp_path / run / "comparison.json") for run in ("here", "there"))
+    for one in (*here["strategies"], *there["strategies"]):
+        one.pop("seconds_per_search")
+    assert here == there
 
 
-def test_a_worker_with_another_table_or_other_code_is_refused(tmp_path):
-    grid(tmp_path / "grid.csv")
-    place = str(tmp_path / "grid.csv"), None, ("score=max",), ("loss",)
+def test_a_worker_with_another_table_or_other_code_is_refused(grid):
+    place = str(grid), None, ("score=max",), ("loss",)
     table = searches.table_of(*place)
     made = searches.build(strategies.find("random"), "random", table, 12)
-    right = dict(
-        table_sha256=searches.digest(table, "score"),
-        source=searches.source_of(strategies.find("random"), made),
-    )
-    for name, what in (("table_sha256", "table"), ("source", "code of the strategy")):
-        one = searches.Searches("random", *place, "score", 12, None, False, **(right | {name: "abc"}))
-        with pytest.raises(ValueError, match=f"random on .*: the {what} of this worker is another one"):
-            searches.run(one, 0, 3)
-    one = searches.Searches("random", *place, "score", 12, None, False, **right)
-    assert set(searches.run(one, 0, 3)) == one.arrays
+    source = searches.source_of(strategies.find("random"), made)
+    right = {"table_sha256": searches.digest(table, "score"), "source": source}
+
+    def job(**wrong):
+        return searches.Searches("random", *place, "score", 12, None, False, **(right | wrong))
+
+    def refused(what, **wrong):
+        said = f"the {what} of this worker is another one"
+        return lambda: searches.run(job(**wrong), 0, 3), ValueError, "random on ", said
+
+    refusals.check(refused("table", table_sha256="abc"), refused("code of the strategy", source="abc"))
+    assert set(searches.run(job(), 0, 3)) == job().arrays
 
 
 @needs_tables
 def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_path):
-    strategies = "--strategies=random,regularized_evolution,hyperband"
-    first = compare(tmp_path / "run", strategies, "--at=10,40")
-    assert first.status == 0, first.stderr
-    result = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    given = tmp_path / "run", "--strategies=random,regularized_evolution,hyperband", "--at=10,40"
+    compare(*given)
+    result = files.read_json(tmp_path / "run" / "comparison.json")
     parts = sorted((tmp_path / "run" / "searches" / "hyperband-seconds").glob("*.npz"))
     assert len(parts) == 2
     before = [path.stat().st_mtime_ns for path in parts]
-    second = compare(tmp_path / "run", strategies, "--at=10,40")
-    assert second.status == 0, second.stderr
+    second = compare(*given)
     assert [path.stat().st_mtime_ns for path in parts] == before
-    assert json.loads((tmp_path / "run" / "comparison.json").read_text()) == result
+    assert files.read_json(tmp_path / "run" / "comparison.json") == result
 
     table = tabular.load("nasbench201", TABLES)
     budget = 40 * float(np.nanmean(table.metrics["training_seconds"]))
@@ -305,8 +288,8 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
     # Found again from the histories alone: the best full training that ended within the budget.
     ends = []
     for path in parts:
-        with np.load(path, allow_pickle=False) as file:
-            codes, scores, fidelity, spent = (file[name] for name in ("codes", "scores", "fidelity", "spent"))
+        part = files.read_arrays(path)
+        codes, scores, fidelity, spent = (part[name] for name in ("codes", "scores", "fidelity", "spent"))
         rows = np.asarray(table.row(table.space.decode(np.maximum(codes, 0))))
         for i in range(len(codes)):
             names = np.where(fidelity[i] == 1, "training_seconds", "training_seconds_12")
@@ -318,8 +301,8 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
             assert scores[i][winner] == table.metrics["validation_accuracy"][rows[i][winner]]
             ends.append(table.metrics["test_accuracy"][rows[i][winner]])
     got = {s["name"]: s for s in result["strategies"]}
-    np.testing.assert_allclose(got["hyperband"]["final"]["mean"], np.mean(ends), rtol=1e-6)
-    np.testing.assert_allclose(got["hyperband"]["at"]["40"]["mean"], np.mean(ends), rtol=1e-6)
+    for one in (got["hyperband"]["final"], got["hyperband"]["at"]["40"]):
+        np.testing.assert_allclose(one["mean"], np.mean(ends), rtol=1e-6)
     for s in got.values():
         assert s["simulated_seconds"][-1] == result["seconds"] and "evaluations" not in s
         assert np.all(np.isfinite(s["reported"]["mean"]))
@@ -329,15 +312,8 @@ def test_strategies_with_fidelities_are_compared_at_equal_simulated_seconds(tmp_
 
 
 def test_curves_are_of_the_incumbent_by_the_search_metric():
-    space = Space(op=Choice("a", "b", "c", "d"))
-    table = tabular.from_arrays(
-        "four",
-        space,
-        {"op": np.arange(4, dtype=np.int32)},
-        {"valid": [1.0, 3.0, 2.0, 3.0], "test": [10.0, 30.0, 40.0, 20.0]},
-        objectives={"valid": "max", "test": "max"},
-        classes=[0, 1, 2, 1],
-    )
+    metrics = {"valid": [1.0, 3.0, 2.0, 3.0], "test": [10.0, 30.0, 40.0, 20.0]}
+    table = table_of(metrics, objectives=dict.fromkeys(metrics, "max"), classes=[0, 1, 2, 1])
     codes = np.asarray([[[0], [2], [1], [3]], [[2], [2], [0], [-1]]], np.int32)
     scores = np.asarray([[1, 2, 3, 3], [np.nan, 2, 1, np.nan]], np.float32)
     curves = anytime(table, codes, scores, "valid", "test")
@@ -352,40 +328,27 @@ def test_curves_along_seconds_keep_the_last_value_and_start_with_none():
     spent = np.asarray([[10.0, 20.0, 40.0], [5.0, 5.0, 6.0]])
     got = at_seconds(curves, spent, np.asarray([4.0, 5.0, 20.0, 39.0, 99.0]))
     np.testing.assert_array_equal(got, [[np.nan, np.nan, 2, 2, 3], [np.nan, 4, 5, 5, 5]])
-    space = Space(op=Choice("a", "b", "c"))
-    table = tabular.from_arrays(
-        "three", space, {"op": np.arange(3, dtype=np.int32)}, {"training_seconds": [1.0, np.nan, 4.0]}
-    )
+    table = table_of({"training_seconds": [1.0, np.nan, 4.0]})
     codes = np.asarray([[[2], [1], [0], [-1]]], np.int32)
     np.testing.assert_array_equal(spent_seconds(table, codes), [[4, 4, 5, 5]])
     refusals.check((lambda: spent_seconds(table, codes, "hours"), ValueError, "'hours'"))
 
 
 def test_what_ends_after_the_budget_of_seconds_was_not_found():
-    space = Space(op=Choice("a", "b", "c"))
     metrics = {"validation_accuracy": [1.0, 2.0, 3.0], "test_accuracy": [5.0, 6.0, 7.0]}
-    table = tabular.from_arrays(
-        "three",
-        space,
-        {"op": np.arange(3, dtype=np.int32)},
-        metrics | {"training_seconds": [70.0, 60.0, 80.0]},
-        objectives={"validation_accuracy": "max", "test_accuracy": "max"},
-    )
-    ran = {
-        "codes": np.asarray([[[0], [1], [2]]], np.int32),
-        "scores": np.asarray([[1, 2, 3]], np.float32),
-    }
-    strategy, metrics = search.RandomSearch(space), ("validation_accuracy", "test_accuracy")
-    whole = compare_binary.curves_of(table, strategy, ran, None, *metrics)
+    objectives = dict.fromkeys(metrics, "max")
+    table = table_of(metrics | {"training_seconds": [70.0, 60.0, 80.0]}, objectives=objectives)
+    codes, scores = np.asarray([[[0], [1], [2]]], np.int32), np.asarray([[1, 2, 3]], np.float32)
+    ran, strategy = {"codes": codes, "scores": scores}, search.RandomSearch(table.space)
+    whole = compare_binary.curves_of(table, strategy, ran, None, *objectives)
     assert whole.networks == [3] and whole.to_best == [3]
-    cut = compare_binary.curves_of(table, strategy, ran, 180.0, *metrics)
+    cut = compare_binary.curves_of(table, strategy, ran, 180.0, *objectives)
     assert cut.networks == [2] and np.isnan(cut.to_best).all()
     np.testing.assert_array_equal(cut.at("reported", np.asarray([70.0, 180.0])), [[5, 6]])
 
 
 @needs_tables
-def test_mistakes_on_the_command_line_are_refused_before_anything_is_written(tmp_path):
-    grid(tmp_path / "grid.csv")
+def test_mistakes_on_the_command_line_are_refused_before_anything_is_written(grid, tmp_path):
     for flags, *names in (
         (("--strategies=randm",), "'randm'", "'random'"),
         (("--strategies=nowhere:mine",), "'nowhere:mine'"),
@@ -395,49 +358,49 @@ def test_mistakes_on_the_command_line_are_refused_before_anything_is_written(tmp
         (("--at=10,41",), "--at=10,41", "40"),
         (("--benchmark=nasbench_graph_cora", "--strategies=random,hyperband"), "'validation_accuracy'"),
     ):
-        done = compare(tmp_path / "run", *flags)
-        assert done.status == 2 and all(name in done.stderr for name in names), done
+        done = compare(tmp_path / "run", *flags, code=2)
+        assert all(name in done.stderr for name in names), done
         assert not (tmp_path / "run").exists()
-    own = (f"--benchmark={tmp_path / 'grid.csv'}", "--objectives=score=max", "--ignore=loss")
-    done = compare(tmp_path / "run", *own, "--evaluations=12", "--workers=2")
-    assert done.status == 2 and "--workers=2" in done.stderr and "--executor" in done.stderr
+    said = on_grid(grid, "run", "--workers=2", code=2).stderr
+    assert "--workers=2" in said and "--executor" in said
 
 
-def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(tmp_path, monkeypatch):
+def test_tables_strategies_and_settings_that_cannot_be_used_are_refused(grid, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    grid(tmp_path / "grid.csv")
     codes = np.array([[[0, 1], [2, 0], [-1, -1]], [[0, 1], [-1, -1], [1, 1]]])
     searches.check_codes("mine", codes[:1])  # a search that ended early
-    compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
-    compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
+    for _ in range(2):
+        compare_binary.check_same(tmp_path, {"seed": 0, "chunk": 3, "metric": "a"})
 
-    def stored(number, content):
-        path = tmp_path / str(number) / "settings.json"
+    def stored(number, content, name="settings.json"):
+        path = tmp_path / str(number) / name
         path.parent.mkdir()
         path.write_text(content)
         return lambda: compare_binary.check_same(path.parent, {"seed": 0}), ValueError, path.name
 
-    def found(name, *objectives):
-        return lambda: tables.find(name, None, objectives), ValueError, name
+    def found(name, *names):
+        return lambda: tables.find(name, None, ()), ValueError, name, *names
 
-    searched = tmp_path / "searched"
-    searched.mkdir()
-    (searched / "result.json").write_text("{}")
     other = {"seed": 0, "chunk": 3, "metric": "b", "table": 5}
     refusals.check(
         *(stored(number, text) for number, text in enumerate(('["a list"]', '"text"', "", '{"seed": '))),
-        (lambda: compare_binary.check_same(searched, {"seed": 0}), ValueError, "searched", "result.json"),
+        stored("searched", "{}", "result.json"),
         (lambda: compare_binary.check_same(tmp_path, other), ValueError, "metric", '"a"', '"b"', "table"),
         (lambda: searches.check_codes("mine", codes), ValueError, "mine", "[-1, -1]", "2"),
         (lambda: searches.check_codes("mine", np.array([[[0, 1], [2, -1]]])), ValueError, "[2, -1]"),
         (lambda: searches.build(lambda *_: object(), "own:mine", None, 12), ValueError, "own:mine", "object"),
-        (*found("nasbench_201"), "'nasbench201'"),
+        found("nasbench_201", "'nasbench201'"),
         found("q"),
         (lambda: tables.find("nasbench201", None, ["a=max"]), ValueError, "--objectives"),
-        (*found("grid.csv"), "--objectives"),
-        (*found("grid.csv", "score")[:2], "'score'"),
-        (*found("grid.csv", "score=max", "score=min")[:2], "'score'", "score=min"),
+        found("grid.csv", "--objectives"),
+        (lambda: tables.find("grid.csv", None, ["score"]), ValueError, "'score'"),
+        (
+            lambda: tables.find("grid.csv", None, ["score=max", "score=min"]),
+            ValueError,
+            "'score'",
+            "score=min",
+        ),
         found("json:loads_it"),
         found("nowhere.at_all:table"),
-        (*found("math:pi"), "float"),
+        found("math:pi", "float"),
     )

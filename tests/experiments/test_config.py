@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import textwrap
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from experiments import binary
 from experiments import config as config_lib
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
-from jaxnas import Space, runs, search, spaces
+from jaxnas import Space, runs, spaces
 from jaxnas.report import result
 from jaxnas.tasks import Images
 from jaxnas.training import Fixed, Relaxed, Training, Uniform
@@ -42,13 +41,9 @@ def fields(config):
         (DIGITS, "seed=3", 3),
         (DIGITS, " seed = 3 ", 3),
         (DIGITS, "task.mixup=1", 1.0),
-        (DIGITS, "task.flip=true", True),
         (DIGITS, "task.data=a=b", "a=b"),
         (DIGITS, "network.dtype=bfloat16", jnp.bfloat16),
-        (DIGITS, "network.drop_path_rate=0.1", 0.1),
         (DIGITS, "network.scan_layers=True", True),
-        (DIGITS, "network.max_relative_position=7", 7),
-        (DIGITS, "training.steps=5000", 5000),
         (DIGITS, "training.clip=0.25", 0.25),
         (DIGITS, "training.batch_size=none", None),
         (DIGITS, "search.strategy.evaluations=100", 100),
@@ -57,19 +52,14 @@ def fields(config):
         (DIGITS, "search.trial_steps=7", (7,)),
         (DIGITS, "latency=true", True),
         (GUMBEL, "recipe.order=joint", "joint"),
-        (GUMBEL, "recipe.confidence=0.9", 0.9),
         (GUMBEL, "recipe.cost=none", None),
         (WORDS, "network.cutoffs=[10,20]", (10, 20)),
         (WORDS, "task.tokenizer=byte", "byte"),
-        (WORDS, "retraining.learning_rate=1", 1.0),
-        (WORDS, "search.limit=none", None),
     ],
 )
 def test_any_field_of_any_object_can_be_set(config, assignment, value):
-    if assignment == "recipe.cost=none":  # what belongs together is set together
-        changed = config_lib.override(config, ["recipe.cost_weight=0", assignment])
-    else:
-        changed = config_lib.override(config, [assignment])
+    together = ["recipe.cost_weight=0"] if assignment == "recipe.cost=none" else []
+    changed = config_lib.override(config, [*together, assignment])
     name = assignment.partition("=")[0].strip()
     assert get(changed, name) == value and type(get(changed, name)) is type(value)
     before, after = fields(config), fields(changed)
@@ -77,17 +67,19 @@ def test_any_field_of_any_object_can_be_set(config, assignment, value):
     assert config_lib.to_dict(changed) != config_lib.to_dict(config)
 
 
-@pytest.mark.parametrize(("text", "space"), [("par(6)", spaces.par(6)), ("par(blocks=6)", spaces.par(6))])
-def test_a_space_is_set_by_a_call(text, space):
-    changed = config_lib.override(WORDS, [f"network.space={text}", "recipe.reference=none"])
-    assert changed.network.space == space and WORDS.network.space == spaces.par(10)
-
-
-def test_a_space_with_lists_of_options_is_set_by_a_call():
-    text = "vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))"
-    changed = config_lib.override(DIGITS, [f"network.space={text}"])
-    assert changed.network.space == spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
-    assert changed.network.head_dim == DIGITS.network.head_dim
+@pytest.mark.parametrize(
+    ("config", "text", "space"),
+    [
+        (WORDS, "par(6)", spaces.par(6)),
+        (WORDS, "par(blocks=6)", spaces.par(6)),
+        (DIGITS, "vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))", spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))),
+    ],
+)
+def test_a_space_is_set_by_a_call(config, text, space):
+    more = ["recipe.reference=none"] if config is WORDS else []
+    changed = config_lib.override(config, [f"network.space={text}", *more])
+    assert changed.network.space == space != config.network.space
+    assert changed.network.head_dim == config.network.head_dim
 
 
 def test_what_changes_no_weights_may_differ_when_a_run_goes_on():
@@ -99,12 +91,10 @@ def test_what_changes_no_weights_may_differ_when_a_run_goes_on():
 
 def test_later_assignments_win_and_the_original_stays():
     before = config_lib.to_dict(DIGITS)
-    changed = config_lib.override(DIGITS, ["seed=1", "training.steps=2000", "seed=4"])
-    assert (changed.seed, changed.training.steps) == (4, 2000)
+    assert config_lib.override(DIGITS, ["seed=1", "training.steps=2000", "seed=4"]).seed == 4
     assert config_lib.to_dict(DIGITS) == before
     # Checked when all are there: neither of these is possible without the other.
-    both = config_lib.override(GUMBEL, ["recipe.start=5000", "training.steps=6000"])
-    assert (both.recipe.start, both.training.steps) == (5000, 6000)
+    config_lib.override(GUMBEL, ["recipe.start=5000", "training.steps=6000"])
 
 
 def test_a_wrong_assignment_says_what_was_expected():
@@ -122,21 +112,15 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "training=3", "training.steps", "training.batch_size"),
         case(DIGITS, "seed", "name=value"),
         case(DIGITS, "seed=1.5", "seed", "integer", "'1.5'"),
-        case(DIGITS, "seed=", "seed", "integer", "''"),
-        case(DIGITS, "seed=-1", "seed is -1"),
         case(DIGITS, "task.flip=1", "task.flip", "true or false", "'1'"),
         case(DIGITS, "training.learning_rate=fast", "number", "'fast'"),
-        case(DIGITS, "training.learning_rate=inf", "number", "'inf'"),
-        case(DIGITS, "training.learning_rate=-1", "training.learning_rate is -1.0"),
         case(DIGITS, "training.steps=0", "training.steps is 0"),
         case(DIGITS, "training.clip=x", "training.clip", "none", "'x'"),
-        case(DIGITS, "task.mixup=-1", "mixup is -1.0"),
         case(DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
         case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
         case(DIGITS, "network.dtype=float33", "bfloat16", "'float33'"),
         case(DIGITS, "search.method=argmin", "search.method is 'argmin'", "strategy"),
         case(DIGITS, "search.trial_steps=1,a", "1,1", "'1,a'"),
-        case(DIGITS, "search.trial_steps=5,3", "search.trial_steps is (5, 3)"),
         case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
         case(WORDS, "architectures=x", "architectures"),
         case(DIGITS, "network.space=6", "vit(...)"),
@@ -148,7 +132,6 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(GUMBEL, "recipe.order=jiont", "'joint'"),
         case(GUMBEL, "recipe.start=5000", "recipe.start is 5000", "training.steps 1200"),
         case(GUMBEL, "recipe.cost=none", "cost"),
-        case(WORDS, "task.length=0", "length is 0"),
     )
 
 
@@ -205,72 +188,63 @@ def test_a_config_needs_a_network_with_a_space_a_search_that_begins_and_a_known_
 
 # ---- Files of a user's own.
 
-HEAD = '''
-    """A config of a user's own, with a network and a task of their own."""
+HEAD = """
+from __future__ import annotations
 
-    from __future__ import annotations
+import dataclasses
+import flax.linen as nn
+from experiments.config import Config
+from jaxnas import Choice, Space, tasks
+from jaxnas.training import Training
 
-    import dataclasses
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine(tasks.Images):
+    data: str = "digits"
+    power: float | None = None
 
-    import flax.linen as nn
+class Network(nn.Module):
+    space: Space
+    sizes: tuple[int, ...] = (1, 2)
 
-    from experiments.config import Config
-    from jaxnas import Choice, Space, tasks
-    from jaxnas.training import Training
+    def __call__(self, inputs, arch=None, *, train=False):
+        return inputs
 
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Mine(tasks.Images):
-        data: str = "digits"
-        power: float | None = None
-
-
-    class Network(nn.Module):
-        space: Space
-        sizes: tuple[int, ...] = (1, 2)
-
-        def __call__(self, inputs, arch=None, *, train=False):
-            return inputs
-
-    def make(name, steps=3):
-        network = Network(Space(width=Choice(1, 2)))
-        return Config(name=name, task=Mine(), network=network, training=Training(steps=steps))
-
-'''
+def make(name, steps=3):
+    network = Network(Space(width=Choice(1, 2)))
+    return Config(name=name, task=Mine(), network=network, training=Training(steps=steps))
+"""
 
 
-def write(folder, end, head=HEAD):
+def write(folder, end):
     path = folder / "my_config.py"
-    path.write_text(textwrap.dedent(head) + textwrap.dedent(end))
+    path.write_text(HEAD + end)
     return path
 
 
 def test_a_file_of_a_users_own_works_as_a_name_does(tmp_path, monkeypatch):
     path = write(tmp_path, 'CONFIG = make("one")\nCONFIGS = {"two": make("two", 5)}\n')
-    one, two = config_lib.find(CONFIGS, str(path)), config_lib.find(CONFIGS, f"{path}:two")
-    assert (one.name, two.name, two.training.steps) == ("one", "two", 5)
+    one = config_lib.find(CONFIGS, str(path))
     changed = config_lib.override(one, ["task.power=2", "network.sizes=3,4", "training.steps=7"])
     assert (changed.task.power, changed.network.sizes, changed.training.steps) == (2.0, (3, 4), 7)
-    assert config_lib.to_dict(changed)["network"]["type"] == "Network"
+    assert config_lib.to_dict(changed)["network"]["type"] == "Network" and one.name == "one"
     assert fields(changed)["task.power"] == "2.0"
-    with pytest.raises(ConfigError, match="did you mean 'network"):
-        config_lib.override(one, ["network.size=3"])
+    refused = lambda: config_lib.override(one, ["network.size=3"]), ConfigError, "did you mean 'network"
+    refusals.check(refused)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("STEPS = 9\n")
     write(tmp_path, 'from beside import STEPS\nCONFIG = make("near", STEPS)\n')
     assert config_lib.find(CONFIGS, "my_config.py").training.steps == 9
+    own = pathlib.Path(config_lib.__file__).parent / "configs" / "autoformer.py"
+    assert config_lib.find(CONFIGS, f"{own}:autoformer_digits").name == "autoformer_digits"
 
 
-@pytest.mark.parametrize("several", ['(make("one"), make("two", 5))', '[make("two", 5)]', 'make("two", 5)'])
+FORMS = ('(make("one"), make("two", 5))', '[make("two", 5)]', 'make("two", 5)', '{"two": make("two", 5)}')
+
+
+@pytest.mark.parametrize("several", FORMS)
 def test_several_configs_are_found_by_their_names(several, tmp_path):
-    """As our own files hold them: in a tuple."""
     path = write(tmp_path, f"CONFIGS = {several}\n")
     assert config_lib.find(CONFIGS, f"{path}:two").training.steps == 5
-
-
-def test_our_own_files_are_read_as_those_of_a_user():
-    path = pathlib.Path(config_lib.__file__).parent / "configs" / "autoformer.py"
-    assert config_lib.find(CONFIGS, f"{path}:autoformer_digits").name == "autoformer_digits"
 
 
 def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(tmp_path):
@@ -307,16 +281,6 @@ def test_a_file_without_a_config_says_what_is_missing_or_where_it_fails(tmp_path
     )
 
 
-def test_strategies_and_settings_of_a_search_can_be_in_a_config():
-    strategy = search.Evolution(DIGITS.network.space, evaluations=40)
-    config = dataclasses.replace(DIGITS, search=runs.Search(strategy=strategy))
-    changed = config_lib.override(config, ["search.strategy.population=60", "search.strategy.parents=4"])
-    assert (changed.search.strategy.population, changed.search.strategy.parents) == (60, 4)
-    # What the run gives to a strategy is no field of the config.
-    names = {name for name in fields(config) if name.startswith("search.strategy.")}
-    assert not names & {f"search.strategy.{name}" for name in ("space", "cost", "bounds")}
-
-
 def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_refused(tmp_path):
     task, net = task_of("images"), perceptron()
     small = net.space.smallest()
@@ -333,7 +297,6 @@ def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_ref
         (lambda: runs.Search(method="strongest", tune_steps=3), ValueError, "tune_steps"),
         (lambda: runs.Search(tune_steps=3), ValueError, "tune_steps"),
         (lambda: runs.Search(method="sampling", renormalise=True), ValueError, "renormalise"),
-        (lambda: runs.Search(method="pruning", tune_steps=-1), ValueError, "tune_steps is -1"),
         *map(named, (*result.OWN_NAMES, "random:3")),
         *map(compared, (*result.OWN_NAMES, "random:3", "another")),
     )

@@ -28,9 +28,8 @@ def workdir(path, weight=1.0, score=0.5, seconds=1.0):
     files.write_json(path / "comparison.json", {"seconds_per_search": seconds, "score": 0.5})
     files.write_arrays(path / "part.npz", {"codes": np.arange(3), "seconds": np.asarray(seconds)})
     files.write_json(path / "times.json", {"seconds": seconds})
-    (path / "report.html").write_text(
-        f"<p>0.5 of 3 networks, in {seconds} ms, {seconds} steps per second</p>"
-    )
+    page = f"<p>0.5 of 3 networks, in {seconds} ms, {seconds} steps per second</p>"
+    (path / "report.html").write_text(page)
     return path
 
 
@@ -52,18 +51,12 @@ def test_the_drill_sees_all_that_differs_but_times(tmp_path, changes, expected):
     assert differences(one, two) == sorted([*expected, "part.npz", "report.html"])
 
 
-def drill(tmp_path, *arguments):
-    command = [sys.executable, "-m", "experiments.fault_drill", f"--workdir={tmp_path / 'drill'}", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=1500, env=environment, check=False
-    )
-
-
 @pytest.mark.nightly
 def test_a_short_drill_ends_as_it_should(tmp_path):
-    arguments = ("--kills=4", "--only=kills,two_runs,clock", "--flows=comparison,training")
-    done = drill(tmp_path, *arguments)
+    command = [sys.executable, "-m", "experiments.fault_drill", f"--workdir={tmp_path / 'drill'}"]
+    command += ["--kills=4", "--only=kills,two_runs,clock", "--flows=comparison,training"]
+    options = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=1500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^\| ([\w ]+) \| (\w+) \| (\d+) \| (\d*) \| (\d*) \| (\d*) \|$", done.stdout, re.M)
     figures = {(fault, flow): tuple(rest) for fault, flow, *rest in rows}

@@ -21,11 +21,8 @@ def test_paths_of_this_machine_are_absolute(monkeypatch):
     monkeypatch.setattr(os, "getcwd", lambda: "/here")
     monkeypatch.setenv("HOME", "/home/me")
     for text, ending, absolute in (
-        ("runs/one", "", "/here/runs/one"),
         ("../one", "", "/here/../one"),
-        ("/data", "", "/data"),
         ("~/data", "", "/home/me/data"),
-        ("gs://bucket/one", "", "gs://bucket/one"),
         ("gs://bucket/one.csv", ".csv", "gs://bucket/one.csv"),
         ("one.csv", ".csv", "/here/one.csv"),
         ("nasbench201", ".csv", "nasbench201"),
@@ -61,13 +58,10 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
     monkeypatch, tmp_path, capsys, workers, done
 ):
     monkeypatch.chdir(tmp_path)
-    with_flags(
-        monkeypatch,
-        **dict(executor=workers and "processes", workers=workers, worker_gpus=0),
-        **dict(distributed=False, coordinator=None, processes=None, process=None),
-        **dict(config="small.py", workdir="run", set=[], data_dir="data", source_dir=None),
-        **dict(architecture="found", weights="scratch", seeds=["0", "1", "2"]),
-    )
+    given = dict(executor=workers and "processes", workers=workers, worker_gpus=0, distributed=False)
+    given |= dict.fromkeys(("coordinator", "processes", "process", "source_dir"))
+    given |= dict(config="small.py", workdir="run", set=[], data_dir="data", architecture="found")
+    with_flags(monkeypatch, **given, weights="scratch", seeds=["0", "1", "2"])
     told = []
 
     def as_completed(function, jobs, executor):
@@ -81,7 +75,7 @@ def test_a_job_that_was_stopped_stops_others_only_where_they_would_follow_in_thi
     assert retrain.main() == binary.STOPPED
     output = capsys.readouterr().out
     assert output.count("test: accuracy 0.5") == done and "the same command goes on from here" in output
-    assert [job.seed for job in told] == [0, 1, 2]
-    for job in told:
-        assert job.config == str(tmp_path / "small.py") and job.workdir == str(tmp_path / "run")
-        assert job.data_dir == str(tmp_path / "data") and job.source_dir is None
+    paths = [str(tmp_path / name) for name in ("small.py", "run", "data")]
+    for seed, job in enumerate(told):
+        assert [job.config, job.workdir, job.data_dir] == paths
+        assert job.seed == seed and job.source_dir is None

@@ -1,53 +1,44 @@
 """The page of a comparison of strategies."""
 
 import pytest
-from test_report import Structure
+from workdirs import Structure
 
 from jaxnas.report import comparison
 
 
-def results(strategies=3, **more):
-    """What comparison.json holds."""
-    points, made = [1, 10, 100], []
-    for i in range(strategies):
-        found = [0.7 + 0.01 * i, 0.8 + 0.01 * i, 0.9 + 0.01 * i]
-        band = {"mean": found, "low": [v - 0.01 for v in found], "high": [v + 0.01 for v in found]}
-        one = {
-            "name": f"strategy <{i}>",
-            "evaluations": points,
-            "found": band,
-            "reported": band,
-            "rank": [2, 2, 3 - i],
-        }
-        one |= {"final": {"mean": found[-1], "std": 0.01}, "seconds_per_search": 0.002 * (i + 1)}
-        one |= {"networks": 99.5, "reached_best": 0.25, "median_queries_to_best": 60 if i > 1 else None}
-        one |= {"mean_queries_of_successes": 50 if i else None}
-        one |= {"simulated_seconds": [v * 60 for v in points]}
-        made.append(one)
-    best = {"found": 0.95, "reported": 0.95, "reported_of_found": 0.94}
-    settings = {
-        "benchmark": "a & b",
-        "metric": "valid_accuracy",
-        "report_metric": "test_accuracy",
-        "seeds": 7,
-    }
-    settings |= {"evaluations": 100, "objective": "max", "networks": 15625, "chunk": 4, "device": "cpu"}
-    return settings | {"best": best, "strategies": made} | more
+def strategy(i):
+    found = [0.7 + 0.01 * i, 0.8 + 0.01 * i, 0.9 + 0.01 * i]
+    band = {"mean": found, "low": [v - 0.01 for v in found], "high": [v + 0.01 for v in found]}
+    made = {"name": f"strategy <{i}>", "evaluations": [1, 10, 100], "found": band, "reported": band}
+    made |= {"rank": [2, 2, 3 - i], "final": {"mean": found[-1], "std": 0.01}, "networks": 99.5}
+    made |= {"seconds_per_search": 0.002 * (i + 1), "simulated_seconds": [60, 600, 6000]}
+    made |= {"reached_best": 0.25, "median_queries_to_best": 60 if i > 1 else None}
+    return made | {"mean_queries_of_successes": 50 if i else None}
+
+
+RESULT = {
+    "benchmark": "a & b",
+    "metric": "valid_accuracy",
+    "report_metric": "test_accuracy",
+    "seeds": 7,
+    "evaluations": 100,
+    "objective": "max",
+    "networks": 15625,
+    "chunk": 4,
+    "device": "cpu",
+    "best": {"found": 0.95, "reported": 0.95, "reported_of_found": 0.94},
+    "strategies": [strategy(i) for i in range(3)],
+}
 
 
 @pytest.mark.parametrize(
     "more, axis", [({}, "in 100 evaluations"), ({"seconds": 6000.0}, "of 100 full trainings")]
 )
 def test_page_of_a_comparison(tmp_path, more, axis):
-    result = results(**more)
-    path = comparison.write(tmp_path / "report.html", result)
-    page = path.read_text(encoding="utf-8")
+    page = comparison.write(tmp_path / "report.html", RESULT | more).read_text(encoding="utf-8")
     text = Structure(page).text
-    wanted = ("strategy <2> finds 0.92 test accuracy", axis, "a & b, which has 15,625 different networks")
-    assert [
-        one
-        for one in (*wanted, "How far from the best valid accuracy", "25 %", "not reached")
-        if one not in text
-    ] == []
+    wanted = "strategy <2> finds 0.92 test accuracy", axis, "a & b, which has 15,625 different networks"
+    wanted += "How far from the best valid accuracy", "25 %", "not reached"
+    assert [one for one in wanted if one not in text] == []
     assert page.count('class="line k2"') == 3 + 3  # a line in each figure, and one in each legend
-    assert comparison.render(result) == page
+    assert comparison.render(RESULT | more) == page

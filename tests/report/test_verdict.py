@@ -5,6 +5,7 @@ import random
 
 import pytest
 import workdirs
+from workdirs import change, page_of
 
 from jaxnas import files, report
 from jaxnas.report import headline, read_run, verdict
@@ -12,16 +13,12 @@ from jaxnas.report import result as result_lib
 from jaxnas.report.read import TIMED
 
 
-def change(root, **fields):
-    result_lib.write(root, dataclasses.replace(result_lib.read(root), **fields))
-
-
-def train(root, loss, every=10, steps=1000):
+def train(root, loss, every=10):
     """Training records whose loss is a function of the part that is done, with noise."""
     noise = random.Random(0)
     lines = [
-        {"step": step, "split": "train", "loss": loss(step / steps) + noise.gauss(0, 0.02)}
-        for step in range(every, steps + 1, every)
+        {"step": step, "split": "train", "loss": loss(step / 1000) + noise.gauss(0, 0.02)}
+        for step in range(every, 1001, every)
     ]
     workdirs.write_lines(root / "metrics.jsonl", lines)
 
@@ -30,86 +27,80 @@ def advised(root, shown="DIR"):
     return "\n".join(f"{one.text}\n{one.code}" for one in verdict.advice(read_run(root), shown))
 
 
-@pytest.mark.parametrize(
-    "loss, improving",
-    [(lambda part: 3 - 2 * part, True), (lambda part: 1 + (part < 0.5), False), (lambda part: 1.0, False)],
-)
+@pytest.fixture
+def vision(tmp_path):
+    return workdirs.vision(tmp_path, evaluations=20)
+
+
 @pytest.mark.parametrize("every", [1, 50])
-def test_a_loss_that_still_falls_asks_for_twice_the_steps(tmp_path, loss, improving, every):
-    root = workdirs.vision(tmp_path)
-    train(root, loss, every)
-    assert (verdict.still_improving(read_run(root)) > 0) == improving
-    assert ("training.steps=2000" in advised(root)) == improving
-    workdirs.write_lines(root / "metrics.jsonl", [])
-    assert verdict.still_improving(read_run(root)) is None and "steps=" not in advised(root)
+def test_a_loss_that_still_falls_asks_for_twice_the_steps(vision, every):
+    for loss, improving in (
+        (lambda part: 3 - 2 * part, True),
+        (lambda part: 1 + (part < 0.5), False),
+        (lambda part: 1.0, False),
+    ):
+        train(vision, loss, every)
+        assert (verdict.still_improving(read_run(vision)) > 0) == improving
+        assert ("training.steps=2000" in advised(vision)) == improving
+    workdirs.write_lines(vision / "metrics.jsonl", [])
+    assert verdict.still_improving(read_run(vision)) is None and "steps=" not in advised(vision)
 
 
-def test_a_linear_model_stands_beside_the_network(tmp_path):
-    root = workdirs.vision(tmp_path)
-    assert headline.lead_over_linear(read_run(root)) is None
+def test_a_linear_model_stands_beside_the_network(vision):
+    assert headline.lead_over_linear(read_run(vision)) is None
     for value, good in ((0.5, True), (0.99, False)):
-        change(root, linear={"search": value, "test": value})
-        assert (headline.lead_over_linear(read_run(root)) > 0) == good
-        page, lines = report.write(root).read_text(), report.summary_lines(root)
-        assert page.count("linear model (logistic regression)") == 1 + (not good)  # the row; the advice
-        assert any(f"{100 * value:.2f} %" in line for line in lines if "linear model" in line)
-        assert ("learning rate" in advised(root)) != good
-        train(root, lambda part: 1.0)  # settled, which a network behind a linear model may not rest on
-        assert ("steps=2000" in advised(root)) != good
+        change(vision, linear={"search": value, "test": value})
+        assert (headline.lead_over_linear(read_run(vision)) > 0) == good
+        named = page_of(vision).count("linear model (logistic regression)")
+        assert named == 1 + (not good)  # the row; the advice
+        lines = [line for line in report.summary_lines(vision) if "linear model" in line]
+        assert any(f"{100 * value:.2f} %" in line for line in lines)
+        assert ("learning rate" in advised(vision)) != good
+        train(vision, lambda part: 1.0)  # settled, which a network behind a linear model may not rest on
+        assert ("steps=2000" in advised(vision)) != good
 
 
-def test_advice_is_of_what_made_the_run(tmp_path):
+def test_advice_is_of_what_made_the_run(vision):
     """Commands for binaries, with every --set of the training; calls for Python; nothing that was done."""
-    root = workdirs.vision(tmp_path)
-    train(root, lambda part: -part)
-    config = {
-        "name": "digits",
-        "--config": "own.py:a",
-        "--set": ["a=1", "training.steps=9"],
-        "search": {"limit": 1},
-    }
-    change(root, config=config)
-    commands = advised(root, "runs/my run").replace(" \\\n   ", "")  # long ones take several lines
+    train(vision, lambda part: -part)
+    settings = ["a=1", "training.steps=9"]
+    config = {"name": "digits", "--config": "own.py:a", "--set": settings, "search": {"limit": 1}}
+    change(vision, config=config)
+    commands = advised(vision, "runs/my run").replace(" \\\n   ", "")  # long ones take several lines
     assert "train_supernet --config=own.py:a --workdir=NEW --set a=1 --set training.steps=2000\n" in commands
     assert "retrain --config=own.py:a '--workdir=runs/my run'" in commands
     assert "--set search.finalists=5 --set search.ranked=10" in commands
     made = {"steps": 1000, "batch_size": 8, "learning_rate": 2e-3}  # of which one is no default
-    change(root, config={"search": {"finalists": 3}, "training": made})
-    calls = advised(root)
+    change(vision, config={"search": {"finalists": 3}, "training": made})
+    calls = advised(vision)
     assert "experiments" not in calls and "training.Training(steps=2000, batch_size=8)\n" in calls
     assert "runs.retrain(" in calls and "replace(settings, ranked=10)" in calls
-    folder = root / "retrained" / "found"
+    folder, run = vision / "retrained" / "found", read_run(vision).result
     folder.mkdir(parents=True)
-    run = read_run(root).result
-    for value, advice in ((1.0, ()), (0.1, ("runs.retrain(", "variables=trained.variables"))):
+    for value, retrain in ((1.0, False), (0.1, True)):
         alone = {"weights": "from scratch", "seed": 0, "steps": 5, "metrics": {"test": {"accuracy": value}}}
         result_lib.write(folder, dataclasses.replace(run, found=dataclasses.replace(run.found, **alone)))
-        assert all(part in advised(root) for part in advice) and bool(advice) == (
-            "runs.retrain(" in advised(root)
-        )
+        assert ("runs.retrain(" in advised(vision)) == retrain
+        assert ("variables=trained.variables" in advised(vision)) == retrain
 
 
-def test_a_run_claims_no_more_speed_than_it_measured(tmp_path):
-    """A page of times: those that overlap are no gain, and the budget is compared with what was measured."""
+@pytest.mark.parametrize(
+    "own, largest, smallest, said",  # quartiles of networks, and what the page says
+    [
+        ((0.5, 0.6, 0.7), (1.1, 1.2, 1.3), (0.2, 0.3, 0.4), "50 % of the largest|keeps the budget of"),
+        ((0.8, 0.95, 1.1), (1.0, 1.2, 1.3), (1.2, 1.3, 1.4), "no faster|is slower|noise, at the budget"),
+        ((1.0, 1.1, 1.2), (2.1, 2.2, 2.3), (0.2, 0.3, 0.4), "50 % of the largest|exceeds the budget of"),
+    ],
+)
+def test_a_run_claims_no_more_speed_than_it_measured(tmp_path, own, largest, smallest, said):
+    """Times that overlap are no gain, and the budget is compared with what was measured."""
     root = workdirs.own(tmp_path)
-    found = report.read_run(root).result.found
-    cases = (  # quartiles of the found, the largest and the smallest network, and what the page says
-        ((0.5, 0.6, 0.7), (1.1, 1.2, 1.3), (0.2, 0.3, 0.4), ("50 % of the largest", "keeps the budget of")),
-        (
-            (0.8, 0.95, 1.1),
-            (1.0, 1.2, 1.3),
-            (1.2, 1.3, 1.4),
-            ("no faster than", "is slower", "noise, at the budget"),
-        ),
-        ((1.0, 1.1, 1.2), (2.1, 2.2, 2.3), (0.2, 0.3, 0.4), ("50 % of the largest", "exceeds the budget of")),
-    )
-    for own, largest, smallest, said in cases:
-        times = {"found": own, "largest": largest, "smallest": smallest}
-        record = {"rows": 8, "device": "chip", "architecture": found.architecture, "milliseconds": times}
-        files.write_json(root / TIMED, record)
-        text = " ".join(report.summary_lines(root))
-        assert all(part in text for part in said), text
-        page = report.write(root).read_text()
-        assert "Latency, as measured" in page and f"with {own[1]:g} ms latency" in page
-    files.write_json(root / TIMED, {**record, "architecture": {}})  # of a network that was found before
-    assert "as measured" not in report.write(root).read_text()
+    times = {"found": own, "largest": largest, "smallest": smallest}
+    record = {"rows": 8, "device": "chip", "milliseconds": times}
+    files.write_json(root / TIMED, record | {"architecture": read_run(root).result.found.architecture})
+    text = " ".join(report.summary_lines(root))
+    assert all(part in text for part in said.split("|")), text
+    page = page_of(root)
+    assert "Latency, as measured" in page and f"with {own[1]:g} ms latency" in page
+    files.write_json(root / TIMED, record | {"architecture": {}})  # of a network that was found before
+    assert "as measured" not in page_of(root)

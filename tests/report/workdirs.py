@@ -1,28 +1,25 @@
-"""Workdirs of plausible runs for the tests of the page: one of each kind, written by the schema."""
+"""Workdirs of plausible runs for the tests of the page, one of each kind; and what a page has in it."""
 
+import dataclasses
+import html.parser
 import json
 import math
 import pathlib
 import random
+import re
+import xml.etree.ElementTree
 
-from jaxnas import spaces
+from jaxnas import report, spaces
 from jaxnas.report import result as result_lib
-from jaxnas.report.result import (
-    Candidate,
-    MetricOf,
-    Network,
-    Result,
-    SearchOf,
-    SelectionOf,
-    SpaceOf,
-    TaskOf,
-)
+from jaxnas.report.result import Candidate, MetricOf, Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 
+SVG = "{http://www.w3.org/2000/svg}"
 ACCURACY = MetricOf(name="accuracy", unit="%", direction="max")
 LOSS = MetricOf(name="loss", unit="nats per token", direction="min")
 PERPLEXITY = MetricOf(name="perplexity", unit="", direction="min")
 BITS = MetricOf(name="bits_per_byte", unit="bits per byte", direction="min")
 ERROR = MetricOf(name="mean squared error", unit="", direction="min")
+SIZES = {"train": 8544, "search": 1101, "test": 2210}
 
 
 def write_lines(path, lines):
@@ -30,73 +27,118 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def history(rng, sample, costs, score, evaluations, strategies, within=lambda costs: True):
-    """Evaluations of several strategies; all but random search get better as they go on."""
+def change(root, **fields):
+    """Replaces fields of the result of a workdir."""
+    result_lib.write(root, dataclasses.replace(result_lib.read(root), **fields))
+    return root
+
+
+# ---- What is on a page.
+
+
+class Structure(html.parser.HTMLParser):
+    """Collects text and attributes, and fails where elements are not closed in order."""
+
+    BLOCKS = {"td", "th", "p", "div", "dt", "dd", "h2", "li", "text"}
+    VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.attributes, self.words = [], [], []
+        self.feed(page)
+        assert self.open == []
+        self.text = " ".join("".join(self.words).replace("\u00a0", " ").split())
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag in self.BLOCKS:
+            self.words.append(" ")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page_of(root):
+    return report.write(root).read_text(encoding="utf-8")
+
+
+def text_of(root):
+    return Structure(page_of(root)).text
+
+
+def drawings(page, name=""):
+    """The figures of a page, or those whose id begins with a name: for wide screens, then narrow ones."""
+    figures = re.findall(r"<svg.*?</svg>", page, flags=re.S)
+    return [xml.etree.ElementTree.fromstring(one) for one in figures if not name or f' id="{name}' in one]
+
+
+def elements(figure, tag, kind=""):
+    """The elements of a drawing whose class begins with a kind."""
+    return [one for one in figure.iter(f"{SVG}{tag}") if one.get("class", "").startswith(kind)]
+
+
+def texts(figure):
+    return [one.text for one in figure.iter(f"{SVG}text")]
+
+
+def check_inside(figure):
+    """Rectangles and texts lie in the picture."""
+    width, height = map(float, figure.get("viewBox").split()[2:])
+    for one in (*figure.iter(f"{SVG}rect"), *figure.iter(f"{SVG}text")):
+        x, y, w, h = (float(one.get(name, 0)) for name in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + w <= width + 0.2 and 0 <= y <= y + h <= height + 0.2
+
+
+# ---- Workdirs.
+
+
+def named(name, architecture, costs, metrics, **more):
+    return Network(name=name, architecture=architecture, costs=costs, metrics=metrics, **more)
+
+
+def searched(root, sample, costs, score, evaluations, strategies):
+    """Writes a history in which all but random search get better; the best line of each strategy."""
     lines = []
     for strategy in strategies:
-        for index in range(evaluations):
-            arch = sample()
-            while not within(costs(arch)):
-                arch = sample()
-            found = costs(arch)
-            gain = 0 if strategy == "random" else index / evaluations
-            lines.append(
-                {"index": index, "strategy": strategy, "generation": index // 50, "architecture": arch}
-                | found
-                | {"score": score(found, gain)}
-            )
-    return lines
+        for i in range(evaluations):
+            arch, gain = sample(), 0 if strategy == "random" else i / evaluations
+            line = {"index": i, "strategy": strategy, "generation": i // 50, "architecture": arch}
+            lines.append(line | costs(arch) | {"score": score(costs(arch), gain)})
+    write_lines(root / "search/history.jsonl", lines)
+    return [max((x for x in lines if x["strategy"] == s), key=lambda x: x["score"]) for s in strategies]
 
 
-def curves(rng, steps, every, metric, value, extra=lambda part: {}):
-    """Training records of a loss, the metric and the learning rate."""
-    return [
-        {
-            "step": step,
-            "split": "train",
-            "loss": 0.55 + 1.8 * math.exp(-7 * step / steps) + abs(rng.gauss(0, 0.05)),
-            metric: value(step / steps) + rng.gauss(0, 0.01),
-            "learning_rate": 1e-3 * min(1, 20 * step / steps) * (1 + math.cos(math.pi * step / steps)) / 2,
-            **extra(step / steps),
-        }
-        for step in range(every, steps + 1, every)
-    ]
+def trained(root, steps, metric, value, watch=0, more=()):
+    """Writes records of a training, and of a watched supernet whose small networks are worse by the sign."""
+    records = list(more)
+    for step in range(steps // 100, steps + 1, steps // 100):
+        part = step / steps
+        record = {"step": step, "split": "train", "loss": 0.55 + 1.8 * math.exp(-7 * part)}
+        records.append(record | {metric: value(part), "learning_rate": 1e-3 * (1 - part)})
+        if watch and step % (steps // 20) == 0:
+            mean, low = value(part) - 0.05 * watch, value(part) - 0.1 * watch
+            least, most = sorted((low, mean))
+            record = {f"largest_{metric}": value(part), f"smallest_{metric}": low}
+            record |= {f"random_{metric}_{k}": v for k, v in (("mean", mean), ("min", least), ("max", most))}
+            records.append({"step": step, "split": "search"} | record)
+    write_lines(root / "metrics.jsonl", sorted(records, key=lambda x: x["step"]))
 
 
-def watched(steps, every, metric, value, sign):
-    """Watch records of a supernet."""
-    records = []
-    for step in range(every, steps + 1, every):
-        largest = value(step / steps)
-        mean = largest - sign * (0.02 + 0.1 * math.exp(-4 * step / steps))
-        low, high = sorted((mean - sign * 0.03, mean + sign * 0.01))
-        records.append(
-            {
-                "step": step,
-                "split": "search",
-                f"largest_{metric}": largest,
-                f"smallest_{metric}": mean - sign * (0.05 + 0.15 * math.exp(-3 * step / steps)),
-                f"random_{metric}_mean": mean,
-                f"random_{metric}_min": low,
-                f"random_{metric}_max": high,
-            }
-        )
-    return records
-
-
-def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluations=250, name="digits"):
+def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluations=250):
     """Evolution beside random search over a vision transformer, as of the digits."""
     rng, root = random.Random(0), pathlib.Path(root)
-    ratios, depths, sizes = (1.0, 2.0, 3.0, 4.0), tuple(range(1, layers + 1)), (1077, 360, 360)
+    depths, ratios = tuple(range(1, layers + 1)), (1.0, 2.0, 3.0, 4.0)
+    space = spaces.vit(widths, depths, heads, ratios)
 
     def architecture(pick):
-        depth = pick(depths)
-        return {
-            "embed_dim": pick(widths),
-            "depth": depth,
-            "num_heads": [pick(heads) for _ in range(depth)],
-            "mlp_ratio": [pick(ratios) for _ in range(depth)],
-        }
+        depth, each = pick(depths), {"num_heads": heads, "mlp_ratio": ratios}
+        repeated = {name: [pick(options) for _ in range(depth)] for name, options in each.items()}
+        return {"embed_dim": pick(widths), "depth": depth} | repeated
 
     def costs(arch):
         e = arch["embed_dim"]
@@ -104,75 +146,39 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
         params = e * 31 + 10 + sum(64 * e * h + 2 * e * round(e * r) + 6 * e for h, r in each)
         return {"params": params, "macs": params * 17}
 
-    most = costs(architecture(max))["params"]
+    least, most = (costs(architecture(pick))["params"] for pick in (min, max))
+    bounds = {"params": (30_000, 200_000)}
 
     def score(found, gain):
         clean = 0.98 - 0.07 * math.exp(-3.2 * found["params"] / most) - abs(rng.gauss(0, 0.006))
-        return round(min(1.0, clean + 0.006 * gain) * sizes[1]) / sizes[1]
+        return round(min(1.0, clean + 0.006 * gain) * 360) / 360
 
-    def network(name, arch, accuracy=None, **more):
-        found = costs(arch)
-        accuracy = score(found, 0.5) if accuracy is None else accuracy
-        test = max(0.0, min(1.0, accuracy - 0.004 + rng.gauss(0, 0.003)))
-        metrics = {"search": {"accuracy": accuracy}, "test": {"accuracy": test}}
-        return Network(name=name, architecture=arch, costs=found, metrics=metrics, **more)
+    def network(name, arch, score, **more):
+        metrics = {"search": {"accuracy": score}, "test": {"accuracy": score - 0.004}}
+        return named(name, arch, costs(arch), metrics, **more)
 
-    low, high = round(0.12 * most, -2), round(0.6 * most, -2)
-    lines = history(
-        rng,
-        lambda: architecture(rng.choice),
-        costs,
-        score,
-        evaluations,
-        ("evolution", "random"),
-        lambda found: low <= found["params"] <= high,
-    )
-    write_lines(root / "search/history.jsonl", lines)
-    best = {
-        s: max((x for x in lines if x["strategy"] == s), key=lambda x: (x["score"], -x["params"]))
-        for s in ("evolution", "random")
-    }
-
-    def rising(part):
-        return 0.985 - 0.8 * math.exp(-9 * part)
-
-    records = curves(rng, 3000, 10, "accuracy", rising) + watched(3000, 150, "accuracy", rising, 1)
-    write_lines(root / "metrics.jsonl", sorted(records, key=lambda x: x["step"]))
-    bounds, reachable = {"params": (low, high)}, {"params": (costs(architecture(min))["params"], most)}
+    names = ("evolution", "random")
+    best, other = searched(root, lambda: architecture(rng.choice), costs, score, evaluations, names)
+    trained(root, 3000, "accuracy", lambda part: 0.985 - 0.8 * math.exp(-9 * part), watch=1)
+    found = dict(evaluations=evaluations, bounds=bounds, reachable={"params": (least, most)})
     result = Result(
         task=TaskOf(
-            name=name,
+            name="digits",
             examples="images",
-            sizes=dict(zip(("train", "search", "test"), sizes, strict=True)),
+            sizes={"train": 1077, "search": 360, "test": 360},
             metrics=(ACCURACY,),
             details={"image_shape": [8, 8, 1], "num_classes": 10},
             inputs="float32 [batch, 8, 8, 1], normalised as in training",
         ),
-        space=SpaceOf(
-            cardinality=str(len(widths) * sum((len(heads) * len(ratios)) ** d for d in depths)),
-            choices={
-                "embed_dim": {"options": list(widths)},
-                "depth": {"options": list(depths)},
-                "num_heads": {"options": list(heads), "length": layers, "active": "depth"},
-                "mlp_ratio": {"options": list(ratios), "length": layers, "active": "depth"},
-            },
-        ),
-        found=network(
-            "found",
-            best["evolution"]["architecture"],
-            best["evolution"]["score"],
-            extraction_error=2.4e-7,
-        ),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        found=network("found", best["architecture"], best["score"], extraction_error=2.4e-7),
         networks=(
-            network("random search", best["random"]["architecture"], best["random"]["score"]),
-            network("smallest", architecture(min)),
-            network("largest", architecture(max)),
+            network("random search", other["architecture"], other["score"]),
+            network("smallest", architecture(min), 0.91),
+            network("largest", architecture(max), 0.98),
         ),
-        searches=tuple(
-            SearchOf(name=s, evaluations=evaluations, bounds=bounds, reachable=reachable)
-            for s in ("evolution", "random")
-        ),
-        config={"name": name, "seed": 0, "training": {"steps": 3000, "batch_size": 128}},
+        searches=tuple(SearchOf(name=name, **found) for name in names),
+        config={"name": "digits", "seed": 0, "training": {"steps": 3000, "batch_size": 128}},
         versions={"jaxnas": "0.1.0", "jax": "0.10.2", "flax": "0.12.0"},
         device="cpu (2 cores)",
     )
@@ -180,173 +186,100 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
     return root
 
 
-def language(root, blocks=12, method="trials", retrained=True):
+def language(root, retrained=True):
     """A differentiable search for the blocks of a language model, with networks trained alone."""
-    rng, root = random.Random(1), pathlib.Path(root)
-    options = ("attention", "feed_forward", "identity")
-    choices = {"block": {"options": list(options), "length": blocks}}
-
-    def costs(stack):
-        params = 200_000 + 65_000 * stack.count("attention") + 130_000 * stack.count("feed_forward")
-        return {"params": params, "macs": params - 180_000}
-
-    def figures(loss):
-        return {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / 2.1}
+    root, options = pathlib.Path(root), ("attention", "feed_forward", "identity")
+    found, interleaved = [*options] * 4, ["attention", "feed_forward"] * 6
 
     def network(name, stack, loss, **more):
-        roles = {"search": figures(loss + 0.04), "validation": figures(loss), "test": figures(loss + 0.05)}
-        return Network(name=name, architecture={"block": stack}, costs=costs(stack), metrics=roles, **more)
+        params = 200_000 + 65_000 * stack.count("attention") + 130_000 * stack.count("feed_forward")
+        metrics = {}
+        for role, value in (("search", loss + 0.04), ("validation", loss), ("test", loss + 0.05)):
+            metrics[role] = {"loss": value, "perplexity": math.exp(value), "bits_per_byte": value / 2.1}
+        return named(name, {"block": stack}, {"params": params}, metrics, **more)
 
-    def stack():
-        return [rng.choice(options) for _ in range(blocks)]
+    def probabilities(step):
+        """Block i comes to prefer option i % 3."""
+        more, less = 1 / 3 + step / 4000, 1 / 3 - step / 8000
+        return {"block": [[more if i % 3 == j else less for j in range(3)] for i in range(12)]}
 
-    def probabilities(part):
-        moved = []
-        for block in range(blocks):
-            weights = [math.exp(3 * part * math.sin(block * 1.7 + 2.1 * i)) for i in range(3)]
-            moved.append([w / sum(weights) for w in weights])
-        return {"block": moved}
+    def architecture(step):
+        chances = {"confidence": 0.4, "probabilities": probabilities(step)}
+        return {"step": step, "split": "architecture"} | chances
 
-    steps = 1000
-
-    def falling(part):
-        return 4.2 + 2.5 * math.exp(-5 * part)
-
-    def logged(part):
-        return {
-            "search_loss": falling(part) + rng.gauss(0, 0.05),
-            "temperature": 5 * 0.02**part,
-            "entropy": 1.1 - 0.8 * part,
-            "confidence": 0.34 + 0.4 * part,
-            "expected_cost": 1 - 0.5 * part,
-        }
-
-    records = curves(rng, steps, 10, "perplexity", lambda part: math.exp(falling(part)), logged)
-    records = [line | {"loss": falling(line["step"] / steps)} for line in records]
-    for step in range(50, steps + 1, 50):
-        chances = probabilities(step / steps)
-        records.append({"step": step, "split": "architecture", "confidence": 0.4, "probabilities": chances})
-    write_lines(root / "metrics.jsonl", sorted(records, key=lambda x: x["step"]))
-    last = probabilities(1.0)
-    found = [options[max(range(3), key=row.__getitem__)] for row in last["block"]]
-    more = {}
-    if method in ("trials", "sampling"):
-        drawn = [found] + [stack() for _ in range(15)]
-        more["candidates"] = tuple(
-            Candidate(
-                architecture={"block": one},
-                explored=i % 3 == 2,
-                supernet=4.5 + 0.02 * i,
-                trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: (2 if i < 4 else 1) if method == "trials" else 0],
-            )
-            for i, one in enumerate(drawn)
+    chances = [architecture(step) for step in range(50, 1001, 50)]
+    trained(root, 1000, "perplexity", lambda part: 60 + 700 * math.exp(-5 * part), more=chances)
+    candidates = [
+        Candidate(
+            architecture={"block": found[i:] + found[:i]},
+            explored=i % 3 == 2,
+            supernet=4.5 + 0.02 * i,
+            trials=(4.9 + 0.01 * i, 4.4 + 0.01 * i)[: 2 if i < 4 else 1],
         )
-    if method == "trials":
-        more |= {"trial_steps": (100, 300), "kendall_tau": 0.43}
-    if method == "perturbation":
-        more["decisions"] = tuple(
-            {
-                "name": "block",
-                "position": i,
-                "kept": one,
-                "drops": [0.2 if option == one else 0.05 for option in options],
-            }
-            for i, one in enumerate(found)
-        )
-    selection = SelectionOf(method=method, steps=steps, probabilities=last, confidence=0.58, **more)
-    interleaved = ["attention" if i % 2 == 0 else "feed_forward" for i in range(blocks)]
-    task = TaskOf(
-        name="tiny_shakespeare",
-        examples="tokens",
-        sizes={"train": 320_000, "search": 32_000, "validation": 18_000, "test": 18_000},
-        metrics=(LOSS, PERPLEXITY, BITS),
-        details={"vocabulary": 8192, "tokenizer": "words"},
-        inputs="int32 tokens [batch, length]",
-    )
-    common = dict(
-        task=task,
-        space=SpaceOf(cardinality=str(3**blocks), choices=choices),
-        config={"name": "tiny_shakespeare", "seed": 0, "training": {"steps": steps}},
-        versions={"jaxnas": "0.1.0", "jax": "0.10.2"},
-        device="cpu",
-    )
-    result_lib.write(
-        root,
-        Result(
-            found=network("found", found, 4.62, extraction_error=3.1e-7),
-            networks=(
-                network("interleaved", interleaved, 4.58),
-                network("PAR rule", ["attention"] * (blocks // 3) + ["feed_forward"] * (blocks // 2), 4.66),
-            ),
-            selection=selection,
-            **common,
+        for i in range(16)
+    ]
+    result = Result(
+        task=TaskOf(
+            name="tiny_shakespeare",
+            examples="tokens",
+            sizes={"train": 320_000, "search": 32_000, "validation": 18_000, "test": 18_000},
+            metrics=(LOSS, PERPLEXITY, BITS),
+            inputs="int32 tokens [batch, length]",
         ),
+        space=SpaceOf(cardinality=str(3**12), choices={"block": {"options": [*options], "length": 12}}),
+        found=network("found", found, 4.62, extraction_error=3.1e-7),
+        networks=(network("interleaved", interleaved, 4.58),),
+        selection=SelectionOf(
+            method="trials",
+            steps=1000,
+            probabilities=probabilities(1000),
+            confidence=0.58,
+            candidates=tuple(candidates),
+            trial_steps=(100, 300),
+            kendall_tau=0.43,
+        ),
+        config={"name": "tiny_shakespeare", "seed": 0},
     )
-    if retrained:
-        for seed, (name, blocks_of, loss) in enumerate(
-            [("found", found, 4.11), ("found", found, 4.13), ("interleaved", interleaved, 4.12)]
-        ):
-            folder = root / f"retrained/{name}-scratch-{seed}"
-            folder.mkdir(parents=True)
-            net = network(name, blocks_of, loss, weights="from scratch", seed=seed, steps=3000)
-            result_lib.write(folder, Result(found=net, **common))
-            times = {"seconds": 60.0, "training_step_ms": 23.4, "inference_rows_per_second": 41_000.0}
-            (folder / "times.json").write_text(json.dumps(times))
+    result_lib.write(root, result)
+    alone = (("found", found, 4.11), ("found", found, 4.13), ("interleaved", interleaved, 4.12))
+    for seed, (name, stack, loss) in enumerate(alone if retrained else ()):
+        folder = root / f"retrained/{name}-scratch-{seed}"
+        folder.mkdir(parents=True)
+        net = network(name, stack, loss, weights="from scratch", seed=seed, steps=3000)
+        result_lib.write(folder, dataclasses.replace(result, found=net, networks=(), selection=None))
+        times = {"seconds": 60.0, "training_step_ms": 23.4, "inference_rows_per_second": 41_000.0}
+        (folder / "times.json").write_text(json.dumps(times))
     return root
 
 
-def own(root, evaluations=120):
+def own(root):
     """A user's own network with odd choices, searched for the least error by three strategies."""
     rng, root = random.Random(2), pathlib.Path(root)
-    choices = {
-        "kernel": {"options": [3, 5, 7], "length": 3},
-        "units": {"options": [8, 16, 24]},
-        "activation": {"options": ["relu", "gelu", "swish"]},
-        "skip first": {"options": [True, False]},
-    }
-
-    def sample():
-        return {
-            "kernel": [rng.choice([3, 5, 7]) for _ in range(3)],
-            "units": rng.choice([8, 16, 24]),
-            "activation": rng.choice(["relu", "gelu", "swish"]),
-            "skip first": rng.choice([True, False]),
-        }
+    options = {"units": [8, 16, 24], "activation": ["relu", "gelu", "swish"], "skip first": [True, False]}
+    choices = {"kernel": {"options": [3, 5, 7], "length": 3}}
+    choices |= {name: {"options": values} for name, values in options.items()}
 
     def costs(arch):
         params = arch["units"] * (sum(arch["kernel"]) + 7)
-        return {"params": params, "macs": 40 * params, "latency_ms": 0.4 + params / 900}
+        return {"params": params, "macs": 40 * params, "latency_ms": 0.2 + params / 1000}
+
+    def sample():
+        return {"kernel": rng.choices([3, 5, 7], k=3)} | {n: rng.choice(x) for n, x in options.items()}
 
     def score(found, gain):
         return -(0.04 + 0.5 * math.exp(-found["params"] / 150) + abs(rng.gauss(0, 0.02)) - 0.01 * gain)
 
     def network(name, arch, error, **more):
-        roles = {"search": {ERROR.name: error}, "test": {ERROR.name: error * 1.05}}
-        return Network(name=name, architecture=arch, costs=costs(arch), metrics=roles, **more)
+        metrics = {"search": {ERROR.name: error}, "test": {ERROR.name: error * 1.05}}
+        return named(name, arch, costs(arch), metrics, **more)
 
-    lines = history(
-        rng,
-        sample,
-        costs,
-        score,
-        evaluations,
-        ("local_search", "bayesian", "random"),
-        lambda found: found["latency_ms"] <= 0.9,
-    )
-    write_lines(root / "search/history.jsonl", lines)
-    records = curves(rng, 500, 5, ERROR.name, lambda part: 0.08 + math.exp(-6 * part))
-    records += watched(500, 50, ERROR.name, lambda part: 0.06 + math.exp(-6 * part), -1)
-    write_lines(root / "metrics.jsonl", records)
-    best = max((x for x in lines if x["strategy"] == "bayesian"), key=lambda x: x["score"])
-    other = max((x for x in lines if x["strategy"] == "random"), key=lambda x: x["score"])
-    biggest = {"kernel": [7, 7, 7], "units": 24, "activation": "relu", "skip first": True}
+    names = ("local_search", "bayesian", "random")
+    _, best, other = searched(root, sample, costs, score, 120, names)
+    trained(root, 500, ERROR.name, lambda part: 0.06 + math.exp(-6 * part), watch=-1)
+    biggest = {"kernel": [7, 7, 7]} | {name: values[-1] for name, values in options.items()}
+    bounds = {"latency_ms": (None, 0.9)}
     result = Result(
-        task=TaskOf(
-            name="my sensors",
-            examples="recordings",
-            sizes={"train": 4000, "search": 500, "test": 500},
-            metrics=(ERROR,),
-        ),
+        task=TaskOf(name="my sensors", examples="recordings", sizes=SIZES, metrics=(ERROR,)),
         space=SpaceOf(cardinality="486", choices=choices),
         found=network("found", best["architecture"], -best["score"], extraction_error=4e-5),
         networks=(
@@ -354,10 +287,7 @@ def own(root, evaluations=120):
             network("largest", biggest, 0.05),
             network("reference", sample(), 0.16),
         ),
-        searches=tuple(
-            SearchOf(name=name, evaluations=evaluations, bounds={"latency_ms": (None, 0.9)})
-            for name in ("local_search", "bayesian", "random")
-        ),
+        searches=tuple(SearchOf(name=name, evaluations=120, bounds=bounds) for name in names),
         config={"my_setting": 3},
     )
     result_lib.write(root, result)
@@ -372,60 +302,55 @@ def mechanisms(root, method="pruning", heads=4, scale=0.03, metric=ACCURACY, opt
 
     `heads` is None for one decision, else the number of positions; the largest falls are about `scale`.
     """
-    rng, root = random.Random(3), pathlib.Path(root)
-    root.mkdir(parents=True, exist_ok=True)
-    positions = heads or 1
-    blocks = [[position, option] for position in range(positions) for option in options]
+    rng, positions = random.Random(3), heads or 1
     strength = {option: scale * (1.1 - 0.3 * i) for i, option in enumerate(reversed(options))}
+    left = [[position, option] for position in range(positions) for option in options]
 
-    def drops(there):
-        return [strength[option] + rng.gauss(0, 0.25 * scale) for _, option in there]
+    def drops(names):
+        return [strength[name] + rng.gauss(0, 0.25 * scale) for name in names]
 
-    def weakest(there, falls, count):
-        order = sorted(range(len(there)), key=falls.__getitem__)[:count]
-        return [there[i] for i in order]
-
-    decisions, left = [], blocks
+    decisions = []
     if method == "perturbation":
         for position in range(positions):
-            falls = drops(blocks[: len(options)])
-            kept = options[max(range(len(options)), key=falls.__getitem__)]
-            place = None if heads is None else position
+            falls = drops(options)
+            kept, place = options[falls.index(max(falls))], None if heads is None else position
             decisions.append({"name": "mechanism", "position": place, "kept": kept, "drops": falls})
         found = [one["kept"] for one in decisions]
     else:
         while len(left) > positions:
-            falls = drops(left)
-            removed = weakest(left, falls, 1 if method == "pruning" else len(left) - positions)
-            decisions.append(
-                {"name": "mechanism", "position": None, "blocks": left, "drops": falls, "removed": removed}
-            )
+            falls = drops(option for _, option in left)
+            weakest = [block for _, block in sorted(zip(falls, left, strict=True))]
+            removed = weakest[: 1 if method == "pruning" else len(left) - positions]
+            one = {"name": "mechanism", "position": None, "blocks": left, "drops": falls, "removed": removed}
+            decisions.append(one)
             left = [block for block in left if block not in removed]
         found = sorted((option for _, option in left), key=options.index)
-    choice = {"options": list(options)} | ({} if heads is None else {"length": heads})
     even = [1 / len(options)] * len(options)
-    arch = {"mechanism": found[0] if heads is None else found}
-    values = {role: {metric.name: value} for role, value in (("search", 0.61), ("test", 0.6))}
-    result_lib.write(
+    return decided(
         root,
-        Result(
-            task=TaskOf(
-                name="reviews",
-                examples="texts",
-                sizes={"train": 8544, "search": 1101, "test": 2210},
-                metrics=(metric,),
-            ),
-            space=SpaceOf(cardinality=str(len(options) ** positions), choices={"mechanism": choice}),
-            found=Network(name="found", architecture=arch, costs={"params": 210_000}, metrics=values),
-            selection=SelectionOf(
-                method=method,
-                steps=2000,
-                probabilities={"mechanism": even if heads is None else [even] * heads},
-                confidence=1 / len(options),
-                decisions=tuple(decisions),
-            ),
+        {"mechanism": found[0] if heads is None else found},
+        metric,
+        space=SpaceOf(
+            cardinality=str(len(options) ** positions),
+            choices={"mechanism": {"options": list(options)} | ({} if heads is None else {"length": heads})},
+        ),
+        selection=SelectionOf(
+            method=method,
+            steps=2000,
+            probabilities={"mechanism": even if heads is None else [even] * heads},
+            confidence=1 / len(options),
+            decisions=tuple(decisions),
         ),
     )
+
+
+def decided(root, architecture, metric=ACCURACY, **fields):
+    """A result of reviews with one network."""
+    metrics = {role: {metric.name: value} for role, value in (("search", 0.61), ("test", 0.6))}
+    found = named("found", architecture, {"params": 210_000}, metrics)
+    root.mkdir(parents=True, exist_ok=True)
+    task = TaskOf(name="reviews", examples="texts", sizes=SIZES, metrics=(metric,))
+    result_lib.write(root, Result(task=task, found=found, **fields))
     return root
 
 
@@ -439,26 +364,12 @@ SMALL_GRAPH = {
 }
 
 
-def attention_graph(root, architecture=None):
+def attention_graph(root, architecture=SMALL_GRAPH):
     """A network of additions and attentions, as of AutoAttend, found by evolution."""
-    root, architecture = pathlib.Path(root), architecture or SMALL_GRAPH
-    root.mkdir(parents=True, exist_ok=True)
     space = spaces.autoattend(len(architecture["layer"]))
-    cardinality, choices = str(space.cardinality), space.to_json()
-    roles = {"search": {"accuracy": 0.41}, "test": {"accuracy": 0.4}}
-    found = Network(name="found", architecture=architecture, costs={"params": 1_300_000}, metrics=roles)
-    result_lib.write(
+    return decided(
         root,
-        Result(
-            task=TaskOf(
-                name="reviews",
-                examples="texts",
-                sizes={"train": 8544, "search": 1101, "test": 2210},
-                metrics=(ACCURACY,),
-            ),
-            space=SpaceOf(cardinality=cardinality, choices=choices),
-            found=found,
-            searches=(SearchOf(name="evolution", evaluations=100),),
-        ),
+        architecture,
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        searches=(SearchOf(name="evolution", evaluations=100),),
     )
-    return root

@@ -7,6 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+import refusals
 from small_tasks import net_of, task_of
 
 import jaxnas
@@ -15,13 +16,7 @@ from jaxnas import data, files, report, runs, search, tabular
 from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
 
 TRAINING = Training(
-    steps=4,
-    batch_size=8,
-    learning_rate=1e-2,
-    warmup_steps=1,
-    log_every=1,
-    checkpoint_every=1,
-    steps_per_call=1,
+    steps=4, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, checkpoint_every=1
 )
 
 
@@ -32,22 +27,21 @@ def stop_at(number, step, record):
 
 def run(workdir):
     """Trains, is stopped, goes on, searches twice and retrains; returns the page and the small network."""
-    task, net, mesh = task_of("text"), net_of("text"), make_mesh(1)
-    stopping = functools.partial(stop_at, 3)
+    task, net, common = task_of("text"), net_of("text"), dict(mesh=make_mesh(1))
     with open_workdir(workdir) as root:
         with pytest.raises(KeyboardInterrupt):
-            fit(task, net, TRAINING, workdir=root, mesh=mesh, progress=stopping)
-        trained = fit(task, net, TRAINING, workdir=root, mesh=mesh)
-        assert trained.complete and int(trained.state.step) == 4
-        again = fit(task, net, TRAINING, workdir=root, mesh=mesh)  # There is nothing left to do.
-        assert again.times == files.read_json(root / "times.json")
+            fit(task, net, TRAINING, workdir=root, progress=functools.partial(stop_at, 3), **common)
+        for _ in range(2):  # The second time there is nothing left to do.
+            trained = fit(task, net, TRAINING, workdir=root, **common)
+            assert trained.complete and int(trained.state.step) == 4
+        assert trained.times == files.read_json(root / "times.json")
         for evaluations in (4, 6):
             strategy = search.RandomSearch(net.space, evaluations=evaluations, batch=2)
             settings = runs.Search(strategy=strategy, baseline=False, limit=2)
-            result = runs.search_and_finish(task, net, trained.variables, settings, workdir=root, mesh=mesh)
+            result = runs.search_and_finish(task, net, trained.variables, settings, workdir=root, **common)
         assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
         arch = net.space.from_dict(result.found.architecture)
-        runs.retrain(task, net, arch, TRAINING, root / "retrained" / "one", mesh=mesh)
+        runs.retrain(task, net, arch, TRAINING, root / "retrained" / "one", **common)
         page = report.write(root)
     small, variables = jaxnas.load_subnet(files.as_path(workdir) / "subnet", module=type(net))
     assert small.space.cardinality == 1
@@ -58,16 +52,13 @@ def run(workdir):
 def test_a_run_in_a_bucket_is_the_run_on_a_disk(bucket, tmp_path):
     pages = [run(workdir) for workdir in (str(tmp_path / "run"), "gs://bucket/run")]
     jax.tree.map(np.testing.assert_array_equal, pages[0][1], pages[1][1])
-    here = {
-        str(path.relative_to(tmp_path)): path.read_bytes()
-        for path in (tmp_path / "run").rglob("*")
-        if path.is_file() and "checkpoints" not in path.parts
-    }
-    there = {
-        name.removeprefix("bucket/"): data
-        for name, (data, _) in bucket.items()
-        if "/checkpoints/" not in name
-    }
+    files_here = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    here = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files_here}
+    there = {name.removeprefix("bucket/"): content for name, (content, _) in bucket.items()}
+    here, there = (
+        {name: content for name, content in one.items() if "/checkpoints/" not in name}
+        for one in (here, there)
+    )
     assert here.keys() == there.keys() and len(here) > 10
     for name in here.keys() - {"run/report.html"}:
         assert here[name] == there[name] or pathlib.PurePath(name).name in NOT_COMPARED, name
@@ -86,8 +77,8 @@ def test_a_checkpoint_in_a_bucket_that_is_damaged_or_unfinished_is_passed_over(b
         assert checkpointer.steps() == [3, 4]
     arrays = [name for name in bucket if "/4/state/" in name and "/d/" in name]
     for name in arrays:
-        data, generation = bucket[name]
-        bucket[name] = bytes(255 - byte for byte in data), generation
+        content, generation = bucket[name]
+        bucket[name] = bytes(255 - byte for byte in content), generation
     with Checkpointer(folder) as checkpointer:
         step, restored, metadata = checkpointer.restore(state)
     assert step == 3 and metadata["config"] == {"a": 3}
@@ -106,23 +97,20 @@ def test_files_in_a_bucket(bucket):
     root = files.as_path("gs://bucket/folder")
     assert str(root / "a" / "b") == "gs://bucket/folder/a/b" and not root.exists()
     files.write_json(root / "value.json", {"a": 1})
-    assert files.read_json("gs://bucket/folder/value.json") == {"a": 1}
     assert [path.name for path in root.iterdir()] == ["value.json"]  # No temporary name is left.
-    with pytest.raises(FileNotFoundError, match="Did you mean value.json"):
-        files.read_json(root / "valu.json")
+    refusals.check(
+        (lambda: files.read_json(root / "valu.json"), FileNotFoundError, "Did you mean value.json")
+    )
     lines = root / "lines.jsonl"
-    files.append_lines(lines, [])
-    for number in range(3):
-        files.append_lines(lines, [{"number": number}])
-    files.append_lines(lines, [])
-    assert files.read_lines(lines, ("number",)) == [{"number": 0}, {"number": 1}, {"number": 2}]
+    for more in ([], [{"number": 0}, {"number": 1}], [{"number": 2}], []):
+        files.append_lines(lines, more)
     files.truncate_lines(lines, 2)
     assert lines.read_bytes() == b'{"number": 0}\n{"number": 1}\n'
     files.write_arrays(root / "x.npz", {"x": np.arange(4)})
     np.testing.assert_array_equal(files.read_arrays(root / "x.npz")["x"], np.arange(4))
 
 
-def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store):
+def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store, monkeypatch):
     folder = files.as_path("gs://bucket/subnet")
     files.replace_folder(folder, {"tensors": b"old", "description": b"old"}, known=("program",))
     files.write_bytes(folder / "program", b"old")
@@ -132,11 +120,8 @@ def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store):
         put(name, data)
         seen.append({x.rpartition("/")[2]: content for x, (content, _) in bucket.items()})
 
-    store.put = watched
-    try:
-        files.replace_folder(folder, {"tensors": b"new", "description": b"new"}, known=("program",))
-    finally:
-        del store.put
+    monkeypatch.setattr(store, "put", watched)
+    files.replace_folder(folder, {"tensors": b"new", "description": b"new"}, known=("program",))
     assert seen == [{"tensors": b"new"}, {"tensors": b"new", "description": b"new"}]
     files.write_bytes(folder / "mine", b"")
     with pytest.raises(FileExistsError, match="holds other files, which"):
@@ -144,32 +129,27 @@ def test_a_folder_in_a_bucket_is_never_a_mixture(bucket, store):
 
 
 def test_a_history_in_a_bucket_goes_on(bucket):
-    space = jaxnas.Space(op=jaxnas.Choice(*range(9)))
+    space, path = jaxnas.Space(op=jaxnas.Choice(*range(9))), "bucket/h/history.jsonl"
     strategy = search.RandomSearch(space, evaluations=6, batch=2)
     go = functools.partial(search.run, strategy, lambda values: values["op"], jax.random.key(0))
     with pytest.raises(KeyboardInterrupt):
-        go(
-            history_path="gs://bucket/h/history.jsonl",
-            progress=lambda standing: stop_at(4, standing.evaluations, standing),
-        )
-    bucket["bucket/h/history.jsonl"] = bucket["bucket/h/history.jsonl"][0] + b'{"index": 4, "st', 1
-    result = go(history_path="gs://bucket/h/history.jsonl")
-    lines = bucket["bucket/h/history.jsonl"][0].decode().splitlines()
-    assert result.resumed == 4 and [json.loads(line) for line in lines] == result.history == go().history
+        go(history_path=f"gs://{path}", progress=lambda now: stop_at(4, now.evaluations, now))
+    bucket[path] = bucket[path][0] + b'{"index": 4, "st', 1
+    result = go(history_path=f"gs://{path}")
+    lines = [json.loads(line) for line in bucket[path][0].decode().splitlines()]
+    assert result.resumed == 4 and lines == result.history == go().history
 
 
 def test_other_stores_and_what_is_not_installed_are_named(monkeypatch):
-    with pytest.raises(ValueError, match="bucket/run is in"):
-        files.as_path("s3://bucket/run")
-    with pytest.raises(ValueError, match="bucket/run is in"):
-        files.as_path("gs:/bucket/run")  # What pathlib makes of it.
-
     def missing(name):
         raise ImportError("Please install gcsfs to access Google Storage")
 
+    refusals.check(
+        (lambda: files.as_path("s3://bucket/run"), ValueError, "bucket/run is in"),
+        (lambda: files.as_path("gs:/bucket/run"), ValueError, "bucket/run is in"),  # what pathlib makes of it
+    )
     monkeypatch.setattr("fsspec.get_filesystem_class", missing)
-    with pytest.raises(ValueError, match="bucket/run"):
-        files.as_path("gs://bucket/run")
+    refusals.check((lambda: files.as_path("gs://bucket/run"), ValueError, "bucket/run"))
     for path in ("runs/digits", "c:x", "/tmp/a:b/c"):
         assert str(files.as_path(path)) == path
 
@@ -182,15 +162,12 @@ def test_files_of_a_user_in_a_bucket(bucket, tmp_path):
     for root in (str(tmp_path), "gs://bucket/given"):
         for name, text in (("grid.csv", table), ("words.tsv", words), ("book.txt", book)):
             files.write_text(f"{root}/{name}", text)
-        found.append(
-            (
-                tabular.from_csv(f"{root}/grid.csv", objectives={"score": "max"}).metrics["score"].tolist(),
-                data.from_tsv(f"{root}/words.tsv", text=0, label=1).train.inputs["tokens"].tolist(),
-                data.from_text(f"{root}/book.txt", tokenizer="byte").test.tokens.tolist(),
-            )
-        )
+        table_there = tabular.from_csv(f"{root}/grid.csv", objectives={"score": "max"})
+        words_there = data.from_tsv(f"{root}/words.tsv", text=0, label=1).train.inputs["tokens"]
+        book_there = data.from_text(f"{root}/book.txt", tokenizer="byte").test.tokens
+        found.append([x.tolist() for x in (table_there.metrics["score"], words_there, book_there)])
     assert found[0] == found[1] and all(map(len, found[0]))
-    with pytest.raises(FileNotFoundError, match="txt is not"):
-        data.from_text("gs://bucket/given/no.txt")
-    with pytest.raises(FileNotFoundError, match="bucket/given"):
-        tabular.load("nasbench201", "gs://bucket/given")
+    refusals.check(
+        (lambda: data.from_text("gs://bucket/given/no.txt"), FileNotFoundError, "txt is not"),
+        (lambda: tabular.load("nasbench201", "gs://bucket/given"), FileNotFoundError, "bucket/given"),
+    )

@@ -1,6 +1,7 @@
 """P11: every recipe, strategy, selection and retraining runs on every task."""
 
 import dataclasses
+import functools
 import html
 
 import jax
@@ -53,6 +54,14 @@ def test_every_recipe_trains_on_every_task(recipe, kind):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(trained.variables["params"]))
 
 
+def check_loaded(net, folder, task, network):
+    """The saved network has the figures that a result says it has."""
+    small, variables = jaxnas.load_subnet(folder, module=type(net))
+    measured = jaxnas.training.make_evaluator(task, small, "test", mesh=make_mesh(1))(variables)
+    for name, value in network.metrics["test"].items():
+        np.testing.assert_allclose(measured[name], value, rtol=1e-5)
+
+
 @pytest.mark.parametrize("recipe, kind", ROADS)
 def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     task, net = task_of(kind), small_net(kind, recipe)
@@ -61,46 +70,41 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     costs = jaxnas.cost(net, task.inputs)
     trained = fit(task, net, TRAINING, recipe=made, cost=costs, workdir=tmp_path, mesh=mesh)
     common = dict(costs=costs, workdir=tmp_path, mesh=mesh)
+    loads_the_same = functools.partial(check_loaded, net, tmp_path / "subnet")
+    side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
+    impossible = {} if made.watches == "probabilities" else {"argmax": "argmax"}
+    impossible |= {} if side_by_side else {"pruning": "Choice", "strongest": "Choice"}
+
+    def select(method):
+        settings = dataclasses.replace(SEARCH, method=method, tune_steps=int(method == "perturbation"))
+        return runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+
     for method in runs.METHODS:
-        settings = dataclasses.replace(SEARCH, method=method)
         if method == "strategy":
             strategy = search.Evolution(
                 space, evaluations=6, population=3, parents=2, mutations=1, crossovers=1
             )
-            settings = dataclasses.replace(settings, strategy=strategy)
+            settings = dataclasses.replace(SEARCH, strategy=strategy)
             found = runs.search_space(task, net, trained.variables, settings, **common)
             bound = 0.9 * int(costs(space.largest())["macs"])
             assert int(costs(found.arch)["macs"]) <= bound and set(found.others) == {"random search"}
             continue
-        if method == "argmax" and made.watches != "probabilities":
-            with pytest.raises(ValueError, match="argmax"):
-                runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+        if method in impossible:
+            with pytest.raises(ValueError, match=impossible[method]):
+                select(method)
             continue
-        if method == "perturbation":
-            settings = dataclasses.replace(settings, tune_steps=1)
-        side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
-        if method in ("pruning", "strongest") and not side_by_side:
-            with pytest.raises(ValueError, match="Choice"):
-                runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
-            continue
-        found = runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+        found = select(method)
         space.check(found.arch)
         assert found.selection.method == method
         if method == "trials":
             assert len(found.selection.candidates) == 4
             assert sum(len(one.trials) == 2 for one in found.selection.candidates) == 2
-    result = runs.finish(
-        task, net, trained.variables, found, tmp_path, **{k: common[k] for k in ("costs", "mesh")}
-    )
+    result = runs.finish(task, net, trained.variables, found, tmp_path, costs=costs, mesh=mesh)
     assert result.found.extraction_error < 1e-5 and results.read(tmp_path) == result
     page = (tmp_path / "report.html").read_text()
     assert task.name in page and task.metrics[0].name.replace("_", " ") in page
 
-    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
-    loaded = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
-    for name, value in result.found.metrics["test"].items():
-        np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
-
+    loads_the_same(task, result.found)
     known = {"images": {"mean", "std", "classes"}, "text": {"words", "classes"}, "graphs": {"classes"}}
     assert {"inputs", *known.get(kind, ())} <= files.read_json(tmp_path / "subnet/preprocessing.json").keys()
 
@@ -109,9 +113,8 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
         path = tmp_path / "retrained" / f"found-{weights is None}"
         alone = runs.retrain(task, net, found.arch, short, path, variables=weights, costs=costs, mesh=mesh)
         assert alone.found.weights == ("from scratch" if weights is None else "fine-tuned")
-        assert "search" not in alone.task.sizes and np.isfinite(
-            alone.found.metrics["test"][task.metrics[0].name]
-        )
+        measured = alone.found.metrics["test"][task.metrics[0].name]
+        assert "search" not in alone.task.sizes and np.isfinite(measured)
         times = files.read_json(path / "times.json")
         assert 0 < times["step"] <= 1 and times["training_step_ms"] > 0
         assert set(networks._TIMES) <= set(times)  # the page has a column for each
@@ -119,10 +122,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     # What the page shows is what it loads, and goes by the weights that were trained alone.
     runs.publish(tmp_path)
     shown = headline.retrained(report.read_run(tmp_path))
-    small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
-    loaded = jaxnas.training.make_evaluator(task.whole(), small, "test", mesh=mesh)(variables)
-    for name, value in shown.network.metrics["test"].items():
-        np.testing.assert_allclose(loaded[name], value, rtol=1e-5)
+    loads_the_same(task.whole(), shown.network)
     source = tmp_path / "retrained" / shown.folder / "subnet"
     names = {path.name for path in source.iterdir()}
     assert names == {"model.safetensors", "model.stablehlo", "subnet.json", "preprocessing.json"}

@@ -37,10 +37,11 @@ def race(workdir, folder, executor=None):
     """The winner, the scores of all, the history as it is written, and how often each trial was begun."""
     calls = None if executor is None else executors.Calls(objectives.raced, executor, str(folder))
     before = len(list(folder.glob("*-*")))
-    path, trials = _history(workdir), functools.partial(in_turn, folder)
-    kept = {"history_path": path, "objective": "raced"}
+    kept = {"history_path": _history(workdir), "objective": "raced"}
+    trials = functools.partial(in_turn, folder)
     arch, told = _race(SPACE, SETTINGS, trials, DRAWN, 0, kept, calls, Clock(("step",)))
-    return int(arch["op"]), told, path.read_bytes(), len(list(folder.glob("*-*"))) - before
+    begun = len(list(folder.glob("*-*"))) - before
+    return int(arch["op"]), told, _history(workdir).read_bytes(), begun
 
 
 def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(tmp_path, folder):
@@ -49,10 +50,8 @@ def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(t
     with executors.processes(2) as executor:
         np.testing.assert_equal(race(tmp_path / "there", folder, executor), here)
     (folder / "kill").touch()
-    with (
-        executors.processes(2) as executor,
-        pytest.raises(executors.WorkerDied, match="goes on from"),
-    ):
+    died = pytest.raises(executors.WorkerDied, match="goes on from")
+    with executors.processes(2) as executor, died:
         race(tmp_path / "killed", folder, executor)
     kept = len((tmp_path / "killed" / "search" / "history.jsonl").read_bytes().splitlines())
     assert 9 <= kept < 13
@@ -92,16 +91,9 @@ def test_calls_that_began_are_not_made_again_and_are_given_up_after_an_error():
 
 
 def test_before_is_called_with_the_state_of_each_evaluation_that_is_not_recorded(tmp_path):
-    seen = []
-    strategy = search.RandomSearch(SPACE, evaluations=4, batch=2)
-    go = functools.partial(
-        search.run,
-        strategy,
-        lambda values: values["op"],
-        jax.random.key(0),
-        history_path=tmp_path / "history.jsonl",
-        before=lambda state: seen.append(int(state.size)),
-    )
+    seen, strategy = [], search.RandomSearch(SPACE, evaluations=4, batch=2)
+    kept = dict(history_path=tmp_path / "history.jsonl", before=lambda state: seen.append(int(state.size)))
+    go = functools.partial(search.run, strategy, lambda values: values["op"], jax.random.key(0), **kept)
     go()
     assert seen == [0, 2]
     go(evaluations=6)

@@ -1,4 +1,4 @@
-"""Races over fidelities: one course however they are run, nothing enters twice, budgets, clear errors."""
+"""Races over fidelities: they halve and carry the best on, nothing enters twice, budgets and failures."""
 
 import dataclasses
 import functools
@@ -6,22 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import refusals
-import tiers
+from small_searches import OPS, pairs
 
 from jaxnas import search
 from jaxnas.space import Choice, Space
 
-SPACE = Space(op=Choice("a", "b", "c", "d").repeat(5))  # 1,024 architectures
-SMALL = Space(op=Choice("a", "b", "c").repeat(2))
 KEYS = jax.random.split(jax.random.key(0), 4)
-
-
-def score(archs):
-    """Distance to one architecture, with pairs that matter together."""
-    match = (archs["op"] == 2).astype(jnp.float32)
-    return jnp.sum(match, axis=1) + match[:, 0] * match[:, 1]
 
 
 def evaluate(archs, fidelity):
@@ -30,24 +21,21 @@ def evaluate(archs, fidelity):
     code = jnp.sum(archs["op"] * 4 ** jnp.arange(places)[None, :], axis=1)
     level = jnp.asarray(fidelity).astype(jnp.float32)
     seconds = jnp.broadcast_to(jnp.asarray([1.0, 3.0, 9.0])[fidelity], code.shape)
-    return score(archs) + jnp.sin(code.astype(jnp.float32)) * (2 - level), seconds
-
-
-def evaluate_one(values, fidelity):
-    """The same of option values, as a plain Python function."""
-    indices = jnp.asarray([["abcd".index(option) for option in values["op"]]])
-    one, seconds = evaluate({"op": indices}, fidelity)
-    return float(one[0]), float(seconds[0])
+    return pairs(archs) + jnp.sin(code.astype(jnp.float32)) * (2 - level), seconds
 
 
 # Batches of 4: rungs of 9, 3 and 1 take several, and one is not full.
-RACES = search.Hyperband(SPACE, evaluations=70, fidelities=3, first=9, batch=4)
+RACES = search.Hyperband(OPS, evaluations=70, fidelities=3, first=9, batch=4)
 TIMED = dataclasses.replace(RACES, budget=150.0, evaluations=120, batch=9)
 
 
 @functools.cache
 def scanned(strategy):
     return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(KEYS)
+
+
+def run(strategy, evaluate=evaluate, key=KEYS[0], **more):
+    return search.run(strategy, evaluate, key, **{"batched": True} | more)
 
 
 def each(state):
@@ -73,24 +61,6 @@ def test_races_halve_and_carry_the_best_on():
         assert len(np.unique(codes[starts], axis=0)) == len(starts)
 
 
-@pytest.mark.parametrize("strategy", [RACES, *tiers.more(TIMED)])
-def test_one_program_and_the_host_loop_are_the_same_search(strategy, tmp_path):
-    path, many = tmp_path / "history.jsonl", scanned(strategy)
-    result = search.run(strategy, evaluate, KEYS[1], batched=True, history_path=path)
-    np.testing.assert_array_equal(many.codes[1], result.state.codes)
-    np.testing.assert_array_equal(many.scores[1], result.state.scores)
-    np.testing.assert_array_equal(many.memory.fidelity[1], result.state.memory.fidelity)
-    np.testing.assert_array_equal(many.memory.seconds[1], result.state.memory.seconds)
-    # As if killed in the middle of a generation: what is complete is not evaluated again.
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:14]))
-    again = search.run(strategy, evaluate, KEYS[1], batched=True, history_path=path)
-    assert 9 <= again.resumed <= 14 and again.history == result.history
-    assert path.read_text() == "".join(lines)
-    plain = search.run(strategy, evaluate_one, KEYS[1])
-    np.testing.assert_array_equal(plain.state.codes, result.state.codes)
-
-
 def test_the_budget_in_seconds_ends_a_search_and_counts():
     state = scanned(TIMED)
     for i, (codes, scores, fidelity, seconds) in enumerate(each(state)):
@@ -105,37 +75,24 @@ def test_the_budget_in_seconds_ends_a_search_and_counts():
 
 def test_a_search_goes_on_with_a_larger_budget(tmp_path):
     path = tmp_path / "history.jsonl"
-    first = search.run(
-        dataclasses.replace(TIMED, budget=60.0), evaluate, KEYS[0], batched=True, history_path=path
-    )
-    more = search.run(TIMED, evaluate, KEYS[0], batched=True, history_path=path)
+    first = run(dataclasses.replace(TIMED, budget=60.0), history_path=path)
+    more = run(TIMED, history_path=path)
     assert more.resumed == len(first.history) < len(more.history)
-    np.testing.assert_array_equal(more.state.codes, scanned(TIMED).codes[0])
-
-
-def test_bounds_and_canonical_hold():
-    strategy = dataclasses.replace(
-        RACES,
-        cost=lambda arch: {"last": arch["op"][4]},
-        bounds={"last": (1, 2)},
-        canonical=lambda arch: {"op": arch["op"].at[0].set(0)},
-    )
-    state = search.run(strategy, evaluate, KEYS[0], batched=True).state
-    codes = np.asarray(state.codes)
-    assert np.all((codes[:, 4] >= 1) & (codes[:, 4] <= 2) & (codes[:, 0] == 0))
-    entered = codes[np.asarray(state.memory.fidelity) == 0]
-    assert len(np.unique(entered, axis=0)) == len(entered)
+    for name in ("codes", "scores"):
+        np.testing.assert_array_equal(getattr(more.state, name), getattr(scanned(TIMED), name)[0])
+    np.testing.assert_array_equal(more.state.memory.seconds, scanned(TIMED).memory.seconds[0])
 
 
 def test_an_exhausted_space_ends_after_the_race_that_is_being_run():
-    strategy = search.SuccessiveHalving(SMALL, evaluations=100, fidelities=3, first=6, eta=2)
-    assert strategy.starts == (0,)
+    small = Space(op=Choice("a", "b", "c").repeat(2))
+    strategy = search.SuccessiveHalving(small, evaluations=100, fidelities=3, first=6, eta=2)
+    assert strategy.starts == (0,) and strategy.name == "SuccessiveHalving"
     state = jax.jit(functools.partial(search.scan, strategy, evaluate))(KEYS[0])
     # Nine architectures: a race of six, and one of the three that are left.
     fidelity = np.asarray(state.memory.fidelity)[: int(state.size)]
     np.testing.assert_array_equal(fidelity, [0] * 6 + [1] * 3 + [2] + [0] * 3 + [1] + [2])
     assert bool(state.exhausted) and bool(strategy.finished(state))
-    loop = search.run(strategy, evaluate, KEYS[0], batched=True).state
+    loop = run(strategy).state
     np.testing.assert_array_equal(loop.codes, state.codes)
     np.testing.assert_array_equal(loop.scores, state.scores)
 
@@ -146,37 +103,32 @@ def test_failed_evaluations_are_counted_and_never_go_on():
         failed = archs["op"][:, 0] != 2
         return jnp.where(failed, jnp.nan, jnp.where(scores > 6, jnp.inf, scores)), seconds
 
-    state = search.run(RACES, sometimes, KEYS[0], batched=True).state
+    state = run(RACES, sometimes).state
     scores, fidelity = np.asarray(state.scores), np.asarray(state.memory.fidelity)
     assert int(state.size) == 70 and int(state.skipped) == np.isnan(scores).sum() > 0
-    first = np.flatnonzero(fidelity == 0)[:9]
-    usable = np.isfinite(scores[first]).sum()
+    usable = np.isfinite(scores[np.flatnonzero(fidelity == 0)[:9]]).sum()
     assert np.sum(fidelity[9:12] == 1) >= min(usable, 3) and RACES.best(state)[1] <= 6
     # Whoever was promoted had a score at the fidelity below.
     codes = np.asarray(state.codes)
     lost = {tuple(code) for code in codes[np.isnan(scores) & (fidelity == 0)]}
     assert not lost & {tuple(code) for code in codes[fidelity > 0][np.isfinite(scores[fidelity > 0])]}
-    refusals.check(
-        (
-            lambda: search.run(RACES, lambda a, f: evaluate(a, f)[0] * jnp.nan, KEYS[0], batched=True),
-            ValueError,
-            "failed",
-        )
-    )
+    refusals.check((lambda: run(RACES, lambda a, f: evaluate(a, f)[0] * jnp.nan), ValueError, "failed"))
 
 
 def test_seconds_may_be_left_out_where_no_budget_needs_them():
-    def silent(archs, fidelity):
-        return evaluate(archs, fidelity)[0]
+    def silent(values, fidelity):
+        """Of option values, as a plain Python function."""
+        indices = jnp.asarray([["abcd".index(option) for option in values["op"]]])
+        return float(evaluate({"op": indices}, fidelity)[0][0])
 
-    result = search.run(RACES, silent, KEYS[1], batched=True)
+    result = run(RACES, silent, KEYS[1], batched=False)
     np.testing.assert_array_equal(result.state.codes, scanned(RACES).codes[1])
     assert {line["seconds"] for line in result.history} == {0.0}
-    refusals.check((lambda: search.run(TIMED, silent, KEYS[1], batched=True), ValueError, "budget", "150.0"))
+    refusals.check((lambda: run(TIMED, silent, batched=False), ValueError, "budget", "150.0"))
 
 
-GIVEN = SPACE.encode(SPACE.sample(jax.random.key(9), 7))
-TRIALS = search.SuccessiveHalving(SPACE, given=search.Pool(np.asarray(GIVEN)), fidelities=3, eta=2, batch=1)
+GIVEN = np.asarray(OPS.encode(OPS.sample(jax.random.key(9), 7)))
+TRIALS = search.SuccessiveHalving(OPS, given=search.Pool(GIVEN), fidelities=3, eta=2, batch=1)
 
 
 def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
@@ -185,49 +137,33 @@ def test_a_race_of_given_architectures_has_one_line_for_each_trial(tmp_path):
 
     def trial(archs, fidelity):
         inodes.add(path.stat().st_ino)
-        calls.append((SPACE.encode(archs)[0].tolist(), fidelity, path.read_text().count("\n")))
+        calls.append((OPS.encode(archs)[0].tolist(), fidelity, path.read_text().count("\n")))
         return evaluate(archs, fidelity)
 
-    result = search.run(TRIALS, trial, KEYS[0], batched=True, history_path=path)
+    result = run(TRIALS, trial, history_path=path)
     codes, scores = np.asarray(result.state.codes), np.asarray(result.state.scores)
     np.testing.assert_array_equal(codes[:7], GIVEN)
     np.testing.assert_array_equal(codes[7:10], codes[np.argsort(-scores[:7], kind="stable")[:3]])
     np.testing.assert_array_equal(codes[10], codes[7 + np.argmax(scores[7:10])])
-    np.testing.assert_array_equal(SPACE.encode(result.arch), codes[10])
+    np.testing.assert_array_equal(OPS.encode(result.arch), codes[10])
     assert len(inodes) == 1  # appended to, and not written anew
     assert calls == [(codes[i].tolist(), f, i) for i, f in enumerate([0] * 7 + [1] * 3 + [2])]
     # Killed in a trial: those before it are not run again.
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8]) + lines[8][:30])
     calls.clear()
-    again = search.run(TRIALS, trial, KEYS[0], batched=True, history_path=path)
+    again = run(TRIALS, trial, history_path=path)
     assert len(calls) == 3 and again.resumed == 8 and path.read_text() == "".join(lines)
     state = jax.jit(functools.partial(search.scan, TRIALS, evaluate))(KEYS[0])
     np.testing.assert_array_equal(state.codes, codes)
-    other = dataclasses.replace(TRIALS, given=search.Pool(np.asarray(GIVEN)[:4]))
-    refusals.check(
-        (
-            lambda: search.run(other, evaluate, KEYS[0], batched=True, history_path=path),
-            ValueError,
-            "first",
-            "given",
-        )
-    )
+    other = dataclasses.replace(TRIALS, given=search.Pool(GIVEN[:4]))
+    refusals.check((lambda: run(other, history_path=path), ValueError, "first", "given"))
 
 
 def test_a_given_race_ends_where_trials_fail():
     def trial(archs, fidelity):
-        scores = evaluate(archs, fidelity)[0]
-        return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, scores)
+        return jnp.where(jnp.asarray(fidelity) == 1, jnp.nan, evaluate(archs, fidelity)[0])
 
-    race = dataclasses.replace(TRIALS, batch=0)
-    result = search.run(race, trial, KEYS[0], batched=True)
+    result = run(dataclasses.replace(TRIALS, batch=0), trial)
     assert [line["fidelity"] for line in result.history] == [0] * 7 + [1] * 3
     assert result.score == np.nanmax(np.asarray(result.state.scores))
-
-
-def test_successive_halving_starts_at_the_cheapest_fidelity_and_nowhere_else():
-    strategy = dataclasses.replace(search.SuccessiveHalving(SPACE, fidelities=3), eta=2)
-    assert strategy.starts == (0,) and strategy.name == "SuccessiveHalving"
-    with pytest.raises(TypeError, match="'starts'"):
-        search.SuccessiveHalving(SPACE, starts=(1,))

@@ -1,7 +1,6 @@
 """A user's own function of one architecture on parallel workers."""
 
 import concurrent.futures
-import functools
 import json
 import os
 import pathlib
@@ -17,32 +16,32 @@ import objectives
 import pytest
 import refusals
 import tiers
+from small_searches import SMALL
 
 from jaxnas import executors, predictors, search
-from jaxnas.space import Choice, Space
 
-SPACE = Space(op=Choice("a", "b", "c").repeat(3))
-PROCESS = predictors.GaussianProcess(steps=8)
 KEY = jax.random.key(0)
-
-
-def guided(**settings):
-    common = dict(predictor=PROCESS, features=predictors.one_hot(SPACE), evaluations=12)
-    return search.PredictorGuided(SPACE, **(common | settings))
-
-
+RANDOM = search.RandomSearch(SMALL, evaluations=12, batch=1)
+ALL = search.RandomSearch(SMALL, evaluations=27, batch=1)
+GUIDED = search.PredictorGuided(
+    SMALL,
+    evaluations=12,
+    predictor=predictors.GaussianProcess(steps=8),
+    features=predictors.one_hot(SMALL),
+)
 STRATEGIES = {
-    "random": search.RandomSearch(SPACE, evaluations=12, batch=1),
-    "local": search.LocalSearch(SPACE, evaluations=12),
-    "ageing": search.RegularizedEvolution(SPACE, evaluations=12, population=4, sample=2, unique=True),
-    "guided": guided(),
-    "reinforce": search.Reinforce(SPACE, evaluations=12, batch=1),
+    "random": RANDOM,
+    "local": search.LocalSearch(SMALL, evaluations=12),
+    "ageing": search.RegularizedEvolution(SMALL, evaluations=12, population=4, sample=2, unique=True),
+    "guided": GUIDED,
 }
 
 
-@pytest.mark.parametrize(
-    "name", tiers.cases([name for name in STRATEGIES if name != "reinforce"], ("guided",))
-)
+def parallel(strategy, evaluate, key=KEY, **settings):
+    return search.run_parallel(strategy, evaluate, key, **settings)
+
+
+@pytest.mark.parametrize("name", tiers.cases(STRATEGIES, ("guided",)))
 def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_any_order(name):
     strategy, random = STRATEGIES[name], np.random.default_rng(0)
     state, running, told = strategy.init(KEY), [], []
@@ -61,19 +60,17 @@ def test_what_is_being_evaluated_is_not_asked_for_again_and_scores_may_come_in_a
     np.testing.assert_array_equal(state.scores, [score for _, score in told])
 
 
-def test_one_worker_is_the_search_without_workers(tmp_path):
-    strategy = STRATEGIES["guided"]
+def test_one_worker_is_the_search_without_workers():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        one = search.run_parallel(strategy, objectives.count, KEY, executor=pool)
-    loop = search.run(strategy, objectives.count, KEY)
+        one = parallel(GUIDED, objectives.count, executor=pool)
+    loop = search.run(GUIDED, objectives.count, KEY)
     np.testing.assert_array_equal(one.state.codes, loop.state.codes)
 
 
 def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path):
     path = tmp_path / "history.jsonl"
-    strategy = search.RandomSearch(SPACE, evaluations=27, batch=1)
     settings = dict(workers=2, metric="score", history_path=path)
-    result = search.run_parallel(strategy, objectives.troubled, KEY, timeout=1.0, **settings)
+    result = parallel(ALL, objectives.troubled, timeout=1.0, **settings)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == result.history and len(lines) == 27
     assert result.failed == 24 and result.score == 3
@@ -93,16 +90,10 @@ def test_every_failure_is_one_failed_evaluation_and_the_search_goes_on(tmp_path)
         assert reason in reasons[first]
     assert all(line["metrics"] == {"score": line["score"], "loss": 1.0} for line in lines if line["score"])
     troubled = lines[0]["settings"]["objective"]
-    again = search.run_parallel(strategy, objectives.never, KEY, objective=troubled, **settings)
+    again = parallel(ALL, objectives.never, objective=troubled, **settings)
     assert again.resumed == 27 and again.history == lines
-    refusals.check(
-        (
-            lambda: search.run_parallel(strategy, objectives.never, KEY, **settings),
-            ValueError,
-            troubled,
-            "objective=",
-        )
-    )
+    other = lambda: parallel(ALL, objectives.never, **settings)  # noqa: E731
+    refusals.check((other, ValueError, troubled, "objective="))
 
 
 def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path):
@@ -118,83 +109,72 @@ def test_a_stopped_search_goes_on_and_repeats_nothing_that_was_finished(tmp_path
             seen.append("".join(values["op"]))
         return objectives.count(values)
 
-    strategy, settings = STRATEGIES["guided"], dict(workers=3, history_path=path)
+    settings = dict(workers=3, history_path=path)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         with pytest.raises(KeyboardInterrupt):
-            search.run_parallel(strategy, counted, KEY, executor=pool, progress=stopping, **settings)
+            parallel(GUIDED, counted, executor=pool, progress=stopping, **settings)
         before = path.read_text()
         path.write_text(before + '{"index": 7, "str')
         seen.clear()
-        result = search.run_parallel(strategy, counted, KEY, executor=pool, **settings)
+        result = parallel(GUIDED, counted, executor=pool, **settings)
     finished = {"".join(json.loads(line)["architecture"]["op"]) for line in before.splitlines()}
     assert result.resumed == 7 and path.read_text().startswith(before)
     assert len(seen) == 5 and not finished & set(seen)
-    with pytest.raises(ValueError, match="other settings: workers"):
-        search.run_parallel(strategy, counted, KEY, workers=2, history_path=path)
+    other = lambda: parallel(GUIDED, counted, **settings | {"workers": 2})  # noqa: E731
+    refusals.check((other, ValueError, "workers"))
 
 
-def test_a_search_keeps_away_from_an_option_that_always_fails():
-    space = Space(op=Choice("a", "b", "c", "d").repeat(5))
-    strategy = search.PredictorGuided(
-        space, evaluations=40, predictor=PROCESS, features=predictors.one_hot(space), initial=8
-    )
+def test_what_cannot_be_searched_in_parallel_is_refused(tmp_path):
+    def case(error, *names, strategy=RANDOM, evaluate=objectives.count, **settings):
+        return (lambda: parallel(strategy, evaluate, **settings)), error, *names
 
-    def evaluate(archs):
-        score = jnp.sum(archs["op"] == 2, axis=1).astype(jnp.float32)
-        return jnp.where(archs["op"][:, 0] == 3, jnp.nan, score)
-
-    keys = jax.random.split(jax.random.key(1), 6)
-    states = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(keys)
-    # A quarter of all fails: two of the eight at random, and hardly one of the 32 that are chosen.
-    assert np.isnan(states.scores[:, 8:]).mean() < 0.05
-    assert np.all(np.nanmax(states.scores, axis=1) == 5)
-
-
-def test_clear_errors(tmp_path):
-    random = STRATEGIES["random"]
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        with pytest.raises(ValueError, match="all 12"):
-            search.run_parallel(random, objectives.broken, KEY, executor=pool, workers=2)
-    for wrong, message in (
-        ({"workers": 0}, "workers is 0"),
-        ({"workers": "2"}, "'2'"),
-        ({"timeout": -1}, "timeout is -1"),
-        ({"evaluations": 10.5}, "evaluations is 10"),
-        ({"evaluations": "10"}, "'10'"),
-        ({"history_path": tmp_path}, "is a folder; give the path"),
+    with (
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        concurrent.futures.ProcessPoolExecutor(1) as processes,
     ):
-        with pytest.raises(ValueError, match=message):
-            search.run_parallel(random, objectives.count, KEY, **wrong)
-    with pytest.raises(ValueError, match="asks for 50"):
-        search.run_parallel(search.Evolution(SPACE), objectives.count, KEY)
-    with pytest.raises(ValueError, match="SuccessiveHalving asks for"):
-        search.run_parallel(search.SuccessiveHalving(SPACE), objectives.count, KEY)
-    with pytest.raises(ValueError, match="the workers cannot import"):
-        search.run_parallel(random, lambda values: 1.0, KEY)
-    for key in (0, None):
-        with pytest.raises(TypeError, match="expected one typed key"):
-            search.run_parallel(random, objectives.count, key)
-    with pytest.raises(TypeError, match="evaluate is None"):
-        search.run_parallel(random, None, KEY)
+        threads.shutdown()
+        processes.shutdown()
+        refusals.check(
+            case(ValueError, "all 12", evaluate=objectives.broken, executor=pool, workers=2),
+            case(ValueError, "workers", "0", workers=0),
+            case(ValueError, "workers", "'2'", workers="2"),
+            case(ValueError, "timeout", "-1", timeout=-1),
+            case(ValueError, "evaluations", "10.5", evaluations=10.5),
+            case(ValueError, "evaluations", "'10'", evaluations="10"),
+            case(ValueError, str(tmp_path), "folder", history_path=tmp_path),
+            case(ValueError, "50", strategy=search.Evolution(SMALL)),
+            case(ValueError, "SuccessiveHalving", strategy=search.SuccessiveHalving(SMALL)),
+            case(ValueError, "import", evaluate=lambda values: 1.0),
+            case(TypeError, "key", "0", key=0),
+            case(TypeError, "key", "None", key=None),
+            case(TypeError, "evaluate", "None", evaluate=None),
+            case(TypeError, "executor", "str", executor="dask"),
+            case(TypeError, "executor", "object", executor=object()),
+            case(RuntimeError, "the executor takes no more", executor=threads),
+            case(RuntimeError, "the executor takes no more", executor=processes),
+        )
+
+
+PROGRAM = """if __name__ == "__main__":
+    import jax, objectives, sys
+    from jaxnas import search
+    from small_searches import SMALL
+    strategy = search.RandomSearch(SMALL, evaluations=20, batch=1)
+    search.run_parallel(
+        strategy, objectives.numbered, jax.random.key(0), workers=2, history_path=sys.argv[1]
+    )
+"""
 
 
 def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
-    history, numbers = tmp_path / "history.jsonl", tmp_path / "numbers"
+    history, numbers, path = (tmp_path / name for name in ("history.jsonl", "numbers", "program.py"))
     numbers.mkdir()
-    program = f"""if __name__ == "__main__":
-    import jax, objectives
-    from jaxnas import Choice, Space, search
-    space = Space(op=Choice("a", "b", "c").repeat(3))
-    strategy = search.RandomSearch(space, evaluations=20, batch=1)
-    search.run_parallel(
-        strategy, objectives.numbered, jax.random.key(0), workers=2, history_path={str(history)!r}
-    )
-"""
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    tests = str(pathlib.Path(objectives.__file__).parent)
-    environment = os.environ | {"PYTHONPATH": tests, "NUMBERS": str(numbers)}
-    process = subprocess.Popen([sys.executable, str(path)], env=environment)
+    path.write_text(PROGRAM)
+    folders = [str(pathlib.Path(file).parent) for file in (objectives.__file__, __file__)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "NUMBERS": str(numbers)}
+    command = [sys.executable, str(path), str(history)]
+    process = subprocess.Popen(command, env=environment)
     deadline = time.monotonic() + 120
     while not history.exists() or history.read_bytes().count(b"\n") < 6:
         assert time.monotonic() < deadline and process.poll() is None
@@ -207,7 +187,7 @@ def test_workers_end_with_a_search_that_is_killed_and_it_goes_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     before = history.read_bytes().rpartition(b"\n")[0]
-    subprocess.run([sys.executable, str(path)], env=environment, check=True, timeout=120)
+    subprocess.run(command, env=environment, check=True, timeout=120)
     assert history.read_bytes().startswith(before) and history.read_bytes().count(b"\n") == 20
 
 
@@ -218,12 +198,6 @@ def _runs(process):
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-@pytest.mark.parametrize("executor", ["dask", object()])
-def test_something_else_than_an_executor_is_refused(executor):
-    with pytest.raises(TypeError, match="A client of Dask makes one"):
-        search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
 
 
 class Cancelled(executors.Ray):
@@ -246,33 +220,13 @@ class Cancelled(executors.Ray):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_search_on_ray_waits_for_what_it_cancelled(workers):
-    result = search.run_parallel(
-        search.RandomSearch(SPACE, evaluations=27, batch=1),
-        objectives.count,
-        KEY,
-        workers=workers,
-        executor=Cancelled(after=0.1),
-        timeout=0.05,
-    )
+    executor = Cancelled(after=0.1)
+    result = parallel(ALL, objectives.count, workers=workers, executor=executor, timeout=0.05)
     assert len(result.history) == 27 and result.failed == 9
     assert all("TimeoutError" in line["error"] for line in result.history if line["score"] is None)
 
 
 def test_a_search_on_ray_that_cannot_end_what_it_cancelled_says_so(monkeypatch):
     monkeypatch.setattr(search.workers, "_CANCELLED", 0.1)
-    with pytest.raises(RuntimeError, match="all 1 workers"):
-        search.run_parallel(
-            search.RandomSearch(SPACE, evaluations=27, batch=1),
-            objectives.count,
-            KEY,
-            executor=Cancelled(after=None),
-            timeout=0.05,
-        )
-
-
-def test_an_executor_that_was_shut_down_is_named():
-    for kind in (concurrent.futures.ThreadPoolExecutor, concurrent.futures.ProcessPoolExecutor):
-        with kind(1) as executor:
-            pass
-        with pytest.raises(RuntimeError, match="the executor takes no more:"):
-            search.run_parallel(STRATEGIES["random"], objectives.count, KEY, executor=executor)
+    stuck = lambda: parallel(ALL, objectives.count, executor=Cancelled(after=None), timeout=0.05)  # noqa: E731
+    refusals.check((stuck, RuntimeError, "all 1 workers"))

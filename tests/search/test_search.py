@@ -1,4 +1,4 @@
-"""Search: each architecture once, bounds kept, no hang, same key same search, exact resume."""
+"""The runner of a search: bounds, no hang, a history, exact resume, failures; and what is evolution's own."""
 
 import dataclasses
 import json
@@ -9,109 +9,34 @@ import numpy as np
 import pytest
 import refusals
 import tiers
+from small_searches import SPACE, cost, evaluate, never, pairs, params, score
 
-from jaxnas import search, spaces
+from jaxnas import search
 from jaxnas.search import bounds as bounds_lib
-from jaxnas.search import proposals
 from jaxnas.space import Choice, Space
 
-SPACE = Space(
-    width=Choice(1, 2, 4, 8), depth=Choice(6, 7, 8), op=Choice(0, 1, 2, 3).repeat(8, active="depth")
-)
-SMALL = Space(
-    width=Choice(1, 2, 4, 8), depth=Choice(1, 2, 3), op=Choice(0, 1, 2, 3).repeat(3, active="depth")
-)
-BOUNDS = {"params": (30, 90)}
+BOUNDED = dict(space=SPACE, cost=cost, bounds={"params": (10, 60)}, evaluations=120)
+EVOLUTION = search.Evolution(population=20, parents=5, mutations=10, crossovers=10, **BOUNDED)
+RANDOM = search.RandomSearch(batch=20, **BOUNDED)
 
 
-def make_cost(space):
-    def cost(arch):
-        width = jnp.asarray(space["width"].table)[arch["width"]]
-        ops = jnp.where(space.active(arch)["op"], arch["op"] + 1, 0)
-        return {"params": width * (1 + jnp.sum(ops)), "macs": width.astype(jnp.float32) * 1.5}
-
-    return cost
-
-
-COST, SMALL_COST = make_cost(SPACE), make_cost(SMALL)
-EVOLUTION = search.Evolution(
-    SPACE, COST, BOUNDS, evaluations=120, population=20, parents=5, mutations=10, crossovers=10
-)
-RANDOM = search.RandomSearch(SPACE, COST, BOUNDS, evaluations=120, batch=20)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def strict():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
-def fitness(arch):
-    """Each position prefers its own operation; deeper is better."""
-    match = SPACE.active(arch)["op"] & (arch["op"] == jnp.asarray([0, 3, 1, 2, 0, 1, 3, 2]))
-    return jnp.sum(match).astype(jnp.float32) + 0.25 * arch["width"].astype(jnp.float32)
-
-
-evaluate = jax.jit(jax.vmap(fitness))
-
-
-def rows_of(batch):
-    return [{name: x[i] for name, x in batch.items()} for i in range(len(batch["depth"]))]
-
-
-def scan(strategy, state):
-    def step(state, _):
-        archs, state = strategy.ask(state)
-        return strategy.tell(state, archs, jax.vmap(fitness)(archs)), None
-
-    return jax.lax.scan(step, state, None, length=strategy.evaluations // strategy.batch)[0]
+def run(strategy=EVOLUTION, score=evaluate, seed=0, **kwargs):
+    given = {"batched": True, "objective": "fitness"} | kwargs
+    return search.run(strategy, score, jax.random.key(seed), **given)
 
 
 @pytest.fixture(scope="module")
-def many_seeds():
-    """Whole searches as one scan, over 8 seeds under vmap."""
-    keys = jax.random.split(jax.random.key(0), 8)
-    return {
-        strategy: jax.jit(jax.vmap(lambda key, s=strategy: scan(s, s.init(key))))(keys)
-        for strategy in (EVOLUTION, RANDOM)
-    }
+def finished_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("search") / "history.jsonl"
+    return run(history_path=path), path.read_text()
 
 
-@pytest.mark.parametrize("strategy", [EVOLUTION, RANDOM], ids=["evolution", "random"])
-def test_each_architecture_once_and_within_bounds(many_seeds, strategy):
-    states = many_seeds[strategy]
-    assert np.all(states.size == 120) and np.all(jax.vmap(strategy.finished)(states))
-    for codes in np.asarray(states.codes):
-        assert len(np.unique(codes, axis=0)) == 120
-        archs = SPACE.decode(codes)
-        SPACE.check(archs)
-        np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(archs)), codes)
-        params = np.asarray(jax.vmap(COST)(archs)["params"])
-        assert params.min() >= 30 and params.max() <= 90
-
-
-def test_evolution_beats_random_search(many_seeds):
-    best = {s: np.nanmax(np.asarray(states.scores), axis=1) for s, states in many_seeds.items()}
-    assert best[EVOLUTION].mean() > best[RANDOM].mean() + 0.5
-
-
-def test_ask_tell_by_hand_equals_the_scan(many_seeds):
-    """Also: the same key gives the same search, and vmap over keys equals the loop."""
-    state = EVOLUTION.init(jax.random.split(jax.random.key(0), 8)[3])
-    while not EVOLUTION.finished(state):
-        archs, state = EVOLUTION.ask(state)
-        state = EVOLUTION.tell(state, archs, evaluate(archs))
-    np.testing.assert_array_equal(state.codes, many_seeds[EVOLUTION].codes[3])
-    np.testing.assert_array_equal(state.scores, many_seeds[EVOLUTION].scores[3])
-    arch, score = EVOLUTION.best(state)
-    assert float(fitness(arch)) == float(score) == np.max(state.scores)
-    assert not np.array_equal(state.codes, many_seeds[EVOLUTION].codes[4])
-
-
-def test_children_come_from_the_best_of_all_generations(many_seeds):
+def test_children_come_from_the_best_of_all_generations():
     """Of 10 mutants, no gene beyond what mutation explains; crossovers mix the top 5 only."""
-    first = jax.tree.map(lambda x: x[0], many_seeds[EVOLUTION])
-    codes, scores, born = (np.asarray(x) for x in (first.codes, first.scores, first.born))
+    space = Space(op=Choice(*range(4)).repeat(10))
+    strategy = dataclasses.replace(EVOLUTION, space=space, cost=None, bounds={})
+    state = run(strategy, pairs).state
+    codes, scores, born = (np.asarray(x) for x in (state.codes, state.scores, state.born))
     for generation in range(1, 6):
         before = born < generation
         top = codes[before][np.argsort(-scores[before], kind="stable")[:5]]
@@ -127,7 +52,7 @@ def test_the_first_architectures_do_not_depend_on_scores(random_first, expected)
 
     @jax.jit
     def searched(sign):
-        return search.scan(strategy, lambda archs: sign * jax.vmap(fitness)(archs), jax.random.key(0)).codes
+        return search.scan(strategy, lambda archs: sign * jax.vmap(score)(archs), jax.random.key(0)).codes
 
     up, down = np.asarray(searched(jnp.float32(1))), np.asarray(searched(jnp.float32(-1)))
     np.testing.assert_array_equal(up[:expected], down[:expected])
@@ -137,20 +62,17 @@ def test_the_first_architectures_do_not_depend_on_scores(random_first, expected)
 
 @pytest.mark.parametrize("kind", [search.RandomSearch, *tiers.more(search.Evolution)])
 def test_an_exhausted_space_ends_the_search(kind, caplog):
-    bounds = {"params": (None, 12)}
-    strategy = kind(SMALL, SMALL_COST, bounds, evaluations=2000)
-    every = SMALL.enumerate()
-    count = int(np.sum(np.asarray(jax.vmap(SMALL_COST)(every)["params"]) <= 12))
-    assert 50 < count < SMALL.cardinality
-    calls = []
+    strategy = kind(SPACE, cost, {"params": (None, 10)}, evaluations=2000)
+    count, calls = int(np.sum(np.asarray(params(SPACE.enumerate())) <= 10)), []
+    assert 50 < count < SPACE.cardinality
 
-    def score(archs):
+    def widths(archs):
         scores = np.asarray(archs["width"], np.float32)  # on the host: not to be traced
         calls.append(len(scores))
         return scores
 
     with caplog.at_level("INFO", "jaxnas"):
-        result = search.run(strategy, score, jax.random.key(0), batched=True)
+        result = run(strategy, widths)
     assert [r.levelname for r in caplog.records if "feasible" in r.message] == ["INFO"]
     assert len(result.history) == sum(calls) == count
     assert bool(strategy.finished(result.state)) and bool(result.state.exhausted)
@@ -161,32 +83,23 @@ def test_an_exhausted_space_ends_the_search(kind, caplog):
 
 
 def test_reachable():
-    low, high = (int(SPACE["width"].table[i]) * (1 + n) for i, n in ((0, 6), (3, 32)))
-    assert search.reachable(SPACE, COST) == {"params": (low, high), "macs": (1.5, 12.0)}
-    params = np.asarray(jax.vmap(SMALL_COST)(SMALL.enumerate())["params"])
-    assert search.reachable(SMALL, SMALL_COST)["params"] == (params.min(), params.max())
+    found = np.asarray(params(SPACE.enumerate()))
+    assert search.reachable(SPACE, cost) == {"params": (found.min(), found.max()), "macs": (1.5, 12.0)}
 
 
 def test_tight_bounds_are_filled_from_what_is_feasible():
     """Fewer than one random architecture in 5,000 is inside."""
-    space = spaces.autoformer("tiny")
+    space, key = Space(op=Choice(*range(8)).repeat(16)), jax.random.key(0)
 
-    def cost(arch):
-        width = jnp.asarray(space["embed_dim"].table)[arch["embed_dim"]]
-        heads = jnp.where(space.active(arch)["num_heads"], arch["num_heads"] + 3, 0)
-        ratio = jnp.where(space.active(arch)["mlp_ratio"], arch["mlp_ratio"] + 6, 0)
-        return {"params": width * (256 * jnp.sum(heads) + width * jnp.sum(ratio))}
+    def total(arch):
+        return {"params": jnp.sum(arch["op"])}
 
-    low, high = search.reachable(space, cost)["params"]
-    bounds = {"params": (low, round(low + 0.02 * (high - low)))}
-    strategy = search.RandomSearch(space, cost, bounds, evaluations=100)
-    random = space.encode(space.sample(jax.random.key(0), 5000))
-    assert int(bounds_lib.feasible(space, cost, strategy.bounds, random).sum()) <= 1
-    state = strategy.init(jax.random.key(0))
+    strategy = search.RandomSearch(space, total, {"params": (None, 16)}, evaluations=100)
+    random = space.encode(space.sample(key, 5000))
+    assert int(bounds_lib.feasible(space, total, strategy.bounds, random).sum()) <= 1
+    archs, state = strategy.ask(strategy.init(key))
     space.check(space.decode(state.seeds))
-    archs, state = strategy.ask(state)
-    assert np.all(state.valid)
-    assert np.all(np.asarray(jax.vmap(cost)(archs)["params"]) <= bounds["params"][1])
+    assert np.all(state.valid) and np.all(np.sum(archs["op"], axis=1) <= 16)
 
 
 def test_integer_costs_are_compared_exactly():
@@ -196,27 +109,11 @@ def test_integer_costs_are_compared_exactly():
         assert inside.tolist() == [True, second]
 
 
-def test_packed_codes_are_exact():
-    space = spaces.autoformer("base")
-    codes = space.encode(space.sample(jax.random.key(0), 500))
-    packed = np.asarray(proposals._pack(space, codes))
-    assert packed.shape[1] <= 3
-    changed = codes.at[:, -1].set((codes[:, -1] + 1) % 3)
-    both = np.concatenate([packed, np.asarray(proposals._pack(space, changed))])
-    plain = np.concatenate([codes, changed])
-    assert len(np.unique(both, axis=0)) == len(np.unique(plain, axis=0))
-    assert packed.min() >= 0
-
-
-# ---- The runner, its history and resuming.
+# ---- The history, and resuming.
 
 
 class Stop(Exception):
     pass
-
-
-def never(archs):
-    raise AssertionError("evaluated")
 
 
 def stop_after(calls):
@@ -230,18 +127,6 @@ def stop_after(calls):
     return stopping
 
 
-def run(strategy=EVOLUTION, score=evaluate, seed=0, **kwargs):
-    return search.run(
-        strategy, score, jax.random.key(seed), batched=True, **{"objective": "fitness"} | kwargs
-    )
-
-
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("search") / "history.jsonl"
-    return run(history_path=path), path.read_text()
-
-
 def test_history(finished_run):
     result, text = finished_run
     lines = [json.loads(line) for line in text.splitlines()]
@@ -249,10 +134,10 @@ def test_history(finished_run):
     for i, line in enumerate(lines):
         assert (line["index"], line["strategy"], line["generation"]) == (i, "evolution", i // 20)
         arch = SPACE.from_dict(line["architecture"])
-        assert line["params"] == int(COST(arch)["params"]) and isinstance(line["params"], int)
-        assert line["score"] == float(fitness(arch))
-    assert result.score == max(line["score"] for line in lines) == float(fitness(result.arch))
-    assert result.costs == {name: np.asarray(x).item() for name, x in COST(result.arch).items()}
+        assert line["params"] == int(cost(arch)["params"]) and isinstance(line["params"], int)
+        assert 10 <= line["params"] <= 60 and line["score"] == float(score(arch))
+    assert result.score == max(line["score"] for line in lines) == float(score(result.arch))
+    assert result.costs == {name: np.asarray(x).item() for name, x in cost(result.arch).items()}
 
 
 @pytest.mark.parametrize("calls, cut", [(0, 0), (2, 0), (3, 5), (3, 700), (3, 10**6)])
@@ -274,19 +159,9 @@ def test_resume_equals_the_uninterrupted_search(finished_run, tmp_path, calls, c
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_two_searches_share_a_file(finished_run, tmp_path):
-    path = tmp_path / "history.jsonl"
-    path.write_text(finished_run[1])
-    random = run(RANDOM, history_path=path)
-    assert path.read_text().startswith(finished_run[1])
-    assert random.history[0]["strategy"] == "random" and random.resumed == 0
-    for strategy in (EVOLUTION, RANDOM):
-        assert run(strategy, never, history_path=path).resumed == 120
-
-
 @pytest.mark.more
 def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
-    """A generation cut short by a smaller budget, with lines of another search behind it."""
+    """A generation cut short by a smaller budget, with lines of another search behind it in one file."""
     path, alone = tmp_path / "history.jsonl", tmp_path / "alone.jsonl"
     run(evaluations=30, history_path=path)
     short = path.read_text()
@@ -307,72 +182,36 @@ def test_only_what_is_not_complete_of_this_search_is_cut_off(tmp_path):
     assert run(evaluations=60, score=never, history_path=path).resumed == 60
 
 
-def test_a_larger_budget_goes_on(finished_run, tmp_path):
-    """30 is not a whole number of generations: the cut one is completed."""
-    path = tmp_path / "history.jsonl"
-    assert len(run(evaluations=30, history_path=path).history) == 30
-    again = run(history_path=path)
-    assert again.resumed == 20 and path.read_text() == finished_run[1]
+# ---- Failures.
 
 
-def test_nan_scores_are_skipped(tmp_path):
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_scores_that_are_not_finite_are_skipped_and_counted(value, tmp_path):
     path = tmp_path / "history.jsonl"
 
     def sometimes(archs):
         scores = np.asarray(evaluate(archs))
-        return np.where(scores > 5, np.nan, scores)
+        return np.where(scores > 3, value, scores)
 
     result = run(score=sometimes, history_path=path)
-    nans = [line for line in result.history if line["score"] is None]
-    assert len(nans) == int(result.state.skipped) > 0
-    assert result.score <= 5 and len(result.history) == 120
+    failed = [line for line in result.history if line["score"] is None]
+    assert len(failed) == int(result.state.skipped) > 0
+    assert result.score <= 3 and len(result.history) == 120
     assert run(score=never, history_path=path).score == result.score
-    refusals.check((lambda: run(score=lambda archs: np.full(20, np.nan)), ValueError, "20", "failed"))
+    failing = lambda: run(score=lambda archs: np.full(20, -value, np.float32))  # noqa: E731
+    refusals.check((failing, ValueError, "20", "failed"))
 
 
-def test_a_first_failure_ends_no_search_that_asks_one_by_one(tmp_path):
-    strategy = search.LocalSearch(SPACE, evaluations=30)
+def test_a_first_failure_ends_no_search_that_asks_one_by_one():
+    strategy, told = search.LocalSearch(SPACE, evaluations=30), []
 
     def failing(times):
-        def score(archs):
-            calls.append(archs)
-            value = np.asarray(evaluate(archs), np.float32)
-            return np.full_like(value, np.nan) if len(calls) <= times else value
+        failures = iter([np.nan] * times)
+        return lambda archs: np.asarray(evaluate(archs)) + np.float32(next(failures, 0))
 
-        calls = []
-        return score
-
-    told = []
-    result = search.run(
-        strategy,
-        failing(3),
-        jax.random.key(0),
-        batched=True,
-        history_path=tmp_path / "some",
-        progress=told.append,
-    )
+    result = run(strategy, failing(3), progress=told.append)
     assert int(result.state.skipped) == 3 and len(result.history) == 30
     assert np.isnan([one.best for one in told]).tolist() == [True] * 3 + [False] * 27
     assert [one.failed for one in told] == [1, 2] + [3] * 28
-    assert all(part in str(told[-1]) for part in ("30 of 30", "3", str(told[-1].best)[:4]))
+    assert all(part in str(told[-1]) for part in ("30 of 30", "3", f"{told[-1].best:.4g}"))
     refusals.check((lambda: run(strategy, failing(30)), ValueError, "20", "failed"))
-
-
-def test_an_evaluation_on_the_host_may_do_anything_with_arrays():
-    def score(archs):
-        chosen = archs["op"][archs["op"] > 1]  # as many as there are: no array without values can do that
-        return np.asarray(evaluate(archs), np.float32) + 0 * np.float32(len(chosen))
-
-    assert run(RANDOM, score).score == run(RANDOM).score
-
-
-def test_infinite_scores_are_skipped_and_counted():
-    def score(archs):
-        scores = np.asarray(evaluate(archs)).copy()
-        scores[::4] = np.inf
-        return scores
-
-    result = run(score=score)
-    assert np.isfinite(result.score) and int(result.state.skipped) == 30
-    assert result.history[0]["score"] is None and result.history[1]["score"] is not None
-    refusals.check((lambda: run(score=lambda archs: np.full(20, -np.inf, np.float32)), ValueError, "20"))

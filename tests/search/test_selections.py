@@ -11,6 +11,7 @@ from jaxnas.space import Choice, Space
 
 SPACE = Space(depth=Choice(2, 4), op=Choice("none", "a", "b").repeat(4, active="depth"))
 KEY = jax.random.key(0)
+BEST = {"depth": 4, "op": ["a"] * 4}
 
 
 def cost(arch):
@@ -24,34 +25,30 @@ def canonical(arch):
     return {**arch, "op": arch["op"][order]}
 
 
-def peaked(strength=4.0):
+def peaked(strength):
     """Depth 4 and "a" everywhere are the most probable."""
     logits = SPACE.logits()
-    return {
-        "depth": logits["depth"].at[1].add(strength),
-        "op": logits["op"].at[:, 1].add(strength),
-    }
+    return {"depth": logits["depth"].at[1].add(strength), "op": logits["op"].at[:, 1].add(strength)}
 
 
-def values(batch):
-    return [SPACE.to_dict(jax.tree.map(lambda x, i=i: x[i], batch)) for i in range(len(batch["depth"]))]
+def candidates(strength, count, **settings):
+    return search.candidates(SPACE, peaked(strength), KEY, count, **settings)
 
 
-def test_argmax():
-    assert SPACE.to_dict(search.argmax(SPACE, peaked())) == {"depth": 4, "op": ["a"] * 4}
+def codes_of(found):
+    return np.asarray(SPACE.encode(found.archs))
 
 
 def test_candidates_are_different_ones_by_the_probabilities():
-    found = search.candidates(SPACE, peaked(), KEY, 10)
-    codes = np.asarray(SPACE.encode(found.archs))
+    assert SPACE.to_dict(search.argmax(SPACE, peaked(4.0))) == BEST
+    found = candidates(4.0, 10)
     SPACE.check(found.archs)
-    assert len(np.unique(codes, axis=0)) == 10
-    np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(found.archs)), codes)
+    assert len(np.unique(codes_of(found), axis=0)) == 10
+    np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(found.archs)), codes_of(found))
     assert not found.explored.any()
-    assert {"depth": 4, "op": ["a"] * 4} in values(found.archs)
+    assert BEST in SPACE.to_dicts(found.archs)
     assert np.mean(np.asarray(found.archs["op"])[:, :2] == 1) > 0.6
-    again = search.candidates(SPACE, peaked(), KEY, 10)
-    np.testing.assert_array_equal(SPACE.encode(again.archs), codes)
+    np.testing.assert_array_equal(codes_of(candidates(4.0, 10)), codes_of(found))
 
 
 def test_the_draws_have_the_probabilities_of_the_softmax():
@@ -65,20 +62,19 @@ def test_the_draws_have_the_probabilities_of_the_softmax():
 
 
 def test_a_share_is_explored_and_more_where_the_probabilities_give_too_few():
-    found = search.candidates(SPACE, peaked(2.0), KEY, 8, explore=0.25)
+    found = candidates(2.0, 8, explore=0.25)
     assert found.explored.tolist() == [False] * 6 + [True] * 2
-    sure = search.candidates(SPACE, peaked(100.0), KEY, 8, explore=0.25)
+    sure = candidates(100.0, 8, explore=0.25)
     assert sure.explored.tolist() == [False] + [True] * 7
-    assert len(np.unique(SPACE.encode(sure.archs), axis=0)) == 8
-    assert len(search.candidates(SPACE, peaked(100.0), KEY, 8).explored) == 1
-    other = search.candidates(SPACE, peaked(2.0), KEY, 8, explore=0.25, explore_key=jax.random.key(7))
-    one, two = (np.asarray(SPACE.encode(x.archs)) for x in (found, other))
-    np.testing.assert_array_equal(one[:6], two[:6])
-    assert not np.array_equal(one[6:], two[6:])
+    assert len(np.unique(codes_of(sure), axis=0)) == 8
+    assert SPACE.to_dicts(candidates(100.0, 8).archs) == [BEST]
+    other = candidates(2.0, 8, explore=0.25, explore_key=jax.random.key(7))
+    np.testing.assert_array_equal(codes_of(found)[:6], codes_of(other)[:6])
+    assert not np.array_equal(codes_of(found)[6:], codes_of(other)[6:])
 
 
 def test_candidates_keep_the_bounds_and_equal_ones_count_once():
-    found = search.candidates(SPACE, peaked(0.0), KEY, 20, cost=cost, low=2, high=3, canonical=canonical)
+    found = candidates(0.0, 20, cost=cost, low=2, high=3, canonical=canonical)
     assert set(np.asarray(jax.vmap(cost)(found.archs)).tolist()) == {2, 3}
     alike = np.asarray(SPACE.encode(jax.vmap(canonical)(found.archs)))
     assert len(np.unique(alike, axis=0)) == len(alike) == 16  # 4 at depth 2; 4 and 8 at depth 4
@@ -93,16 +89,14 @@ def test_architectures_of_similar_cost():
     arch = space.from_dict({"width": [20, 20, 20, 20]})
     for fixed, most in ((0, 54), (1000, 4)):
         found = search.similar_cost(space, named, "params", arch, KEY, count=40, fixed=fixed)
-        params = np.asarray(jax.vmap(named)(found)["params"])
+        params, widths = np.asarray(jax.vmap(named)(found)["params"]), np.asarray(found["width"])
         assert len(params) == 40 and np.abs(params - 1080).max() <= most
-        assert len(np.unique(np.asarray(found["width"]), axis=0)) == 40
-        assert not np.any(np.all(np.asarray(found["width"]) == 10, axis=1))
+        assert len(np.unique(widths, axis=0)) == 40 and not np.any(np.all(widths == 10, axis=1))
 
 
 def test_selections_that_cannot_be_made_are_refused():
-    def candidates(**change):
-        settings = {"space": SPACE, "logits": peaked(0.0), "key": KEY, "count": 20} | change
-        return lambda: search.candidates(**settings)
+    def case(*names, count=20, **settings):
+        return (lambda: candidates(0.0, count, **settings)), ValueError, *names
 
     def similar(name, fixed=0):
         named = lambda arch: {"params": 1080 + 0 * arch["depth"]}  # noqa: E731
@@ -110,10 +104,10 @@ def test_selections_that_cannot_be_made_are_refused():
 
     refusals.check(
         (lambda: search.argmax(SPACE, {"depth": jnp.zeros(2)}), ValueError, "'op'"),
-        (candidates(cost=cost, low=5), ValueError, "5", "0 to 4"),
-        (candidates(high=5), ValueError, "high=5"),
-        (candidates(explore=1.5), ValueError, "explore", "1.5"),
-        (candidates(count=0), ValueError, "count", "0"),
+        case("5", "0 to 4", cost=cost, low=5),
+        case("high=5", high=5),
+        case("explore", "1.5", explore=1.5),
+        case("count", "0", count=0),
         (similar("macs"), ValueError, "'macs'"),
         (similar("params", 1081), ValueError, "1,081", "1,080"),
     )

@@ -1,4 +1,4 @@
-"""Promises that every strategy keeps: one course however it is run, nothing twice, no hang, clear errors."""
+"""Promises that every strategy keeps: one course however it is run, nothing twice, no hang, exact resume."""
 
 import dataclasses
 import functools
@@ -11,70 +11,153 @@ import refusals
 import scipy.stats
 import threadpoolctl
 import tiers
+from small_searches import SMALL, SPACE, cost, evaluate, params
 
 from jaxnas import search
 from jaxnas.search.neighbours import mutate_one, neighbours
 from jaxnas.space import Choice, Space
 
-SPACE = Space(width=Choice(1, 2, 4, 8), depth=Choice(3, 4, 5), op=Choice(0, 1, 2).repeat(5, active="depth"))
-SMALL = Space(op=Choice("a", "b", "c").repeat(3))
-TARGET = jnp.asarray([0, 2, 1, 1, 0])
 
+@dataclasses.dataclass(frozen=True)
+class Mine(search.Strategy):
+    """A strategy of one's own: mutants of the best so far, seven at a time."""
 
-def score(arch):
-    """Each position prefers its own operation; wider is a little better."""
-    match = SPACE.active(arch)["op"] & (arch["op"] == TARGET)
-    return jnp.sum(match).astype(jnp.float32) + 0.1 * arch["width"].astype(jnp.float32)
+    batch: int = 7
 
-
-@jax.jit
-def evaluate(archs):
-    return jax.vmap(score)(archs)
-
-
-def cost(arch):
-    width = jnp.asarray(SPACE["width"].table)[arch["width"]]
-    return {"params": width * (1 + jnp.sum(jnp.where(SPACE.active(arch)["op"], arch["op"] + 1, 0)))}
+    @functools.partial(jax.jit, static_argnums=0)
+    def ask(self, state):
+        key, mutant_key, ask_key = jax.random.split(state.key, 3)
+        order, _ = search.ranking(state)
+        best = self.space.decode(jnp.maximum(state.codes[order[0]], 0))
+        mutants = jax.vmap(lambda k: self.space.mutate(k, best, 0.2))(jax.random.split(mutant_key, 20))
+        state = dataclasses.replace(state, key=key)
+        quota = jnp.where(state.size > 0, self.batch, 0)
+        return search.propose(self, state, ask_key, [(self.space.encode(mutants), quota)])
 
 
 TRANSFORMER = search.TransformerPolicy(width=8, layers=1, heads=2)
 COMMON = dict(space=SPACE, evaluations=60)
+AGEING = dict(population=10, sample=4, **COMMON)
 STRATEGIES = {
     "random": search.RandomSearch(batch=10, **COMMON),
+    "evolution": search.Evolution(population=20, parents=5, mutations=10, crossovers=10, **COMMON),
     "local": search.LocalSearch(**COMMON),
-    "ageing": search.RegularizedEvolution(population=10, sample=4, **COMMON),
-    "ageing, unique": search.RegularizedEvolution(population=10, sample=4, unique=True, **COMMON),
-    "ageing, in parallel": search.RegularizedEvolution(population=10, sample=4, batch=4, **COMMON),
+    "ageing": search.RegularizedEvolution(**AGEING),
+    "ageing, unique": search.RegularizedEvolution(unique=True, **AGEING),
+    "ageing, in parallel": search.RegularizedEvolution(batch=4, **AGEING),
     "reinforce": search.Reinforce(learning_rate=0.3, queue=5, **COMMON),
     "ppo": search.PPO(policy=TRANSFORMER, learning_rate=0.01, **COMMON),
+    "nsga2": search.NSGA2(population=20, **COMMON),
+    "races": search.Hyperband(fidelities=3, first=9, batch=4, **COMMON),
+    "own": Mine(**COMMON),
 }
 # The published form may evaluate an architecture again.
 REPEATING = {"ageing", "ageing, in parallel"}
-QUICK = ("random", "ageing", "ageing, in parallel")
+SEEDS = jax.random.split(jax.random.key(3), 8)
 every_strategy = pytest.mark.parametrize(
-    "name", [*QUICK, *tiers.more(*(name for name in STRATEGIES if name not in QUICK))]
+    "name", tiers.cases(STRATEGIES, ("random", "ageing", "ageing, in parallel"))
 )
+
+
+def evaluation(strategy, scores=evaluate):
+    """What a strategy calls: scores, and where it wants them those of a second objective, or seconds."""
+
+    def of_two(archs):
+        return jnp.stack([scores(archs), -params(archs).astype(jnp.float32)], axis=1)
+
+    def at(archs, fidelity):
+        found = scores(archs)
+        return found + 0.1 * jnp.asarray(fidelity, jnp.float32), jnp.ones_like(found)
+
+    return of_two if strategy.objectives else at if strategy.fidelities else scores
 
 
 @functools.cache
 def scanned(name):
     """The last states of eight searches that ran as one program."""
-    many = jax.vmap(functools.partial(search.scan, STRATEGIES[name], evaluate))
-    return jax.jit(many)(SEEDS)
+    strategy = STRATEGIES[name]
+    return jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluation(strategy))))(SEEDS)
 
 
-SEEDS = jax.random.split(jax.random.key(3), 8)
+def check_different(name, state):
+    """No architecture is there twice, but for those that were promoted from a lower fidelity."""
+    codes = np.asarray(state.codes)
+    codes = codes[np.asarray(state.memory.fidelity) == 0] if name == "races" else codes
+    assert len(np.unique(codes, axis=0)) == len(codes) or name in REPEATING
 
 
 @every_strategy
-def test_one_program_and_the_host_loop_are_the_same_search(name, tmp_path):
-    strategy, key, many = STRATEGIES[name], SEEDS[1], scanned(name)
-    # A history file asks for the loop on the host.
-    result = search.run(strategy, evaluate, key, batched=True, history_path=tmp_path / "history.jsonl")
+def test_one_program_and_the_host_loop_are_the_same_search_and_nothing_is_evaluated_twice(name, tmp_path):
+    strategy, many, path = STRATEGIES[name], scanned(name), tmp_path / "history.jsonl"
+    score = evaluation(strategy)
+
+    def run():
+        return search.run(strategy, score, SEEDS[1], batched=True, history_path=path)
+
+    result = run()
     np.testing.assert_array_equal(many.codes[1], result.state.codes)
     np.testing.assert_array_equal(many.scores[1], result.state.scores)
-    again = search.run(strategy, evaluate, key, batched=True, history_path=tmp_path / "history.jsonl")
-    assert again.resumed == 60 and again.history == result.history
+    assert result.history[0]["strategy"] == strategy.name and len(result.history) == 60
+    # As if killed in the middle of a generation: what is complete is not evaluated again.
+    whole = path.read_text()
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join(lines[:35]) + lines[35][:50])
+    again = run()
+    assert 35 - strategy.batch < again.resumed <= 35 and again.history == result.history
+    assert path.read_text() == whole
+    # All of the budget is spent, on different canonical architectures.
+    assert np.all(np.asarray(many.size) == 60)
+    for i in range(len(SEEDS)):
+        state = jax.tree.map(lambda x, i=i: x[i], many)
+        archs = SPACE.decode(state.codes)
+        SPACE.check(archs)
+        np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(archs)), state.codes)
+        check_different(name, state)
+
+
+LEARNING = ("ageing", "evolution", "local", "ageing, unique", "ageing, in parallel", "reinforce", "own")
+
+
+@pytest.mark.parametrize("name", tiers.cases(LEARNING, ("ageing", "evolution")))
+def test_learns_more_than_random_search(name):
+    """Mean of the scores of the last 20 evaluations."""
+    last = {n: np.asarray(scanned(n).scores)[:, -20:].mean() for n in (name, "random")}
+    assert last[name] > last["random"] + 0.3, last
+
+
+@pytest.mark.parametrize("name", tiers.cases([n for n in STRATEGIES if n != "ppo"], ("ageing", "evolution")))
+def test_bounds_and_canonical_hold_and_failures_are_skipped_and_counted(name):
+    def mirrored(arch):
+        """Networks are equal if they agree but for the first operation."""
+        return {**arch, "op": arch["op"].at[0].set(0)}
+
+    def sometimes(archs):
+        scores = evaluate(archs)
+        return jnp.where(scores > 2, jnp.nan, jnp.where(scores < 0.5, jnp.inf, scores))
+
+    bounds = {"params": (10, 40)}
+    strategy = dataclasses.replace(STRATEGIES[name], cost=cost, bounds=bounds, canonical=mirrored)
+    state = jax.jit(functools.partial(search.scan, strategy, evaluation(strategy, sometimes)))(SEEDS[0])
+    archs, scores = SPACE.decode(state.codes), np.asarray(state.scores).reshape(60, -1)[:, 0]
+    assert np.all((params(archs) >= 10) & (params(archs) <= 40)) and not np.any(archs["op"][:, 0])
+    check_different(name, state)
+    assert int(state.skipped) == np.sum(np.isnan(scores)) > 0
+    best = np.asarray(strategy.best(state)[1]).reshape(-1, strategy.objectives or 1)[:, 0]
+    assert np.all((best >= 0.5) & (best <= 2.2))  # which is 2 at the highest fidelity
+    finite = all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.memory))
+    assert finite or name in ("local", "nsga2")
+
+
+@pytest.mark.parametrize("kind", [search.LocalSearch, *tiers.more(search.Reinforce, search.PPO)])
+def test_an_exhausted_space_ends_the_search(kind):
+    strategy = kind(space=SMALL, evaluations=100)
+
+    def count(archs):
+        return jnp.sum(archs["op"], 1).astype(jnp.float32)
+
+    state = jax.jit(functools.partial(search.scan, strategy, count))(SEEDS[0])
+    assert int(state.size) == 27 and bool(strategy.finished(state))
+    assert bool(state.exhausted) and strategy.best(state)[1] == 6
 
 
 def test_an_evaluation_is_traced_by_a_scan_alone():
@@ -91,90 +174,6 @@ def test_an_evaluation_is_traced_by_a_scan_alone():
     assert len(np.unique(frozen.scores)) == 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Mine(search.Strategy):
-    """A strategy of one's own: mutants of the best so far, two at a time."""
-
-    batch: int = 2
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def ask(self, state):
-        key, mutant_key, ask_key = jax.random.split(state.key, 3)
-        order, _ = search.ranking(state)
-        best = self.space.decode(jnp.maximum(state.codes[order[0]], 0))
-        mutants = jax.vmap(lambda k: self.space.mutate(k, best, 0.2))(jax.random.split(mutant_key, 20))
-        state = dataclasses.replace(state, key=key)
-        quota = jnp.where(state.size > 0, self.batch, 0)
-        return search.propose(self, state, ask_key, [(self.space.encode(mutants), quota)])
-
-
-def test_a_strategy_of_ones_own_does_all_that_ours_do(tmp_path):
-    strategy, path = Mine(SPACE, cost, {"params": (10, 40)}, evaluations=41), tmp_path / "history.jsonl"
-    result = search.run(strategy, evaluate, SEEDS[0], batched=True, history_path=path)
-    assert result.history[0]["strategy"] == "Mine" and len(result.history) == 41
-    assert all(10 <= line["params"] <= 40 for line in result.history)
-    assert len(np.unique(result.state.codes, axis=0)) == 41
-    assert search.run(strategy, evaluate, SEEDS[0], batched=True, history_path=path).resumed == 41
-    many = jax.jit(jax.vmap(functools.partial(search.scan, strategy, evaluate)))(SEEDS)
-    np.testing.assert_array_equal(many.codes[0], result.state.codes)
-
-
-@every_strategy
-def test_the_budget_is_spent_on_different_canonical_architectures(name):
-    state = scanned(name)
-    assert np.all(np.asarray(state.size) == 60)
-    for codes in np.asarray(state.codes):
-        archs = SPACE.decode(codes)
-        SPACE.check(archs)
-        np.testing.assert_array_equal(SPACE.encode(SPACE.canonical(archs)), codes)
-        if name not in REPEATING:
-            assert len(np.unique(codes, axis=0)) == 60
-
-
-@pytest.mark.parametrize(
-    "name", ["ageing", *tiers.more("local", "ageing, unique", "ageing, in parallel", "reinforce")]
-)
-def test_learns_more_than_random_search(name):
-    """Mean of the scores of the last 20 evaluations."""
-    last = {n: np.asarray(scanned(n).scores)[:, -20:].mean() for n in (name, "random")}
-    assert last[name] > last["random"] + 0.3, last
-
-
-@pytest.mark.parametrize("name", ["ageing", *tiers.more("local", "ageing, unique", "reinforce")])
-def test_bounds_and_canonical_hold_and_failures_are_skipped_and_counted(name):
-    def mirrored(arch):
-        """Networks are equal if they agree but for the first operation."""
-        return {**arch, "op": arch["op"].at[0].set(0)}
-
-    def sometimes(archs):
-        scores = evaluate(archs)
-        return jnp.where(scores > 2, jnp.nan, jnp.where(scores < 0.5, jnp.inf, scores))
-
-    bounds = {"params": (10, 40)}
-    strategy = dataclasses.replace(STRATEGIES[name], cost=cost, bounds=bounds, canonical=mirrored)
-    state = jax.jit(functools.partial(search.scan, strategy, sometimes))(SEEDS[0])
-    codes, scores = np.asarray(state.codes), np.asarray(state.scores)
-    archs = SPACE.decode(codes)
-    params = np.asarray(jax.vmap(cost)(archs)["params"])
-    assert np.all((params >= 10) & (params <= 40)) and not np.any(np.asarray(archs["op"])[:, 0])
-    assert len(np.unique(codes, axis=0)) == 60 or name in REPEATING
-    assert int(state.skipped) == np.sum(np.isnan(scores)) > 0
-    assert 0.5 <= strategy.best(state)[1] <= 2
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.memory)) or name == "local"
-
-
-@pytest.mark.parametrize("kind", [search.LocalSearch, *tiers.more(search.Reinforce, search.PPO)])
-def test_an_exhausted_space_ends_the_search(kind):
-    strategy = kind(space=SMALL, evaluations=100)
-
-    def count(archs):
-        return jnp.sum(archs["op"], 1).astype(jnp.float32)
-
-    state = jax.jit(functools.partial(search.scan, strategy, count))(SEEDS[0])
-    assert int(state.size) == 27 and bool(strategy.finished(state))
-    assert bool(state.exhausted) and strategy.best(state)[1] == 6
-
-
 def test_the_tournament_draws_different_ones_uniformly():
     """Of six with scores 0 to 5, the winner of three different ones is 2 in one case of 20, 5 in ten."""
     space = Space(op=Choice(*range(6)))
@@ -188,14 +187,12 @@ def test_the_tournament_draws_different_ones_uniformly():
     keys = jax.random.split(jax.random.key(0), 8000)
     mutants = np.asarray(jax.jit(strategy._mutants)(keys, state))[:, 0]
     # A mutant is any option but the winner's own.
-    wins = np.asarray([0, 0, 1, 3, 6, 10]) / 20
-    expected = 8000 * (1 - wins) / 5
+    expected = 8000 * (1 - np.asarray([0, 0, 1, 3, 6, 10]) / 20) / 5
     assert scipy.stats.chisquare(np.bincount(mutants, minlength=6), expected).pvalue > 1e-3
 
 
 def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
-    arch = SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0]))
-    code = SPACE.encode(arch)
+    code = SPACE.encode(SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0])))
     keys = jax.random.split(jax.random.key(0), 6000)
     mutants = np.asarray(jax.jit(jax.vmap(lambda key: mutate_one(SPACE, key, code)))(keys))
     around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code.tolist())}
@@ -212,14 +209,9 @@ def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
 def test_the_transformer_policy_draws_by_the_probabilities_that_it_is_trained_by():
     """Also where an earlier decision makes others inactive."""
     space = Space(depth=Choice(1, 2), op=Choice("a", "b").repeat(2, active="depth"), last=Choice(0, 1))
-    context = jnp.zeros((3,))
+    context, random = jnp.zeros((3,)), np.random.default_rng(1)
     params = TRANSFORMER.init(jax.random.key(0), space)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    params = jax.tree.unflatten(
-        tree,
-        [leaf + 0.3 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)],
-    )
+    params = jax.tree.map(lambda x: x + 0.3 * random.normal(size=x.shape).astype(np.float32), params)
     draw = jax.jit(jax.vmap(lambda key: TRANSFORMER.sample(params, space, key, context)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(2), 20_000)))
     codes, counts = np.unique(drawn, axis=0, return_counts=True)
@@ -252,17 +244,15 @@ def test_a_strategy_asks_by_one_thread_of_the_blas_and_evaluations_have_theirs()
             asking.append(threads())
             return super().ask(state)
 
+    def noted(archs):
+        evaluating.append(threads())
+        return np.ones(len(archs["op"]), np.float32)
+
     if not threads():
         pytest.skip("the BLAS here is one whose threads cannot be set")
+    asking, evaluating = [], []
     with threadpoolctl.threadpool_limits(2, "blas"):
-        asking, evaluating = [], []
-
-        def noted(archs):
-            evaluating.append(threads())
-            return np.ones(len(archs["op"]), np.float32)
-
-        strategy = Nosy(SMALL, evaluations=6, batch=3)
-        search.run(strategy, noted, SEEDS[0], batched=True)
+        search.run(Nosy(SMALL, evaluations=6, batch=3), noted, SEEDS[0], batched=True)
         before = threads()
     assert len(asking) == len(evaluating) == 2
     assert all(set(found) == {1} for found in asking) and all(found == before for found in evaluating)

@@ -1,4 +1,6 @@
-"""The ConvNet for pictures and the Transformer for texts beside Flax's own layers, at each size."""
+"""The networks for rows, pictures and texts beside NumPy and Flax's own layers, at each size."""
+
+import functools
 
 import flax.linen as nn
 import jax
@@ -6,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import refusals
-from small_nets import CONV, TEXT, flatten, jit, random_weights, take
+import scipy.special
+from small_nets import CONV, TABLE, TEXT, flatten, jit, random_weights, take
 
 import jaxnas
-from jaxnas import spaces, supernets
+from jaxnas import Choice, Space, spaces, supernets
 
 RANDOM = np.random.default_rng(0)
 INPUTS = {
+    TABLE: RANDOM.normal(size=(5, 6)).astype(np.float32),
     CONV: RANDOM.normal(size=(2, 12, 12, 3)).astype(np.float32),
     TEXT: {"tokens": RANDOM.integers(0, 7, (2, 5)), "mask": np.array([[1] * 5, [1, 1, 1, 0, 0]], bool)},
 }
@@ -21,6 +25,23 @@ INPUTS = {
 def dense(weights, x, name):
     params = {part: weights[f"{name}/{part}"] for part in ("kernel", "bias")}
     return nn.Dense(params["bias"].size).apply({"params": params}, x)
+
+
+def table_reference(weights, rows, arch):
+    w = {name: np.asarray(leaf, np.float64) for name, leaf in weights.items()}
+
+    def dense(x, name):
+        return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+    def norm(x, name):
+        x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        return x * w[f"{name}/scale"] + w[f"{name}/bias"]
+
+    x = dense(rows.astype(np.float64), "in")
+    for i in range(arch["depth"]):
+        y = dense(norm(x, f"norm_{i}"), f"block_{i}/in")
+        x = x + dense(y * scipy.special.ndtr(y), f"block_{i}/out")
+    return dense(norm(x, "norm"), "out")
 
 
 def conv_reference(weights, images, arch):
@@ -48,14 +69,13 @@ def text_reference(weights, inputs, arch):
         return nn.LayerNorm(epsilon=1e-5).apply({"params": params}, x)
 
     def attention(x, name, mask):
-        layer = nn.MultiHeadDotProductAttention(
-            *weights[f"{name}/query_kernel"].shape[1:2], qkv_features=None
-        )
-        layer = layer.clone(qkv_features=weights[f"{name}/query_kernel"][0].size)
+        parts = ("query", "key", "value", "out")
         params = {
             part: {"kernel": weights[f"{name}/{part}_kernel"], "bias": weights[f"{name}/{part}_bias"]}
-            for part in ("query", "key", "value", "out")
+            for part in parts
         }
+        _, heads, size = params["query"]["kernel"].shape
+        layer = nn.MultiHeadDotProductAttention(heads, qkv_features=heads * size)
         return layer.apply({"params": params}, x, mask=mask[:, None, None, :])
 
     mask = inputs["mask"]
@@ -69,27 +89,41 @@ def text_reference(weights, inputs, arch):
     return dense(weights, x, "head")
 
 
-@pytest.mark.parametrize("net, reference", [(CONV, conv_reference), (TEXT, text_reference)])
-def test_each_network_is_that_of_flax_and_costs_what_it_has(net, reference):
-    inputs, apply, cost = INPUTS[net], jit(net.apply), jaxnas.cost(net, INPUTS[net])
-    variables = {"params": random_weights(net, inputs)}
+REFERENCES = {TABLE: table_reference, CONV: conv_reference, TEXT: text_reference}
+
+
+@pytest.mark.parametrize("net, reference", list(REFERENCES.items()))
+def test_each_network_is_its_reference(net, reference):
+    inputs, apply, variables = INPUTS[net], jit(net.apply), {"params": random_weights(net, INPUTS[net])}
     draws = net.space.sample(jax.random.key(0), 2)
     for arch in (net.space.smallest(), net.space.largest(), *(take(draws, i) for i in range(2))):
-        small, small_variables, error = jaxnas.extract(net, variables, arch, verify=inputs)
-        assert error < 1e-5
-        weights = {
-            "/".join(path): jnp.asarray(leaf) for path, leaf in flatten(small_variables["params"]).items()
-        }
-        assert int(cost(arch)["params"]) == sum(leaf.size for leaf in weights.values())
+        small = jaxnas.extract(net, variables, arch, inputs=inputs).variables["params"]
+        weights = {"/".join(path): jnp.asarray(leaf) for path, leaf in flatten(small).items()}
         expected = reference(weights, inputs, net.space.to_dict(arch))
-        np.testing.assert_allclose(apply(variables, inputs, arch), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            apply(variables, inputs, arch), expected, rtol=1e-4, atol=1e-4 if net is TABLE else 1e-5
+        )
     assert apply._cache_size() == 1
 
 
+def test_dropout_is_for_training_alone():
+    net, rows = TABLE.clone(dropout=0.5), INPUTS[TABLE]
+    apply = functools.partial(net.apply, {"params": random_weights(net, rows)}, rows, net.space.largest())
+    drop = [apply(train=True, rngs={"dropout": jax.random.key(seed)}) for seed in range(2)]
+    assert not np.allclose(*drop) and not np.allclose(drop[0], apply())
+
+
 def test_other_spaces_and_shares_are_refused():
+    once = Space(**{**TABLE.space.choices, "hidden": Choice(2, 4)})
     refusals.check(
         (lambda: supernets.ConvNet(spaces.digits(), 3), ValueError, "width_i", "'depth'"),
         (lambda: supernets.TextTransformer(spaces.mlp(), 7, 3, 5), ValueError, "'embed_dim'", "'width'"),
         (lambda: CONV.clone(dropout=1.0), ValueError, "dropout", "1.0"),
         (lambda: TEXT.clone(word_dropout=-0.1), ValueError, "word_dropout", "-0.1"),
+        (lambda: supernets.TableMlp(spaces.digits(), 3), ValueError, "'width'"),
+        (lambda: supernets.TableMlp("mlp", 3), TypeError, "'mlp'"),
+        (lambda: supernets.TableMlp(once, 3), ValueError, "'hidden'", "repeat(2"),
+        (lambda: supernets.TableMlp(spaces.mlp((0, 4)), 3), ValueError, "'width'", "(0, 4)"),
+        (lambda: supernets.TableMlp(spaces.mlp((4, 4.5)), 3), ValueError, "'width'", "4.5"),
+        (lambda: TABLE.clone(dropout=1.0), ValueError, "dropout is 1.0"),
     )

@@ -4,13 +4,12 @@ import functools
 import warnings
 
 import flax.linen as nn
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
-from hypothesis import strategies as st
-from jax.extend.core import jaxprs_in_params
+import refusals
 
 import jaxnas
 from jaxnas import Choice, Space, elastic
@@ -27,11 +26,11 @@ POOLS = {
 
 
 def random_graph(seed=0, nodes=NODES, edges=20):
-    """Features [N, F] and edges [E, 2] both ways; the last node has none."""
+    """Features [N, F] and edges [E, 2] both ways, in any order; the last node has none."""
     random = np.random.default_rng(seed)
     pairs = random.integers(0, nodes - 1, (edges, 2))
     pairs = np.unique(np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1), axis=0)
-    both = np.concatenate([pairs, pairs[:, ::-1]]).astype(np.int32)
+    both = random.permutation(np.concatenate([pairs, pairs[:, ::-1]])).astype(np.int32)
     return random.normal(size=(nodes, WIDTH)).astype(np.float32), both
 
 
@@ -59,46 +58,39 @@ def geometric():
         return pytest.importorskip("torch_geometric.nn", reason="it comes with the extra `torch`")
 
 
-def kernel(name):
-    return lambda p: p[name]["kernel"].T
+def named(**names):
+    """The parameters of a layer of theirs: where each is in ours, and what axes it has in front there."""
+
+    def convert(params, path, axes=0):
+        leaf = params
+        for part in path.split("/"):
+            leaf = leaf[part]
+        leaf = leaf.T if path.endswith("kernel") and not axes else leaf
+        return np.asarray(leaf)[(None,) * axes]
+
+    return lambda params: {
+        name.replace("__", "."): convert(params, *(of if isinstance(of, tuple) else (of,)))
+        for name, of in names.items()
+    }
 
 
-def plain(name):
-    return lambda p: p[name]
-
-
-ATTENTION = {
-    "lin.weight": kernel("linear"),
-    "att_src": lambda p: p["source"][None],
-    "att_dst": lambda p: p["target"][None],
-    "bias": plain("bias"),
-}
-GCN = {"lin.weight": kernel("linear"), "bias": plain("bias")}
-SGC = {"lin.weight": kernel("linear"), "lin.bias": plain("bias")}
-CHEB = {"lins.0.weight": kernel("linear_0"), "lins.1.weight": kernel("linear_1"), "bias": plain("bias")}
-SAGE = {"lin_l.weight": kernel("neighbours"), "lin_r.weight": kernel("root"), "lin_l.bias": plain("bias")}
-ARMA = {
-    "init_weight": lambda p: p["neighbours"]["kernel"][None],
-    "root_weight": lambda p: p["root"]["kernel"][None, None],
-    "bias": lambda p: p["bias"][None, None, None],
-}
+ATTENTION = named(lin__weight="linear/kernel", att_src=("source", 1), att_dst=("target", 1), bias="bias")
+GCN = named(lin__weight="linear/kernel", bias="bias")
+SGC = named(lin__weight="linear/kernel", lin__bias="bias")
+LINEAR = named(weight="linear/kernel", bias="linear/bias")
+CHEB = named(lins__0__weight="linear_0/kernel", lins__1__weight="linear_1/kernel", bias="bias")
+SAGE = named(lin_l__weight="neighbours/kernel", lin_r__weight="root/kernel", lin_l__bias="bias")
+ARMA = named(init_weight=("neighbours/kernel", 1), root_weight=("root/kernel", 2), bias=("bias", 3))
 LAYERS = {  # ours: theirs, and their parameters of ours
     "cora/gcn": (lambda g: g.GCNConv(WIDTH, OUT, add_self_loops=False), GCN),
     "cora/sage": (lambda g: g.SAGEConv(WIDTH, OUT), SAGE),
-    **{
-        f"cora/gat_{h}": (lambda g, h=h: g.GATConv(WIDTH, OUT // h, heads=h), ATTENTION)
-        for h in (1, 2, 4, 8, 16)
-    },
+    "cora/gat_1": (lambda g: g.GATConv(WIDTH, OUT), ATTENTION),
+    "cora/gat_16": (lambda g: g.GATConv(WIDTH, OUT // 16, heads=16), ATTENTION),
     "gat_mean": (lambda g: g.GATConv(WIDTH, OUT, heads=3, concat=False), ATTENTION),
-    "cora/linear": (
-        lambda g: g.Linear(WIDTH, OUT),
-        {"weight": kernel("linear"), "bias": lambda p: p["linear"]["bias"]},
-    ),
+    "cora/linear": (lambda g: g.Linear(WIDTH, OUT), LINEAR),
     "cora/arma": (lambda g: g.ARMAConv(WIDTH, OUT), ARMA),
     "cora/cheb": (lambda g: g.ChebConv(WIDTH, OUT, K=2), CHEB),
     "cora/sgc": (lambda g: g.SGConv(WIDTH, OUT), SGC),
-    "citeseer/gcn": (lambda g: g.GCNConv(WIDTH, OUT), GCN),
-    "citeseer/gat": (lambda g: g.GATConv(WIDTH, OUT // 4, heads=4), ATTENTION),
 }
 
 
@@ -110,14 +102,12 @@ def test_an_operation_is_the_layer_of_pytorch_geometric(geometric, name):
     op, (layer, names) = POOLS[name], LAYERS[name]
     variables = initialized(op, x, graph_of(edges))
     theirs = layer(geometric)
-    state = {k: torch.tensor(np.asarray(of(variables["params"]))) for k, of in names.items()}
+    state = {name: torch.tensor(value) for name, value in names(variables["params"]).items()}
     found = theirs.load_state_dict(state, strict=False)
     assert not found.unexpected_keys and set(found.missing_keys) <= {"weight"}  # of ARMA's further layers
     one_way = [] if "cheb" in name else [edges[edges[:, 0] < edges[:, 1]]]
     for given in (edges, *one_way):
-        inputs = (
-            (torch.tensor(x),) if name == "cora/linear" else (torch.tensor(x), torch.tensor(given.T).long())
-        )
+        inputs = [torch.tensor(x), torch.tensor(given.T).long()][: 1 if name == "cora/linear" else 2]
         expected = theirs.eval()(*inputs).detach().numpy()
         np.testing.assert_allclose(run(op, variables, x, graph_of(given)), expected, atol=1e-5)
 
@@ -157,14 +147,13 @@ def by_hand(coefficient, p, x, edges, heads):
     return out
 
 
-@pytest.mark.parametrize("merge", ["concatenate", "mean"])
 @pytest.mark.parametrize("coefficient", [name for name in ops.citeseer_pool(OUT) if name != "zero"])
-def test_message_passing_is_that_by_hand(coefficient, merge):
+def test_message_passing_is_that_by_hand(coefficient):
     x, edges = random_graph(1)
-    op = ops.GeoLayer(OUT, coefficient, 4, merge=merge)
+    op = ops.GeoLayer(OUT, coefficient, 4, merge="mean" if coefficient == "cos" else "concatenate")
     variables = initialized(op, x, graph_of(edges))
     out = by_hand(coefficient, variables["params"], x, edges, 4)
-    out = {"concatenate": out.reshape(NODES, -1), "mean": out.mean(1)}[merge]
+    out = out.mean(1) if op.merge == "mean" else out.reshape(NODES, -1)
     found = run(op, variables, x, graph_of(edges))
     np.testing.assert_allclose(found, out + variables["params"]["bias"][None], atol=1e-5)
 
@@ -198,31 +187,17 @@ def test_what_fills_a_graph_up_changes_nothing_and_gradients_are_finite(name):
     np.testing.assert_array_equal(others[1][NODES:], 0)
 
 
-@pytest.mark.parametrize("name", ["cora/sage", "cora/arma", "citeseer/gene_linear"])
-@hypothesis.settings(max_examples=5)
-@hypothesis.given(seed=st.integers(0, 10**6))
-def test_the_numbers_of_nodes_and_the_order_of_edges_do_not_matter(name, seed):
-    x, edges = random_graph(seed)
-    op = POOLS[name]
-    variables = initialized(op, x, graph_of(edges))
-    random = np.random.default_rng(seed)
-    nodes = random.permutation(NODES)  # the new node k was nodes[k]
-    moved = np.argsort(nodes).astype(np.int32)[random.permutation(edges)]
-    y = run(op, variables, x, graph_of(edges))
-    np.testing.assert_allclose(run(op, variables, x[nodes], graph_of(moved)), y[nodes], atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["cora/gat_4", "cora/cheb", "citeseer/gcn"])
 def test_a_union_of_graphs_is_each_graph_alone(name):
-    graphs = [random_graph(seed, edges=6 * (seed + 1)) for seed in range(3)]
-    most, op = max(len(edges) for _, edges in graphs), POOLS[name]
+    graphs, op = [random_graph(seed, edges=6 * (seed + 1)) for seed in range(3)], POOLS[name]
+    most = max(len(edges) for _, edges in graphs)
     inputs = {
-        "features": jnp.stack([x for x, _ in graphs]),
-        "edges": jnp.stack([jnp.zeros((most, 2), jnp.int32).at[: len(e)].set(e) for _, e in graphs]),
-        "edge_mask": jnp.stack([jnp.arange(most) < len(e) for _, e in graphs]),
-        "node_mask": jnp.ones((3, NODES), bool),
+        "features": np.stack([x for x, _ in graphs]),
+        "edges": np.stack([np.pad(e, ((0, most - len(e)), (0, 0))) for _, e in graphs]),
+        "edge_mask": np.stack([np.arange(most) < len(e) for _, e in graphs]),
+        "node_mask": np.ones((3, NODES), bool),
     }
-    x, graph = ops.union(inputs)
+    x, graph = ops.union(jax.tree.map(jnp.asarray, inputs))
     variables = initialized(op, x, graph)
     together = run(op, variables, x, graph).reshape(3, NODES, OUT)
     for y, (x, edges) in zip(together, graphs, strict=True):
@@ -257,8 +232,6 @@ def test_dropout_keeps_the_mean_and_drops_at_its_rate():
         assert y.mean() == pytest.approx(2, rel=0.02) and (y == 0).mean() == pytest.approx(rate, abs=0.01)
         assert np.abs(np.corrcoef(y[:, :4].T) - np.eye(4)).max() < 0.3 if rate else True
         np.testing.assert_array_equal(drop.apply({}, x), x)
-    with pytest.raises(ValueError, match="rate is 1"):
-        ops.Dropout(1.0).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
 
 
 class Layer(nn.Module):
@@ -270,15 +243,13 @@ class Layer(nn.Module):
     def __call__(self, inputs, arch=None, *, train=False):
         decisions = elastic.Decisions(self.space, arch, initializing=self.is_initializing())
         x, graph = ops.union(inputs)
-        pool = {**ops.cora_pool(OUT), **{f"geo_{name}": op for name, op in ops.citeseer_pool(OUT).items()}}
+        pool = {name: POOLS[name] for name in self.space["op"].options}
         y = elastic.Mixture(pool, name="layer")(decisions["op"], x, graph, train=train)
         return y.reshape(*inputs["features"].shape[:2], OUT)
 
 
 def test_costs_are_those_of_the_dense_products_and_edges_cost_nothing():
-    names = [name for name in ops.cora_pool(OUT) if name != "identity"]
-    names += [f"geo_{name}" for name in ops.citeseer_pool(OUT)]
-    net = Layer(Space(op=Choice(*names)))
+    net = Layer(Space(op=Choice(*(name for name in POOLS if "/" in name))))
     shapes = {"features": ((1, 50, 8), jnp.float32), "edges": ((1, 200, 2), jnp.int32)}
     shapes |= {"edge_mask": ((1, 200), bool), "node_mask": ((1, 50), bool)}
     cost = jaxnas.cost(net, {k: jax.ShapeDtypeStruct(*v) for k, v in shapes.items()})
@@ -287,40 +258,29 @@ def test_costs_are_those_of_the_dense_products_and_edges_cost_nothing():
         return tuple(int(cost(net.space.from_dict({"op": name}))[k]) for k in ("params", "macs"))
 
     dense, weights = 50 * 8 * OUT, 8 * OUT
-    assert of("zero") == (0, 0)
-    for name, matrices in (
-        ("linear", 1),
-        ("sgc", 1),
-        ("sage", 2),
-        ("arma", 2),
-        ("cheb", 2),
-        ("geo_const", 1),
-    ):
-        assert of(name) == (matrices * weights + OUT, matrices * dense), name
+    assert of("cora/zero") == (0, 0)
+    matrices = {"cora/linear": 1, "cora/sgc": 1, "cora/sage": 2, "cora/arma": 2, "cora/cheb": 2}
+    for name, count in {**matrices, "citeseer/const": 1}.items():
+        assert of(name) == (count * weights + OUT, count * dense), name
     # Two vectors of attention, each of which meets every node once, whatever the heads.
-    for name in ("gat_1", "gat_16", "geo_gat", "geo_sym_gat"):
+    for name in ("cora/gat_1", "cora/gat_16", "citeseer/gat", "citeseer/sym_gat"):
         assert of(name) == (weights + 3 * OUT, dense + 2 * 50 * OUT), name
 
 
 def test_what_cannot_be_is_refused():
     x, edges = random_graph()
-    for op, message in (
-        (ops.Identity(OUT), "nodes have 6"),
-        (ops.GATConv(7, 2), "GATConv: 2"),
-        (ops.GeoLayer(8, "gta"), "'gta'"),
-        (ops.GATConv(8, merge="max"), "'max'"),
-    ):
-        with pytest.raises(ValueError) as error:
-            op.init(jax.random.key(0), x, graph_of(edges))
-        assert message in str(error.value)
 
+    def init(op):
+        return lambda: op.init(jax.random.key(0), x, graph_of(edges))
 
-def sizes(jaxpr):
-    """The numbers of elements of all arrays of a program."""
-    for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars)
-        for inner in jaxprs_in_params(equation.params):
-            yield from sizes(inner)
+    drop = functools.partial(ops.Dropout(1.0).apply, {}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    refusals.check(
+        (init(ops.Identity(OUT)), ValueError, "6"),
+        (init(ops.GATConv(7, 2)), ValueError, "GATConv: 2"),
+        (init(ops.GeoLayer(8, "gta")), ValueError, "'gta'"),
+        (init(ops.GATConv(8, merge="max")), ValueError, "'max'"),
+        (lambda: drop(), ValueError, "rate is 1"),
+    )
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -331,7 +291,4 @@ def test_nothing_is_as_large_as_the_square_of_the_nodes(name):
     x = jax.ShapeDtypeStruct((nodes, WIDTH), jnp.float32)
     variables = jax.eval_shape(op.init, jax.random.key(0), x, graph)
     gradient = jax.grad(lambda variables, x, graph: jnp.sum(op.apply(variables, x, graph) ** 2))
-    assert (
-        max(sizes(jax.make_jaxpr(gradient)(variables, x, graph).jaxpr), default=0)
-        <= 3 * (nodes + edges) * OUT
-    )  # of three heads
+    assert promises.largest_array(gradient, variables, x, graph) <= 3 * (nodes + edges) * OUT  # three heads

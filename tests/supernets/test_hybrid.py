@@ -1,6 +1,4 @@
-"""The hybrid supernet: blocks against PyTorch, promises over random architectures, published counts."""
-
-import functools
+"""The hybrid supernet: blocks against PyTorch, resolutions, batch statistics, published counts."""
 
 import flax.linen as nn
 import jax
@@ -8,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from small_nets import difference, flatten, jit, normal, sample, take
-from test_cost import lower, xla_macs
+from promises import positive_variables
+from small_nets import difference, jit, normal
 
 import jaxnas
 from jaxnas import Choice, Space, data, runs, spaces, supernets, tasks, tensors, training
-from jaxnas.elastic import Decision, Mixture, fixed
+from jaxnas.elastic import Decision, fixed
 from jaxnas.network import annotated
 from jaxnas.supernets import hybrid
 from jaxnas.supernets.hybrid import Stage
@@ -26,18 +24,9 @@ torch.set_num_threads(1)  # threads that wait for small tensors cost more than t
 pytestmark = pytest.mark.more  # a whole supernet
 
 
-def random_variables(shapes):
-    """Random everywhere, also where the initial values are 0 or 1; variances are positive."""
-    rng = np.random.default_rng(0)
+def torch_norm(p, x):
+    return F.layer_norm(x, x.shape[-1:], p["scale"], p["bias"])
 
-    def draw(path, leaf):
-        low = 0.2 if path[-1].key == "var" else -0.4
-        return rng.uniform(low, 0.8, leaf.shape).astype(leaf.dtype)
-
-    return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(shapes))
-
-
-# ---- Blocks against PyTorch.
 
 ATTENTIVE = Stage(2, squeeze_of="expanded", shortcut="pooled")
 # Kind, stage, place in it, channels in and out, and what else is chosen.
@@ -104,11 +93,8 @@ def torch_transformer(p, x, heads, stride):
     batch, channels, rows, columns = x.shape
     x = x.flatten(2).transpose(1, 2)
 
-    def norm(p):
-        return F.layer_norm(x, (channels,), *norm_of(p))
-
     def split(name):  # [B, heads, T, channels of a head]
-        attention, y = p["attention"], norm(p["attention_norm"])
+        attention, y = p["attention"], torch_norm(p["attention_norm"], x)
         y = torch.einsum("bte,ehd->bhtd", y, attention[f"{name}_kernel"])
         return y + attention[f"{name}_bias"][None, :, None]
 
@@ -116,7 +102,7 @@ def torch_transformer(p, x, heads, stride):
     attended = F.scaled_dot_product_attention(*map(split, ("query", "key", "value")))
     projected = torch.einsum("bhtd,hde->bte", attended, p["attention"]["out_kernel"])
     x = x + projected + p["attention"]["out_bias"]
-    x = x + torch_dense(p["mlp"]["out"], F.gelu(torch_dense(p["mlp"]["in"], norm(p["mlp_norm"]))))
+    x = x + torch_dense(p["mlp"]["out"], F.gelu(torch_dense(p["mlp"]["in"], torch_norm(p["mlp_norm"], x))))
     return x.transpose(1, 2).reshape(batch, channels, rows, columns)
 
 
@@ -124,7 +110,7 @@ def torch_nasvit(p, x, heads, stride):
     if "downsample" in p:
         x = torch_conv_norm(p["downsample"], x, stride)
     batch, channels, rows, columns = x.shape
-    y = F.layer_norm(x.permute(0, 2, 3, 1), (channels,), *norm_of(p["attention_norm"]))
+    y = torch_norm(p["attention_norm"], x.permute(0, 2, 3, 1))
     attention = p["attention"]
     queries, keys, values = (
         torch.einsum("brce,ehd->bhdrc", y, attention[f"{name}_kernel"])
@@ -146,14 +132,10 @@ def torch_nasvit(p, x, heads, stride):
     y = torch.einsum("bqhd,hde->bqe", attended, attention["out_kernel"]) + attention["out_bias"]
     x = x.flatten(2).transpose(1, 2) + y * p["attention_scale"]
     for name in ("mlp_1", "mlp_2"):
-        y = F.layer_norm(x, (channels,), *norm_of(p[f"{name}_norm"]))
+        y = torch_norm(p[f"{name}_norm"], x)
         y = torch_dense(p[name]["out"], F.silu(torch_dense(p[name]["in"], y)))
         x = x + y * p[f"{name}_scale"]
     return x.transpose(1, 2).reshape(batch, channels, rows, columns)
-
-
-def norm_of(p):
-    return p["scale"], p["bias"]
 
 
 @pytest.mark.parametrize("name", [*list(BLOCKS)[:-1], *tiers.nightly("nasvit, downsampling")])
@@ -165,7 +147,7 @@ def test_blocks_are_those_of_pytorch(name):
     else:
         block = hybrid.MBConv(stage, place, train=True, fused=kind == "fused_mbconv")
     x, chosen = normal(3, 8, 8, before), chosen_of(before, after, **given)
-    variables = random_variables(jax.eval_shape(lambda: block.init(jax.random.key(0), x, chosen=chosen)))
+    variables = positive_variables(block, x, chosen=chosen)
 
     @jit
     def both(params, x):
@@ -203,7 +185,7 @@ def test_the_stem_resizing_and_pooling_are_those_of_pytorch():
     widths, sizes, pools = (fixed(3), fixed(5), fixed(3)), (4, 7, 9, 14), ((9, 2), (9, 3), (8, 2), (9, 1))
     x = normal(3, 9, 9, 3)
     even = x[:, :8, :8]
-    variables = random_variables(jax.eval_shape(lambda: stem.init(jax.random.key(0), even, *widths)))
+    variables = positive_variables(stem, even, *widths)
 
     @jit
     def run(x, even):
@@ -223,9 +205,9 @@ def test_the_stem_resizing_and_pooling_are_those_of_pytorch():
 
 def test_a_dropped_branch_leaves_the_input():
     """Of some examples, in training, and never in the first block of a stage."""
-    chosen, x, key = chosen_of(4, 4), normal(40, 6, 6, 4), jax.random.key(0)
+    chosen, x = chosen_of(4, 4), normal(40, 6, 6, 4)
     blocks = [hybrid.MBConv(Stage(1), place, train=True, drop_path_rate=0.5) for place in (0, 1)]
-    variables = random_variables(jax.eval_shape(lambda: blocks[0].init(key, x, chosen=chosen)))
+    variables = positive_variables(blocks[0], x, chosen=chosen)
 
     @jit
     def changed(x, key):
@@ -233,136 +215,8 @@ def test_a_dropped_branch_leaves_the_input():
         outputs = [block.apply(variables, x, **given)[0] for block in blocks]
         return [jnp.sum(jnp.any(y != x, axis=(1, 2, 3))) for y in outputs]
 
-    first, second = changed(x, key)
+    first, second = changed(x, jax.random.key(0))
     assert first == 40 and 8 < second < 32
-
-
-# ---- The promises.
-
-# All kinds of blocks: mixed in one stage, or alone; NASViT's at two depths and widths of their stage.
-SPACE = spaces.hybrid(
-    [
-        dict(width=(4, 8), depth=(1,), block=("mbconv", "fused_mbconv"), kernel=(1, 3), expansion=(1, 2)),
-        dict(width=(8, 12), depth=(1, 2), block=("mbconv", "transformer"))
-        | dict(expansion=(2,), squeeze=(0, 0.25), heads=(1, 2), mlp_ratio=(1, 2)),
-        dict(width=(4, 8), depth=(1, 2), first=("mbconv", "nasvit"), block=("nasvit",))
-        | dict(expansion=(2,), mlp_ratio=(1,)),
-    ],
-    stem=(4,),
-    head=(6, 8),
-)
-STAGES = {"strides": (1, 2, 1), "stem_stride": 1, "shortcut": "pooled"}
-NET = supernets.Hybrid(SPACE, 5, head_dim=2, largest_map=5, layer_scale=0.5, **STAGES)
-IMAGES = normal(4, 8, 8, 3)
-
-
-@functools.cache
-def variables_of(net=NET, shape=IMAGES.shape):
-    return random_variables(jax.eval_shape(lambda: jaxnas.init(net, jax.random.key(0), shape)))
-
-
-traces = []
-
-
-def run(variables, arch, net=NET):
-    """In training: logits, what every block returned, the gradient, and the new statistics."""
-    traces.append(arch)
-
-    def loss(params):
-        kept, of_blocks = ["batch_stats", "intermediates"], lambda module, _: isinstance(module, Mixture)
-        given = dict(train=True, capture_intermediates=of_blocks, mutable=kept)
-        y, new = net.apply(variables | {"params": params}, IMAGES, arch, **given)
-        return jnp.sum(jnp.sin(y)), (y, new.get("intermediates", {}), new["batch_stats"])
-
-    gradient, (y, outputs, statistics) = jax.grad(loss, has_aux=True)(variables["params"])
-    return y, outputs, gradient, statistics
-
-
-trained = jit(run)
-
-
-@functools.cache
-def recorded():
-    """The annotations of every array, by collection and path, and a function to which elements are active."""
-    found = annotated(NET, IMAGES)
-    specs = {("params", *path): spec for path, spec in found.specs.items()} | found.state
-    return specs, jit(lambda arch: {path: spec.mask(arch) for path, spec in specs.items()})
-
-
-def test_one_program_in_which_only_what_an_architecture_uses_has_values_and_gradients():
-    """P1, P2 and P6; new statistics too are only of what is used."""
-    variables, masks = variables_of(), recorded()[1]
-    batch, logits = jax.tree.map(np.asarray, sample(SPACE, 0, 60)), set()
-    old = flatten(variables["batch_stats"])
-    traces.clear()
-    for i in range(60):
-        arch = take(batch, i)
-        y, outputs, gradient, statistics = trained(variables, arch)
-        logits.add(np.asarray(y).tobytes())
-        if i >= 12:
-            continue
-        assert np.all(np.isfinite(y))
-        active = {path: np.asarray(mask) for path, mask in masks(arch).items()}
-        for path, leaf in flatten(gradient).items():
-            mask = np.broadcast_to(active["params", *path], leaf.shape)
-            assert not np.any(leaf[~mask]), path
-            assert np.any(leaf[mask]) or not mask.any() or path[-1].endswith("bias"), path
-        for path, leaf in flatten(statistics).items():
-            mask = np.broadcast_to(active["batch_stats", *path], leaf.shape)
-            np.testing.assert_array_equal(leaf[~mask], old[path][~mask])
-            assert not mask.any() or not np.array_equal(leaf[mask], old[path][mask])
-        values = SPACE.to_dict(arch)
-        assert list(outputs) == [f"stage_{place}" for place in ("1_0", "2_0", "2_1", "3_0", "3_1")]
-        for name, out in outputs.items():
-            y, channels = np.asarray(out["__call__"][0]), values[f"width_{name[6]}"]
-            assert np.any(y[..., :channels]) and not np.any(y[..., channels:]), name
-    distinct = {tuple(row) for row in np.asarray(SPACE.encode(batch)).tolist()}
-    assert len(traces) == 1 and len(logits) == len(distinct) > 50
-
-
-@pytest.mark.hlo
-@pytest.mark.parametrize("number", [24, *tiers.nightly(2, 9, 11)])
-def test_extracted_and_one_hot_are_the_same_function_with_exact_costs(number):
-    """P3 and P7: hard in training, with gradients and new statistics, and one-hot in evaluation."""
-    arch, variables = take(jax.tree.map(np.asarray, sample(SPACE, 0, 60)), number), variables_of()
-    values = SPACE.to_dict(arch)
-    assert len({*values["block_2"], *values["block_3"]}) == 3  # each of its kinds
-    small, cut, _ = jaxnas.extract(NET, variables, arch, inputs=IMAGES)
-    cost = jaxnas.cost(NET, IMAGES)(arch)
-    assert cost["params"] == sum(leaf.size for leaf in jax.tree.leaves(cut["params"]))
-    assert cost["macs"] == xla_macs(lower(small, cut, IMAGES[:1]).as_text("hlo"))
-    soft = jit(lambda arch: NET.apply(variables, IMAGES, arch))(SPACE.soften(arch))
-    of_small = jit(lambda cut: (run(cut, None, small), small.apply(cut, IMAGES)))
-    (y, _, gradient, statistics), evaluated = of_small(cut)
-    assert difference(soft, evaluated) <= 1e-4
-    expected = trained(variables, arch)
-    assert difference(y, expected[0]) <= 1e-5
-    # A convolution in front of a normalisation with little variance amplifies rounding.
-    parts = (("params", gradient, expected[2], 2e-3), ("batch_stats", statistics, expected[3], 1e-4))
-    for collection, found, whole, tolerance in parts:
-        whole, specs = flatten(whole), recorded()[0]
-        largest = max(np.max(np.abs(leaf)) for leaf in whole.values())
-        for path, leaf in flatten(found).items():
-            part = specs[collection, *path].active(whole[path], arch)
-            np.testing.assert_allclose(leaf, part, atol=tolerance * largest, err_msg=str(path))
-
-
-def test_vmap_over_architectures_is_the_loop():
-    """P5, of logits and gradient, of a part of the space, for less to compile."""
-    less = dict(block_1="fused_mbconv", width_1=8, width_2=12, depth_2=1, block_3="nasvit")
-    part, variables = SPACE.restrict(**less), variables_of()
-    net, archs = NET.clone(space=part), sample(part, 1, 3)
-    vmapped = jit(jax.vmap(lambda arch: run(variables, arch, net)[::2]))
-    many, archs = jax.tree.map(np.asarray, (vmapped(archs), archs))
-    for i in range(3):
-        one = trained(variables, SPACE.from_dict(part.to_dict(take(archs, i))))[::2]
-        assert difference(many[0][i], one[0]) <= 1e-4
-        largest = max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(one[1]))
-        for a, b in zip(jax.tree.leaves(many[1]), jax.tree.leaves(one[1]), strict=True):
-            np.testing.assert_allclose(a[i], b, atol=1e-4 * largest)
-
-
-# ---- Kinds of blocks, and resolutions.
 
 
 def shapes_of(net, shape):
@@ -388,7 +242,7 @@ def test_a_resolution_is_chosen_within_one_program():
     blocks = {"width_1": Choice(4), "depth_1": Choice(1), "block_1": Choice("fused_mbconv")}
     space = Space(resolution=Choice(8, 12), width_stem=Choice(4), width_head=Choice(4, 6), **blocks)
     net, images = supernets.Hybrid(space, 5, (2,)), normal(2, 12, 12, 3)
-    variables = variables_of(net, images.shape)
+    variables = positive_variables(net, images)
     space = Space(**{name: net.space[name] for name in net.space if name != "resolution"})
     body, apply = net.clone(space=space), jit(net.apply)
     of_body = {name: tree["body"] for name, tree in variables.items()}
@@ -405,9 +259,6 @@ def test_a_resolution_is_chosen_within_one_program():
     assert jax.eval_shape(net.apply, variables, normal(2, 16, 16, 3), arch).shape == (2, 5)  # resized, too
 
 
-# ---- Batch statistics.
-
-
 def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_network(tmp_path):
     """Whatever statistics are stored, a score is that of the network's own, and a loaded one predicts so."""
     random = np.random.default_rng(0)
@@ -415,7 +266,7 @@ def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_netwo
     task = tasks.Images(data=data.from_arrays(images, labels, images, labels), evaluation_batch_size=48)
     widths = dict.fromkeys(("width_stem", "width_1", "width_head"), Choice(4))
     net = supernets.Hybrid(Space(depth_1=Choice(1), block_1=Choice("mbconv"), **widths), 5, (2,))
-    arch, variables = net.space.smallest(), variables_of(net)
+    arch, variables = net.space.smallest(), positive_variables(net, images[:1].astype(np.float32))
     other = variables | {"batch_stats": jax.tree.map(lambda x: 7 + x, variables["batch_stats"])}
     result = runs.finish(task, net, variables, runs.Found(arch), tmp_path)
     measured = result.found.metrics["test"]
@@ -428,8 +279,6 @@ def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_netwo
     np.testing.assert_allclose(losses[0], measured["loss"], rtol=1e-3)
     assert np.min(np.abs(np.diff(losses))) > 5e-3  # stored statistics are used where none are made
 
-
-# ---- Published networks.
 
 EFFICIENTNETV2 = supernets.Hybrid(spaces.efficientnetv2(), 1000, **hybrid.EFFICIENTNETV2)
 ALPHANET = supernets.Hybrid(spaces.alphanet(), 1000, **hybrid.ALPHANET)

@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import refusals
 from small_nets import NARROW, SHAPE, setting
-from test_vit import SWIN
+from test_promises import SWIN
 
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
-
-# ---- ViT.
 
 
 def vit(space=NARROW, **changes):
@@ -86,9 +84,6 @@ def test_networks_that_cannot_be_extracted():
     )
 
 
-# ---- Swin.
-
-
 def swin(image_size=8, drop_path_rate=0.0, **options):
     return supernets.Swin(spaces.swin(**SWIN | options), image_size, 2, 5, drop_path_rate)
 
@@ -113,9 +108,6 @@ def test_swins_that_cannot_be():
         (lambda: spaces.s3_small_images(30), ValueError, "image_size", "30"),
         (lambda: spaces.s3("swin_tiny"), ValueError, "'tiny'", "swin_tiny"),
     )
-
-
-# ---- Hybrid.
 
 
 def hybrid(drop=(), attributes=(), space=None, **choices):

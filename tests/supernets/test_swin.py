@@ -1,4 +1,4 @@
-"""S3's supernet: a training step, published sizes, PyTorch; tests of the ViT's promises have it, too."""
+"""S3's supernet: published sizes and PyTorch; test_promises.py has its promises."""
 
 import math
 
@@ -8,42 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from small_nets import difference, flatten, jit, normal, random_params
-from small_tasks import task_of
+from small_nets import difference, jit, normal, random_params
 
 import jaxnas
 from jaxnas import spaces, supernets
 from jaxnas.network import annotated
-from jaxnas.supernets.swin import relative_bias
-from jaxnas.training import Fixed, Training, make_mesh
-from jaxnas.training.prepare import prepare
-from jaxnas.training.step import active_masks
 
 pytestmark = pytest.mark.more  # a whole supernet
 
 IMAGES = (1, 224, 224, 3)
-
-
-def test_a_step_changes_no_weight_that_its_architecture_does_not_use():
-    """No decay and no momentum either, bit for bit; of parameters that are cut at their centre, too."""
-    single = dict(depth=((1,),), num_heads=((1,),), mlp_ratio=((1.0,),), qkv_dim=((4,),))
-    space = spaces.swin(embed_dim=((4, 6),), window=((2, 4),), **single)
-    task, net = task_of("images"), supernets.Swin(space, 4, 1, 2)
-    arch, mesh = net.space.smallest(), make_mesh(1)
-    variables = {"params": random_params(net, (1, 4, 4, 1))}
-    training = Training(steps=10, batch_size=8)
-    state, step, batch = prepare(task, net, training, Fixed(arch), mesh, variables=variables)
-    for number in range(2):
-        state, _ = step(state, batch(number))
-    masks, before = flatten(active_masks(net, task.inputs)(arch)), flatten(variables["params"])
-    assert not np.all(masks["stage_1_block_0", "relative_bias"])
-    for path, leaf in flatten(state.params).items():
-        mask = np.broadcast_to(masks[path], leaf.shape)
-        np.testing.assert_array_equal(leaf[~mask], before[path][~mask])
-        assert np.all(leaf[mask] != before[path][mask]) or path[-1] == "bias", path
-
-
-# ---- Published networks.
 
 
 @pytest.mark.parametrize(
@@ -65,9 +38,6 @@ def test_released_networks_are_members_of_their_exact_size(space, name, params):
 def test_the_space_of_small_images_fits_their_sizes():
     for size, patch in ((28, 1), (32, 2)):
         assert len(supernets.Swin(spaces.s3_small_images(size), size, patch, 10).space) == 18
-
-
-# ---- Against PyTorch.
 
 
 def test_forward_and_gradient_are_those_of_pytorch():
@@ -157,11 +127,3 @@ def to_official(params, net):
             linear(f"{layer}.mlp.fc1", **one["mlp"]["in"])
             linear(f"{layer}.mlp.fc2", **one["mlp"]["out"])
     return state
-
-
-def test_the_bias_of_a_smaller_window_is_a_prefix_of_that_of_a_larger_one():
-    """Made of the centre of the table, as each smaller window uses it."""
-    table = np.asarray(normal(7, 7, 2))
-    smaller, larger = jit(lambda table: (relative_bias(table[2:5, 2:5]), relative_bias(table)))(table)
-    np.testing.assert_array_equal(smaller, np.asarray(larger)[:, :2, :2, :2, :2])
-    np.testing.assert_array_equal(smaller[:, 0, 1, 1, 0], table[4, 2])  # a row down, a column to the left

@@ -1,25 +1,23 @@
 """PAR Transformer-XL: against a plain reference, memory against one long pass, and the promises."""
 
 import functools
-import re
 
-import flax.linen as nn
 import flax.traverse_util
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
+import promises
 import pytest
 import refusals
 import tiers
 from jax.sharding import NamedSharding, PartitionSpec
-from small_nets import difference, jit, take
-from test_cost import xla_macs
+from small_nets import difference, jit, random_weights, take
 
 import jaxnas
 from jaxnas import Choice, Space, spaces, supernets
+from jaxnas.elastic.adaptive_softmax import AdaptiveVocabulary
 from jaxnas.elastic.mixture import Mixture
-from jaxnas.elastic.recurrent import Context, causal_mask, shift, sinusoids
+from jaxnas.elastic.recurrent import Context, causal_mask, sinusoids
 from jaxnas.elastic.width import Decision
 from jaxnas.supernets.transformer_xl import OPTIONS, Memory
 from jaxnas.training import make_mesh
@@ -50,9 +48,7 @@ SOFT = {"block": np.float32(RNG.dirichlet([2, 2, 2], BLOCKS))}
 
 @functools.cache
 def params_of(net):
-    shapes = nn.meta.unbox(jax.eval_shape(net.init, jax.random.key(0), TOKENS)["params"])
-    rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: np.float32(0.4 * rng.normal(size=x.shape)), shapes)
+    return random_weights(net, TOKENS)
 
 
 @functools.cache
@@ -145,15 +141,6 @@ def reference_block(name, p, x, past, mask, positions):
     return norm(x + out @ p["out_kernel"], p["norm"])
 
 
-def reference_embedding(p, tokens):
-    rows = []
-    for token in tokens:
-        i = sum(token >= cutoff for cutoff in (5, 12))
-        row = p[f"embedding_{i}"][token - (0, 5, 12)[i]]
-        rows.append(row if i == 0 else row @ p[f"projection_{i}"])
-    return np.sqrt(WIDTH) * np.asarray(rows)
-
-
 @pytest.mark.parametrize("row", range(3))
 def test_hidden_states_are_those_of_the_paper(row):
     """Compared are the memories: the inputs of every block."""
@@ -161,21 +148,14 @@ def test_hidden_states_are_those_of_the_paper(row):
     memory = probe()["unrolled"][1][1].inputs[0]
     mask = causal_mask(LENGTH, MEMORY) & (np.array([*PAST.documents[row], *[0] * LENGTH]) >= 0)[None, :]
     positions = np.float64(sinusoids(LENGTH + MEMORY, WIDTH))
-    x = reference_embedding(params["vocabulary_layer"], TOKENS[row].tolist())
+    vocabulary = AdaptiveVocabulary(WORDS, WIDTH, (5, 12), 2)
+    x = vocabulary.apply({"params": params_of(NET)["vocabulary_layer"]}, TOKENS[row], method="embed")
+    x = np.float64(x)
     for i, name in enumerate(OPTIONS[option] for option in MIXED["block"]):
         past = np.float64(PAST.inputs[i, row])
         kept = np.concatenate([past, x])[-MEMORY:]
         np.testing.assert_allclose(memory[i, row], kept, rtol=2e-4, atol=2e-4)
         x = reference_block(name, params[f"block_{i}"].get(f"blocks_{name}"), x, past, mask, positions)
-
-
-def test_shift_turns_distances_into_keys():
-    queries, keys = 4, 7
-    scores = np.float32(RNG.normal(size=(2, queries, 1 + keys)))
-    shifted = np.asarray(shift(jnp.asarray(scores)))
-    for t, s in np.ndindex(queries, keys):
-        if (distance := keys - queries + t - s) >= 0:
-            np.testing.assert_array_equal(shifted[:, t, s], scores[:, t, keys - distance])
 
 
 def test_segments_with_memory_equal_one_long_pass():
@@ -261,7 +241,6 @@ def test_what_is_kept_for_the_backward_pass(pre_norm):
 @pytest.mark.hlo
 @pytest.mark.eight_devices
 def test_rows_on_several_devices_are_not_gathered():
-    """Gradients are summed over the devices, and nothing else goes between them."""
     net = SCANNED.clone(cutoffs=(), num_heads=2, head_dim=WIDTH // 2, hidden=4 * WIDTH)
     mesh, memory = make_mesh(2), net.empty_memory(4)
     params = jaxnas.elastic.stack_layers(params_of(net))
@@ -275,9 +254,7 @@ def test_rows_on_several_devices_are_not_gathered():
         return -jnp.mean(scores), memory
 
     gradient = jax.jit(jax.grad(loss, has_aux=True), in_shardings=(everywhere, everywhere, rows, where))
-    program = gradient.lower(params, LARGEST, batch, memory).compile().as_text()
-    found = set(re.findall(r"(all-gather|all-reduce|all-to-all|collective-permute)\(", program))
-    assert found == {"all-reduce"}
+    promises.check_only_sums(gradient.lower(params, LARGEST, batch, memory))
 
 
 def test_masks_and_distances_at_evaluation():
@@ -293,20 +270,16 @@ def test_masks_and_distances_at_evaluation():
     assert scores.shape == (3, LENGTH, WORDS) and memory.inputs.shape[2] == 9
 
 
+@pytest.mark.hlo
 @pytest.mark.parametrize("form", ["scanned", "pre-norm", *tiers.nightly("bfloat16")])
 def test_extracted_networks_give_the_same_at_exact_costs(form):
-    """P3, and P7: as many parameters, exactly, and XLA's own count of products."""
-    net = FORMS[form]
-    variables = {"params": params_of(net)}
+    """P3 and P7, with the chosen blocks alone."""
+    net, variables = FORMS[form], {"params": params_of(FORMS[form])}
+    tolerance = 1e-5 if form != "bfloat16" else 2e-2
     jax.eval_shape(net.apply, variables, TOKENS, SOFT)
-    small, cut, error = jaxnas.extract(net, variables, MIXED, verify=TOKENS[:2])
-    assert error < (1e-5 if form != "bfloat16" else 2e-2)
-    cost = jaxnas.cost(net, TOKENS)(MIXED)
-    assert cost["params"] == sum(leaf.size for leaf in jax.tree.leaves(cut))
+    _, cut = promises.check_extracted(net, variables, MIXED, TOKENS[:2], tolerance)
     names = {path[1] for path in flax.traverse_util.flatten_dict(cut["params"]) if "block" in path[0]}
     assert names == {"blocks_attention", "blocks_feed_forward"}
-    forward = jax.jit(lambda variables, tokens: small.apply(variables, tokens)[0])
-    assert xla_macs(forward.lower(cut, TOKENS[:1]).as_text("hlo")) == cost["macs"]
 
 
 def test_soft_costs_are_expected_costs():
@@ -329,18 +302,6 @@ def test_dropout_is_on_in_training_alone():
     assert np.any(first != other) and np.all(np.isfinite(first)) and first.dtype == np.float32
     np.testing.assert_array_equal(first, again)
     jax.eval_shape(net.apply, variables, inputs, LARGEST)  # without any random stream
-
-
-def test_saved_networks_come_back(tmp_path):
-    small, variables, _ = jaxnas.extract(NET, {"params": params_of(NET)}, MIXED, inputs=TOKENS)
-    jaxnas.save_subnet(tmp_path / "subnet", small, variables, TOKENS)
-    loaded, same = jaxnas.load_subnet(tmp_path / "subnet")
-    assert loaded == small
-    jax.tree.map(np.testing.assert_array_equal, same, variables)
-    path = jaxnas.export_subnet(tmp_path / "subnet", small, variables, TOKENS)
-    program = jax.export.deserialize(path.read_bytes())
-    scores, _ = jit(small.apply)(variables, TOKENS)
-    np.testing.assert_allclose(program.call(TOKENS), scores, rtol=1e-4, atol=1e-5)
 
 
 def test_interleaved_and_the_par_rule():

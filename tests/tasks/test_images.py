@@ -78,13 +78,8 @@ def test_the_training_loss_is_cross_entropy_with_smoothed_labels():
 @pytest.mark.parametrize(
     "setting",
     [
-        {"mixup": 0.5},
-        {"crop_padding": 1},
-        {"flip": True},
-        {"crop_scale": 0.3},
-        {"randaugment": 9.0},
-        {"cutmix": 1.0},
-        {"cutmix": 1.0, "mixup": 0.8},
+        *({"mixup": 0.5}, {"crop_padding": 1}, {"flip": True}, {"crop_scale": 0.3}),
+        *({"randaugment": 9.0}, {"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.8}),
     ],
 )
 def test_images_are_augmented_in_training_only(setting):
@@ -131,17 +126,9 @@ def test_a_field_changes_nothing_that_the_others_draw():
 def test_all_augmentations_together():
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (40, 12, 16, 3)).astype(np.uint8)
-    task = tasks.Images(
-        data=data.from_arrays(images, np.arange(40) % 4),
-        crop_scale=0.3,
-        crop_padding=2,
-        flip=True,
-        randaugment=9,
-        erase=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-        repeats=3,
-    )
+    settings = dict(crop_scale=0.3, crop_padding=2, flip=True, randaugment=9, erase=0.25)
+    settings |= dict(mixup=0.8, cutmix=1.0, repeats=3)
+    task = tasks.Images(data=data.from_arrays(images, np.arange(40) % 4), **settings)
     batches = task.batches("train", 12, 0)
     rows = batches.rows(0)
     assert (rows.reshape(4, 3) == rows[::3, None]).all() and len(set(rows.tolist())) == 4
@@ -156,12 +143,10 @@ def test_nothing_is_held_out_of_the_whole():
     whole = TASK.whole()
     assert TASK.sizes == {"train": 64, "search": 16, "test": 30}
     assert whole.sizes == {"train": 80, "test": 30} and whole.whole() is whole
-    images, labels = random_images(80, 0)
-
-    def rows(images, labels):
-        return sorted((x.tobytes(), int(y)) for x, y in zip(images, labels, strict=True))
-
     train = whole.dataset.train
-    assert rows(train.images[:], train.labels) == rows(images, labels)
+    found, given = (
+        zip(*rows, strict=True) for rows in ((train.images[:], train.labels), random_images(80, 0))
+    )
+    assert sorted((x.tobytes(), y) for x, y in found) == sorted((x.tobytes(), y) for x, y in given)
     # Standardised as in the search, so that inherited weights see what they know.
     np.testing.assert_array_equal(whole.dataset.mean, TASK.dataset.mean)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from refusals import check
 from small_nets import random_params, take
 from small_tasks import perceptron, random_images, task_of
 
@@ -30,11 +31,16 @@ def test_each_architecture_is_trained_alone_as_if_there_were_no_others(together)
     told = []
     alone = scores_alone(TASK, NET, TRAINING, archs, together=together, told=lambda *one: told.append(one))
     assert told == list(enumerate(alone.tolist()))
+    once = dict(training=dataclasses.replace(TRAINING, evaluate_every=6), role="search", test=False)
+    both = train_seeds(TASK, NET, seeds=[4] * 5, arch=archs, together=together, **once)
     for i in (0, 3):
-        once = dataclasses.replace(TRAINING, evaluate_every=6)
-        own = train_seeds(TASK, NET, once, [0], arch=take(archs, i), role="search", test=False)
+        own = train_seeds(TASK, NET, seeds=[0], arch=take(archs, i), **once)
         assert own.metrics["search"]["accuracy"][0] == pytest.approx(alone[i], abs=1e-6)
         assert set(own.metrics) == {"search"}  # nothing is measured on the test data
+        # So are several seeds at once.
+        one = train_seeds(TASK, NET, seeds=[4], arch=take(archs, i), **once)
+        for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
+            np.testing.assert_allclose(a[i], b[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_ranking_has_inherited_scores_and_those_alone():
@@ -63,21 +69,11 @@ def test_kendall_tau_and_its_interval():
     assert _interval(x, x, jax.random.key(0), 9) == pytest.approx((1, 1))
 
 
-def test_an_architecture_in_a_batch_gets_the_weights_that_it_gets_alone():
-    archs = NET.space.sample(jax.random.key(1), 3)
-    both = train_seeds(TASK, NET, TRAINING, [4, 4, 5], arch=archs, role="search", test=False, together=1)
-    one = train_seeds(TASK, NET, TRAINING, [4], arch=take(archs, 1), role="search", test=False, together=1)
-    for a, b in zip(*map(jax.tree.leaves, (both.variables, one.variables)), strict=True):
-        np.testing.assert_allclose(a[1], b[0], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.more
 def test_the_page_shows_what_was_ranked(tmp_path):
-    ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 4, steps=3)
-    assert len(ranking.architectures) == len(ranking.alone) == 4 and ranking.steps == 3
     settings = runs.Search(ranked=3, ranked_steps=2, most_share=0.9)
     result = runs.search_and_finish(TASK, NET, VARIABLES, settings, workdir=tmp_path, training=TRAINING)
-    assert result.ranking is not None and len(result.ranking.inherited) == 3
+    assert len(result.ranking.inherited) == len(result.ranking.alone) == 3 and result.ranking.steps == 2
     html = (tmp_path / "report.html").read_text()
     assert "How well the supernet ranks architectures" in html and "one of 3 random architectures" in html
     assert jaxnas.report.result.read(tmp_path) == result
@@ -91,7 +87,11 @@ def test_the_best_of_the_finalists_is_found():
     plain = dataclasses.replace(settings, finalists=0)
     first = runs.search_space(TASK, NET, VARIABLES, plain)
     assert NET.space.to_dict(found.others["best inherited"]) == NET.space.to_dict(first.arch)
-    archs = [NET.space.from_dict(line) for line in best_of(found, strategy)[:3]]
+    scores = make_evaluator(TASK, NET, "search").scores
+    drawn = search.run(strategy, lambda archs: scores(VARIABLES, archs), stream(0, "evolution"), batched=True)
+    best = sorted(drawn.history, key=lambda line: -line["score"])
+    distinct = {str(line["architecture"]): line["architecture"] for line in best}
+    archs = [NET.space.from_dict(values) for values in list(distinct.values())[:3]]
     batch = jax.tree.map(lambda *x: np.stack(x), *archs)
     alone = scores_alone(TASK, NET, TRAINING.shortened(4), batch, together=1)
     assert NET.space.to_dict(found.arch) == NET.space.to_dict(archs[int(np.argmax(alone))])
@@ -117,8 +117,8 @@ def len_of(text, steps):
 
 def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
     """Also after a kill in the middle of a line; other settings, and only they, begin anew."""
-    smallest, largest, other = NET.space.smallest(), NET.space.largest(), NET.space.sample(jax.random.key(0))
-    archs = jax.tree.map(lambda *x: np.stack(x), smallest, largest, other, largest)
+    largest, other = NET.space.largest(), NET.space.sample(jax.random.key(0))
+    archs = jax.tree.map(lambda *x: np.stack(x), NET.space.smallest(), largest, other, largest)
     names = [json.dumps(one) for one in NET.space.to_dicts(archs)]
     path, told = tmp_path / "search" / "alone.jsonl", []
 
@@ -151,17 +151,6 @@ def test_what_was_trained_alone_in_a_workdir_is_not_trained_again(tmp_path):
         run(TRAINING)
 
 
-def best_of(found, strategy):
-    """Option values of the architectures that the search evaluated, the best first."""
-    scores = make_evaluator(TASK, NET, "search").scores
-    result = search.run(
-        strategy, lambda archs: scores(VARIABLES, archs), stream(0, "evolution"), batched=True
-    )
-    lines = sorted(result.history, key=lambda line: -line["score"])
-    distinct = {str(line["architecture"]): line["architecture"] for line in lines}
-    return list(distinct.values())
-
-
 def test_a_training_that_diverges_is_left_out_of_the_ranking():
     wild = dataclasses.replace(TRAINING, learning_rate=1e30, warmup_steps=0)
     found = runs.rank(TASK, NET, VARIABLES, wild, 3)
@@ -169,37 +158,28 @@ def test_a_training_that_diverges_is_left_out_of_the_ranking():
 
 
 def test_what_cannot_be_ranked_is_refused(tmp_path):
-    cases = [
-        (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), "count is 1, expected at least 2"),
-        (lambda: runs.Search(ranked=1), "search.ranked is 1"),
-        (lambda: runs.Search(finalists=-1), "search.finalists is -1"),
+    two = NET.space.sample(jax.random.key(0), 2)
+
+    def settings(name, **wrong):
+        return lambda: runs.Search(**wrong), ValueError, name
+
+    def searched(name, variables=VARIABLES, **wrong):
+        return lambda: runs.search_space(TASK, NET, variables, runs.Search(**wrong)), ValueError, name
+
+    def finished():
+        return runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path)
+
+    check(
+        (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), ValueError, "count is 1"),
+        settings("search.ranked is 1", ranked=1),
+        settings("search.finalists is -1", finalists=-1),
         *(
-            (
-                lambda bound=bound: runs.search_space(
-                    TASK, NET, VARIABLES, runs.Search(budget="para", **bound)
-                ),
-                "search.budget: the network has no cost 'para'; did you mean 'params'",
-            )
-            for bound in ({}, {"most": 1e6}, {"most_share": 0.5})
+            searched("did you mean 'params'", budget="para", **x)
+            for x in ({}, {"most": 1e6}, {"most_share": 0.5})
         ),
-        (
-            lambda: runs.search_space(TASK, NET, VARIABLES, runs.Search(finalists=2)),
-            "search.finalists is 2; say by `training`",
-        ),
-        (
-            lambda: runs.search_space(TASK, NET, jax.tree.map(lambda x: x * np.nan, VARIABLES)),
-            "NaN or infinite values in the weights",
-        ),
-        (lambda: runs.search_space(TASK, NET, {"params": {"other": np.ones(3)}}), "missing"),
-        (
-            lambda: runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path),
-            "say by `training` how they are trained alone",
-        ),
-        (
-            lambda: train_seeds(TASK, NET, TRAINING, [1], arch=NET.space.sample(jax.random.key(0), 2)),
-            "2 architectures and 1 seeds",
-        ),
-    ]
-    for make, message in cases:
-        with pytest.raises(ValueError, match=message):
-            make()
+        searched("search.finalists is 2; say by `training`", finalists=2),
+        searched("NaN or infinite values in the weights", jax.tree.map(lambda x: x * np.nan, VARIABLES)),
+        searched("missing", {"params": {"other": np.ones(3)}}),
+        (finished, ValueError, "say by `training` how they are trained alone"),
+        (lambda: train_seeds(TASK, NET, TRAINING, [1], arch=two), ValueError, "2 architectures and 1 seeds"),
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import check
 
 from jaxnas.search import perturbation, pruning
 from jaxnas.space import Choice, Space
@@ -15,19 +16,14 @@ SPACE = Space(width=Choice(1, 2, 4), op=Choice("a", "b").repeat(3))
 LOGITS = {"width": jnp.array([0.5, -1.0, 1.5]), "op": jnp.array([[0.0, 1.0], [2.0, -1.0], [0.3, 0.3]])}
 
 
-@pytest.mark.parametrize("name", ["gumbel_softmax", "straight_through", "softmax", "average"])
-def test_each_gives_a_soft_architecture_of_the_space(name):
-    weights = relaxations.RELAXATIONS[name](LOGITS, jax.random.key(0), 0.7)
-    SPACE.check(weights)
-    for leaf in weights.values():
-        assert np.all(np.asarray(leaf) >= 0)
-        np.testing.assert_allclose(np.sum(leaf, -1), 1, rtol=1e-6)
-
-
-def test_logits_leave_no_weight_beyond_the_options_of_a_position():
-    space = Space(op=Choice("a", "b", "c").repeat(2)).restrict(op=("a", "b", "c"))
-    narrow = Space(**{"op": space["op"]})._narrow({"op": [("a", "b", "c"), ("a",)]})
+def test_each_gives_a_soft_architecture_without_weight_beyond_the_options_of_a_position():
+    narrow = Space(op=Choice("a", "b", "c").repeat(2))._narrow({"op": [("a", "b", "c"), ("a",)]})
     for name, relax in relaxations.RELAXATIONS.items():
+        weights = relax(LOGITS, jax.random.key(0), 0.7)
+        SPACE.check(weights)
+        for leaf in weights.values():
+            assert np.all(np.asarray(leaf) >= 0)
+            np.testing.assert_allclose(np.sum(leaf, -1), 1, rtol=1e-6)
         weights = relax(narrow.logits(), jax.random.key(1), 1.0)["op"]
         np.testing.assert_array_equal(np.asarray(weights)[1], [1, 0, 0], err_msg=name)
         if name in ("softmax", "average"):
@@ -49,11 +45,9 @@ def test_samples_are_distributed_as_the_probabilities_say(relax):
 
 def test_samples_are_the_same_in_a_compiled_program():
     """Also where the names are not in order, as a dict that comes out of one has them."""
-    logits = {"z": LOGITS["width"], "a": LOGITS["op"]}
-    eager = relaxations.gumbel_softmax(logits, jax.random.key(7), 0.5)
-    compiled = jax.jit(relaxations.gumbel_softmax)(logits, jax.random.key(7), 0.5)
-    for name in logits:
-        np.testing.assert_allclose(eager[name], compiled[name], rtol=1e-6)
+    given = {"z": LOGITS["width"], "a": LOGITS["op"]}, jax.random.key(7), 0.5
+    eager, compiled = relaxations.gumbel_softmax(*given), jax.jit(relaxations.gumbel_softmax)(*given)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), eager, compiled)
 
 
 def test_straight_through_is_hard_with_the_soft_gradient():
@@ -62,14 +56,11 @@ def test_straight_through_is_hard_with_the_soft_gradient():
     for leaf in hard.values():
         assert set(np.unique(leaf)) <= {0.0, 1.0}  # exactly
 
-    def total(relax):
-        return jax.grad(lambda x: sum(jnp.sum(w[..., 0]) for w in relax(x, key, 0.8).values()))
+    def slope(relax):
+        return jax.grad(lambda x: sum(jnp.sum(w[..., 0]) for w in relax(x, key, 0.8).values()))(LOGITS)
 
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        total(relaxations.straight_through)(LOGITS),
-        total(relaxations.gumbel_softmax)(LOGITS),
-    )
+    expected = slope(relaxations.gumbel_softmax)
+    jax.tree.map(np.testing.assert_array_equal, slope(relaxations.straight_through), expected)
 
 
 def test_low_temperatures_are_hard_and_high_ones_even():
@@ -98,15 +89,6 @@ def test_temperatures_fall_from_start_to_end(start, end, steps, kind):
     assert values == sorted(values, reverse=True) and values[3] == pytest.approx(end, rel=1e-4)
 
 
-def test_clear_errors():
-    for make in (relaxations.gumbel_softmax, relaxations.straight_through):
-        with pytest.raises(TypeError, match=r"needs a key, such as jax.random.key.0.; got None"):
-            make(LOGITS, None, 1.0)
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="one above 0"):
-            relaxations.gumbel_softmax(LOGITS, jax.random.key(0), wrong)
-
-
 # ---- Selection by perturbation.
 
 
@@ -116,42 +98,40 @@ def value_of(arch):
     return jnp.sum(arch["op"] * worth) + 4 * arch["width"][1]
 
 
-def test_perturbation_keeps_what_hurts_most_when_removed():
-    # By the size of the weights each decision would go the other way.
-    weights = {"width": jnp.array([0.4, 0.35, 0.25]), "op": jnp.array([[0.6, 0.4]] * 3)}
-    seen = []
+def perturbed(op, width, renormalise=False):
+    """What is found from weights, and the architectures that are evaluated on the way."""
+    weights, seen = {"width": jnp.array(width), "op": jnp.array([op] * 3)}, []
 
     def evaluate(archs):
-        seen.append(len(archs["width"]))
+        seen.append(archs)
         return jax.vmap(value_of)(archs)
 
-    tuned = []
-    arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append)
+    tuned, options = [], dict(renormalise=renormalise)
+    arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append, **options)
+    assert len(tuned) == 3
+    return arch, {(one["name"], one["position"]): one for one in found}, seen
+
+
+def test_perturbation_keeps_what_hurts_most_when_removed():
+    # By the size of the weights each decision would go the other way.
+    arch, found, seen = perturbed([0.6, 0.4], [0.4, 0.35, 0.25])
     assert SPACE.to_dict(arch) == {"width": 2, "op": ["b", "a", "a"]}
-    assert sorted(seen) == [3, 3, 3, 4] and len(tuned) == 3
-    drops = {(one["name"], one["position"]): one["drops"] for one in found}
-    np.testing.assert_allclose(drops["op", 0], [0.6, 1.2], rtol=1e-5)
+    assert sorted(len(archs["width"]) for archs in seen) == [3, 3, 3, 4]
+    np.testing.assert_allclose(found["op", 0]["drops"], [0.6, 1.2], rtol=1e-5)
     # Weights are not made to sum to one when an option is taken out: both others stay.
-    assert drops["width", None] == pytest.approx([0, 1.4, 0])
-    kept = {(one["name"], one["position"]): one["kept"] for one in found}
+    assert found["width", None]["drops"] == pytest.approx([0, 1.4, 0])
+    kept = {name: one["kept"] for name, one in found.items()}
     assert kept == {("width", None): 2, ("op", 0): "b", ("op", 1): "a", ("op", 2): "a"}
-    names = [one["name"] for one in found]
+    names = [name for name, _ in found]
     assert names != sorted(names)  # in random order
 
 
 def test_the_weights_that_are_left_may_keep_their_sum():
-    weights = {"width": jnp.array([0.5, 0.25, 0.25]), "op": jnp.array([[0.5, 0.5]] * 3)}
-    sums = []
-
-    def evaluate(archs):
-        sums.append(jnp.concatenate([archs["op"].sum(-1).ravel(), archs["width"].sum(-1)]))
-        return jax.vmap(value_of)(archs)
-
-    _, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), renormalise=True)
-    np.testing.assert_allclose(jnp.concatenate(sums), 1, rtol=1e-6)
-    drops = {(one["name"], one["position"]): one["drops"] for one in found}
+    _, found, seen = perturbed([0.5, 0.5], [0.5, 0.25, 0.25], renormalise=True)
+    for archs in seen:
+        jax.tree.map(lambda x: np.testing.assert_allclose(x.sum(-1), 1, rtol=1e-6), archs)
     # Without the first option the second has weight 1, worth 3 in place of .5 * (1 + 3).
-    assert drops["op", 0] == pytest.approx([-1, 1])
+    assert found["op", 0]["drops"] == pytest.approx([-1, 1])
 
 
 HEADS = Space(mechanism=Choice("a", "b", "c").repeat(2))
@@ -188,15 +168,24 @@ def test_blocks_that_stay_keep_their_position():
     assert space.to_dict(arch) == {"mechanism": ["b", "c", "a"]}
 
 
-def test_pruning_takes_one_repeated_decision():
+def test_what_cannot_be_relaxed_or_selected_is_refused():
     by_position = Space(mechanism=Choice("a", "b").repeat(2).at_positions("a", ("a", "b")))
-    for space in (SPACE, by_position, Space(mechanism=Choice("a", "b"))):
-        with pytest.raises(ValueError, match="that is repeated"):
-            pruning(space, space.logits(), lambda archs: 0)
+    key, soft = jax.random.key(0), relaxations.softmax(LOGITS)
 
+    def relaxed(how, key, temperature, error, *names):
+        return lambda: getattr(relaxations, how)(LOGITS, key, temperature), error, *names
 
-def test_perturbation_refuses_scores_that_are_no_numbers():
-    with pytest.raises(ValueError, match="without each option are"):
-        perturbation(
-            SPACE, relaxations.softmax(LOGITS), lambda a: jnp.full(len(a["op"]), jnp.nan), jax.random.key(0)
-        )
+    def pruned(space):
+        return lambda: pruning(space, space.logits(), lambda archs: 0), ValueError, "that is repeated"
+
+    check(
+        relaxed("gumbel_softmax", None, 1.0, TypeError, "key", "None"),
+        relaxed("straight_through", None, 1.0, TypeError, "key", "None"),
+        *(relaxed("gumbel_softmax", key, wrong, ValueError) for wrong in (0.0, -1.0, np.nan, np.inf)),
+        *map(pruned, (SPACE, by_position, Space(mechanism=Choice("a", "b")))),
+        (
+            lambda: perturbation(SPACE, soft, lambda archs: jnp.full(len(archs["op"]), jnp.nan), key),
+            ValueError,
+            "without each option are",
+        ),
+    )

@@ -6,6 +6,8 @@ import numpy as np
 import optax
 import pytest
 import tiers
+from refusals import check
+from small_nets import take
 from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
@@ -20,9 +22,8 @@ TRAINING = Training(steps=12, batch_size=8, evaluate_every=2)
 
 
 def seeds_of(training=TRAINING, seeds=(3, 5, 8), **options):
-    return train_seeds(
-        TASK, NET, training, seeds, **{"arch": ARCH, "optimizer": SGD, "role": "search", **options}
-    )
+    options = {"arch": ARCH, "optimizer": SGD, "role": "search", **options}
+    return train_seeds(TASK, NET, training, seeds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -64,46 +65,36 @@ def test_each_seed_is_a_training_of_its_own_kept_where_it_was_best(metric, patie
         assert found.best_steps[i] == step
         limit = max if metric == "accuracy" else min
         assert found.metrics["search"][metric][i] == pytest.approx(limit(values), abs=1e-5)
-        own = jax.tree.map(lambda x, i=i: x[i], found.variables)
-        for one, other in zip(jax.tree.leaves(own["params"]), jax.tree.leaves(best), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+        own = take(found.variables, i)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), own["params"], best)
         for name, value in evaluate(own, ARCH).items():
             assert found.metrics["test"][name][i] == pytest.approx(float(value), abs=1e-5)
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_it_does_not_matter_how_many_are_computed_at_once(found, together):
-    other = seeds_of(together=together)
-    assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
-    for one, two in zip(jax.tree.leaves(found.variables), jax.tree.leaves(other.variables), strict=True):
-        np.testing.assert_allclose(two, one, atol=1e-5)
-
-
-def test_a_patience_begins_with_the_first_measurement():
-    """A seed that was not measured yet goes on, however short the patience is."""
-    found = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
-    assert found.best_steps.tolist() == [4, 4, 4] and found.steps == 8
-
-
-def test_the_seeds_are_independent_and_a_patience_ends_them(found, capsys):
+def test_it_does_not_matter_how_many_are_computed_at_once(found, capsys):
+    for together in (1, 2):
+        other = seeds_of(together=together)
+        assert other.best_steps.tolist() == found.best_steps.tolist() and other.steps == found.steps == 12
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), other.variables, found.variables
+        )
+    capsys.readouterr()
     alone = seeds_of(seeds=(5,))
     assert "training 1 of 1, step 12/12" in capsys.readouterr().err
     np.testing.assert_allclose(alone.metrics["test"]["loss"], found.metrics["test"]["loss"][1:2], atol=1e-5)
+
+
+def test_a_patience_begins_with_the_first_measurement_and_ends_a_training():
+    rare = seeds_of(Training(steps=8, batch_size=8, evaluate_every=4), patience=1)
+    assert rare.best_steps.tolist() == [4, 4, 4] and rare.steps == 8
     still = seeds_of(Training(steps=50, batch_size=8, evaluate_every=1), optimizer=optax.sgd(0.0), patience=3)
     assert still.steps == 5 and still.best_steps.tolist() == [1, 1, 1]  # nothing gets better
 
 
 @pytest.mark.parametrize("kind", ["graphs", *tiers.nightly(*(kind for kind in TASKS if kind != "graphs"))])
 def test_every_task_takes_it(kind):
-    task, net = task_of(kind), net_of(kind)
-    found = train_seeds(
-        task,
-        net,
-        Training(steps=3, batch_size=8, warmup_steps=1),
-        range(2),
-        arch=net.space.smallest(),
-        role="search",
-    )
+    task, net, settings = task_of(kind), net_of(kind), Training(steps=3, batch_size=8, warmup_steps=1)
+    found = train_seeds(task, net, settings, range(2), arch=net.space.smallest(), role="search")
     for role in ("search", "test"):
         values = found.metrics[role][task.metrics[0].name]
         assert values.shape == (2,) and np.isfinite(values).all() and values[0] != values[1]
@@ -115,34 +106,26 @@ def test_the_known_networks_learn_and_are_networks_of_the_road(network):
     settings = Training(steps=40, learning_rate=3e-2, weight_decay=0.0)
     found = train_seeds(TASK, net, settings, range(2), role="search")
     assert (found.metrics["test"]["accuracy"] > 0.75).all()
-    arch, one = net.space.smallest(), jax.tree.map(lambda x: x[0], found.variables)
-    inputs = TASK.preprocess(TASK.evaluation("test"))
-    inputs = jax.tree.map(lambda x: jnp.asarray(x[0]), inputs)
+    arch, one = net.space.smallest(), take(found.variables, 0)
+    inputs = jax.tree.map(jnp.asarray, take(TASK.preprocess(TASK.evaluation("test")), 0))
     assert jaxnas.extract(net, one, arch, verify=inputs).error < 1e-5
     count = sum(leaf.size for leaf in jax.tree.leaves(one))
     assert int(jaxnas.cost(net, TASK.inputs)(arch)["params"]) == count
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seeds": ()}, "seeds are []; expected at"),
-        ({"seeds": (1, 1)}, "seeds are [1, 1]; expected"),
-        ({"metric": "acuracy"}, "'acuracy'"),
-        ({"role": "test"}, "'test'"),
-        ({"role": "validation"}, "'validation'"),
-        ({"arch": None}, "network has 9"),
-        ({"patience": 0}, "patience is 0"),
-        ({"training": Training(steps=2, average=0.9)}, "average is 0.9"),
-        ({"together": 0}, "together is 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError) as error:
-        seeds_of(**options)
-    assert message in str(error.value)
+def test_what_cannot_be_is_refused_and_a_seed_that_diverges_is_named():
+    def case(name, error=ValueError, **options):
+        return lambda: seeds_of(**options), error, name
 
-
-def test_a_seed_that_diverges_is_named():
-    with pytest.raises(DivergedError, match="'search'"):
-        seeds_of(Training(steps=2, batch_size=8), optimizer=optax.sgd(float("nan")), metric="loss")
+    check(
+        case("seeds are []; expected at", seeds=()),
+        case("seeds are [1, 1]; expected", seeds=(1, 1)),
+        case("'acuracy'", metric="acuracy"),
+        case("'test'", role="test"),
+        case("'validation'", role="validation"),
+        case("network has 9", arch=None),
+        case("patience is 0", patience=0),
+        case("together is 0", together=0),
+        case("average is 0.9", training=Training(steps=2, average=0.9)),
+        case("'search'", DivergedError, optimizer=optax.sgd(float("nan")), metric="loss"),
+    )

@@ -1,6 +1,7 @@
 """A workdir is held by one run; its JSON lines resume exactly."""
 
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import check
 
 from jaxnas import files
 from jaxnas.training import metrics, preemption, progress, workdir
@@ -30,138 +32,107 @@ with workdir.open_workdir(sys.argv[1]):
 """
 
 
-def test_open_creates_the_directory_and_can_be_repeated(tmp_path):
+def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     path = tmp_path / "a" / "b"
+    command, environment = [sys.executable, "-c", HOLD, str(path)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as holder:
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            said = f"in use by another run (pid {holder.pid} on {os.uname().nodename})"
+            check((lambda: workdir.open_workdir(path).__enter__(), workdir.WorkdirError, said))
+        finally:
+            holder.send_signal(signal.SIGKILL)
     for _ in range(2):
         with workdir.open_workdir(path) as held:
-            assert held == path and path.is_dir()
+            assert held == path
 
 
-def test_a_second_run_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    try:
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(workdir.WorkdirError) as error, workdir.open_workdir(tmp_path):
-            pass
-        assert f"in use by another run (pid {holder.pid} on {os.uname().nodename})" in str(error.value)
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-        holder.stdout.close()
-    with workdir.open_workdir(tmp_path):
-        pass
-
-
-def test_a_workdir_below_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    refused = pytest.raises(workdir.WorkdirError, match="cannot write to the workdir")
-    with refused, workdir.open_workdir(tmp_path / "file" / "run"):
-        pass
-
-
-def test_an_unwritable_workdir_is_refused(tmp_path, monkeypatch):
+def test_a_workdir_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
     # A test may run as root, which may write anywhere: so the refusal is made here.
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
+    def opened(path):
+        return lambda: workdir.open_workdir(path).__enter__(), workdir.WorkdirError
+
+    (tmp_path / "file").write_text("")
+    check((*opened(tmp_path / "file" / "run"), "cannot write to the workdir"))
     monkeypatch.setattr(workdir.os, "open", refuse)
-    refused = pytest.raises(workdir.WorkdirError, match="Permission denied")
-    with refused, workdir.open_workdir(tmp_path):
-        pass
+    check((*opened(tmp_path), "Permission denied"))
 
 
-_records = st.lists(st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5)), max_size=12).map(
-    lambda items: [(sum(i[0] for i in items[: n + 1]), *items[n][1:]) for n in range(len(items))]
-)
+_record = st.tuples(st.integers(0, 2), st.floats(), st.text(max_size=5))
 
 
 @settings(deadline=None, max_examples=50)
-@given(records=_records, resume=st.integers(0, 24), cut=st.integers(0, 200))
+@given(records=st.lists(_record, max_size=12), resume=st.integers(0, 24), cut=st.integers(0, 200))
 def test_a_resumed_file_equals_the_uninterrupted_one(records, resume, cut):
-    records = [{"step": step, "loss": loss, "note": note} for step, loss, note in records]
+    steps = itertools.accumulate(more for more, *_ in records)
+    records = [
+        {"step": step, "loss": loss, "note": note}
+        for step, (_, loss, note) in zip(steps, records, strict=True)
+    ]
+
+    def write(path, wanted, **options):
+        writer = metrics.JsonlWriter(path, **options)
+        for record in wanted:
+            writer.write(record)
+
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = pathlib.Path(folder, "whole.jsonl"), pathlib.Path(folder, "broken.jsonl")
-        writer = metrics.JsonlWriter(whole)
-        for record in records:
-            writer.write(record)
+        write(whole, records)
         content = whole.read_bytes() if records else b""
         # A run that was killed at any byte after the lines of step `resume` were written.
-        sure = sum(len(line) for line in content.splitlines(True) if _step(line) <= resume)
+        sure = sum(len(line) for line in content.splitlines(True) if json.loads(line)["step"] <= resume)
         broken.write_bytes(content[: max(sure, len(content) - cut)])
-        writer = metrics.JsonlWriter(broken, resume=resume)
-        for record in records:
-            if record["step"] > resume:
-                writer.write(record)
+        write(broken, [record for record in records if record["step"] > resume], resume=resume)
         assert broken.read_bytes() == content
         assert [r["step"] for r in files.read_lines(whole)] == [r["step"] for r in records]
 
 
-def _step(line):
-    return json.loads(line)["step"]
-
-
-def test_metrics_are_valid_json_with_null_for_nan(tmp_path):
+def test_metrics_are_valid_json_with_null_for_nan_in_a_file_that_starts_empty(tmp_path):
     path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
     metrics.JsonlWriter(path).write({"step": 1, "loss": jnp.float32(jnp.nan), "rate": np.inf})
     assert path.read_text() == '{"step": 1, "loss": null, "rate": null}\n'
 
 
-def test_without_resume_the_file_starts_empty(tmp_path):
+def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n')
-    metrics.JsonlWriter(path)
-    assert path.read_bytes() == b""
-
-
-@pytest.mark.parametrize("line", ["not json", "[1]", '{"loss": 1}', '{"step": null}', "3"])
-def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_cut(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="metrics.jsonl"):
-        metrics.JsonlWriter(path, resume=5)
-    assert path.read_bytes() == before
+    for line in ("not json", "[1]", '{"loss": 1}', '{"step": null}', "3"):
+        path.write_text(before := f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+        check((lambda: metrics.JsonlWriter(path, resume=5), ValueError, path.name))
+        assert path.read_text() == before
 
 
 def test_the_step_never_decreases(tmp_path):
     path = tmp_path / "metrics.jsonl"
     writer = metrics.JsonlWriter(path)
-    with pytest.raises(ValueError, match="'step'"):
-        writer.write({"index": 3})
+    check((lambda: writer.write({"index": 3}), ValueError, "'step'"))
     writer.write({"step": 3})
-    writer = metrics.JsonlWriter(path, resume=3)
-    with pytest.raises(ValueError, match="'step'"):
-        writer.write({"step": 2})
+    again = metrics.JsonlWriter(path, resume=3)
+    check((lambda: again.write({"step": 2}), ValueError, "'step'"))
     assert files.read_lines(path) == [{"step": 3}]
 
 
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
+def test_progress_is_plain_lines_now_and_then_and_on_a_terminal_one_line_that_is_written_again():
+    def run(stream, **options):
+        clock = iter(range(0, 1000, 4))
+        with progress.Progress(6, stream=stream, clock=lambda: next(clock), **options) as shown:
+            for step in range(1, 7):
+                shown.update(step, {"loss": 1 / step})
+        return stream.getvalue()
 
-
-def _run(stream, **options):
-    clock = iter(range(0, 1000, 4))
-    with progress.Progress(6, stream=stream, clock=lambda: next(clock), **options) as shown:
-        for step in range(1, 7):
-            shown.update(step, {"loss": 1 / step})
-    return stream.getvalue()
-
-
-def test_progress_without_a_terminal_is_plain_lines_now_and_then():
-    assert _run(io.StringIO()) == (
-        "step 1/6  loss 1\nstep 4/6  0.25/s  0:08 left  loss 0.25\nstep 6/6  0.25/s  0:00 left  loss 0.1667\n"
-    )
-
-
-def test_progress_on_a_terminal_rewrites_one_line():
-    text = _run(_Terminal(), label="train")
+    lines = ["step 1/6  loss 1", "step 4/6  0.25/s  0:08 left  loss 0.25"]
+    lines += ["step 6/6  0.25/s  0:00 left  loss 0.1667"]
+    assert run(io.StringIO()).splitlines() == lines
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    text = run(terminal, label="train")
     assert text.count("\n") == 1 and text.endswith("\n")
     assert text.count("\r") == 6 and "\rtrain 6/6  0.25/s  0:00 left" in text
+    durations = {0: "0:00", 59.6: "1:00", 725: "12:05", 11220: "3:07:00"}
+    assert [progress.duration(seconds) for seconds in durations] == list(durations.values())
 
 
 def test_progress_says_what_is_waited_for_until_the_first_step():
@@ -175,13 +146,6 @@ def test_progress_says_what_is_waited_for_until_the_first_step():
         time.sleep(0.05)
     assert first == "step 0/6  compiling, 0:00 so far" and last == "step 1/6"
     assert stream.getvalue().splitlines()[-1] == last
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (11220, "3:07:00")]
-)
-def test_duration(seconds, text):
-    assert progress.duration(seconds) == text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

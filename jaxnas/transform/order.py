@@ -1,0 +1,476 @@
+"""Sorts what a network has by importance, so that a smaller one keeps the best parts.
+
+A permutation of the positions of a group, applied to all axes that belong to it, leaves the network the same
+function, and every size is a prefix. Modules cannot change places: they get a rank, for `Depth(..., order=)`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxnas import products
+from jaxnas.choice import nearest
+from jaxnas.inputs import describe, specification
+from jaxnas.transform import regions
+from jaxnas.transform.evaluate import _bind
+from jaxnas.transform.groups import Group, Groups, Traced, paths
+from jaxnas.transform.program import Constant, Operation, Program
+from jaxnas.transform.rules import CUMULATIVE
+from jaxnas.transform.supernet import Supernet
+from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
+
+Score = Callable[[Group, Any], Any]
+Seen = list[tuple[Any, jax.Array]]
+Numbered = Mapping[Any, Any]  # of arrays
+See = Callable[[Operation, Numbered, set[Any]], Seen]
+_SCORES = {  # and their batches
+    "activations": "inputs",
+    "weights": "inputs",
+    "contributions": "inputs",
+    "taylor": "(inputs, targets)",
+}
+
+
+def order(
+    net: Supernet,
+    variables: Any,
+    batches: Iterable[Any] | None = None,
+    *,
+    by: str | Score = "activations",
+    loss: Callable[[Any, Any], jax.Array] | None = None,
+) -> Any:
+    """Permutes each elastic group, most important positions first: the full network stays the same function.
+
+    For each group, the score of a position is a sum over the contractions (products and convolutions) that
+    read the group, each normalized to a mean of one. Of a group that none reads, the weights that have it
+    count. A group stays as it is where positions matter: kernels, and axes that the network enumerates, sorts
+    or accumulates along, or has constants or random numbers of, as the angles of rotary embeddings.
+
+    Args:
+      net: a supernet of `jaxnas.supernet`.
+      variables: of its full size, by collection; batch statistics are permuted, too.
+      batches: calibration data: pytrees of inputs, batch in front; with "taylor" pairs (inputs, targets). Not
+        needed for "weights" or a function.
+      by: "activations", the root mean square of what enters the contraction; "weights", the sum of absolute
+        weights that read it; "contributions", the product of these two; "taylor", the sum of |weight *
+        gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, larger
+        for what is to be kept.
+      loss: of "taylor", `loss(outputs, targets) -> scalar`.
+
+    Returns:
+      Variables of the same structure.
+
+    Raises:
+      ValueError: missing batches or loss, batches or variables of another structure, scores of another shape
+        or that are not finite, or a network that is another function afterwards, by more than 1e-5 of its
+        largest output (.02 in half precision).
+    """
+    groups = net.groups
+    arrays, pairs = _arrays(groups, variables), _pairs(groups, batches, by, loss)
+    moved = {place.name for place in net.places} - _bound(groups)
+    chosen = [group for group in groups if group.name in moved]
+    if isinstance(by, str):
+        scores = _scores(groups, arrays, pairs, by, loss, {group.atom for group in chosen})
+    else:
+        scores = {group.atom: by(group, variables) for group in chosen}
+    orders = {group.atom: _descending(group, scores[group.atom]) for group in chosen}
+    permuted = [permute(x, groups.layouts.get(path, ()), orders) for path, x in paths(variables)]
+    ordered = jax.tree.unflatten(jax.tree.structure(variables), permuted)
+    _check_same(groups, arrays, _arrays(groups, ordered), orders, pairs[0][0] if pairs else None)
+    return ordered
+
+
+def rank_modules(
+    net: Supernet | Groups, variables: Any, batches: Iterable[Any], modules: str | Sequence[str]
+) -> tuple[str, ...]:
+    """The modules by how much they change their stream, for `Depth(..., order=rank_modules(...))`.
+
+    The change is 1 - the cosine similarity of a module's input and output along the axes of groups, mean over
+    all other axes and over batches ("block influence").
+
+    Args:
+      net: a supernet, or the groups of `jaxnas.analyze`.
+      variables: of its full size, by collection.
+      batches: calibration data: pytrees of inputs, batch in front.
+      modules: names, or a pattern of names as for `Depth`.
+
+    Returns:
+      The names, largest change first; of equal ones the first stays first.
+
+    Raises:
+      ValueError: no batches, batches or variables of another structure, or a module that has no input of the
+        shape of its output.
+    """
+    groups = net.groups if isinstance(net, Supernet) else net
+    arrays, pairs = _arrays(groups, variables), _pairs(groups, batches, "activations", None)
+    names = _modules(groups, modules)
+
+    def influence(arrays: list[Any], inputs: Any) -> list[jax.Array]:
+        traced = groups.traced(specification(inputs), False)
+        elastic = {group.atom for group in groups}
+        streams = [(name, regions.region_of(traced, name)[1].outs[0]) for name in names]
+
+        def see(op: Operation, values: Numbered, varying: set[Any]) -> Seen:
+            found = []
+            for name, (out, source) in streams:
+                if out in op.outs:
+                    axes = [i for i, x in enumerate(traced.layouts[out]) if atoms_of(x).keys() & elastic]
+                    change = _change(values[source], values[out], axes or range(1, values[out].ndim))
+                    found.append((name, change.mean()))
+            return found
+
+        seen = dict(_walk_all(traced, arrays, inputs, see))
+        return [seen[name].mean() for name in names]
+
+    compiled = jax.jit(influence)
+    changes = np.sum([compiled(arrays, inputs) for inputs, _ in pairs], axis=0)
+    return tuple(names[i] for i in np.argsort(-changes, kind="stable"))
+
+
+def permute(x: Any, layouts: Sequence[Layout], orders: Mapping[int, np.ndarray]) -> Any:
+    """An array with its axes permuted, from the orders of atoms; others stay."""
+    for axis, layout in enumerate(layouts):
+        if atoms_of(layout).keys() & orders.keys():
+            x = jnp.take(x, _positions(layout, orders), axis=axis)
+    return x
+
+
+def _positions(layout: Layout, orders: Mapping[int, np.ndarray]) -> np.ndarray:
+    """For each position of a permuted axis the one that it was at."""
+    total = np.zeros(1, int)
+    for factor in layout:
+        if isinstance(factor, Leaf):
+            own = orders.get(factor.atom, np.arange(factor.size))
+        else:
+            pieces = [_positions(piece, orders) for piece in factor.pieces]
+            starts = np.cumsum([0, *map(len, pieces)])
+            own = np.concatenate([start + piece for start, piece in zip(starts, pieces, strict=False)])
+        total = (total[:, None] * factor.size + own).reshape(-1)
+    return total
+
+
+def _spread(x: jax.Array, layout: Layout) -> Iterator[tuple[int, jax.Array]]:
+    """Sums of what the positions of an axis have, for each of its atoms."""
+    grid = x.reshape([factor.size for factor in layout])
+    for place, factor in enumerate(layout):
+        own = grid.sum([i for i in range(grid.ndim) if i != place])
+        if isinstance(factor, Leaf):
+            yield factor.atom, own
+            continue
+        start = 0
+        for piece in factor.pieces:
+            stop = start + size_of(piece, {})
+            yield from _spread(own[start:stop], piece)
+            start = stop
+
+
+def _along(x: Any, axis: int, power: int = 1) -> jax.Array:
+    """The sum of absolute values, or of their squares, at each position of an axis."""
+    return (jnp.abs(x).astype(jnp.float32) ** power).sum([i for i in range(x.ndim) if i != axis])
+
+
+def _scores(
+    groups: Groups, arrays: list[Any], pairs: list[Any], by: str, loss: Any, atoms: set[int]
+) -> dict[int, np.ndarray]:
+    """The score of each position of groups."""
+
+    def read(arrays: list[Any], inputs: Any, by: str) -> dict[tuple[int, int], jax.Array]:
+        """The squares of scores, of what contractions read of groups."""
+        traced = groups.traced(specification(inputs), False)
+        every: Numbered = traced.layouts
+
+        def see(op: Operation, values: Numbered, varying: set[Any]) -> Seen:
+            found = []
+            for pair in _contracted(op):
+                layouts = [every[one][axis] for one, axis in zip(op.ins, pair, strict=True)]
+                both = atoms & atoms_of(layouts[0]).keys() & atoms_of(layouts[1]).keys()
+                sides = []
+                for one, axis, layout in zip(op.ins, pair, layouts, strict=True):
+                    own = _spread(_along(values[one], axis, 2 if one in varying else 1), layout)
+                    sides.append([(atom, x if one in varying else x**2) for atom, x in own if atom in both])
+                if by == "contributions":
+                    found += [(atom, x * y) for (atom, x), (_, y) in zip(*sides, strict=True)]
+                else:
+                    for one, side in zip(op.ins, sides, strict=True):
+                        found += side if (one in varying) == (by == "activations") else []
+            return found
+
+        seen = _walk_all(traced, arrays, inputs, see)
+        missing = atoms - {atom for atom, _ in seen}
+        for x, (path, layouts) in zip(arrays, groups.layouts.items(), strict=True):
+            for axis, layout in enumerate(layouts if path[0] == "params" else ()):
+                seen += [(atom, own**2) for atom, own in _spread(_along(x, axis), layout) if atom in missing]
+        return {(number, atom): x for number, (atom, x) in enumerate(seen)}
+
+    def first_order(arrays: list[Any], inputs: Any, targets: Any) -> dict[tuple[int, int], jax.Array]:
+        learned = [
+            p[0] == "params" and jnp.issubdtype(x.dtype, jnp.inexact) for p, x in groups.shapes.items()
+        ]
+
+        def objective(some: list[Any]) -> jax.Array:
+            rest = iter(some)
+            every = [next(rest) if own else x for x, own in zip(arrays, learned, strict=True)]
+            return loss(_call(groups, every, inputs), targets)
+
+        gradients = iter(jax.grad(objective)([x for x, own in zip(arrays, learned, strict=True) if own]))
+        terms = [x * next(gradients) if own else x for x, own in zip(arrays, learned, strict=True)]
+        return read(terms, inputs, "weights")
+
+    if by == "weights":
+        pairs = [(_zeros(groups), None)]
+    one = jax.jit(first_order if by == "taylor" else lambda arrays, inputs, _: read(arrays, inputs, by))
+    totals: dict[tuple[int, int], Any] = {}
+    for inputs, targets in pairs:
+        for key, x in one(arrays, inputs, targets).items():
+            totals[key] = totals.get(key, 0) + x
+    scores = {atom: np.zeros(()) for atom in atoms}
+    for (_, atom), x in totals.items():
+        rows = np.sqrt(np.asarray(x, np.float64)).reshape(-1, x.shape[-1])  # of each turn of a scan
+        means = rows.mean(1, keepdims=True)
+        scores[atom] = scores[atom] + (rows / np.where(means == 0, 1, means)).sum(0)
+    return scores
+
+
+def _contracted(op: Operation) -> list[tuple[int, int]]:
+    """The axes along which an operation contracts, of both operands."""
+    if op.name == "dot_general":
+        return list(zip(*op.eqn.params["dimension_numbers"][0], strict=True))
+    if op.name == "conv_general_dilated":
+        numbers = op.eqn.params["dimension_numbers"]
+        return [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
+    return []
+
+
+def _change(x: jax.Array, y: jax.Array, axes: Iterable[int]) -> jax.Array:
+    """1 - the cosine similarity along some axes."""
+    x, y, along = x.astype(jnp.float32), y.astype(jnp.float32), tuple(axes)
+    norms = jnp.sqrt((x * x).sum(along) * (y * y).sum(along))
+    return 1 - (x * y).sum(along) / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny)
+
+
+def _walk_all(traced: Traced, arrays: Sequence[Any], inputs: Any, see: See) -> Seen:
+    rows = [*jax.tree.leaves(inputs), jax.random.key(0)]
+    varies = [False] * len(arrays) + [True] * len(rows)
+    return _walk(traced.program, [*arrays, *rows], varies, traced.trace.constants, see)[1]
+
+
+def _walk(
+    program: Program, arguments: Sequence[Any], varies: Sequence[bool], constants: Numbered, see: See
+) -> tuple[list[Any], Seen]:
+    """Runs a program at its full size.
+
+    Args:
+      program: analyzed.
+      arguments: of it.
+      varies: for each argument, whether it depends on the inputs.
+      constants: arrays that the functions close over.
+      see: called after each operation, with the arrays by number, and the numbers of those that depend on the
+        inputs.
+
+    Returns:
+      The results, and all that `see` gives; within a scan, with its turns in front. What is in branches and
+      in `while` is not seen.
+    """
+    values = {**constants, **dict(zip(program.inputs, arguments, strict=True))}
+    data = {number for number, own in zip(program.inputs, varies, strict=True) if own}
+    found: Seen = []
+    for op in program.operations:
+        given = [one.value if isinstance(one, Constant) else values[one] for one in op.ins]
+        varying = [one in data for one in op.ins]
+        if op.name == "scan":
+            results, inner = _scan(op, given, varying, constants, see)
+        elif op.bodies and op.name not in ("while", "cond"):
+            results, inner = _walk(op.bodies[0], given, varying, constants, see)
+        else:
+            results, inner = _bind(op, given, op.eqn.params), []
+        values.update(zip(op.outs, results, strict=True))
+        if any(varying):
+            data.update(op.outs)
+        found += [*inner, *see(op, values, data)]
+    return [one.value if isinstance(one, Constant) else values[one] for one in program.outputs], found
+
+
+def _scan(
+    op: Operation, values: list[Any], varies: list[bool], constants: Numbered, see: See
+) -> tuple[list[Any], Seen]:
+    consts, carries = op.eqn.params["num_consts"], op.eqn.params["num_carry"]
+    body, stop = op.bodies[0], consts + carries
+    varies = [*varies[:consts], *[any(varies)] * carries, *varies[stop:]]
+    names: list[Any] = []
+
+    def turn(carry: tuple[Any, ...], row: tuple[Any, ...]) -> Any:
+        made, found = _walk(body, [*values[:consts], *carry, *row], varies, constants, see)
+        names[:] = [name for name, _ in found]
+        return tuple(made[:carries]), (made[carries:], [x for _, x in found])
+
+    length, reverse = op.eqn.params["length"], op.eqn.params["reverse"]
+    first, rows = tuple(values[consts:stop]), tuple(values[stop:])
+    carry, (made, found) = lax.scan(turn, first, rows, length=length, reverse=reverse)
+    return [*carry, *made], list(zip(names, found, strict=True))
+
+
+def _bound(groups: Groups) -> set[str]:
+    """The groups whose positions matter."""
+    found = {group.name for group in groups if group.kind == "kernel"}
+    for train in (False, True):
+        traced = groups.traced(groups.inputs, train)
+        ordered = [
+            layout
+            for program in regions.programs(traced.program)
+            for op in program.operations
+            for layout in _in_order(op, traced.layouts, train)
+        ]
+        atoms = {atom for layout in ordered for atom in atoms_of(layout)}
+        for group in groups:
+            if group.atom in atoms or any(
+                _differs(x, traced.layouts[number], group) for number, x in traced.trace.constants.items()
+            ):
+                found.add(group.name)
+    return found
+
+
+def _in_order(op: Operation, layouts: Numbered, train: bool) -> Iterator[Layout]:
+    """The axes along which an operation treats each position in its own way."""
+    parameters = op.eqn.params
+    if op.name == "iota":
+        yield layouts[op.outs[0]][parameters["dimension"]]
+    elif op.name == "random_bits" and not train:  # in training all positions are equally likely
+        yield from layouts[op.outs[0]]
+    elif op.name in CUMULATIVE:
+        yield layouts[op.ins[0]][parameters["axis"]]
+    elif op.name == "sort":
+        yield layouts[op.ins[0]][parameters["dimension"]]
+    elif op.name in ("argmax", "argmin"):
+        yield from (layouts[op.ins[0]][axis] for axis in parameters["axes"])
+
+
+def _differs(x: Any, layouts: tuple[Layout, ...], group: Group) -> bool:
+    """Whether some permutation of a group changes an array: a rotation and a swap make all permutations."""
+    if not any(group.atom in atoms_of(layout) for layout in layouts):
+        return False
+    swap = np.r_[1, 0, 2 : group.size] if group.size > 1 else np.arange(1)
+    orders = [np.roll(np.arange(group.size), 1), swap]
+    return not all(np.array_equal(x, permute(x, layouts, {group.atom: one})) for one in orders)
+
+
+def _descending(group: Group, scores: Any) -> np.ndarray:
+    scores = np.asarray(scores)
+    if scores.shape != (group.size,) or not np.all(np.isfinite(scores)):
+        what = f"the shape {scores.shape}" if scores.shape != (group.size,) else "values that are not finite"
+        raise ValueError(f"The scores of {group.name} have {what}: expected {group.size} finite numbers.")
+    return np.argsort(-scores, kind="stable")
+
+
+def _check_same(
+    groups: Groups, before: list[Any], after: list[Any], orders: Mapping[int, np.ndarray], inputs: Any
+) -> None:
+    """Compares the full network with the ordered one, and says by which group it differs."""
+    inputs = _zeros(groups, jax.random.key(0)) if inputs is None else inputs
+    with jax.default_matmul_precision("highest"):
+        call = jax.jit(lambda arrays: jax.tree.leaves(_call(groups, arrays, inputs)))
+        half = products.computes_in_half_precision(jax.make_jaxpr(call)(before).jaxpr)
+        tolerance = 2e-2 if half else 1e-5
+
+        expected = call(before)
+
+        def error(arrays: list[Any]) -> float:
+            return max(map(_difference, call(arrays), expected))
+
+        worst = error(after)
+        if worst <= tolerance:
+            return
+        alone = {
+            group.name: error(
+                [
+                    permute(x, layouts, {group.atom: orders[group.atom]})
+                    for x, layouts in zip(before, groups.layouts.values(), strict=True)
+                ]
+            )
+            for group in groups
+            if group.atom in orders
+        }
+    name = max(alone, key=lambda one: alone[one])
+    raise ValueError(
+        f"{groups.model.name} is another function when its groups are ordered: outputs differ by "
+        f"{worst:.1e} of the largest, where {tolerance:.0e} is allowed. {name} alone differs by "
+        f"{alone[name]:.1e}: leave it out of the choices, or give scores that keep its order."
+    )
+
+
+def _difference(x: Any, y: Any) -> float:
+    """The largest difference, relative to the largest finite value; infinities are equal to themselves."""
+    x, y = (np.asarray(one, np.complex128 if jnp.iscomplexobj(one) else np.float64) for one in (x, y))
+    scale = np.abs(y[np.isfinite(y)]).max(initial=1e-30)
+    return float(np.abs(x[x != y] - y[x != y]).max(initial=0) / scale)
+
+
+def _call(groups: Groups, arrays: Sequence[Any], inputs: Any) -> Any:
+    variables = jax.tree.unflatten(jax.tree.structure(groups.model.variables), arrays)
+    return groups.model.call(variables, inputs, jax.random.key(0), False)[0]
+
+
+def _zeros(groups: Groups, key: jax.Array | None = None) -> Any:
+    """Inputs of the analyzed shapes: zeros, or with a key normal numbers in place of floats."""
+
+    def one(x: Any) -> jax.Array:
+        random = key is not None and jnp.issubdtype(x.dtype, jnp.floating)
+        return jax.random.normal(key, x.shape, x.dtype) if random else jnp.zeros(x.shape, x.dtype)
+
+    return jax.tree.map(one, groups.inputs)
+
+
+def _arrays(groups: Groups, variables: Any) -> list[Any]:
+    """The variables in the order of the analysis."""
+    found = dict(paths(variables))
+    for path, expected in groups.shapes.items():
+        if path not in found or tuple(found[path].shape) != expected.shape:
+            raise ValueError(
+                f"{'/'.join(path)} of {groups.model.name} is expected whole, as {describe(expected)}; got "
+                f"{describe(found[path]) if path in found else 'nothing'}."
+            )
+    return [found[path] for path in groups.shapes]
+
+
+def _pairs(
+    groups: Groups, batches: Iterable[Any] | None, by: str | Score, loss: Any
+) -> list[tuple[Any, Any]]:
+    """The batches as (inputs, targets), if they are what the network and the score take."""
+    if isinstance(by, str) and by not in _SCORES:
+        raise ValueError(f"by={by!r} is no score: expected one of {', '.join(_SCORES)}, or a function.")
+    if (by == "taylor") != (loss is not None):
+        raise ValueError(
+            f"by='taylor' needs loss=, a function of (outputs, targets), and no other score does; got "
+            f"by={by!r}, loss={loss!r}."
+        )
+    found = [] if batches is None else list(batches)
+    if isinstance(by, str) and by != "weights" and not found:
+        raise ValueError(f"An order by {by} needs data: batches of {_SCORES[by]}.")
+    pairs = found if by == "taylor" else [(inputs, None) for inputs in found]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"by='taylor' takes batches of (inputs, targets); got {type(pair).__name__}.")
+        given, known = specification(pair[0]), groups.inputs
+        kinds = [jax.tree.map(lambda x: (len(x.shape), str(x.dtype)), one) for one in (given, known)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"A batch has the inputs {describe(given)}; {groups.model.name} was analyzed with "
+                f"{describe(known)}."
+            )
+    return pairs
+
+
+def _modules(groups: Groups, modules: str | Sequence[str]) -> list[str]:
+    if not isinstance(modules, str):
+        return list(modules)
+    known = regions.scopes(groups.traced(groups.inputs, False))
+    found = [m for m in known if fnmatch.fnmatchcase(m, modules) and m.count("/") == modules.count("/")]
+    if not found:
+        raise ValueError(f"{modules!r} matches no module{nearest(modules, known)}")
+    return found

@@ -1,0 +1,10 @@
+"""Addresses at which the processes of a test find each other."""
+
+import socket
+
+
+def free():
+    """An address of this machine where nothing listens."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return f"localhost:{one.getsockname()[1]}"

@@ -1,0 +1,377 @@
+"""The promises P1, P2, P3, P5, P6 and P7 of the supernets, over random architectures."""
+
+import functools
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import promises
+import pytest
+import test_autoattend
+import test_dartformer
+import tiers
+from small_nets import (
+    CLASSES,
+    SHAPE,
+    difference,
+    flatten,
+    jit,
+    normal,
+    random_params,
+    sample,
+    setting,
+    take,
+)
+
+import jaxnas
+from jaxnas import spaces, supernets
+from jaxnas.elastic import Mixture
+from jaxnas.network import annotated
+
+# A shifted block, windows as large as the map, and widths of queries apart from those of the stage.
+SWIN = dict(
+    depth=((1, 2), (1,)),
+    embed_dim=((4, 6), (6, 8)),
+    window=((2, 4), (2,)),
+    num_heads=((2,), (1, 2)),
+    mlp_ratio=((1.0,), (1.0, 1.5)),
+    qkv_dim=((8,), (4, 8)),
+)
+# All kinds of blocks: mixed in one stage, or alone; NASViT's at two depths and widths of their stage.
+STAGES = [
+    dict(width=(4, 8), depth=(1,), block=("mbconv", "fused_mbconv"), kernel=(1, 3), expansion=(1, 2)),
+    dict(width=(8, 12), depth=(1, 2), block=("mbconv", "transformer"))
+    | dict(expansion=(2,), squeeze=(0, 0.25), heads=(1, 2), mlp_ratio=(1, 2)),
+    dict(width=(4, 8), depth=(1, 2), first=("mbconv", "nasvit"), block=("nasvit",))
+    | dict(expansion=(2,), mlp_ratio=(1,)),
+]
+SIZES = dict(strides=(1, 2, 1), stem_stride=1, shortcut="pooled", head_dim=2, largest_map=5, layer_scale=0.5)
+AUTOATTEND = ("nodes", "text", "unframed")
+
+
+class Case(NamedTuple):
+    """A network with random weights, also where the initial ones are 0 or 1, and its inputs."""
+
+    net: nn.Module
+    variables: Any
+    inputs: Any
+    traces: list  # one entry for each time that `run` was traced
+    tolerance: float = 1e-5
+    train: bool = False
+
+    def run(self, variables, arch, net=None):
+        """Outputs, those of modules, the gradient, and new statistics."""
+        own, kept = net or self.net, ["batch_stats", "intermediates"]
+        self.traces.append(arch)
+        capture = (lambda module, _: isinstance(module, Mixture)) if self.train else net is None
+
+        def loss(params):
+            given = {**variables, "params": params}
+            options = dict(train=self.train, capture_intermediates=capture, mutable=kept)
+            y, new = own.apply(given, self.inputs, arch, **options)
+            return jnp.sum(jnp.sin(y)), (y, new.get("intermediates", {}), new.get("batch_stats", {}))
+
+        gradient, (y, outputs, statistics) = jax.grad(loss, has_aux=True)(variables["params"])
+        return y, outputs, gradient, statistics
+
+
+@functools.cache
+def case_of(name):
+    if name in AUTOATTEND:
+        net, inputs = test_autoattend.net_of(name), test_autoattend.inputs_of(name)
+        return Case(net, test_autoattend.variables_of(name), inputs, [])
+    if name == "swin":
+        net = supernets.Swin(spaces.swin(**SWIN), 8, 2, CLASSES, drop_path_rate=0.2)
+        return Case(net, {"params": random_params(net)}, normal(*SHAPE), [])
+    if name == "hybrid":
+        net, images = supernets.Hybrid(spaces.hybrid(STAGES, (4,), (6, 8)), 5, **SIZES), normal(4, 8, 8, 3)
+        return Case(net, promises.positive_variables(net, images), images, [], train=True)
+    one = setting(name)
+    return Case(one.net, one.variables, one.images, [], one.tolerance)
+
+
+@functools.cache
+def compiled(name):
+    return jit(case_of(name).run)
+
+
+@functools.cache
+def recorded(name):
+    """The annotations of every array, by collection and path, and a function to which elements are active."""
+    found = annotated(case_of(name).net, case_of(name).inputs)
+    specs = {("params", *path): spec for path, spec in found.specs.items()} | found.state
+    return specs, jit(lambda arch: {path: spec.mask(arch) for path, spec in specs.items()})
+
+
+@functools.cache
+def archs_of(name, n):
+    """Random architectures on the host, one after the other."""
+    batch = jax.tree.map(np.asarray, sample(case_of(name).net.space, 0, n))
+    return [take(batch, i) for i in range(n)]
+
+
+VISION = ("narrow", *tiers.more("classic", "swin", "hybrid"), *tiers.nightly("wide", "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("narrow", 1000),
+        *tiers.more(("swin", 1000), ("hybrid", 60), ("nodes", 12), ("text", 12), ("unframed", 12)),
+        *tiers.nightly(("wide", 1000)),
+    ],
+)
+def test_all_architectures_are_one_trace(name, count):
+    """P1, forward and gradient; a new trace, for whatever reason, would append to `traces`."""
+    case, run, archs = case_of(name), compiled(name), archs_of(name, count)
+    run(case.variables, archs[0])
+    traced = len(case.traces)
+    logits = {np.asarray(run(case.variables, arch)[0]).tobytes() for arch in archs}
+    assert len(case.traces) == traced
+    if name in AUTOATTEND:  # where an operation may lead nowhere
+        assert len(logits) > 9
+        return
+    # Each network is another function: no two distinct architectures give the same logits.
+    codes = np.asarray(case.net.space.encode(jax.tree.map(lambda *x: np.stack(x), *archs)))
+    distinct = len(np.unique(codes, axis=0))
+    assert len(logits) == distinct >= {"narrow": 60, "hybrid": 50}.get(name, 150)
+
+
+# Modules that only declare weights: one operation each computes attention and MLP.
+DECLARING = ("attention_norm", "projection", "mlp_norm", "in", "out")
+
+
+def active_outputs(name, values, outputs):
+    """The output of modules, and how many of its channels an architecture uses."""
+    for path, (output,) in flatten(outputs).items():
+        *inner, method = path
+        module = inner.pop(0) if inner else ""
+        if name == "hybrid":
+            if method == "__call__":
+                yield path, output, values[f"width_{module[6]}"]
+        elif name == "swin":
+            if not inner and module.startswith(("stage", "merge")):
+                output = output[..., 0, :] if module.startswith("merge") else output
+                yield path, output, values[f"embed_dim_{module.split('_')[1]}"]
+        elif inner and module.startswith("block_"):
+            if int(module[6:]) < values["depth"] and inner[-1] not in DECLARING:
+                yield path, output, values["embed_dim"]
+        elif module:
+            yield path, output, CLASSES if module == "head" else values["embed_dim"]
+
+
+@pytest.mark.parametrize("name", [*VISION, *tiers.more("nodes", "text"), *tiers.nightly("unframed")])
+def test_what_an_architecture_does_not_use_is_zero_in_activations_and_gradients(name):
+    """P2 and P6; new batch statistics, too, are only of what is used."""
+    case, old = case_of(name), flatten(case_of(name).variables.get("batch_stats", {}))
+    for arch in archs_of(name, 8):
+        values = case.net.space.to_dict(arch)
+        _, outputs, gradient, statistics = compiled(name)(case.variables, arch)
+        if name not in AUTOATTEND:
+            active = list(active_outputs(name, values, outputs))
+            for path, output, width in active:
+                assert np.any(output[..., :width]) and not np.any(output[..., width:]), path
+            # Of blocks, and of ViTs outside of the blocks, the blocks, and what runs in them.
+            expected = {"swin": 4, "hybrid": 5}.get(name)
+            assert len(active) == (expected or 5 + 2 + 2 * values["depth"])
+        masks, gradient = recorded(name)[1](arch), flatten(gradient)
+        assert {("params", *path) for path in gradient} == {path for path in masks if path[0] == "params"}
+        for path, leaf in gradient.items():
+            mask = np.broadcast_to(masks["params", *path], leaf.shape)
+            assert not np.any(leaf[~mask]), path
+            may_vanish = name in AUTOATTEND or name == "hybrid" and path[-1].endswith("bias")
+            assert np.any(leaf[mask]) or not mask.any() or may_vanish, path
+        for path, leaf in flatten(statistics).items():
+            mask = np.broadcast_to(masks["batch_stats", *path], leaf.shape)
+            np.testing.assert_array_equal(leaf[~mask], old[path][~mask])
+            assert not mask.any() or not np.array_equal(leaf[mask], old[path][mask])
+
+
+EXTRACTED = {"wide": 2, "swin": 2, "hybrid": 24}  # which of the random architectures
+
+
+@pytest.mark.hlo
+@pytest.mark.parametrize("name", [*VISION, *tiers.more("scanned")])
+def test_extracted_is_the_same_function(name):
+    """P3 and P7: outputs, gradients, new statistics and costs."""
+    case, arch = case_of(name), archs_of(name, 60)[EXTRACTED.get(name, 4)]
+    given = case.net, case.variables, arch, case.inputs
+    small, cut = promises.check_extracted(*given, 1e-4 if case.train else case.tolerance)
+    y, _, *found = jit(lambda cut: case.run(cut, None, small))(cut)
+    # A loop over layers is the same function as one after the other, of which there is a program.
+    expected_y, _, *expected = compiled("narrow" if name == "scanned" else name)(case.variables, arch)
+    assert difference(y, expected_y) <= case.tolerance
+    # A convolution in front of a normalisation with little variance amplifies rounding.
+    tolerances = (2e-3, 1e-4) if name == "hybrid" else (case.tolerance, 0)
+    for collection, one, whole, tolerance in zip(
+        ("params", "batch_stats"), found, expected, tolerances, strict=True
+    ):
+        whole, specs = flatten(whole), recorded(name)[0]
+        active = {path: specs[collection, *path].active(leaf, arch) for path, leaf in whole.items()}
+        # Relative to the largest: the gradient of a key's bias is nothing but rounding.
+        largest = max((np.max(np.abs(leaf), initial=0) for leaf in active.values()), default=0)
+        for path, leaf in flatten(one).items():
+            assert np.max(np.abs(leaf - active[path])) <= tolerance * largest, path
+    if name == "hybrid":  # one-hot is hard, in evaluation
+        assert len({*case.net.space.to_dict(arch)["block_2"], *case.net.space.to_dict(arch)["block_3"]}) == 3
+        apply = jit(lambda arch: case.net.apply(case.variables, case.inputs, arch))
+        evaluated = jit(small.apply)(cut, case.inputs)
+        assert difference(apply(case.net.space.soften(arch)), evaluated) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "name", ["narrow", *tiers.more("classic", "swin", "scanned"), *tiers.nightly("wide")]
+)
+def test_an_extracted_network_has_nothing_of_the_supernet(name):
+    """Its weights are prefixes, as weight entanglement defines them."""
+    case, arch = case_of(name), archs_of(name, 8)[EXTRACTED.get(name, 4)]
+    small, variables, _ = jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE)
+    params, large = variables["params"], flatten(case.variables["params"])
+    for path, leaf in flatten(params).items():
+        # Classic sharing stores one more axis, and a smaller window has the center of a table.
+        if leaf.ndim == large[path].ndim and path[-1] != "relative_bias":
+            np.testing.assert_array_equal(leaf, large[path][tuple(map(slice, leaf.shape))])
+
+    def loss(params):
+        return jnp.sum(small.apply({"params": params}, case.inputs))
+
+    forward = jax.make_jaxpr(loss)(params)
+    assert {leaf.shape for leaf in forward.in_avals} == {x.shape for x in jax.tree.leaves(params)}
+    for equation in promises.equations(forward.jaxpr):
+        used = equation.primitive.name
+        assert "switch" not in used and "custom_vmap" not in used
+        assert used not in ("cond", "while", "scan", "iota") and "dynamic" not in used
+        if used == "select_n":  # of the table rows of relative positions
+            assert all(out.aval.dtype == jnp.int32 for out in equation.outvars)
+        if name == "swin":
+            assert used not in ("gather", "scatter")
+        elif not case.net.max_relative_position:
+            assert used not in ("select_n", "pad", "gather")
+    # The largest network's program and this one differ in sizes only.
+    backward = jax.make_jaxpr(jax.grad(loss))(params)
+    assert "cond" not in {equation.primitive.name for equation in promises.equations(backward.jaxpr)}
+
+
+# Parts of spaces with less to compile.
+PART = dict(block_1="fused_mbconv", width_1=8, width_2=12, depth_2=1, block_3="nasvit")
+
+
+@pytest.mark.parametrize(
+    "name, over, fixed",
+    [
+        ("narrow", "archs", {}),
+        *tiers.more(
+            ("swin", "archs", {"depth_1": 1}), ("classic", "both", {}), ("classic", "data", {"depth": 1})
+        ),
+        *tiers.more(("hybrid", "archs", PART), *((name, "archs", {}) for name in AUTOATTEND)),
+        *tiers.nightly(("scanned", "archs", {})),
+    ],
+)
+def test_vmap_over_architectures_or_data_or_both_is_the_loop(name, over, fixed):
+    """P5, logits and gradients."""
+    case, n = case_of(name), 3
+    part = case._replace(net=case.net.clone(space=case.net.space.restrict(**fixed)))
+    space, several = part.net.space, normal(n, *SHAPE) if over != "archs" else None
+    archs = jax.tree.map(np.asarray, sample(space, 3, None if over == "data" else n))
+
+    def run(images, arch):
+        return (part if images is None else part._replace(inputs=images)).run(case.variables, arch)[::2]
+
+    axes = (None if over == "archs" else 0, None if over == "data" else 0)
+    logits, gradients = jax.tree.map(np.asarray, jit(jax.vmap(run, axes))(several, archs))
+    gradients, tolerance, one_by_one = flatten(gradients), 10 * case.tolerance, jit(run)
+    for i in range(n):
+        own = archs if over == "data" else take(archs, i)
+        arch = case.net.space.from_dict(space.to_dict(own))
+        if several is None:
+            y, gradient = compiled(name)(case.variables, arch)[::2]
+        else:
+            y, gradient = one_by_one(several[i], own)
+        assert difference(logits[i], y) <= tolerance
+        expected, masks = flatten(gradient), recorded(name)[1](arch)
+        scale = max(np.max(np.abs(leaf)) for leaf in expected.values())
+        for path, leaf in expected.items():
+            value, mask = gradients[path][i], np.broadcast_to(masks["params", *path], leaf.shape)
+            assert np.max(np.abs(value - leaf)) <= tolerance * scale, path
+            assert not np.any(np.where(mask, 0, value)), path
+
+
+@pytest.mark.parametrize("name", ["narrow", *tiers.more("classic", "swin"), *tiers.nightly("wide")])
+def test_one_hot_is_hard_and_nearly_one_hot_is_nearly_hard(name):
+    """Nothing jumps where a weight becomes zero: what is annealed ends at the network that is hardened."""
+    case = case_of(name)
+    apply = jit(lambda arch: case.net.apply(case.variables, case.inputs, arch))
+    for arch in archs_of(name, 8)[:4]:
+        expected = compiled(name)(case.variables, arch)[0]
+        certain = jax.tree.map(np.asarray, case.net.space.soften(arch))
+        assert difference(apply(certain), expected) <= 1e-5
+    for decision, x in certain.items():
+        near = certain | {decision: np.float32(0.99999 * x + 0.00001 / x.shape[-1])}
+        assert difference(apply(near), expected) <= 1e-3, decision
+
+
+@pytest.mark.parametrize(
+    "name, prefix, depth", [("narrow", "block", "depth"), *tiers.more(("swin", "stage_1_block", "depth_1"))]
+)
+def test_inactive_layers_change_nothing(name, prefix, depth):
+    """Neither their weights nor what an architecture chooses for them."""
+    case, run, arch, last = case_of(name), compiled(name), archs_of(name, 8)[1], f"{prefix}_1"
+    params = case.variables["params"]
+    assert case.net.space.to_dict(arch)[depth] == 1
+    assert last not in jaxnas.extract(case.net, case.variables, arch, inputs=SHAPE).variables["params"]
+    other = {"params": params | {last: jax.tree.map(lambda x: 5 - x, params[last])}}
+    first = run(case.variables, arch)
+    np.testing.assert_array_equal(run(other, arch)[0], first[0])
+    most = {key: np.broadcast_to(choice.sizes, choice.shape) - 1 for key, choice in case.net.space.decisions}
+    same = {key: x if x.shape != (2,) else np.int32([x[0], most[key][1]]) for key, x in arch.items()}
+    assert any(np.any(same[key] != arch[key]) for key in arch)
+    logits, outputs, gradient, _ = run(case.variables, same)
+    np.testing.assert_array_equal(logits, first[0])
+    assert difference(gradient, first[2]) == 0
+    after, before = (outputs[f"{prefix}_{i}"]["__call__"][0] for i in (1, 0))
+    np.testing.assert_array_equal(after, before)
+    assert np.any(run(other, arch | {depth: np.int32(1)})[0] != first[0])
+
+
+def remat_case(name):
+    """A network, its variables and inputs, and an architecture: soft only where that is little to compile."""
+    if name == "DARTFormer":
+        net = test_dartformer.net_of(layers=2)
+        texts = test_dartformer.TEXTS
+        return net, promises.positive_variables(net, texts), texts, net.space.soften(sample(net.space, 0))
+    case = case_of(name)
+    net = case.net.clone(space=case.net.space.restrict(depth_1=1), drop_path_rate=0.3)
+    return net, case.variables, case.inputs, sample(net.space, 0)
+
+
+def derivatives(name, remat):
+    """The gradients of weights and of an architecture, and what they are functions of."""
+    net, variables, inputs, arch = remat_case(name)
+
+    def loss(params, arch):
+        given, rngs = {**variables, "params": params}, {"dropout": jax.random.key(1)}
+        return jnp.sum(net.clone(remat=remat).apply(given, inputs, arch, train=True, rngs=rngs) ** 2)
+
+    return jax.grad(loss, (0, 1), allow_int=True), (variables["params"], arch)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["DARTFormer", "swin", "hybrid"])
+def test_layers_are_computed_again_where_that_is_asked(name):
+    """And what a network declares of itself does not change."""
+    found = [derivatives(name, remat) for remat in (False, True)]
+    assert ["prevent_cse=True" in str(jax.make_jaxpr(one)(*given)) for one, given in found] == [False, True]
+    net, _, inputs, _ = remat_case(name)
+    costs = [jaxnas.cost(net.clone(remat=remat), inputs)(net.space.largest()) for remat in (False, True)]
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["DARTFormer", *tiers.nightly("swin", "hybrid")])
+def test_computed_again_gives_the_gradients_of_computed_once(name):
+    """Of weights and of a soft architecture, with random streams and batch statistics."""
+    found = [jit(one)(*given) for one, given in (derivatives(name, remat) for remat in (False, True))]
+    once, again = ([x for x in jax.tree.leaves(tree) if x.dtype == jnp.float32] for tree in found)
+    assert difference(again, once) <= 1e-6
