@@ -4,8 +4,8 @@
   python -m experiments.benchmarks.any_network --space=wide --architectures=4
 
 The ViT is AutoFormer-T's without relative positions, written in Linen as a tutorial does. Timed are gradients
-of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT` with
-unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network, compiled
+of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT`
+with unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network, compiled
 for its architecture alone. Medians over repeats, averaged over architectures; compile time apart.
 """
 

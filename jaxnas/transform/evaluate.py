@@ -26,10 +26,12 @@ from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
 
 # Elementwise functions of which 0 is a fixed point.
 _ODD = frozenset(
-    "abs asin asinh atan atanh cbrt ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
-    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh sqrt square "
+    "abs asin asinh atan atanh ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
+    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh square "
     "stop_gradient tan tanh".split()
 )
+# Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
+_SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}
 _ALL = frozenset("add add_any sub max min or xor".split())  # 0 of zeros
 _ANY = frozenset("mul and".split())  # 0 if one operand is
 _KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
@@ -334,6 +336,11 @@ def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
 def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
     """The operands of a reduction along elastic axes, with its neutral value behind their active part."""
     neutral: Any = 0
+    if (place := _SINGULAR.get(op.name)) is not None:
+        one, values = op.ins[place], list(values)
+        if isinstance(one, int) and op.eqn.params.get("y", -1) < 0:
+            values[place] = sizes.mask(values[place], sizes.layouts[one], 1)
+        return values
     if op.name in REDUCTIONS:
         axes, neutral = op.eqn.params["axes"], REDUCTIONS[op.name]
     elif op.name in CUMULATIVE:
