@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ _PASSING = frozenset(  # of a sum that is still to be divided
     "stop_gradient".split()
 )
 _SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
-Atoms = Set[int]
+Atoms = frozenset[int]
 NONE: Atoms = frozenset()
 
 
@@ -92,7 +92,7 @@ class Sizes:
 
     def elastic(self, layout: Layout) -> Atoms:
         """The elastic atoms of an axis."""
-        return atoms_of(layout).keys() & self.sizes.keys()
+        return frozenset(atoms_of(layout).keys() & self.sizes.keys())
 
     def atoms(self, one: Value) -> Atoms:
         """The elastic atoms of an array."""
@@ -322,7 +322,7 @@ def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
 def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
     """Notes the number of terms of sums along elastic axes."""
     if op.name == "reduce_sum" and isinstance(op.ins[0], int):
-        layouts = [sizes.layouts[op.ins[0]][place] for place in op.eqn.params["axes"]]
+        layouts = [sizes.layouts[op.array(0)][place] for place in op.eqn.params["axes"]]
         full, now = state.pending.get(op.ins[0], (1, 1))
         if op.ins[0] in state.pending or any(map(sizes.elastic, layouts)):
             full *= math.prod(op.eqn.invars[0].aval.shape[place] for place in op.eqn.params["axes"])
@@ -355,7 +355,7 @@ def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -
         return values
     if not isinstance(op.ins[0], int):
         return values
-    layouts = sizes.layouts[op.ins[0]]
+    layouts = sizes.layouts[op.array(0)]
     chosen = [layouts[place] if place in axes else None for place in range(len(layouts))]
     needed = frozenset().union(*(sizes.elastic(one) for one in chosen if one is not None))
     if neutral == 0 and not isinstance(neutral, bool):
@@ -383,9 +383,9 @@ def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
     elif op.name == "integer_pow" and op.eqn.params["y"] > 0:
         found = given[0]
     elif op.name == "cumsum":
-        found = given[0] - sizes.elastic(sizes.layouts[op.ins[0]][op.eqn.params["axis"]])
+        found = given[0] - sizes.elastic(sizes.layouts[op.array(0)][op.eqn.params["axis"]])
     elif op.name == "conv_general_dilated":
-        kernels = sizes.layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[0]]
+        kernels = sizes.layouts[op.array(1)][op.eqn.params["dimension_numbers"].rhs_spec[0]]
         found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
     found &= sizes.atoms(op.outs[0])  # a sum along an atom no longer has it
     if not found:
@@ -415,7 +415,7 @@ def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
     elif op.name == "slice":
         starts, limits = [], []
         for layout, start, limit in zip(
-            sizes.layouts[op.ins[0]], parameters["start_indices"], parameters["limit_indices"], strict=True
+            sizes.layouts[op.array(0)], parameters["start_indices"], parameters["limit_indices"], strict=True
         ):
             if (start, limit) == (0, math.prod(factor.size for factor in layout)):
                 starts.append(0)
