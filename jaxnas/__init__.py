@@ -7,7 +7,7 @@ from jaxnas.choice import Choice
 from jaxnas.cost import cost
 from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
-from jaxnas.transform import Depth, Size, Skip, analyze, supernet
+from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, supernet
 from jaxnas.weights import carry_weights
 
 __version__ = "0.1.0"
@@ -29,6 +29,8 @@ __all__ = [
     "init",
     "latency",
     "load_subnet",
+    "order",
+    "rank_modules",
     "save_subnet",
     "search",
     "spaces",

@@ -41,7 +41,7 @@ class Annotations:
 
     Attributes:
       variables: maximal ones as `jax.ShapeDtypeStruct`, by collection, in boxes with logical axis names.
-      specs: what each parameter is made of, by its path.
+      specs: what each parameter is made of, by its path: a `ParameterSpec`, or what has its methods.
       state: the same of each other array, by its collection and path.
       macs: tables of multiply-accumulates on one example.
       choices: tables of the decisions that are read, as which option of a mixture runs.
@@ -49,8 +49,8 @@ class Annotations:
     """
 
     variables: Any
-    specs: dict[Path, ParameterSpec | BankSpec]
-    state: dict[Path, ParameterSpec | BankSpec]
+    specs: dict[Path, Any]
+    state: dict[Path, Any]
     macs: tuple[Table, ...]
     choices: tuple[Table, ...]
     half_precision: bool

@@ -16,7 +16,6 @@ from jaxnas.network import Variables
 from jaxnas.space import Arch
 from jaxnas.tensors import check_tensors, flatten, unflatten
 from jaxnas.transform.rebuild import rebuilt
-from jaxnas.transform.supernet import Supernet
 
 TOLERANCE = 1e-5  # of the verification, relative, in float32
 HALF_TOLERANCE = 2e-2  # the same of a network that computes in bfloat16 or float16
@@ -66,8 +65,8 @@ def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
 
 
 def extract(
-    net: nn.Module,
-    variables: Variables,
+    net: Any,
+    variables: Any,
     arch: Arch,
     *,
     inputs: Any = None,
@@ -78,7 +77,7 @@ def extract(
     """The network of one architecture, alone, with its part of the weights.
 
     Args:
-      net: any Flax module with a `space`.
+      net: any Flax module with a `space`, or a network of `jaxnas.supernet`.
       variables: its maximal variables, by collection; parameters stacked by layer or not.
       arch: a concrete hard architecture of the space.
       inputs: see `init`; not needed with `verify`.
@@ -98,7 +97,7 @@ def extract(
         that its annotations count; batch statistics that have their initial values; with `verify`, a network
         that `jaxnas.testing.check_network` refuses.
     """
-    if rebuild is not None and (verify is None or not isinstance(net, Supernet)):
+    if rebuild is not None and (verify is None or not hasattr(net, "annotations")):
         raise ValueError("extract(rebuild=...) needs verify=batch, and a network that jaxnas.supernet made.")
     if (inputs is None) == (verify is None):
         raise ValueError("extract needs either verify=batch, or inputs=: arrays, shapes, or (batch, ...).")

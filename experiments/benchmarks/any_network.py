@@ -4,9 +4,9 @@
   python -m experiments.benchmarks.any_network --space=wide --architectures=4
 
 The ViT is AutoFormer-T's without relative positions, written in Linen as a tutorial does. Timed are gradients
-of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT` with
-unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network, compiled
-for its architecture alone. Medians over repeats, averaged over architectures; compile time apart.
+of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT`
+with unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network,
+compiled for its architecture alone. Medians over repeats, averaged over architectures; compile time apart.
 """
 
 from __future__ import annotations
@@ -74,10 +74,12 @@ class PlainViT(nn.Module):
 
 def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any, Any]:
     """The plain ViT as a supernet over AutoFormer's decisions, and its variables."""
-    width, depth = (max(space.choices[name].options) for name in ("embed_dim", "depth"))
-    heads = max(space.choices["num_heads"].options)
-    ratio = max(space.choices["mlp_ratio"].options)
-    model = PlainViT(width, depth, heads, int(width * ratio))
+
+    def options(name: str) -> Any:
+        return space.choices[name].options
+
+    width, depth, heads = (max(options(name)) for name in ("embed_dim", "depth", "num_heads"))
+    model = PlainViT(width, depth, heads, int(width * max(options("mlp_ratio"))))
     variables = model.init(jax.random.key(0), images[:1])
     decisions = {name: space.choices[name].replace(active=None) for name in space if name != "depth"}
     return jaxnas.supernet(
@@ -86,7 +88,7 @@ def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any,
             "width": Size(lambda embed_dim: embed_dim),
             "block_*/heads": Size(lambda num_heads: num_heads),
             "block_*/hidden": Size(lambda mlp_ratio, embed_dim: int(mlp_ratio * embed_dim)),
-            "block_*": Depth(*space.choices["depth"].options),
+            "block_*": Depth(*options("depth")),
         },
         decisions=decisions,
         form=form,
@@ -128,7 +130,7 @@ def main() -> None:
         for name, (_, own) in nets.items():
             given = arch if name == "elastic layers" else named
             calls[name] = functools.partial(compiled[name], own, given)
-        times = median_times(calls, _REPEATS.value)
+        times = median_times(calls, repeats=_REPEATS.value)
         for name in rows:
             rows[name].append(times[name] / times["alone"])
     for name, ratios in rows.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,10 +26,12 @@ from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
 
 # Elementwise functions of which 0 is a fixed point.
 _ODD = frozenset(
-    "abs asin asinh atan atanh cbrt ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
-    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh sqrt square "
+    "abs asin asinh atan atanh ceil conj convert_element_type copy copy_p erf erf_inv expm1 "
+    "floor imag log1p neg optimization_barrier real reduce_precision round sign sin sinh square "
     "stop_gradient tan tanh".split()
 )
+# Operands whose zeros make infinities, in the result or its derivative: they are 1 behind the active part.
+_SINGULAR = {"div": 1, "rem": 1, "log": 0, "sqrt": 0, "rsqrt": 0, "cbrt": 0, "pow": 0, "integer_pow": 0}
 _ALL = frozenset("add add_any sub max min or xor".split())  # 0 of zeros
 _ANY = frozenset("mul and".split())  # 0 if one operand is
 _KEPT = frozenset(  # moves numbers, or adds some: zeros stay zeros
@@ -41,7 +43,7 @@ _PASSING = frozenset(  # of a sum that is still to be divided
     "stop_gradient".split()
 )
 _SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
-Atoms = Set[int]
+Atoms = frozenset[int]
 NONE: Atoms = frozenset()
 
 
@@ -90,7 +92,7 @@ class Sizes:
 
     def elastic(self, layout: Layout) -> Atoms:
         """The elastic atoms of an axis."""
-        return atoms_of(layout).keys() & self.sizes.keys()
+        return frozenset(atoms_of(layout).keys() & self.sizes.keys())
 
     def atoms(self, one: Value) -> Atoms:
         """The elastic atoms of an array."""
@@ -320,7 +322,7 @@ def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
 def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
     """Notes the number of terms of sums along elastic axes."""
     if op.name == "reduce_sum" and isinstance(op.ins[0], int):
-        layouts = [sizes.layouts[op.ins[0]][place] for place in op.eqn.params["axes"]]
+        layouts = [sizes.layouts[op.array(0)][place] for place in op.eqn.params["axes"]]
         full, now = state.pending.get(op.ins[0], (1, 1))
         if op.ins[0] in state.pending or any(map(sizes.elastic, layouts)):
             full *= math.prod(op.eqn.invars[0].aval.shape[place] for place in op.eqn.params["axes"])
@@ -334,6 +336,11 @@ def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
 def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
     """The operands of a reduction along elastic axes, with its neutral value behind their active part."""
     neutral: Any = 0
+    if (place := _SINGULAR.get(op.name)) is not None:
+        one, values = op.ins[place], list(values)
+        if isinstance(one, int) and op.eqn.params.get("y", -1) < 0:
+            values[place] = sizes.mask(values[place], sizes.layouts[one], 1)
+        return values
     if op.name in REDUCTIONS:
         axes, neutral = op.eqn.params["axes"], REDUCTIONS[op.name]
     elif op.name in CUMULATIVE:
@@ -348,7 +355,7 @@ def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -
         return values
     if not isinstance(op.ins[0], int):
         return values
-    layouts = sizes.layouts[op.ins[0]]
+    layouts = sizes.layouts[op.array(0)]
     chosen = [layouts[place] if place in axes else None for place in range(len(layouts))]
     needed = frozenset().union(*(sizes.elastic(one) for one in chosen if one is not None))
     if neutral == 0 and not isinstance(neutral, bool):
@@ -376,9 +383,9 @@ def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
     elif op.name == "integer_pow" and op.eqn.params["y"] > 0:
         found = given[0]
     elif op.name == "cumsum":
-        found = given[0] - sizes.elastic(sizes.layouts[op.ins[0]][op.eqn.params["axis"]])
+        found = given[0] - sizes.elastic(sizes.layouts[op.array(0)][op.eqn.params["axis"]])
     elif op.name == "conv_general_dilated":
-        kernels = sizes.layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[0]]
+        kernels = sizes.layouts[op.array(1)][op.eqn.params["dimension_numbers"].rhs_spec[0]]
         found = (given[1] & sizes.elastic(kernels)) | (given[0] - has[1])
     found &= sizes.atoms(op.outs[0])  # a sum along an atom no longer has it
     if not found:
@@ -408,7 +415,7 @@ def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
     elif op.name == "slice":
         starts, limits = [], []
         for layout, start, limit in zip(
-            sizes.layouts[op.ins[0]], parameters["start_indices"], parameters["limit_indices"], strict=True
+            sizes.layouts[op.array(0)], parameters["start_indices"], parameters["limit_indices"], strict=True
         ):
             if (start, limit) == (0, math.prod(factor.size for factor in layout)):
                 starts.append(0)

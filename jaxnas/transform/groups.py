@@ -73,7 +73,7 @@ class Traced:
     layouts: dict[int, tuple[Layout, ...]]
     outputs: Any
     updated: tuple[int, ...]
-    batch: int | None
+    batch: int
     half_precision: bool
 
 
@@ -293,14 +293,9 @@ def _trace(
     closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key)
     numbers = [trace.array(list(one), x.shape) for one, x in zip(axes, shapes.values(), strict=True)]
     trace.origin.update({number: number for number in numbers})
-    rows, batch = [], None
+    rows, batch = [], trace.ties.new(jax.tree.leaves(inputs)[0].shape[0])
     for x in jax.tree.leaves(inputs):
-        first = (
-            [trace.ties.new(x.shape[0])]
-            if batch is None or trace.ties.sizes[batch] != x.shape[0]
-            else [batch]
-        )
-        batch = first[0] if batch is None else batch
+        first = [batch if trace.ties.sizes[batch] == x.shape[0] else trace.ties.new(x.shape[0])]
         rows.append(trace.array([first, *trace.ties.axes(x.shape[1:], "an axis of the inputs")], x.shape))
     program = trace.program(closed, [*numbers, *rows, trace.array([], ())])
     (outputs, updates), half = out, computes_in_half_precision(closed.jaxpr)
@@ -328,7 +323,7 @@ def _named(
     uses: dict[int, list[tuple[str, Path | None]]] = defaultdict(list)
     for use, axis, origin in trace.uses:
         for atom in atoms_of(trace.ties.layout(axis)):
-            uses[atom].append((use, path_of.get(origin)))
+            uses[atom].append((use, None if origin is None else path_of.get(origin)))
     places: dict[int, list[tuple[Path, int]]] = defaultdict(list)
     elements: Counter[int] = Counter()
     whole: dict[str, list[tuple[Path, int]]] = defaultdict(list)

@@ -113,7 +113,8 @@ def _linen(module: nn.Module, variables: Any) -> Model:
             return module.apply(variables, *positional, **options), {}
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}
         stored = [name for name in variables if name != "params"]
-        return module.apply(variables, *positional, **options, rngs=rngs, mutable=stored)
+        outputs, updates = module.apply(variables, *positional, **options, rngs=rngs, mutable=stored)
+        return outputs, dict(updates)
 
     def init(key: jax.Array, inputs: Any) -> Variables:
         positional, named = arguments(module.__call__, inputs)

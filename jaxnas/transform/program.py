@@ -67,6 +67,12 @@ class Operation:
         """Of the primitive."""
         return self.eqn.primitive.name
 
+    def array(self, place: int) -> int:
+        """The number of an operand that is an array."""
+        number = self.ins[place]
+        assert isinstance(number, int)
+        return number
+
 
 @dataclasses.dataclass(eq=False)
 class Program:

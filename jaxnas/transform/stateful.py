@@ -26,8 +26,8 @@ def nnx(module: Any) -> Model:
     """The pure function of a module of Flax NNX, which is not changed.
 
     The collections are those of Linen: "params", "batch_stats", and others by the type of the variable.
-    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: all streams are made of the key of
-    a call.
+    Arrays that are no `nnx.Variable` are "constants". Keys are no variables: a call makes all streams of its
+    own key.
     """
     from flax import nnx
 
@@ -112,7 +112,9 @@ def equinox(model: Any) -> Model:
             "equinox.nn.make_with_state."
         )
     arrays, static = eqx.partition(module, eqx.is_array)
-    own = {("params" if eqx.is_inexact_array(x) else "constants", *path): x for path, x in paths(arrays)}
+    own: dict[Path, Any] = {
+        ("params" if eqx.is_inexact_array(x) else "constants", *path): x for path, x in paths(arrays)
+    }
     structure, order = jax.tree.structure(arrays), list(own)
     names = {getattr(one, "axis_name", None) for _, one in _equinox_modules(module)} - {None}
     if len(names) > 1:

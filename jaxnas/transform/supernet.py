@@ -538,11 +538,11 @@ class Supernet:
         for program in regions.programs(traced.program):
             for op in program.operations:
                 if op.name == "conv_general_dilated" and kernels:
-                    origin = traced.trace.origin.get(op.ins[1])
+                    origin = traced.trace.origin.get(op.array(1))
                     if origin in variables:
                         layouts = self.groups.layouts[variables[origin]]
                         spatial = [layouts[i] for i in op.eqn.params["dimension_numbers"].rhs_spec[2:]]
-                        atoms = [next(iter(atoms_of(x)), None) for x in spatial]
+                        atoms = [next(iter(atoms_of(x)), -1) for x in spatial]
                         if any(atom in kernels for atom in atoms):
                             found[id(op)] = tuple((atom, kernels.get(atom, 0)) for atom in atoms)
         return found

@@ -94,7 +94,7 @@ def contract(op: Operation, values: list[Any], layouts: list[Any], widths: Mappi
 
 
 def _named(array: tuple[Layout, ...], number: int, widths: Mapping[int, Width]) -> str:
-    leaves = [leaf for layout in array for leaf in layout]
+    leaves = [leaf for layout in array for leaf in layout if isinstance(leaf, Leaf)]
     return " ".join(
         f"a{leaf.atom}" if leaf.atom in widths else f"w{number}_{place}" for place, leaf in enumerate(leaves)
     )

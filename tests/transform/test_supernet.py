@@ -1,5 +1,7 @@
 """Networks that know nothing of jaxnas as supernets: extraction, gradients, costs, files, mistakes."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -166,16 +168,19 @@ def test_costs_are_those_of_the_extracted_network(case):
     assert counted["params"][7] == sum(x.size for x in jax.tree.leaves(shapes["params"]))
 
 
-def test_vmap_and_soft_decisions_are_the_loop_and_the_hard_ones(case):
+def test_both_forms_vmap_and_soft_decisions_agree(case):
     """P5."""
     _, net, variables, inputs = case
     archs = net.space.sample(KEY, 3)
     many = jax.jit(jax.vmap(net.apply, (None, None, 0)))(variables, inputs, archs)
     one = jax.jit(net.apply)
+    form = "masked" if net.form == "switch" else "switch"
+    other = jax.jit(dataclasses.replace(net, form=form).apply)
     for i in range(3):
         arch = jax.tree.map(lambda x, i=i: x[i], archs)
         scale = float(jnp.abs(many[i]).max())
         np.testing.assert_allclose(many[i], one(variables, inputs, arch), rtol=1e-5, atol=1e-5 * scale)
+        np.testing.assert_allclose(many[i], other(variables, inputs, arch), rtol=1e-5, atol=1e-5 * scale)
         soft = one(variables, inputs, net.space.soften(arch))
         np.testing.assert_allclose(many[i], soft, rtol=1e-5, atol=1e-5 * scale)
 
