@@ -1,6 +1,7 @@
 """Every file of examples/ runs as it stands, in a workdir of its own."""
 
 import ast
+import functools
 import os
 import pathlib
 import subprocess
@@ -10,8 +11,10 @@ import in_process
 import numpy as np
 import pytest
 from PIL import Image
+from tiers import more, nightly
 
-from jaxnas import training
+import jaxnas
+from jaxnas import runs, training
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Its workers import the file, so it is the program of a process of its own.
@@ -24,6 +27,20 @@ def test_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = in_process.script(path, f"--workdir={tmp_path}")
     assert printed.strip() or list(tmp_path.iterdir())  # some start a binary, which prints by itself
+
+
+@pytest.mark.parametrize("library", [*more("equinox"), *nightly("linen", "nnx")])
+def test_any_network(library, tmp_path, monkeypatch):
+    """From a network without jaxnas to the found one on the disk, by a few steps and architectures."""
+    monkeypatch.chdir(tmp_path)
+    training_of, search_of = training.Training, runs.Search
+    monkeypatch.setattr(training, "Training", lambda **given: training_of(**given | {"steps": 10}))
+    monkeypatch.setattr(jaxnas, "supernet", functools.partial(jaxnas.supernet, form="masked"))
+    few = {"method": "sampling", "samples": 2, "most_share": 1.0}
+    monkeypatch.setattr(runs, "Search", lambda **given: search_of(**given | few))
+    (tmp_path / "text.txt").write_text("Call me whatever you like. " * 400)
+    in_process.script(ROOT / "examples" / f"any_{library}.py", "text.txt")
+    assert (tmp_path / "runs" / f"any_{library}" / "subnet" / "model.stablehlo").is_file()
 
 
 @pytest.mark.nightly
