@@ -27,7 +27,7 @@ class Vit(nnx.Module):
 
     def __init__(self, rngs, width=48, blocks=((6, 96),) * 3):
         self.patches = nnx.Conv(1, width, (2, 2), (2, 2), rngs=rngs)
-        self.positions = nnx.Param(0.02 * rngs.params.normal((16, width)))
+        self.positions = nnx.Param(0.2 * rngs.params.normal((16, width)))
         self.blocks = nnx.List([Block(width, heads, hidden, rngs) for heads, hidden in blocks])
         self.norm, self.head = nnx.LayerNorm(width, rngs=rngs), nnx.Linear(width, 10, rngs=rngs)
 
@@ -43,11 +43,11 @@ images, labels = sklearn.datasets.load_digits(return_X_y=True)
 images = images.reshape(-1, 8, 8, 1)
 
 # From here on it is jaxnas. The table shows the names of the groups of axes.
-task = tasks.Images(data=data.from_arrays(images, labels), crop_padding=1, mixup=0.4)
+task = tasks.Images(data=data.from_arrays(images, labels), mixup=0.4)
 print(groups := jaxnas.analyze(Vit(nnx.Rngs(0)), inputs=task.inputs))
-choices = {"width": Choice(24, 36, 48), "blocks/*/heads": Choice(2, 4, 6), "blocks/*": Depth(2, 3)}
+choices = {"width": Choice(32, 48), "blocks/*/heads": Choice(2, 4, 6), "blocks/*": Depth(2, 3)}
 net = jaxnas.supernet(groups, choices | {"blocks/*/hidden": Choice(24, 48, 96)})
-settings = training.Training(steps=2000, learning_rate=4e-3, steps_per_call=10)
+settings = training.Training(steps=2500, learning_rate=3e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/any_nnx")
 search = runs.Search(strategy=Evolution(net.space, evaluations=100), most_share=0.6)  # of the parameters
 result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_nnx")
