@@ -11,7 +11,6 @@ import in_process
 import numpy as np
 import pytest
 from PIL import Image
-from tiers import more, nightly
 
 import jaxnas
 from jaxnas import runs, training
@@ -29,7 +28,8 @@ def test_runs(path, tmp_path, monkeypatch):
     assert printed.strip() or list(tmp_path.iterdir())  # some start a binary, which prints by itself
 
 
-@pytest.mark.parametrize("library", [*more("equinox"), *nightly("linen", "nnx")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
 def test_any_network(library, tmp_path, monkeypatch):
     """From a network without jaxnas to the found one on the disk, by a few steps and architectures."""
     monkeypatch.chdir(tmp_path)
