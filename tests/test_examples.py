@@ -10,6 +10,7 @@ import sys
 import in_process
 import numpy as np
 import pytest
+import tiers
 from PIL import Image
 
 import jaxnas
@@ -28,8 +29,7 @@ def test_runs(path, tmp_path, monkeypatch):
     assert printed.strip() or list(tmp_path.iterdir())  # some start a binary, which prints by itself
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
+@pytest.mark.parametrize("library", ["linen", *tiers.nightly("nnx", "equinox")])
 def test_any_network(library, tmp_path, monkeypatch):
     """From a network without jaxnas to the found one on the disk, by a few steps and architectures."""
     monkeypatch.chdir(tmp_path)
