@@ -409,11 +409,7 @@ class Supernet:
         tables = self._tables()
         gates = self._gates(traced)
         specs = self._specs()
-        macs = [
-            table
-            for program in [traced.program]
-            for table in _macs(program, traced.layouts, tables, gates, self._borders(traced))
-        ]
+        macs = _macs(traced.program, traced.layouts, tables, gates, self._borders(traced))
         shapes = {
             path: jax.ShapeDtypeStruct(shape, x.dtype)
             for path, x in self.groups.shapes.items()
@@ -435,8 +431,8 @@ class Supernet:
     def _given(self, variables: Any, widths: dict[str, Width], sizes: Sizes) -> list[Any]:
         """The variables as the program takes them."""
         found = dict(paths(variables))
-        specs = self._specs()
         host = _host(self.space) if sizes.small else None
+        specs = self._specs() if sizes.small else {}
         made = []
         for path, shape in self.groups.shapes.items():
             expected = shape.shape if host is None else specs[path].shape(host)
