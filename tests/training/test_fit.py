@@ -480,7 +480,7 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
         case("space", error=TypeError, net=None),
         *(case(f"training.steps is {steps!r}", steps=steps) for steps in (2.5, "3", 0)),
         case("Perceptron", "params/in_1", variables=other),
-        case("Perceptron", "missing: params/head/bias", variables=own["params"]),
+        case("'params'", "in_0", variables=own["params"]),
         case("Perceptron", "params/in_0", variables=small),
         case("'test'", recipe=Cheating()),
         kind(recipe=Uniform),
