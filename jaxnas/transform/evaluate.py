@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -123,19 +124,31 @@ class Sizes:
 
     def mask(self, value: Any, layouts: Sequence[Layout | None], neutral: Any = 0) -> Any:
         """An array with a neutral value behind the active part of some axes."""
-        assert self.masks is not None
-        for axis, layout in enumerate(layouts):
-            if layout is None or not self.elastic(layout):
-                continue
-            mask = mask_of(layout, self.masks, jnp)
-            mask = mask.reshape([-1 if i == axis else 1 for i in range(value.ndim)])
-            soft = mask.dtype != np.dtype(bool)
-            if soft and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
+        for mask in self._masks(layouts):
+            if mask.dtype != np.dtype(bool) and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
                 value = value * mask.astype(value.dtype)
             else:
-                kept = mask > jnp.zeros((), mask.dtype) if soft else mask
-                value = jnp.where(kept, value, _neutral(neutral, value.dtype))
+                value = jnp.where(mask.astype(bool), value, _neutral(neutral, value.dtype))
         return value
+
+    def keep(self, value: Any, layouts: Sequence[Layout], old: Any) -> Any:
+        """An array with the values of another one behind its active part."""
+        for mask in self._masks(layouts):
+            value = jnp.where(mask.astype(bool), value, old)
+        return value
+
+    def _masks(self, layouts: Sequence[Layout | None]) -> Iterator[Any]:
+        """The weights of the positions of elastic axes, each to be broadcast to an array with these axes."""
+        assert self.masks is not None
+        for axis, layout in enumerate(layouts):
+            if layout is not None and self.elastic(layout):
+                shape = [-1 if i == axis else 1 for i in range(len(layouts))]
+                yield mask_of(layout, self.masks, jnp).reshape(shape)
+
+    @functools.cached_property
+    def active_constants(self) -> dict[int, Any]:
+        """The arrays that the functions close over, of which small shapes have the active part."""
+        return {n: self.cut(x, n) if self.small else x for n, x in self.constants.items()}
 
 
 def _take(value: Any, places: np.ndarray, axis: int) -> Any:
@@ -189,10 +202,8 @@ def run(program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes
 def _run(
     program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes
 ) -> tuple[list[Any], list[Atoms]]:
-    state = _Run(dict(zip(program.inputs, arguments, strict=True)), {}, {}, {})
-    state.zero.update(zip(program.inputs, zero, strict=True))
-    for number, value in sizes.constants.items():
-        state.values[number] = sizes.cut(value, number) if sizes.small else value
+    values = {**sizes.active_constants, **dict(zip(program.inputs, arguments, strict=True))}
+    state = _Run(values, dict(zip(program.inputs, zero, strict=True)), {}, {})
     _operations(program, 0, len(program.operations), sizes.gates.get(id(program), []), state, sizes)
     outputs = [state.value(one) for one in program.outputs]
     return outputs, [state.zeros(one, sizes) for one in program.outputs]

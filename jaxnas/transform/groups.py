@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.inputs import specification, with_batch
+from jaxnas.inputs import describe, specification, with_batch
 from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
@@ -131,6 +131,29 @@ class Groups:
             more = f" and {len(places) - 3} more" if len(places) > 3 else ""
             lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
         return "\n".join(lines)
+
+    def arrays(self, variables: Any, shapes: dict[Path, tuple[int, ...] | None] | None = None) -> list[Any]:
+        """The arrays of variables in the order of the analysis.
+
+        Args:
+          variables: by collection.
+          shapes: that are expected; None for the full ones, and for an array that is not there.
+
+        Raises:
+          ValueError: an array is missing, or has another shape.
+        """
+        found, made = dict(paths(variables)), []
+        for path, full in self.shapes.items():
+            expected = full.shape if shapes is None else shapes[path]
+            if expected is None:
+                made.append(None)
+                continue
+            if path not in found or tuple(found[path].shape) != expected:
+                has = describe(found[path]) if path in found else "nothing"
+                wanted = f"whole, as {describe(full)}" if shapes is None else f"with the shape {expected}"
+                raise ValueError(f"{'/'.join(path)} of {self.model.name} is expected {wanted}; got {has}.")
+            made.append(found[path])
+        return made
 
     def traced(self, inputs: Any, train: bool) -> Traced:
         """The program for inputs of some shape; it is traced once for each.

@@ -6,7 +6,6 @@ function, and every size is a prefix. Modules cannot change places: they get a r
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnas import products
-from jaxnas.choice import nearest
 from jaxnas.inputs import describe, specification
 from jaxnas.transform import regions
 from jaxnas.transform.evaluate import _bind
@@ -73,7 +70,7 @@ def order(
         largest output (.02 in half precision).
     """
     groups = net.groups
-    arrays, pairs = _arrays(groups, variables), _pairs(groups, batches, by, loss)
+    arrays, pairs = groups.arrays(variables), _pairs(groups, batches, by, loss)
     moved = {place.name for place in net.places} - _bound(groups)
     chosen = [group for group in groups if group.name in moved]
     if isinstance(by, str):
@@ -83,7 +80,7 @@ def order(
     orders = {group.atom: _descending(group, scores[group.atom]) for group in chosen}
     permuted = [permute(x, groups.layouts.get(path, ()), orders) for path, x in paths(variables)]
     ordered = jax.tree.unflatten(jax.tree.structure(variables), permuted)
-    _check_same(groups, arrays, _arrays(groups, ordered), orders, pairs[0][0] if pairs else None)
+    _check_same(groups, arrays, groups.arrays(ordered), orders, pairs[0][0] if pairs else None)
     return ordered
 
 
@@ -109,8 +106,9 @@ def rank_modules(
         shape of its output.
     """
     groups = net.groups if isinstance(net, Supernet) else net
-    arrays, pairs = _arrays(groups, variables), _pairs(groups, batches, "activations", None)
-    names = _modules(groups, modules)
+    arrays, pairs = groups.arrays(variables), _pairs(groups, batches, "activations", None)
+    traced = groups.traced(groups.inputs, False)
+    names = regions.matching(traced, modules) if isinstance(modules, str) else list(modules)
 
     def influence(arrays: list[Any], inputs: Any) -> list[jax.Array]:
         traced = groups.traced(specification(inputs), False)
@@ -375,7 +373,7 @@ def _check_same(
     inputs = _zeros(groups, jax.random.key(0)) if inputs is None else inputs
     with jax.default_matmul_precision("highest"):
         call = jax.jit(lambda arrays: jax.tree.leaves(_call(groups, arrays, inputs)))
-        half = products.computes_in_half_precision(jax.make_jaxpr(call)(before).jaxpr)
+        half = groups.traced(specification(inputs), False).half_precision
         tolerance = 2e-2 if half else 1e-5
 
         expected = call(before)
@@ -426,18 +424,6 @@ def _zeros(groups: Groups, key: jax.Array | None = None) -> Any:
     return jax.tree.map(one, groups.inputs)
 
 
-def _arrays(groups: Groups, variables: Any) -> list[Any]:
-    """The variables in the order of the analysis."""
-    found = dict(paths(variables))
-    for path, expected in groups.shapes.items():
-        if path not in found or tuple(found[path].shape) != expected.shape:
-            raise ValueError(
-                f"{'/'.join(path)} of {groups.model.name} is expected whole, as {describe(expected)}; got "
-                f"{describe(found[path]) if path in found else 'nothing'}."
-            )
-    return [found[path] for path in groups.shapes]
-
-
 def _pairs(
     groups: Groups, batches: Iterable[Any] | None, by: str | Score, loss: Any
 ) -> list[tuple[Any, Any]]:
@@ -464,13 +450,3 @@ def _pairs(
                 f"{describe(known)}."
             )
     return pairs
-
-
-def _modules(groups: Groups, modules: str | Sequence[str]) -> list[str]:
-    if not isinstance(modules, str):
-        return list(modules)
-    known = regions.scopes(groups.traced(groups.inputs, False))
-    found = [m for m in known if fnmatch.fnmatchcase(m, modules) and m.count("/") == modules.count("/")]
-    if not found:
-        raise ValueError(f"{modules!r} matches no module{nearest(modules, known)}")
-    return found

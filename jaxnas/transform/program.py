@@ -18,7 +18,7 @@ from jax.extend import core
 from jaxnas.transform import rules
 from jaxnas.transform.ties import Axes, Axis, Layout, Ties
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_lin")
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _MOVES = (
     "convert_element_type",
@@ -268,7 +268,7 @@ class Trace:
 
 def _called(eqn: Any) -> Any:
     """The function of a call that is inlined."""
-    if eqn.primitive.name not in _CALLS or eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+    if eqn.primitive.name not in _CALLS:
         return None
     return next(eqn.params[key] for key in _BODIES if key in eqn.params)
 

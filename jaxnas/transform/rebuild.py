@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from jaxnas.tensors import Path
+from jaxnas.tensors import Path, unflatten
 from jaxnas.transform.groups import paths
 from jaxnas.transform.models import Model, model_of
-from jaxnas.transform.supernet import Supernet, unflatten
+from jaxnas.transform.supernet import Supernet
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

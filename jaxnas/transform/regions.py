@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator
 
+from jaxnas.choice import nearest
 from jaxnas.transform.evaluate import Region
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import Operation, Program, Value
@@ -17,6 +19,20 @@ def scopes(traced: Traced) -> list[str]:
             for stop in range(1, len(op.scope) + 1):
                 found.setdefault("/".join(op.scope[:stop]))
     return list(found)
+
+
+def matching(traced: Traced, pattern: str) -> list[str]:
+    """The modules whose names match a pattern, at its level, in the order of their calls.
+
+    Raises:
+      ValueError: none does.
+    """
+    known = scopes(traced)
+    level = pattern.count("/")
+    found = [name for name in known if fnmatch.fnmatchcase(name, pattern) and name.count("/") == level]
+    if not found:
+        raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
+    return found
 
 
 def programs(program: Program) -> Iterator[Program]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxnas.transform.ties import Axes, Ties
+from jaxnas.transform.ties import Axes, Axis, Ties
 
 Rule = Callable[[Ties, Any, list[Axes]], list[Axes]]
 
@@ -93,6 +93,15 @@ def collective(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     for axis in (one[place] for one in ins for place in axes):
         ties.fix(axis, "reduced by name")
     return [[axis for place, axis in enumerate(one) if place not in axes] for one in ins]
+
+
+def _same_or_fixed(ties: Ties, one: Axis, other: Axis, whole: bool, reason: str) -> None:
+    """Ties an axis and a window of it if the window is the whole axis, and fixes both otherwise."""
+    if whole:
+        ties.tie(one, other)
+    else:
+        ties.fix(one, reason)
+        ties.fix(other, reason)
 
 
 def _prefixes(ties: Ties, axes: Axes, reason: str) -> None:
@@ -263,11 +272,7 @@ def dynamic_slice(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 def dynamic_update_slice(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     for place, (size, part) in enumerate(zip(*map(_shape, eqn.invars[:2]), strict=True)):
-        if size == part:
-            ties.tie(ins[0][place], ins[1][place])
-        else:
-            for axis in (ins[0][place], ins[1][place]):
-                ties.fix(axis, "updated at a traced position")
+        _same_or_fixed(ties, ins[0][place], ins[1][place], size == part, "updated at a traced position")
     return [ins[0]]
 
 
@@ -294,11 +299,8 @@ def gather(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     kept = [place for place in range(len(operand)) if place not in dropped]
     for place, target in zip(kept, numbers.offset_dims, strict=True):
-        if sizes[place] == _shape(eqn.invars[0])[place]:
-            axes[target] = operand[place]
-        else:
-            for axis in (operand[place], axes[target]):
-                ties.fix(axis, "looked up")
+        whole = sizes[place] == _shape(eqn.invars[0])[place]
+        _same_or_fixed(ties, operand[place], axes[target], whole, "looked up")
     for place in numbers.collapsed_slice_dims:
         ties.fix(operand[place], "looked up")
     batch = [target for target in range(len(axes)) if target not in numbers.offset_dims]
@@ -316,11 +318,8 @@ def scatter(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     dropped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     kept = [place for place in range(len(operand)) if place not in dropped]
     for place, target in zip(kept, numbers.update_window_dims, strict=True):
-        if _shape(eqn.invars[2])[target] == _shape(eqn.invars[0])[place]:
-            ties.tie(operand[place], updates[target])
-        else:
-            for axis in (operand[place], updates[target]):
-                ties.fix(axis, "written at positions")
+        whole = _shape(eqn.invars[2])[target] == _shape(eqn.invars[0])[place]
+        _same_or_fixed(ties, operand[place], updates[target], whole, "written at positions")
     for place in numbers.inserted_window_dims:
         ties.fix(operand[place], "written at positions")
     batch = [target for target in range(len(updates)) if target not in numbers.update_window_dims]
@@ -336,10 +335,10 @@ def scatter(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 def along_axes(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     """Windows and reversals: axes of windows of one keep their sizes, others are positions."""
-    return [_new(ties, out, ins[0], _windowed(eqn, out), "windows or positions") for out in eqn.outvars]
+    return [_new(ties, out, ins[0], _windowed(eqn), "windows or positions") for out in eqn.outvars]
 
 
-def _windowed(eqn: Any, out: Any) -> tuple[int, ...]:
+def _windowed(eqn: Any) -> tuple[int, ...]:
     shape = _shape(eqn.invars[0])
     window = eqn.params.get("window_dimensions")
     moved = eqn.params.get("dimensions", ())

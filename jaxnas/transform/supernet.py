@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import inspect
 import math
 import operator
@@ -17,17 +18,17 @@ import numpy as np
 from jaxnas import products
 from jaxnas.annotations import Annotations
 from jaxnas.choice import Choice, nearest
-from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.decisions import Decisions, static
 from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
-from jaxnas.inputs import describe, specification
+from jaxnas.inputs import specification
 from jaxnas.space import Arch, Space
-from jaxnas.tensors import Path
+from jaxnas.tensors import Path, unflatten
 from jaxnas.transform import regions
 from jaxnas.transform.evaluate import NONE, Region, Sizes, run
 from jaxnas.transform.groups import Group, Groups, Traced, paths
 from jaxnas.transform.program import Operation, Program
 from jaxnas.transform.specs import LayoutSpec, active_part, table_of
-from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of
+from jaxnas.transform.ties import Layout, Leaf, atoms_of
 
 _BORDER = 0.7  # of the mean share of products, below which products run at their active sizes
 
@@ -260,10 +261,7 @@ def _skipped(
     groups: Groups, pattern: str, choice: Skip | Depth, named: dict[str, Choice], shared: bool
 ) -> list[Place]:
     traced = groups.traced(groups.inputs, False)
-    modules = [m for m in regions.scopes(traced) if fnmatch.fnmatchcase(m, pattern) and _level(m, pattern)]
-    if not modules:
-        known = regions.scopes(traced)
-        raise ValueError(f"{pattern!r} matches no module{nearest(pattern, known)}")
+    modules = regions.matching(traced, pattern)
     for module in modules:
         regions.region_of(traced, module)
     if isinstance(choice, Skip):
@@ -283,10 +281,6 @@ def _skipped(
             raise ValueError(f"{pattern!r} matches {len(modules)} modules, of which {option} cannot run.")
     named[pattern] = Choice(*choice.options)
     return [Place(m, ((pattern, None),), _Ranked(order.index(m), order == modules)) for m in modules]
-
-
-def _level(module: str, pattern: str) -> bool:
-    return module.count("/") == pattern.count("/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,7 +342,7 @@ class Supernet:
         variables = model.variables if model.init is None else model.init(key, inputs)
         if self.space.cardinality > 1:
             return unflatten(dict(paths(variables)))
-        host, specs = _host(self.space), self._specs()
+        host, specs = static(self.space), self._specs
         return unflatten(
             {
                 path: specs[path].active(jnp.asarray(x), host)
@@ -380,17 +374,17 @@ class Supernet:
         Returns:
           The outputs, or with `mutable` `(outputs, updates)`.
         """
-        given_inputs, small = specification(inputs), self.space.cardinality == 1
+        small = self.space.cardinality == 1
         rows = jax.tree.leaves(inputs)
         symbolic = not all(isinstance(size, int) for x in rows for size in x.shape)
-        traced = self.groups.traced(self.groups.inputs if symbolic else given_inputs, train)
+        traced = self.groups.traced(self.groups.inputs if symbolic else specification(inputs), train)
         widths = self._widths(arch)
         sizes = self._sizes(traced, widths, small)
         if symbolic:  # the leading axis of an export
             sizes = _with_batch(sizes, traced, rows[0].shape[0], small)
         key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
         key = jax.random.key(0) if key is None else key
-        given = self._given(variables, widths, sizes)
+        given = self._given(variables, sizes)
         zero = [NONE if small else sizes.atoms(number) for number in traced.program.inputs[: len(given)]]
         arguments = [*given, *rows, key]
         results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
@@ -401,15 +395,13 @@ class Supernet:
         order = list(self.groups.shapes)
         updates = {order[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
         kept = {p: x for p, x in updates.items() if x is not None and (mutable is True or p[0] in mutable)}
-        return outputs, unflatten(self._untouched(variables, kept, widths, small))
+        return outputs, unflatten(self._untouched(variables, kept, sizes))
 
     def annotations(self, inputs: Any) -> Annotations:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
         traced = self.groups.traced(inputs, False)
-        tables = self._tables()
-        gates = self._gates(traced)
-        specs = self._specs()
-        macs = _macs(traced.program, traced.layouts, tables, gates, self._borders(traced))
+        macs = _macs(traced.program, traced.layouts, self._tables, self._gates, self._borders(traced))
+        specs = self._specs
         shapes = {
             path: jax.ShapeDtypeStruct(shape, x.dtype)
             for path, x in self.groups.shapes.items()
@@ -426,54 +418,22 @@ class Supernet:
         )
 
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, LayoutSpec]) -> Any:
-        return full if self.space.cardinality > 1 else specs[path].shape(_host(self.space))
+        return full if self.space.cardinality > 1 else specs[path].shape(static(self.space))
 
-    def _given(self, variables: Any, widths: dict[str, Width], sizes: Sizes) -> list[Any]:
-        """The variables as the program takes them."""
-        found = dict(paths(variables))
-        host = _host(self.space) if sizes.small else None
-        specs = self._specs() if sizes.small else {}
-        made = []
-        for path, shape in self.groups.shapes.items():
-            expected = shape.shape if host is None else specs[path].shape(host)
-            if expected is None:  # in a module that is skipped
-                made.append(None)
-                continue
-            if path not in found or tuple(found[path].shape) != expected:
-                has = describe(found[path]) if path in found else "nothing"
-                raise ValueError(
-                    f"{'/'.join(path)} of {self.__name__} is expected with the shape {expected}; got {has}."
-                )
-            value = found[path]
-            if not sizes.small:
-                layouts = self.groups.layouts[path]
-                value = sizes.mask(value, layouts)
-            made.append(value)
-        return made
+    def _given(self, variables: Any, sizes: Sizes) -> list[Any]:
+        """The variables as the program takes them; None of those in a module that is skipped."""
+        if not sizes.small:
+            whole = self.groups.arrays(variables)
+            return [sizes.mask(x, own) for x, own in zip(whole, self.groups.layouts.values(), strict=True)]
+        host = static(self.space)
+        return self.groups.arrays(variables, {path: spec.shape(host) for path, spec in self._specs.items()})
 
-    def _untouched(
-        self, old: Any, new: dict[Path, Any], widths: dict[str, Width], small: bool
-    ) -> dict[Path, Any]:
+    def _untouched(self, old: Any, new: dict[Path, Any], sizes: Sizes) -> dict[Path, Any]:
         """Updated collections, with the old values behind their active part."""
-        if small:
+        if sizes.small:
             return new
         before = dict(paths(old))
-        atoms = {
-            self.groups[name].atom: _mask(one, self.groups[name].size, self._kernel(name))
-            for name, one in widths.items()
-            if name in self.groups.groups
-        }
-
-        def one(path: Path, value: Any) -> Any:
-            for axis, layout in enumerate(self.groups.layouts[path]):
-                if atoms_of(layout).keys() & atoms.keys():
-                    mask = mask_of(layout, atoms, jnp).reshape(
-                        [-1 if i == axis else 1 for i in range(value.ndim)]
-                    )
-                    value = jnp.where(mask.astype(bool), value, before[path])
-            return value
-
-        return {path: one(path, value) for path, value in new.items()}
+        return {path: sizes.keep(x, self.groups.layouts[path], before[path]) for path, x in new.items()}
 
     def _kernel(self, name: str) -> bool:
         return self.groups[name].kind == "kernel"
@@ -488,6 +448,7 @@ class Supernet:
                 made[place.name] = width(lambda: 0)
         return made
 
+    @functools.cached_property
     def _tables(self) -> dict[int, Table]:
         """The active sizes of the elastic atoms."""
         return {
@@ -496,26 +457,26 @@ class Supernet:
             if place.name in self.groups.groups
         }
 
+    @functools.cached_property
     def _specs(self) -> dict[Path, LayoutSpec]:
-        tables = self._tables()
         centred = frozenset(group.atom for group in self.groups if group.kind == "kernel")
         traced = self.groups.traced(self.groups.inputs, False)
-        gates = self._gates(traced)
         numbers = dict(zip(self.groups.shapes, traced.program.inputs, strict=False))
         users: dict[int, list[Table]] = {}
         for op in traced.program.operations:
             for one in op.ins:
                 if isinstance(one, int):
-                    users.setdefault(one, []).append(_gate_of(op, gates))
+                    users.setdefault(one, []).append(_gate_of(op, self._gates))
         specs = {}
         for path, layouts in self.groups.layouts.items():
-            own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
+            own = tuple((a, t) for a, t in self._tables.items() if any(a in atoms_of(x) for x in layouts))
             used = list(dict.fromkeys(users.get(numbers[path], [constant(1)])))
             gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
             specs[path] = LayoutSpec(layouts, own, gate, centred & {a for a, _ in own})
         return specs
 
-    def _gates(self, traced: Traced) -> dict[str, Table]:
+    @functools.cached_property
+    def _gates(self) -> dict[str, Table]:
         return {
             place.name: place.table(self.space)
             for place in self.places
@@ -625,9 +586,8 @@ def _macs(program: Program, layouts: Any, tables: dict[int, Table], gates: Any, 
             times = op.eqn.params["length"] if op.name == "scan" else 1
             if op.name in ("while", "cond") and any(inner):
                 raise ValueError(
-                    f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does "
-                    "not say how "
-                    "many of them run."
+                    f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does not "
+                    "say how many of them run."
                 )
             found += [
                 combine(lambda on, n, t=times: on * n * t, gate, table) for one in inner for table in one
@@ -658,19 +618,3 @@ class _alone:
 
     def __init__(self, eqn: Any):
         self.eqns = [eqn]
-
-
-def _host(space: Space) -> dict[str, np.ndarray]:
-    with jax.ensure_compile_time_eval():
-        return {name: np.asarray(x) for name, x in space.smallest().items()}
-
-
-def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
-    """Nested dicts of arrays by path."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = value
-    return tree
