@@ -39,11 +39,6 @@ class Model:
     load: Callable[[Variables], Any]
     root: str = ""
 
-    @property
-    def linen(self) -> bool:
-        """Whether the module holds no variables."""
-        return self.init is not None
-
 
 def model_of(model: Any, variables: Any) -> Model:
     """The pure function of a network.

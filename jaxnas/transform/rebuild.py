@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from jaxnas.tensors import Path, unflatten
@@ -47,14 +49,20 @@ def rebuilt(
       inputs: of the network.
 
     Raises:
-      ValueError: a module with other variables.
+      ValueError: a module with other variables, or a function.
     """
     sizes = small.sizes()
     module = rebuild(sizes)
+    if inspect.isfunction(module):
+        raise ValueError(
+            f"rebuild returned the function {module.__name__}, expected a module of Flax Linen, Flax NNX or "
+            "Equinox. A plain function needs no rebuild: it takes the extracted variables as they are."
+        )
     skipped = [place.name for place in small.places if place.name not in small.groups.groups]
     names = _renamed([(name, bool(sizes[name])) for name in skipped])
     stored = {_rename(path, names): value for path, value in paths(variables)}
-    model = model_of(module, unflatten(stored) if small.groups.model.linen else None)
+    tree = unflatten(stored)
+    model = model_of(module, tree if isinstance(module, nn.Module) else None)
     made = model.variables if model.init is None else jax.eval_shape(model.init, jax.random.key(0), inputs)
     expected = dict(paths(made))
     for path in {**expected, **stored}:
@@ -65,7 +73,6 @@ def rebuilt(
                 "extracted "
                 f"network. The sizes are {sizes}."
             )
-    tree = unflatten(stored)
     return Rebuilt(model.load(tree), tree, model)
 
 

@@ -251,6 +251,8 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
     np.testing.assert_allclose(exported.call(ROWS[:1]), expected, rtol=1e-5)  # another number of rows
     with pytest.raises(ValueError, match="rebuild"):
         jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: Mlp((2, 2)))
+    with pytest.raises(ValueError, match="expected a module"):
+        jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: scanned)
     with pytest.raises(ValueError, match="differs"):  # of the same variables, and another function
         swapped = type("Mlp", (Mlp,), {"__call__": lambda self, x: -Mlp.__call__(self, x)})
         jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: swapped((2, 4)))
