@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from equimo.models.attnet import AttNet
 from equimo.models.convnext import ConvNeXt
 from equimo.models.vit import VisionTransformer
@@ -190,7 +191,7 @@ def options(group):
     return Choice(group.size - 2 if group.kind == "kernel" else group.size // 2, group.size)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=tiers.cases(CASES, ("nnx", "equinox")))
 def made(request):
     """Random variables, so that nothing is equal by symmetry; integers and flags as they are."""
     case = CASES[request.param]

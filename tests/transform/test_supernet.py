@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 
 import jaxnas
 from jaxnas import Choice, Depth, Size, Skip, network, testing
@@ -104,7 +105,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=tiers.cases(CASES, ("attending",)))
 def case(request):
     model, variables, inputs, skipped = CASES[request.param]
     groups = jaxnas.analyze(model, variables, inputs)
