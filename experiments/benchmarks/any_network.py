@@ -3,7 +3,7 @@
   python -m experiments.benchmarks.any_network --space=tiny
   python -m experiments.benchmarks.any_network --space=wide --architectures=4
 
-The ViT is AutoFormer-T's without relative positions, written in Linen as a tutorial does. Timed are gradients
+The ViT is AutoFormer-T's, as a plain module (`experiments/benchmarks/plain_vit.py`). Timed are gradients
 of the logits' mean square, in turns in one process: of both forms of `jaxnas.supernet`, of `supernets.ViT`
 with unrolled layers, and of the largest plain network; compiled once. The unit is the extracted network,
 compiled for its architecture alone. Medians over repeats, averaged over architectures; compile time apart.
@@ -15,7 +15,6 @@ import functools
 import time
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,52 +23,10 @@ from absl import flags
 import jaxnas
 from experiments import binary
 from experiments.benchmarks.elastic import make_space
+from experiments.benchmarks.plain_vit import PlainViT
 from jaxnas import Depth, Size
 from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
-
-_SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
-_ARCHITECTURES = flags.DEFINE_integer("architectures", 4, "How many are sampled.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each architecture.")
-_BATCH = flags.DEFINE_integer("batch", 8, "Images.")
-
-
-class Block(nn.Module):
-    """A pre-norm block."""
-
-    heads: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps tokens [B, T, E] to the same shape."""
-        y, size = nn.LayerNorm()(x), x.shape[-1]
-        q, k, v = (nn.DenseGeneral((self.heads, 64), name=name)(y) for name in ("query", "key", "value"))
-        scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8.0, axis=-1)
-        y = jnp.einsum("bhqk,bkhd->bqhd", scores, v)
-        x = x + nn.DenseGeneral(size, axis=(-2, -1), name="out")(y)
-        return x + nn.Dense(size)(nn.gelu(nn.Dense(self.hidden)(nn.LayerNorm()(x)), approximate=False))
-
-
-class PlainViT(nn.Module):
-    """A ViT as a tutorial writes it."""
-
-    width: int
-    depth: int
-    heads: int
-    hidden: int
-
-    @nn.compact
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """Maps images [B, H, W, 3] to logits [B, 1000]."""
-        x = nn.Conv(self.width, (16, 16), strides=(16, 16), name="patch")(images)
-        x = x.reshape(x.shape[0], -1, self.width)
-        token = self.param("token", nn.initializers.normal(0.02), (1, 1, self.width))
-        x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.width)), x], axis=1)
-        x = x + self.param("positions", nn.initializers.normal(0.02), (1, x.shape[1], self.width))
-        for i in range(self.depth):
-            x = Block(self.heads, self.hidden, name=f"block_{i}")(x)
-        return nn.Dense(1000)(nn.LayerNorm()(x)[:, 1:].mean(axis=1))
 
 
 def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any, Any]:
@@ -79,7 +36,8 @@ def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any,
         return space.choices[name].options
 
     width, depth, heads = (max(options(name)) for name in ("embed_dim", "depth", "num_heads"))
-    model = PlainViT(width, depth, heads, int(width * max(options("mlp_ratio"))))
+    hidden = int(width * max(options("mlp_ratio")))
+    model = PlainViT(width, depth, heads, hidden, num_classes=1000, patch_size=16)
     variables = model.init(jax.random.key(0), images[:1])
     decisions = {name: space.choices[name].replace(active=None) for name in space if name != "depth"}
     return jaxnas.supernet(
@@ -97,9 +55,11 @@ def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any,
 
 def main() -> None:
     """Times all forms."""
-    space = make_space(_SPACE.value)
-    images = jnp.asarray(np.random.default_rng(0).standard_normal((_BATCH.value, 224, 224, 3)), jnp.float32)
-    ours = ViT(space, image_size=224, patch_size=16, num_classes=1000, max_relative_position=0)
+    space = make_space(flags.FLAGS.space)
+    images = jnp.asarray(
+        np.random.default_rng(0).standard_normal((flags.FLAGS.batch, 224, 224, 3)), jnp.float32
+    )
+    ours = ViT(space, image_size=224, patch_size=16, num_classes=1000)
     nets = {form: transformed(space, form, images) for form in ("masked", "switch")}
     nets["elastic layers"] = ours, jaxnas.init(ours, jax.random.key(0), images.shape)
 
@@ -117,7 +77,7 @@ def main() -> None:
     largest = jax.jit(jax.grad(lambda v: jnp.mean(plain.call(v, images, jax.random.key(0), False)[0] ** 2)))
     largest = largest.lower(nets["masked"][1]).compile()
     compile_time["largest network"] = time.perf_counter() - start
-    for number in range(_ARCHITECTURES.value):
+    for number in range(flags.FLAGS.architectures):
         arch = space.sample(jax.random.key(number))
         named = {("block_*" if name == "depth" else name): value for name, value in arch.items()}
         net, variables = nets["masked"]
@@ -130,7 +90,7 @@ def main() -> None:
         for name, (_, own) in nets.items():
             given = arch if name == "elastic layers" else named
             calls[name] = functools.partial(compiled[name], own, given)
-        times = median_times(calls, repeats=_REPEATS.value)
+        times = median_times(calls, repeats=flags.FLAGS.repeats)
         for name in rows:
             rows[name].append(times[name] / times["alone"])
     for name, ratios in rows.items():

@@ -63,6 +63,7 @@ def run(
 
     * One with the name of a width gets its active size, a Python int. Such a width needs no axis: the size of
       a convolution's kernel has none, since the small kernel is the centre of the large one and no prefix.
+    * `sizes` gets the active sizes of all widths, by name.
     * `keep` gets a function that returns its argument, and has that array stored for the backward pass.
       `hidden = keep(x @ kernel)` is then not computed again. All that is not kept is computed again.
 
@@ -303,11 +304,8 @@ def _at(plan: _Plan, sizes: Sizes | None, masks: dict[str, jax.Array], operands:
 
 
 def _asked(function: Callable[..., Any], active: dict[str, int], keep: Keep) -> dict[str, Any]:
-    return {
-        name: keep if name == "keep" else active[name]
-        for name in _keywords(function)
-        if name in active or name == "keep"
-    }
+    given = {**active, "keep": keep, "sizes": active}
+    return {name: given[name] for name in _keywords(function) if name in given}
 
 
 @functools.lru_cache(maxsize=4096)

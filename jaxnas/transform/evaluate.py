@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnas.elastic import switch as elastic
 from jaxnas.elastic.width import Width
+from jaxnas.transform import switch
 from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
-from jaxnas.transform.switch import CONTRACTIONS, contract
-from jaxnas.transform.ties import Layout, atoms_of, mask_of, size_of
+from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of, size_of
 
 # Elementwise functions of which 0 is a fixed point.
 _ODD = frozenset(
@@ -76,6 +77,7 @@ class Sizes:
         side, for each spatial axis.
       constants: arrays that the functions close over.
       widths: of elastic atoms, in the form `switch`.
+      switched_gates: of regions, in the form `switch`.
     """
 
     layouts: Mapping[int, tuple[Layout, ...]]
@@ -85,6 +87,7 @@ class Sizes:
     borders: Mapping[int, tuple[int, ...]]
     constants: Mapping[int, Any]
     widths: Mapping[int, Width] | None = None
+    switched_gates: Mapping[Region, Width] = dataclasses.field(default_factory=dict)
 
     @property
     def small(self) -> bool:
@@ -172,7 +175,7 @@ class _Run:
 
     values: dict[int, Any]
     zero: dict[int, Atoms]  # atoms behind whose active part zeros are known to be
-    pending: dict[int, tuple[int, Any]]  # sums along elastic axes: the full and the active number of terms
+    pending: dict[int, Layout]  # the factors of the axes that sums are along, if some are elastic
     scalars: dict[int, Any]
 
     def value(self, one: Value) -> Any:
@@ -216,13 +219,34 @@ def _operations(
     while place < stop:
         here = next((one for one in gates if one[0].start == place and one[0].stop <= stop), None)
         if here is None:
-            _operation(program.operations[place], state, sizes)
-            place += 1
+            end = min([one.start for one, _ in gates if place < one.start < stop], default=stop)
+            for part in _parts(program, place, end, sizes):
+                if isinstance(part, Operation):
+                    _operation(part, state, sizes)
+                else:
+                    _segment(part, None, state, sizes)
+            place = end
             continue
         region, gate = here
         inner = [one for one in gates if one is not here]
         _region(program, region, gate, inner, state, sizes)
         place = region.stop
+
+
+def _parts(program: Program, start: int, stop: int, sizes: Sizes) -> Sequence[Operation | switch.Segment]:
+    """Operations, in the form `switch` grouped to segments."""
+    operations = program.operations[start:stop]
+    if sizes.widths is None:
+        return operations
+    behind = [one for op in program.operations[stop:] for one in op.ins]
+    masked = frozenset(sizes.sizes) - sizes.widths.keys()
+    return switch.segments(operations, [*behind, *program.outputs], sizes.layouts, sizes.widths, masked)
+
+
+def _gated(parts: Sequence[Operation | switch.Segment]) -> bool:
+    """Whether segments are all that a region runs, but for what does not depend on them."""
+    made = {out for part in parts if isinstance(part, switch.Segment) for out in part.outs}
+    return not any(one in made for part in parts if isinstance(part, Operation) for one in part.ins)
 
 
 def _region(program: Program, region: Region, gate: Any, inner: list[Any], state: _Run, sizes: Sizes) -> None:
@@ -238,6 +262,18 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
     def skipped() -> tuple[Any, ...]:
         return tuple(state.value(source) for _, source in region.outs)
 
+    def switched(parts: Sequence[Operation | switch.Segment]) -> tuple[Any, ...]:
+        within = _Run(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
+        for part in parts:
+            if isinstance(part, Operation):
+                _operation(part, within, sizes)
+            else:
+                _segment(part, sizes.switched_gates[region], within, sizes)
+        known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
+        return tuple(
+            jnp.where(gate, within.values[out], x) for (out, _), x in zip(region.outs, skipped(), strict=True)
+        )
+
     if isinstance(gate, bool | np.bool_):
         made = kept() if gate else skipped()
         known = known if gate else [state.zeros(source, sizes) for _, source in region.outs]
@@ -246,6 +282,8 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
             gate.astype(x.dtype) * x + (1 - gate).astype(x.dtype) * y
             for x, y in zip(kept(), skipped(), strict=True)
         )
+    elif not inner and sizes.widths and _gated(parts := _parts(program, region.start, region.stop, sizes)):
+        made = switched(parts)
     else:
         made = lax.cond(gate, kept, skipped)
     for (out, source), value, zeros in zip(region.outs, made, known, strict=True):
@@ -260,10 +298,8 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
         for out, value, zeros in zip(op.outs, results, known, strict=True):
             state.values[out], state.zero[out] = value, zeros
         return
-    if sizes.widths is not None and op.name in CONTRACTIONS and _switched(op, values, state, sizes):
-        return
     _fold(op, state)
-    values = _divided(op, values, state)
+    values = _divided(op, values, state, sizes)
     if not sizes.small:
         values = _with_neutral(op, values, state, sizes)
     if op.name in CREATED:
@@ -277,18 +313,107 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
         state.values[out], state.zero[out] = value, zeros
 
 
-def _switched(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> bool:
-    """Runs a product at its active sizes, if it has elastic axes; whether it did."""
+@dataclasses.dataclass(frozen=True)
+class _AtSizes:
+    """A segment as a function for `elastic.run`, of arrays with one axis for each factor."""
+
+    local: switch.Local
+
+    def __call__(self, *operands: jax.Array, sizes: Mapping[str, int], keep: elastic.Keep) -> Any:
+        local = self.local
+        at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
+        small = Sizes(local.layouts, at, None, {}, {}, {})
+        given = [
+            switch.joined(x, local.layouts[one], at)
+            for one, x in zip(local.segment.ins, operands, strict=True)
+        ]
+        state = self._state(given)
+        for op in local.segment.operations:
+            _operation(op, state, small)
+            for out in local.needed.intersection(op.outs):
+                kept = keep(switch.factored(state.values[out], local.layouts[out], at))
+                state.values[out] = switch.joined(kept, local.layouts[out], at)
+        return tuple(switch.factored(state.values[out], local.layouts[out], at) for out in local.segment.outs)
+
+    def masked(self, masks: Mapping[str, Any], *operands: jax.Array) -> Any:
+        """The same at full sizes, for batches of architectures."""
+        local = self.local
+        largest = {atom: masks[f"a{atom}"].shape[0] for atom in local.atoms}
+        full = {
+            atom: size for axes in local.layouts.values() for x in axes for atom, size in atoms_of(x).items()
+        }
+        active = {
+            atom: jnp.pad(masks[f"a{atom}"] > 0, (0, full[atom] - largest[atom])) for atom in local.atoms
+        }
+        at = {atom: mask.sum(dtype=jnp.int32) for atom, mask in active.items()}
+        sizes = Sizes(local.layouts, at, active, {}, {}, {})
+        given = []
+        for one, x in zip(local.segment.ins, operands, strict=True):
+            given.append(_whole(x, local.layouts[one]))
+        state = self._state(given)
+        for op in local.segment.operations:
+            _operation(op, state, sizes)
+        results = []
+        for out in local.segment.outs:
+            layouts = local.layouts[out]
+            made = switch.split(sizes.mask(state.values[out], layouts), layouts)
+            results.append(made[_up_to(layouts, largest)])
+        return tuple(results)
+
+    def _state(self, given: list[Any]) -> _Run:
+        local = self.local
+        values = dict(zip(local.segment.ins, given, strict=True))
+        return _Run(values, {}, dict(local.pending), {})
+
+
+def _segment(segment: switch.Segment, gate: Width | None, state: _Run, sizes: Sizes) -> None:
+    """Runs a segment at its active sizes."""
     assert sizes.widths is not None
-    elastic = NONE.union(*map(sizes.atoms, op.ins)) & sizes.widths.keys()
-    if not elastic or not all(isinstance(one, int) for one in op.ins) or id(op) in sizes.borders:
-        return False
-    layouts = [sizes.layouts[one] for one in (*op.ins, *op.outs) if isinstance(one, int)]
-    made = contract(op, values, layouts, sizes.widths)
-    if made is None:
-        return False
-    state.values[op.outs[0]], state.zero[op.outs[0]] = made, sizes.atoms(op.outs[0])
-    return True
+    local, widths = switch.local(segment, sizes.layouts, sizes.widths, state.scalars, state.pending)
+    function, own = _AtSizes(local), local.segment
+    axes = [switch.names(local.layouts[one], local.atoms, one) for one in (*own.ins, *own.outs)]
+    sides = [
+        ", ".join(" ".join(one) or "..." for one in part)
+        for part in (axes[: len(own.ins)], axes[len(own.ins) :])
+    ]
+    largest = {int(name[1:]): one.maximum for name, one in widths.items()}
+    arrays = [one for one in segment.ins if one not in state.scalars]
+    operands = [
+        switch.split(state.values[one], local.layouts[new])[_up_to(local.layouts[new], largest)]
+        for one, new in zip(arrays, own.ins, strict=True)
+    ]
+    alone = len(own.operations) == 1  # of a product, zeros do not change the active part
+    results = elastic.run(
+        function,
+        " -> ".join(sides),
+        widths,
+        *operands,
+        gate=gate,
+        maskable=tuple(widths) if alone else (),
+        max_branches=8 if alone else switch.MOST,
+        masked=function.masked,
+    )
+    for op in segment.operations:
+        _fold(op, state)
+        _count(op, state, sizes)
+    for out, new, made in zip(segment.outs, own.outs, results, strict=True):
+        state.values[out] = _whole(made, local.layouts[new])
+        state.zero[out] = sizes.atoms(out)
+
+
+def _whole(x: Any, layouts: Sequence[Layout]) -> Any:
+    """The inverse of cutting a split array up to what some architecture has."""
+    full = jax.ShapeDtypeStruct([factor.size for axis in layouts for factor in axis], x.dtype)
+    return switch.joined(elastic.pad(x, full), layouts, {})
+
+
+def _up_to(layouts: Sequence[Layout], largest: Mapping[int, int]) -> tuple[slice, ...]:
+    """The part of an array, with one axis for each factor, that some architecture has."""
+    return tuple(
+        slice(largest.get(factor.atom, factor.size) if isinstance(factor, Leaf) else None)
+        for axis in layouts
+        for factor in axis
+    )
 
 
 def _bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
@@ -308,7 +433,7 @@ def _fold(op: Operation, state: _Run) -> None:
             state.scalars[op.outs[0]] = np.asarray(op.eqn.primitive.bind(*given, **op.eqn.params))
 
 
-def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
+def _divided(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
     """The operands of an operation, with the active number of terms where a mean divides by the full one."""
     if op.name not in ("div", "mul"):
         return values
@@ -319,7 +444,7 @@ def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
         scalar = by.value if isinstance(by, Constant) else state.scalars.get(by)
         if scalar is None or np.ndim(scalar):
             continue
-        full, now = state.pending[one]
+        full, now = size_of(state.pending[one], {}), sizes.size(state.pending[one])
         given = float(scalar) if op.name == "div" else 1 / float(scalar) if float(scalar) else math.inf
         for less in (0, 1):
             if full > less and math.isclose(given, full - less, rel_tol=1e-6):
@@ -331,15 +456,11 @@ def _divided(op: Operation, values: list[Any], state: _Run) -> list[Any]:
 
 
 def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
-    """Notes the number of terms of sums along elastic axes."""
+    """Notes the axes of sums along elastic axes."""
     if op.name == "reduce_sum" and isinstance(op.ins[0], int):
-        layouts = [sizes.layouts[op.array(0)][place] for place in op.eqn.params["axes"]]
-        full, now = state.pending.get(op.ins[0], (1, 1))
-        if op.ins[0] in state.pending or any(map(sizes.elastic, layouts)):
-            full *= math.prod(op.eqn.invars[0].aval.shape[place] for place in op.eqn.params["axes"])
-            for layout in layouts:
-                now = now * sizes.size(layout)
-            state.pending[op.outs[0]] = full, now
+        layout = sum((sizes.layouts[op.array(0)][place] for place in op.eqn.params["axes"]), ())
+        if op.ins[0] in state.pending or sizes.elastic(layout):
+            state.pending[op.outs[0]] = state.pending.get(op.ins[0], ()) + layout
     elif op.name in _PASSING and isinstance(op.ins[0], int) and op.ins[0] in state.pending:
         state.pending[op.outs[0]] = state.pending[op.ins[0]]
 

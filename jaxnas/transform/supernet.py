@@ -385,7 +385,8 @@ class Supernet:
         key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
         key = jax.random.key(0) if key is None else key
         given = self._given(variables, sizes)
-        zero = [NONE if small else sizes.atoms(number) for number in traced.program.inputs[: len(given)]]
+        cut = frozenset(sizes.sizes if small else sizes.widths or ())
+        zero = [sizes.atoms(number) - cut for number in traced.program.inputs[: len(given)]]
         arguments = [*given, *rows, key]
         results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
         count = traced.outputs.num_leaves
@@ -423,8 +424,11 @@ class Supernet:
     def _given(self, variables: Any, sizes: Sizes) -> list[Any]:
         """The variables as the program takes them; None of those in a module that is skipped."""
         if not sizes.small:
-            whole = self.groups.arrays(variables)
-            return [sizes.mask(x, own) for x, own in zip(whole, self.groups.layouts.values(), strict=True)]
+            cut = frozenset(sizes.widths or ())  # where they are used
+            return [
+                sizes.mask(x, [axis if sizes.elastic(axis) - cut else None for axis in own])
+                for x, own in zip(self.groups.arrays(variables), self.groups.layouts.values(), strict=True)
+            ]
         host = static(self.space)
         return self.groups.arrays(variables, {path: spec.shape(host) for path, spec in self._specs.items()})
 
@@ -509,9 +513,11 @@ class Supernet:
             self.groups[n].atom: (w, self._kernel(n)) for n, w in widths.items() if n in self.groups.groups
         }
         gates: dict[int, list[tuple[Region, Any]]] = {}
+        switched_gates = {}
         for name, gate in widths.items():
             if name not in self.groups.groups:
                 program, region = regions.region_of(traced, name)
+                switched_gates[region] = gate
                 runs = bool(gate.maximum) if gate.is_fixed else _gate(gate)
                 gates.setdefault(id(program), []).append((region, runs))
         for found in gates.values():
@@ -531,10 +537,12 @@ class Supernet:
             for atom, mask in masks.items()
         }
         hard = not any(joint(w).is_soft for w, _ in chosen.values())
-        switched = None
-        if self.form == "switch" and hard:
-            switched = {atom: w for atom, (w, centred) in chosen.items() if not centred and not w.is_fixed}
-        return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants, switched)
+        if self.form == "masked" or not hard:
+            return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants)
+        switched = {atom: w for atom, (w, centred) in chosen.items() if not centred}
+        return Sizes(
+            traced.layouts, sizes, masks, gates, borders, traced.trace.constants, switched, switched_gates
+        )
 
 
 def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:

@@ -1,114 +1,353 @@
-"""The form `switch`: products run at their active sizes, each in a switch over static slices.
+"""The form `switch`: operations run at their active sizes, many of them in one switch over static slices.
 
-An axis may be a product of elastic factors, such as heads and their size. `elastic.run` cuts prefixes, so
-operands are given to it with one axis for each factor, and joined again within a branch.
+A *segment* is a sequence of operations whose sizes have few combinations, such as an attention, or an MLP
+with its normalization. `elastic.run` has a branch for each combination, which runs the segment at small
+shapes. It cuts prefixes, so arrays are given to it with one axis for each factor, such as heads and their
+size, and joined again within a branch.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.switch import run
-from jaxnas.elastic.width import Width
-from jaxnas.transform.program import Operation
-from jaxnas.transform.ties import Layout, Leaf
+from jaxnas.elastic.width import Width, joint
+from jaxnas.transform.program import Constant, Operation, Program, Value
+from jaxnas.transform.ties import Layout, Leaf, Sum, atoms_of, mask_of
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated")
+_CALLS = ("custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2")
+_LINEAR = frozenset(
+    "add add_any sub neg convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim "
+    "copy".split()
+)
+MOST = 12  # combinations of sizes of a segment, each a branch
+Layouts = Mapping[int, tuple[Layout, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Product:
-    """A product or convolution of operands with one axis for each factor.
+class Segment:
+    """Operations that run in one switch.
 
     Attributes:
-      primitive, parameters: of JAX.
-      factors: for each operand the number of factors of each axis.
-      sources: for each axis of the result the operand and axis that it is; None for positions.
+      operations: in their order.
+      ins: arrays from elsewhere that they read.
+      outs: what is read of them elsewhere.
     """
 
-    primitive: Any
-    parameters: tuple[tuple[str, Any], ...]
-    factors: tuple[tuple[int, ...], ...]
-    sources: tuple[tuple[int, int] | None, ...]
-
-    def __call__(self, *operands: jax.Array) -> jax.Array:
-        parts, joined = [], []
-        for x, factors in zip(operands, self.factors, strict=True):
-            ends = np.cumsum(factors).tolist()
-            parts.append([x.shape[end - n : end] for n, end in zip(factors, ends, strict=True)])
-            joined.append(x.reshape([math.prod(part) for part in parts[-1]]))
-        parameters = dict(self.parameters)
-        if parameters.get("feature_group_count", 1) > 1:
-            numbers = parameters["dimension_numbers"]
-            channels, each = joined[0].shape[numbers.lhs_spec[1]], joined[1].shape[numbers.rhs_spec[1]]
-            parameters["feature_group_count"] = channels // each
-        made = self.primitive.bind(*joined, **parameters)
-        shape = [
-            (made.shape[axis],) if source is None else parts[source[0]][source[1]]
-            for axis, source in enumerate(self.sources)
-        ]
-        return made.reshape([size for part in shape for size in part])
+    operations: tuple[Operation, ...]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
 
 
-def contract(op: Operation, values: list[Any], layouts: list[Any], widths: Mapping[int, Width]) -> Any:
-    """Runs a product at its active sizes.
+def segments(
+    operations: Sequence[Operation],
+    used: Iterable[Value],
+    layouts: Layouts,
+    widths: Mapping[int, Width],
+    masked: frozenset[int],
+) -> list[Operation | Segment]:
+    """Groups operations, in an order in which they can run.
 
     Args:
-      op: a product.
-      values: of its operands, of any value behind their active part.
-      layouts: of its operands and of its result.
+      operations: of a program.
+      used: arrays that are read behind these operations.
+      layouts: of all arrays.
       widths: of elastic atoms.
+      masked: atoms that run with masks.
 
     Returns:
-      The result with zeros behind its active part; None where an axis is joined of elastic pieces.
+      Segments, and operations that run at their full sizes.
     """
-    if any(not isinstance(factor, Leaf) for array in layouts for layout in array for factor in layout):
-        return None
-    *operands, result = layouts
-    product = _Product(
-        op.eqn.primitive,
-        tuple(sorted(op.eqn.params.items())),
-        tuple(tuple(len(layout) for layout in array) for array in operands),
-        _sources(op),
+    last = {one: place for place, op in enumerate(operations) for one in op.ins if isinstance(one, int)}
+    last |= {one: len(operations) for one in used if isinstance(one, int)}
+    end = len(operations)
+    found: list[Operation | Segment] = []
+    rest = list(enumerate(operations))
+    while rest:
+        free, chosen, rest = _first(rest, last, end, layouts, widths, masked)
+        found += free
+        sliced = all(_plain(op) and not _atoms(op, layouts) & masked for op in chosen)
+        if sliced and any(map(_contracts, chosen)):
+            found.append(_segment(chosen, rest[0][0] if rest else end, last))
+        else:
+            found += chosen
+    return found
+
+
+_Numbered = list[tuple[int, Operation]]
+
+
+def _first(
+    rest: _Numbered,
+    last: Mapping[int, int],
+    end: int,
+    layouts: Layouts,
+    widths: Mapping[int, Width],
+    masked: frozenset[int],
+) -> tuple[list[Operation], list[Operation], _Numbered]:
+    """The first operations that run together, those before them of no elastic size, and the others."""
+    free: list[Operation] = []
+    current: _Numbered = []
+    atoms: frozenset[int] = frozenset()
+    made: set[Value] = set()
+    for number, (place, op) in enumerate(rest):
+        own = _atoms(op, layouts) & (widths.keys() | masked)
+        if not own and made.isdisjoint(op.ins):
+            free.append(op)
+            continue
+        fits = _plain(op) and not own & masked and _few(atoms | own, widths)
+        if not fits and not current:
+            return free, [op], rest[number + 1 :]
+        if not fits:
+            back = _cut(current, place, own, last, layouts, widths)
+            return free, [op for _, op in current[:back]], [*current[back:], *rest[number:]]
+        current.append((place, op))
+        made.update(op.outs)
+        atoms |= own
+    return free, [op for _, op in current], []
+
+
+def _segment(operations: Sequence[Operation], stop: int, last: Mapping[int, int]) -> Segment:
+    made = dict.fromkeys(out for op in operations for out in op.outs)
+    taken = dict.fromkeys(one for op in operations for one in op.ins if isinstance(one, int))
+    outs = tuple(out for out in made if last.get(out, -1) >= stop)
+    return Segment(tuple(operations), tuple(one for one in taken if one not in made), outs)
+
+
+def _cut(
+    current: _Numbered,
+    stop: int,
+    own: frozenset[int],
+    last: Mapping[int, int],
+    layouts: Layouts,
+    widths: Mapping[int, Width],
+) -> int:
+    """How many operations run together before one that does not fit: where least is handed on to it."""
+    least, best = math.inf, len(current)
+    for back in range(len(current), 0, -1):
+        behind = current[back][0] if back < len(current) else stop
+        kept = [out for _, op in current[:back] for out in op.outs if last.get(out, -1) >= behind]
+        size = sum(math.prod(factor.size for axis in layouts[out] for factor in axis) for out in kept)
+        if size < least:
+            least, best = size, back
+        if not _atoms(current[back - 1][1], layouts) & widths.keys() <= own:
+            break
+    return best
+
+
+def _atoms(op: Operation, layouts: Layouts) -> frozenset[int]:
+    arrays = [one for one in (*op.ins, *op.outs) if isinstance(one, int)]
+    inner = [_atoms(one, layouts) for body in op.bodies for one in body.operations]
+    return frozenset().union(*(atoms_of(axis) for one in arrays for axis in layouts[one]), *inner)
+
+
+def _plain(op: Operation) -> bool:
+    """Whether an operation can be part of a segment: no loop and no branches."""
+    if op.bodies and op.name not in _CALLS:
+        return False
+    return all(_plain(one) for body in op.bodies for one in body.operations)
+
+
+def _contracts(op: Operation) -> bool:
+    inner = (_contracts(one) for body in op.bodies for one in body.operations)
+    return op.name in CONTRACTIONS or any(inner)
+
+
+def _few(atoms: Iterable[int], widths: Mapping[int, Width]) -> bool:
+    tables = [widths[atom] for atom in sorted(atoms)]
+    counts = {name: n for one in tables for name, n in zip(one.table.names, one.table.counts, strict=True)}
+    return math.prod(counts.values()) <= 100 * MOST and len(joint(*tables).rows) <= MOST
+
+
+# ---- A segment by itself: equal ones of several layers are traced once.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Local:
+    """A segment with arrays and atoms numbered by their first use.
+
+    Attributes:
+      segment: with the numbers of its own.
+      layouts: of its arrays.
+      pending: for each operand that is a sum along elastic axes, their factors.
+      atoms: the elastic atoms, by their numbers in the segment.
+      key: equal for segments that compute the same.
+    """
+
+    segment: Segment
+    layouts: dict[int, tuple[Layout, ...]]
+    pending: dict[int, Layout]
+    atoms: tuple[int, ...]
+    key: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Local) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @functools.cached_property
+    def needed(self) -> frozenset[int]:
+        """The results of products that derivatives read: those that are not only added to others."""
+        readers: dict[int, list[Operation]] = {}
+        for op in self.segment.operations:
+            for one in op.ins:
+                if isinstance(one, int):
+                    readers.setdefault(one, []).append(op)
+
+        def read(number: int) -> bool:
+            return any(op.name not in _LINEAR or any(map(read, op.outs)) for op in readers.get(number, ()))
+
+        products = [op.outs[0] for op in self.segment.operations if op.name in CONTRACTIONS]
+        return frozenset(
+            one
+            for one in products
+            if read(one) and all(isinstance(f, Leaf) for axis in self.layouts[one] for f in axis)
+        )
+
+
+def local(
+    segment: Segment,
+    layouts: Layouts,
+    widths: Mapping[int, Width],
+    known: Mapping[int, Any],
+    pending: Mapping[int, Layout],
+) -> tuple[Local, dict[str, Width]]:
+    """A segment by itself, and the widths of its atoms by the names of axes.
+
+    Args:
+      segment: of a program.
+      layouts: of the program's arrays.
+      widths: of elastic atoms.
+      known: the values of scalars that do not depend on data, by array.
+      pending: the factors of the axes that arrays are sums along, by array.
+    """
+    arrays: dict[int, int] = {}
+    atoms: dict[int, int] = {}
+
+    def axis(layout: Layout) -> Layout:
+        return tuple(
+            Leaf(atoms.setdefault(f.atom, len(atoms)), f.size)
+            if isinstance(f, Leaf)
+            else Sum(tuple(map(axis, f.pieces)))
+            for f in layout
+        )
+
+    def array(one: int) -> int:
+        return arrays.setdefault(one, len(arrays))
+
+    def value(one: Value) -> Value:
+        if isinstance(one, int) and one in known:
+            return Constant(known[one])
+        return array(one) if isinstance(one, int) else one
+
+    def body(program: Program) -> Program:
+        inputs = tuple(map(array, program.inputs))
+        return Program(inputs, list(map(operation, program.operations)), tuple(map(value, program.outputs)))
+
+    def operation(op: Operation) -> Operation:
+        bodies = tuple(map(body, op.bodies))
+        return dataclasses.replace(
+            op, ins=tuple(map(value, op.ins)), outs=tuple(map(array, op.outs)), bodies=bodies
+        )
+
+    taken = [one for one in segment.ins if one not in known]
+    ins = tuple(map(array, taken))
+    operations = tuple(map(operation, segment.operations))
+    outs = tuple(arrays[one] for one in segment.outs)
+    own = {new: tuple(map(axis, layouts[old])) for old, new in arrays.items()}
+    sums = {array(one): axis(pending[one]) for one in taken if one in pending}
+    elastic = tuple(atom for atom in atoms if atom in widths)
+    key = (
+        ins,
+        outs,
+        tuple(_key(op, own, frozenset(atoms[atom] for atom in elastic)) for op in operations),
+        tuple(own.items()),
+        tuple(sums.items()),
+        tuple(atoms[atom] for atom in elastic),
     )
-    names = [_named(array, number, widths) for number, array in enumerate(layouts)]
-    axes = f"{', '.join(names[:-1])} -> {names[-1]}"
-    used = {leaf.atom for array in operands for layout in array for leaf in layout} & widths.keys()
-    given = {f"a{atom}": widths[atom] for atom in sorted(used)}
-    split = []
-    for x, array in zip(values, operands, strict=True):
-        leaves = [leaf for layout in array for leaf in layout]
-        largest = [widths[leaf.atom].maximum if leaf.atom in widths else leaf.size for leaf in leaves]
-        split.append(x.reshape([leaf.size for leaf in leaves])[tuple(map(slice, largest))])
-    made = run(product, axes, given, *split, maskable=tuple(given))
-    full = [leaf.size for layout in result for leaf in layout]
-    made = jnp.pad(made, [(0, size - now) for size, now in zip(full, made.shape, strict=True)])
-    return made.reshape(op.eqn.outvars[0].aval.shape)
+    return Local(
+        Segment(operations, ins, outs),
+        own,
+        sums,
+        tuple(atoms[atom] for atom in elastic),
+        key,
+    ), {f"a{atoms[atom]}": widths[atom] for atom in elastic}
 
 
-def _named(array: tuple[Layout, ...], number: int, widths: Mapping[int, Width]) -> str:
-    leaves = [leaf for layout in array for leaf in layout if isinstance(leaf, Leaf)]
-    return " ".join(
-        f"a{leaf.atom}" if leaf.atom in widths else f"w{number}_{place}" for place, leaf in enumerate(leaves)
+def _key(op: Operation, layouts: Layouts, elastic: frozenset[int]) -> Any:
+    """What an operation computes, but for the numbers of arrays and atoms in the program."""
+    bodies = tuple(
+        (body.inputs, tuple(_key(one, layouts, elastic) for one in body.operations), body.outputs)
+        for body in op.bodies
     )
+    ins = tuple(one if isinstance(one, int) else (str(one.value), np.shape(one.value)) for one in op.ins)
+    avals = tuple(str(v.aval) for v in (*op.eqn.invars, *op.eqn.outvars))
+    parameters: Any = tuple((name, str(value)) for name, value in sorted(op.eqn.params.items()))
+    if op.bodies:  # a derivative of one's own is kept where sizes are whole, and is equal only to itself
+        parameters = None if _atoms(op, layouts) & elastic else id(op.eqn)
+    return op.name, ins, op.outs, avals, parameters, bodies
 
 
-def _sources(op: Operation) -> tuple[tuple[int, int] | None, ...]:
-    numbers = op.eqn.params["dimension_numbers"]
-    if op.name == "dot_general":
-        (left, right), (left_batch, right_batch) = numbers
-        ranks = [len(v.aval.shape) for v in op.eqn.invars]
-        free = [(0, i) for i in range(ranks[0]) if i not in (*left, *left_batch)]
-        free += [(1, j) for j in range(ranks[1]) if j not in (*right, *right_batch)]
-        return (*((0, i) for i in left_batch), *free)
-    sources: list[tuple[int, int] | None] = [None] * len(numbers.out_spec)
-    sources[numbers.out_spec[0]] = (0, numbers.lhs_spec[0])
-    sources[numbers.out_spec[1]] = (1, numbers.rhs_spec[0])
-    return tuple(sources)
+# ---- Arrays as `elastic.run` takes them, with one axis for each factor.
+
+
+def split(x: Any, layouts: Sequence[Layout]) -> Any:
+    """An array with one axis for each factor."""
+    return x.reshape([factor.size for axis in layouts for factor in axis])
+
+
+def names(layouts: Sequence[Layout], elastic: Iterable[int], number: int) -> list[str]:
+    """The names of the axes of an array with one axis for each factor, those of widths as `a3`."""
+    factors = [factor for axis in layouts for factor in axis]
+    return [
+        f"a{factor.atom}" if isinstance(factor, Leaf) and factor.atom in elastic else f"w{number}_{place}"
+        for place, factor in enumerate(factors)
+    ]
+
+
+def joined(x: Any, layouts: Sequence[Layout], sizes: Mapping[int, int]) -> Any:
+    """An array at small sizes, from one with one axis for each factor, of which sums are whole."""
+    factors = [factor for axis in layouts for factor in axis]
+    for place, factor in enumerate(factors):
+        if isinstance(factor, Sum) and (kept := _positions(factor, sizes)) is not None:
+            x = jnp.take(x, kept, axis=place)
+    shape, sizes_of = [], list(x.shape)
+    for axis in layouts:
+        shape.append(math.prod(sizes_of[: len(axis)]))
+        sizes_of = sizes_of[len(axis) :]
+    return x.reshape(shape)
+
+
+def factored(x: Any, layouts: Sequence[Layout], sizes: Mapping[int, int]) -> Any:
+    """The inverse of `joined`, with zeros in sums."""
+    factors = [factor for axis in layouts for factor in axis]
+    x = x.reshape([_size(factor, sizes) for factor in factors])
+    for place, factor in enumerate(factors):
+        if isinstance(factor, Sum) and (kept := _positions(factor, sizes)) is not None:
+            shape = (*x.shape[:place], factor.size, *x.shape[place + 1 :])
+            x = jnp.zeros(shape, x.dtype).at[(slice(None),) * place + (kept,)].set(x)
+    return x
+
+
+def _size(factor: Leaf | Sum, sizes: Mapping[int, int]) -> int:
+    if isinstance(factor, Leaf):
+        return sizes.get(factor.atom, factor.size)
+    kept = _positions(factor, sizes)
+    return factor.size if kept is None else len(kept)
+
+
+def _positions(factor: Sum, sizes: Mapping[int, int]) -> np.ndarray | None:
+    """The active positions of a sum; None if it is whole."""
+    masks = {
+        atom: np.arange(full) < sizes[atom] for atom, full in atoms_of((factor,)).items() if atom in sizes
+    }
+    mask = mask_of((factor,), masks)
+    return None if mask.all() else np.flatnonzero(mask)
