@@ -9,7 +9,8 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from jaxnas.elastic.attention import RelativePositions, relative_entries
 
 _normal = nn.initializers.normal(0.02)
 
@@ -31,27 +32,20 @@ class Attention(nn.Module):
         qkv = x.reshape(-1, size) @ kernel.reshape(size, -1)
         qkv = qkv + self.param("qkv_bias", nn.initializers.zeros, shape[1:]).reshape(1, -1)
         qkv = qkv.reshape(batch, tokens, *shape[1:]).transpose(2, 0, 3, 1, 4)
-        q, k, v = qkv[0] * self.head_dim**-0.5, qkv[1], qkv[2]  # [B, H, T, D]
-        logits = q @ k.mT
-        if self.max_relative_position:
-            logits = logits + jnp.einsum("bhqd,qkd->bhqk", q, self.relative("key"))
+        q, k, v = qkv.reshape(3, -1, tokens, self.head_dim)  # [B * H, T, D]
+        q = q * self.head_dim**-0.5
+        relative = RelativePositions(self.grid)
+        logits = q @ k.mT + relative.logits(q, self.entries("key"))
         weights = jax.nn.softmax(logits, axis=-1)
-        y = weights @ v
-        if self.max_relative_position:
-            y = y + jnp.einsum("bhqk,qkd->bhqd", weights, self.relative("value"))
-        y = y.transpose(0, 2, 1, 3).reshape(batch * tokens, -1)
+        y = weights @ v + relative.values(weights, self.entries("value"))
+        y = y.reshape(batch, -1, tokens, self.head_dim).transpose(0, 2, 1, 3).reshape(batch * tokens, -1)
         return nn.Dense(size, name="projection")(y).reshape(x.shape)
 
-    def relative(self, name: str) -> jax.Array:
-        """What a token has for the place of another, [T, T, D]; entries 0 are the class token's."""
-        limit = self.max_relative_position
-        places = np.indices(self.grid).reshape(2, -1)
-        found: jax.Array | float = 0.0
-        for axis, place in zip(("rows", "columns"), places, strict=True):
-            offsets = np.clip(place[None, :] - place[:, None], -limit, limit) + limit + 1
-            table = self.param(f"{name}_{axis}", _normal, (2 * limit + 2, self.head_dim))
-            found = found + table[np.pad(offsets, [(1, 0), (1, 0)])]
-        return jnp.asarray(found)
+    def entries(self, name: str) -> jax.Array:
+        """Entries of the tables of an axis for all offsets, [offsets, D]."""
+        shape = (2 * self.max_relative_position + 2, self.head_dim)
+        rows, columns = (self.param(f"{name}_{axis}", _normal, shape) for axis in ("rows", "columns"))
+        return relative_entries(rows, columns, self.grid, jnp.float32)
 
 
 class Mlp(nn.Module):

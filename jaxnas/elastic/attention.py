@@ -80,86 +80,50 @@ def _low_precision_gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Ar
 _low_precision_products.defvjp(lambda x, y: (_low_precision_products(x, y), (x, y)), _low_precision_gradients)
 
 
-@jax.custom_jvp
-def softmax_from(logits: jax.Array, weights: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def softmax_from(logits: jax.Array, weights: jax.Array, axis: int | tuple[int, ...] = -1) -> jax.Array:
     """The softmax of the logits, which is known: a backward pass has it from the forward pass."""
     return weights
 
 
 @softmax_from.defjvp
-def _softmax_tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _softmax_tangent(axis: Any, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     weights = primals[1].astype(jnp.float32)
     slope = weights * tangents[0]
-    tangent = slope - weights * jnp.sum(slope, axis=-1, keepdims=True)
+    tangent = slope - weights * jnp.sum(slope, axis=axis, keepdims=True)
     return primals[1], tangent.astype(primals[1].dtype)
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
-    """Self-attention from residual stream to residual stream, a function for `run`.
+class RelativePositions:
+    """What relative positions add to logits and outputs, for a class token and the patches of a grid."""
 
-    Operands: x [B * T, E], kernel [E, 3, H, D] and bias [3, H, D] of queries, keys and values, kernel
-    [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
-    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One function and not
-    three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
-    weights [B, H, T, T] and their sums by place [B, H, T, P] are kept for the backward pass.
-    """
-
-    tokens: int
     grid: tuple[int, int]
-    dtype: Any
 
-    def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep = lambda x: x) -> jax.Array:
-        """Maps rows x [B * T, E] to the same shape, at the sizes of its operands."""
-        attended = self._attend(keep(self._qkv(x, *weights[:2])), *weights[4:], keep=keep)
-        return self._project(keep(attended), *weights[2:4])
+    @property
+    def tokens(self) -> int:
+        """The class token and the patches."""
+        return 1 + self.grid[0] * self.grid[1]
 
-    def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
-        """The same at the largest sizes, with a mask float32 [maximum] of each width; see `run`."""
-        embed, heads = (masks[name].astype(self.dtype) for name in ("embed", "heads"))
-        attended = self._attend(self._qkv(x, *weights[:2]), *weights[4:], keep=lambda x: x)
-        attended *= heads[None, :, None, None]
-        return self._project(attended, *weights[2:4]) * embed[None, :]
+    def logits(self, queries: jax.Array, entries: jax.Array) -> jax.Array:
+        """From queries [n, T, D] and table entries [offsets, D] to logits [n, T, T]."""
+        return self._by_key(self._to_places(as_rows(queries) @ entries.T))
 
-    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        """Queries, keys and values [3, B, h, T, D]."""
-        y = affine(x, kernel.reshape(x.shape[1], -1), bias.reshape(-1), self.dtype)
-        return y.reshape(-1, self.tokens, *kernel.shape[1:]).transpose(2, 0, 3, 1, 4)
+    def by_place(self, weights: jax.Array) -> jax.Array:
+        """From attention weights [n, T, T] to their sums by place, [n * T, P]."""
+        return as_rows(weights) @ jnp.asarray(self._places, weights.dtype)
 
-    def _project(self, attended: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        """From the heads' outputs [B, h, T, D] to the residual stream [B * T, E]."""
-        merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
-        return affine(merged, kernel, bias, self.dtype)
+    def from_places(self, by_place: jax.Array, entries: jax.Array) -> jax.Array:
+        """From weights by place and table entries [offsets, D] to outputs, [n, T, D]."""
+        return (self._to_offsets(by_place) @ entries).reshape(-1, self.tokens, entries.shape[1])
 
-    def _attend(self, qkv: jax.Array, *entries: jax.Array, keep: Keep) -> jax.Array:
-        """Outputs [B, h, T, D]."""
-        shape = qkv.shape[1:]
-
-        def kept(x: jax.Array) -> jax.Array:  # flat, so that fewer heads are a prefix of more
-            return keep(x.reshape(*shape[:3], -1)).reshape(x.shape)
-
-        # Examples come before heads, so that devices that share the examples each have rows of their own.
-        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
-        queries = queries * shape[3] ** -0.5
-        logits = products(queries, keys)
-        if entries:
-            by_offset = as_rows(queries) @ entries[0].T
-            logits += self._by_key(self._to_places(by_offset))
-        known = kept(jax.nn.softmax(logits, axis=-1).astype(self.dtype))
-        weights = softmax_from(logits, known)  # [B * h, T, T]
-        attended = weights @ values
-        if entries:
-            by_place = kept(self._by_place(weights))
-            attended += (self._to_offsets(by_place) @ entries[1]).reshape(attended.shape)
-        return attended.reshape(shape)
-
-    def _by_place(self, by_key: jax.Array) -> jax.Array:
-        """What queries have for each key [n, T, T], summed over the keys of each place, [n * T, P]."""
-        return as_rows(by_key) @ jnp.asarray(self._places, self.dtype)
+    def values(self, weights: jax.Array, entries: jax.Array) -> jax.Array:
+        """From attention weights [n, T, T] and table entries [offsets, D] to outputs, [n, T, D]."""
+        return self.from_places(self.by_place(weights), entries)
 
     def _by_key(self, by_place: jax.Array) -> jax.Array:
         """Logits [n, T, T] of each key from those of its places, [n * T, P]."""
-        logits = products(by_place, jnp.asarray(self._places, self.dtype))
+        logits = products(by_place, jnp.asarray(self._places, by_place.dtype))
         return logits.reshape(-1, self.tokens, self.tokens)
 
     def _to_places(self, by_offset: jax.Array) -> jax.Array:
@@ -201,6 +165,64 @@ class Attention:
         places[1 + token, token // columns] = 1
         places[1 + token, rows + token % columns] = 1
         return places
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Self-attention from residual stream to residual stream, a function for `run`.
+
+    Operands: x [B * T, E], kernel [E, 3, H, D] and bias [3, H, D] of queries, keys and values, kernel
+    [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
+    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One function and not
+    three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
+    weights [B, H, T, T] and their sums by place [B, H, T, P] are kept for the backward pass.
+    """
+
+    tokens: int
+    grid: tuple[int, int]
+    dtype: Any
+
+    def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep = lambda x: x) -> jax.Array:
+        """Maps rows x [B * T, E] to the same shape, at the sizes of its operands."""
+        attended = self._attend(keep(self._qkv(x, *weights[:2])), *weights[4:], keep=keep)
+        return self._project(keep(attended), *weights[2:4])
+
+    def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
+        """The same at the largest sizes, with a mask float32 [maximum] of each width; see `run`."""
+        embed, heads = (masks[name].astype(self.dtype) for name in ("embed", "heads"))
+        attended = self._attend(self._qkv(x, *weights[:2]), *weights[4:], keep=lambda x: x)
+        attended *= heads[None, :, None, None]
+        return self._project(attended, *weights[2:4]) * embed[None, :]
+
+    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """Queries, keys and values [3, B, h, T, D]."""
+        y = affine(x, kernel.reshape(x.shape[1], -1), bias.reshape(-1), self.dtype)
+        return y.reshape(-1, self.tokens, *kernel.shape[1:]).transpose(2, 0, 3, 1, 4)
+
+    def _project(self, attended: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        """From the heads' outputs [B, h, T, D] to the residual stream [B * T, E]."""
+        merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
+        return affine(merged, kernel, bias, self.dtype)
+
+    def _attend(self, qkv: jax.Array, *entries: jax.Array, keep: Keep) -> jax.Array:
+        """Outputs [B, h, T, D]."""
+        shape, positions = qkv.shape[1:], RelativePositions(self.grid)
+
+        def kept(x: jax.Array) -> jax.Array:  # flat, so that fewer heads are a prefix of more
+            return keep(x.reshape(*shape[:3], -1)).reshape(x.shape)
+
+        # Examples come before heads, so that devices that share the examples each have rows of their own.
+        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
+        queries = queries * shape[3] ** -0.5
+        logits = products(queries, keys)
+        if entries:
+            logits += positions.logits(queries, entries[0])
+        known = kept(jax.nn.softmax(logits, axis=-1).astype(self.dtype))
+        weights = softmax_from(logits, known)  # [B * h, T, T]
+        attended = weights @ values
+        if entries:
+            attended += positions.from_places(kept(positions.by_place(weights)), entries[1])
+        return attended.reshape(shape)
 
     def macs(self, embed: int, heads: int, dim: int, *, relative: bool) -> int:
         """Multiply-accumulates of the products before the projection, on one example."""

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jaxnas.elastic import switch as elastic
+from jaxnas.elastic.attention import softmax_from
 from jaxnas.elastic.width import Width
 from jaxnas.transform import switch
 from jaxnas.transform.program import Constant, Operation, Program, Value
@@ -332,7 +333,11 @@ class _AtSizes:
             _operation(op, state, small)
             for out in local.needed.intersection(op.outs):
                 kept = keep(switch.factored(state.values[out], local.layouts[out], at))
-                state.values[out] = switch.joined(kept, local.layouts[out], at)
+                kept = switch.joined(kept, local.layouts[out], at)
+                if out in local.softmaxes:
+                    exponents, axes = local.softmaxes[out]
+                    kept = softmax_from(state.values[exponents], kept, axes)
+                state.values[out] = kept
         return tuple(switch.factored(state.values[out], local.layouts[out], at) for out in local.segment.outs)
 
     def masked(self, masks: Mapping[str, Any], *operands: jax.Array) -> Any:

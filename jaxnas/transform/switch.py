@@ -23,9 +23,9 @@ from jaxnas.transform.ties import Layout, Leaf, Sum, atoms_of, mask_of
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated")
 _CALLS = ("custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2")
-_LINEAR = frozenset(
-    "add add_any sub neg convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim "
-    "copy".split()
+_MOVED = frozenset("convert_element_type broadcast_in_dim reshape squeeze expand_dims copy".split())
+_LINEAR = _MOVED | frozenset(
+    "add add_any sub neg transpose select_n reduce_sum reduce_max slice pad concatenate".split()
 )
 MOST = 12  # combinations of sizes of a segment, each a branch
 Layouts = Mapping[int, tuple[Layout, ...]]
@@ -194,22 +194,41 @@ class Local:
         return hash(self.key)
 
     @functools.cached_property
-    def needed(self) -> frozenset[int]:
-        """The results of products that derivatives read: those that are not only added to others."""
-        readers: dict[int, list[Operation]] = {}
+    def softmaxes(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """The results of a softmax, each with what its exponential is taken of, and the axes."""
+        made = {out: op for op in self.segment.operations for out in op.outs}
+
+        def through(one: Value) -> Operation | None:
+            op = made.get(one) if isinstance(one, int) else None
+            return through(op.ins[0]) if op is not None and op.name in _MOVED else op
+
+        found = {}
         for op in self.segment.operations:
-            for one in op.ins:
-                if isinstance(one, int):
-                    readers.setdefault(one, []).append(op)
+            above, below = (through(one) for one in op.ins) if op.name == "div" else (None, None)
+            if above is not None and below is not None and (above.name, below.name) == ("exp", "reduce_sum"):
+                if through(below.ins[0]) is above and op.ins[0] == above.outs[0]:
+                    found[op.outs[0]] = above.array(0), tuple(below.eqn.params["axes"])
+        return found
 
-        def read(number: int) -> bool:
-            return any(op.name not in _LINEAR or any(map(read, op.outs)) for op in readers.get(number, ()))
-
-        products = [op.outs[0] for op in self.segment.operations if op.name in CONTRACTIONS]
+    @functools.cached_property
+    def needed(self) -> frozenset[int]:
+        """What derivatives read of sums of products; and softmaxes."""
+        exponents = {one for one, _ in self.softmaxes.values()}
+        sums: set[Value] = set()
+        found = set(self.softmaxes)
+        for op in self.segment.operations:
+            constant = any(isinstance(one, Constant) for one in op.ins)
+            if op.name in _LINEAR or (op.name in ("mul", "div", "max") and constant):
+                sums.update(op.outs if not sums.isdisjoint(op.ins) else ())
+                continue
+            if op.name != "stop_gradient":
+                found |= {one for one in op.ins if isinstance(one, int) and one in sums - exponents}
+            if op.name in CONTRACTIONS:
+                sums.update(op.outs)
         return frozenset(
             one
-            for one in products
-            if read(one) and all(isinstance(f, Leaf) for axis in self.layouts[one] for f in axis)
+            for one in found
+            if all(isinstance(factor, Leaf) for axis in self.layouts[one] for factor in axis)
         )
 
 
