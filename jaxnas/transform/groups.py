@@ -204,6 +204,11 @@ class Groups:
                     f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of "
                     "this shape."
                 )
+        kernels = {group.atom for group in self if group.kind == "kernel"}
+        for base in known.keys() - elastic.keys() - kernels:  # axes that keep their size, as turns of a scan
+            now = trace.ties.factors([known[base]])
+            if len(now) == 1:
+                renamed.setdefault(now[0], base)
         return dataclasses.replace(traced, layouts=_renamed(trace.layouts(), renamed))
 
 

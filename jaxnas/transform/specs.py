@@ -101,10 +101,12 @@ class TurnSpec:
     array for each of these: "turn_0", ...
 
     Attributes:
+      turns: their atom.
       axis: of the turns.
       specs: of the turns, of an array whose axis of turns has the size 1.
     """
 
+    turns: int
     axis: int
     specs: tuple[LayoutSpec, ...]
     option: None = None

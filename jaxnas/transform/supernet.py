@@ -437,7 +437,7 @@ class Supernet:
             sizes = _with_batch(sizes, traced, rows[0].shape[0], small)
         key = rngs.get("dropout", next(iter(rngs.values()))) if isinstance(rngs, dict) else rngs
         key = jax.random.key(0) if key is None else key
-        given = self._given(variables, traced, sizes)
+        given = self._given(variables, sizes)
         zero = [NONE if small else sizes.atoms(number) for number in traced.program.inputs[: len(given)]]
         arguments = [*given, *rows, key]
         results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
@@ -448,7 +448,7 @@ class Supernet:
         order = list(self.groups.shapes)
         updates = {order[place]: x for place, x in zip(traced.updated, results[count:], strict=True)}
         kept = {p: x for p, x in updates.items() if x is not None and (mutable is True or p[0] in mutable)}
-        return outputs, unflatten(self._untouched(variables, kept, traced, sizes))
+        return outputs, unflatten(self._untouched(variables, kept, sizes))
 
     def annotations(self, inputs: Any) -> Annotations:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
@@ -479,31 +479,27 @@ class Supernet:
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, Any]) -> Any:
         return full if self.space.cardinality > 1 else specs[path].shape(static(self.space))
 
-    def _given(self, variables: Any, traced: Traced, sizes: Sizes) -> list[Any]:
+    def _given(self, variables: Any, sizes: Sizes) -> list[Any]:
         """The variables as the program takes them; None of those in a module that is skipped.
 
         Of a scan whose turns are not alike, a tuple of what each turn has.
         """
         if not sizes.small:
             whole = self.groups.arrays(variables)
-            own = [traced.layouts[number] for number in traced.program.inputs[: len(whole)]]
-            return [sizes.mask(x, layouts) for x, layouts in zip(whole, own, strict=True)]
+            return [sizes.mask(x, own) for x, own in zip(whole, self.groups.layouts.values(), strict=True)]
         host, specs = static(self.space), self._specs
         arrays = self.groups.arrays(variables, {path: spec.shape(host) for path, spec in specs.items()})
         unrolled = {one.axis for one in sizes.turns.values() if one.rows}
-        for place, (number, spec) in enumerate(zip(traced.program.inputs, specs.values(), strict=False)):
-            if isinstance(spec, TurnSpec) and atoms_of(traced.layouts[number][spec.axis]).keys() & unrolled:
+        for place, spec in enumerate(specs.values()):
+            if isinstance(spec, TurnSpec) and spec.turns in unrolled:
                 arrays[place] = spec.split(arrays[place], host)
         return arrays
 
-    def _untouched(self, old: Any, new: dict[Path, Any], traced: Traced, sizes: Sizes) -> dict[Path, Any]:
+    def _untouched(self, old: Any, new: dict[Path, Any], sizes: Sizes) -> dict[Path, Any]:
         """Updated collections, with the old values behind their active part."""
-        numbers = dict(zip(self.groups.shapes, traced.program.inputs, strict=False))
         if not sizes.small:
             before = dict(paths(old))
-            return {
-                path: sizes.keep(x, traced.layouts[numbers[path]], before[path]) for path, x in new.items()
-            }
+            return {path: sizes.keep(x, self.groups.layouts[path], before[path]) for path, x in new.items()}
         stored = dict(new)
         for path, x in new.items():
             if isinstance(spec := self._specs[path], TurnSpec) and isinstance(x, tuple):
@@ -566,7 +562,7 @@ class Supernet:
                         self._spec(alone, reading, turn).gated(one.runs(self._gates(turn)))
                         for turn in range(one.scan.length)
                     ]
-                    specs[path] = TurnSpec(axis, tuple(rows))
+                    specs[path] = TurnSpec(one.scan.axis, axis, tuple(rows))
         return specs
 
     def _spec(
