@@ -69,6 +69,63 @@ def scanned(variables, inputs):
     return jnp.cumsum(x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6), -1).mean(-1)
 
 
+def by_turn(variables, inputs):
+    """A loop over layers that are cast outside, with a number, a constant and statistics of each."""
+
+    def layer(x, row):
+        params, scale = row
+        with jax.named_scope("layer"):
+            hidden = jax.nn.gelu(x @ params["in"]) * params["gate"][None]
+            hidden = hidden / jnp.sqrt(jnp.mean(hidden**2, -1, keepdims=True) + 1e-3)
+            return x + scale * (hidden @ params["out"].T), None
+
+    layers = jax.tree.map(lambda x: jnp.swapaxes(x * 2.0, 0, 1), variables["layers"])
+    rows = {"in": layers["in"], "out": layers["out"], "gate": layers["gate"]}
+    x, _ = jax.lax.scan(layer, inputs @ variables["first"], (rows, jnp.arange(1.0, 4.0)), reverse=True)
+    return x.mean(-1)
+
+
+class Layer(nn.Module):
+    """A block as `nn.scan` takes it."""
+
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x, _):
+        y = nn.RMSNorm()(x)
+        y = nn.MultiHeadDotProductAttention(4, name="attention")(y, y)
+        x = x + nn.Dropout(0.1, deterministic=not self.train)(y)
+        y = nn.LayerNorm()(nn.gelu(nn.Dense(16, name="up")(x)))
+        return x + nn.Dense(x.shape[-1], name="down")(y), None
+
+
+class Language(nn.Module):
+    """Layers in a scan, each checkpointed."""
+
+    @nn.compact
+    def __call__(self, tokens, train=False):
+        x = nn.Embed(11, 8)(tokens)
+        axes, keys = {"params": 0}, {"params": True, "dropout": True}
+        layers = nn.scan(nn.remat(Layer), variable_axes=axes, split_rngs=keys, length=3)(train, name="layers")
+        return nn.Dense(11)(nn.LayerNorm()(layers(x, None)[0]))
+
+
+class Normalized(nn.Module):
+    """Layers in a scan whose batch statistics are by turn; parameters are stacked along their second axis."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        class One(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                y = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Dense(8, name="up")(x)))
+                return x + nn.Dense(x.shape[-1], name="down")(y), None
+
+        axes = {"params": 1, "batch_stats": 0}
+        layers = nn.scan(One, variable_axes=axes, split_rngs={"params": True}, length=3)(name="layers")
+        return nn.Dense(3)(layers(nn.Dense(6)(x), None)[0])
+
+
 def weights(model, inputs):
     """Variables that matter: nowhere zero."""
     draw = np.random.default_rng(0)
@@ -80,15 +137,15 @@ def weights(model, inputs):
     )
 
 
-def every(groups, *skipped):
-    """A choice of sizes for every group."""
+def every(groups, own):
+    """A choice of sizes for every group, and others."""
     sizes = {
         group.name: range(group.size % 2 or 2, group.size + 1, 2)
         if group.kind == "kernel"
         else sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
         for group in groups
     }
-    return {name: Choice(*one) for name, one in sizes.items()} | dict.fromkeys(skipped, Skip())
+    return {name: Choice(*one) for name, one in sizes.items()} | own
 
 
 IMAGES = jax.random.normal(KEY, (2, 8, 8, 2))
@@ -98,18 +155,32 @@ LAYERS = {
     "first": jax.random.normal(KEY, (5, 8)),
     "layers": {"in": jax.random.normal(KEY, (3, 8, 12)), "out": jax.random.normal(KEY, (3, 12, 8))},
 }
+STACKS = {
+    "first": jax.random.normal(KEY, (5, 8)),
+    "layers": {name: jax.random.normal(KEY, (8, 3, 12)) for name in ("in", "out")}
+    | {"gate": jax.random.normal(KEY, (12, 3))},
+}
+HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 CASES = {
-    "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, ()),
-    "attending": (Attending(), weights(Attending(), TOKENS), TOKENS, ("Block_*",)),
-    "scanned": (scanned, LAYERS, ROWS, ()),
+    "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, {}),
+    "attending": (Attending(), weights(Attending(), TOKENS), TOKENS, {"Block_*": Skip()}),
+    "scanned": (scanned, LAYERS, ROWS, {}),
+    "by turn": (by_turn, STACKS, ROWS, HIDDEN | {"layer": Skip()}),
+    "language": (
+        Language(),
+        weights(Language(), TOKENS),
+        TOKENS,
+        HIDDEN | {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()},
+    ),
+    "normalized": (Normalized(), weights(Normalized(), ROWS), ROWS, HIDDEN),
 }
 
 
 @pytest.fixture(scope="module", params=tiers.cases(CASES, ("attending",)))
 def case(request):
-    model, variables, inputs, skipped = CASES[request.param]
+    model, variables, inputs, own = CASES[request.param]
     groups = jaxnas.analyze(model, variables, inputs)
-    net = jaxnas.supernet(groups, every(groups, *skipped))
+    net = jaxnas.supernet(groups, every(groups, own))
     return groups, net, net.init(KEY, inputs) if callable(model) else variables, inputs
 
 
@@ -192,6 +263,9 @@ def test_groups_are_named_after_modules(case):
         "Convolutional": {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3},
         "Attending": {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32},
         "scanned": {"layers/hidden": 12},
+        "by_turn": {"layers/hidden": 12, "first/hidden": 8},
+        "Language": {"layers/hidden": 16, "layers/attention/heads": 4},
+        "Normalized": {"layers/hidden": 8},
     }[groups.model.name]
     assert names.items() <= {group.name: group.size for group in groups}.items(), str(groups)
     assert str(groups).startswith("group") and "\nfixed, " in str(groups)
