@@ -205,11 +205,12 @@ class Sizes:
     @functools.cached_property
     def axis_of(self) -> dict[int, int]:
         """The atom of the turns, for each atom by turn."""
-        found = {}
-        for turns in self.turns.values():
-            rows = turns.rows[0] if isinstance(turns.rows, list) and turns.rows else turns.rows
-            found |= dict.fromkeys(rows.sizes if rows else (), turns.axis)
-        return found
+        return {
+            atom: turns.axis
+            for turns in self.turns.values()
+            for row in (turns.rows if self.small else [turns.rows])
+            for atom in row.sizes
+        }
 
     @functools.cached_property
     def active_constants(self) -> dict[int, Any]:
@@ -629,7 +630,7 @@ def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> 
 
     def turn(carry: tuple[Any, ...], rows: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         own, row = rows
-        at = sizes if row is None else sizes.at(turns, row)
+        at = sizes if turns is None or row is None else sizes.at(turns, row)
         made = run(op.bodies[0], [*given, *carry, *own], known, at)
         return tuple(made[:carries]), tuple(made[carries:])
 

@@ -307,6 +307,8 @@ def _skipped(
     groups: Groups, pattern: str, choice: Skip | Depth, named: dict[str, Choice], shared: bool
 ) -> list[Place]:
     modules = turns.modules(groups.traced(groups.inputs, False), pattern, by_turn=not shared)
+    for name in dict.fromkeys(name for name, _ in modules.values()):
+        regions.region_of(groups.traced(groups.inputs, True), name)
     if isinstance(choice, Skip):
         named[pattern] = Choice("skip", "keep")
         if len(modules) > 1 and not shared:
@@ -581,18 +583,17 @@ class Supernet:
         found: dict[int, _ByTurn] = {}
         for name in dict.fromkeys(place.name for place in self.places if place.turn is not None):
             if name in self.groups.groups:
-                scan, region = turns.scan_of(traced, self.groups[name].atom), None
-            else:
-                program, region = regions.region_of(traced, name)
-                scan = turns.scan_around(traced, program)
-            assert scan is not None
-            own = found.setdefault(id(scan.op), _ByTurn(scan, [], [], []))
-            if region is None:
-                own.groups.append(self.groups[name])
-            else:
-                own.modules.append((name, id(program), region))
-                if turns.hands_on(traced, scan, program, region):
-                    own.whole.append(name)
+                scan = turns.scan_of(traced, self.groups[name].atom)
+                found.setdefault(id(scan.op), _ByTurn(scan, [], [], [])).groups.append(self.groups[name])
+                continue
+            program, region = regions.region_of(traced, name)
+            around = turns.scan_around(traced, program)
+            if around is None:
+                raise ValueError(f"{name} is skipped by turn of a scan, and with these inputs it is in none.")
+            own = found.setdefault(id(around.op), _ByTurn(around, [], [], []))
+            own.modules.append((name, id(program), region))
+            if turns.hands_on(traced, around, program, region):
+                own.whole.append(name)
         return found
 
     def _borders(self, traced: Traced) -> dict[int, tuple[tuple[int, int], ...]]:
@@ -723,7 +724,7 @@ def _stacked(widths: list[Width]) -> Width | None:
     # Negative positions, since the first turn's decision is another one where it is read outside of the scan.
     names = [tuple((name, None if i is None else -1 - i) for name, i in first.table.names)]
     columns = list(zip(*(w.table.names for w in widths), strict=True))
-    values = {
+    values: dict[tuple[str, int | None], Any] = {
         name: jnp.stack([jnp.asarray(w.values[own]) for w, own in zip(widths, column, strict=True)])
         for name, column in zip(names[0], columns, strict=True)
     }

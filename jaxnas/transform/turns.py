@@ -15,7 +15,7 @@ from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import MOVES, REMAT, Operation, Program
 from jaxnas.transform.regions import matching, programs, region_of, within
 from jaxnas.transform.rules import CREATED, ELEMENTWISE
-from jaxnas.transform.ties import atoms_of
+from jaxnas.transform.ties import Leaf, atoms_of
 
 _APART = (ELEMENTWISE | set(MOVES)) - {"optimization_barrier"}  # operations that treat each turn alone
 _MADE = (*CREATED, "random_split", "broadcast_in_dim")
@@ -181,9 +181,10 @@ def _having(traced: Traced, atom: int):
 def _scan(traced: Traced, op: Operation) -> Scan | None:
     start = op.eqn.params["num_consts"] + op.eqn.params["num_carry"]
     stacks = [one for one in op.ins[start:] if isinstance(one, int)]
-    first = traced.layouts[stacks[0]][0] if stacks else ()
-    length = op.eqn.params["length"]
-    return Scan(op, first[0].atom) if len(first) == 1 and first[0] == (first[0].atom, length) else None
+    match traced.layouts[stacks[0]][0] if stacks else ():
+        case (Leaf(atom, _),):
+            return Scan(op, atom)
+    return None
 
 
 def _used_outside(traced: Traced, scan: Scan, atom: int) -> str | None:
@@ -193,6 +194,9 @@ def _used_outside(traced: Traced, scan: Scan, atom: int) -> str | None:
     def stacked(one: int) -> bool:
         return place_of(scan.axis, traced.layouts[one]) >= 0
 
+    start = scan.op.eqn.params["num_consts"]
+    if any(map(has, scan.op.ins[start : scan.rows])):
+        return "it is carried from turn to turn"
     inputs = [one for one in traced.program.inputs if has(one)]
     if atom == scan.axis:
         count = len(traced.program.outputs) - len(traced.updated)
@@ -206,12 +210,8 @@ def _used_outside(traced: Traced, scan: Scan, atom: int) -> str | None:
         if not own or op.name in REMAT:  # whose body is looked at
             continue
         if op is scan.op:
-            shared = list(filter(has, op.ins[: scan.rows]))
-            if any(one not in constants for one in shared):
-                carried = any(map(has, op.ins[op.eqn.params["num_consts"] : scan.rows]))
-                return (
-                    "it is carried from turn to turn" if carried else "all turns read one array that has it"
-                )
+            if any(has(one) and one not in constants for one in op.ins[:start]):
+                return "all turns read one array that has it"
         elif not all(map(stacked, own)) or not (
             op.name in _APART or (atom == scan.axis and op.name in _MADE)
         ):

@@ -129,12 +129,12 @@ class Normalized(nn.Module):
 def weights(model, inputs):
     """Variables that matter: nowhere zero."""
     draw = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray(
-            draw.uniform(0.3, 1, x.shape) if x.ndim < 2 else draw.normal(0, 0.3, x.shape), x.dtype
-        ),
-        jax.eval_shape(model.init, KEY, inputs),
-    )
+    made = {}
+    for path, x in flatten(jax.eval_shape(model.init, KEY, inputs)).items():
+        positive = x.ndim < 2 or path[0] == "batch_stats"
+        values = draw.uniform(0.3, 1, x.shape) if positive else draw.normal(0, 0.3, x.shape)
+        made[path] = jnp.asarray(values, x.dtype)
+    return unflatten(made)
 
 
 def every(groups, own):
@@ -331,6 +331,69 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
     with pytest.raises(ValueError, match="differs"):  # of the same variables, and another function
         swapped = type("Mlp", (Mlp,), {"__call__": lambda self, x: -Mlp.__call__(self, x)})
         jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: swapped((2, 4)))
+
+
+@pytest.fixture(scope="module")
+def turned():
+    groups = jaxnas.analyze(by_turn, STACKS, ROWS)
+    return groups, groups.model.variables
+
+
+def test_turns_of_other_sizes_are_saved_loaded_and_exported(turned, tmp_path):
+    """Those that are alike stay a scan, over the rows that are left."""
+    groups, variables = turned
+    sizes = Size(lambda ratio, base: int(ratio * base))  # of a decision by turn and one of all turns
+    decisions = {"ratio": Choice(0.5, 1.0).repeat(3), "base": Choice(4, 12)}
+    net = jaxnas.supernet(groups, {"layers/hidden": sizes, "layer": Depth(1, 2, 3)}, decisions=decisions)
+    assert net.space.choices["ratio"].active == "layer"
+    shapes = {}
+    for ratios in ([1.0, 1.0], [0.5, 1.0]):
+        arch = net.space.from_dict({"ratio": ratios, "base": 12, "layer": 2})
+        small, part, error = jaxnas.extract(net, variables, arch, verify=ROWS)
+        assert error < 1e-5
+        shapes[ratios[0]] = {path: x.shape for path, x in flatten(part["params"]["layers"]).items()}
+        scans = [e for e in jax.make_jaxpr(small.apply)(part, ROWS).eqns if e.primitive.name == "scan"]
+        assert [e.params["length"] for e in scans] == ([2] if ratios[0] == 1 else [])
+        expected = net.apply(variables, ROWS[:1], arch)
+        folder = tmp_path / str(ratios[0])
+        jaxnas.save_subnet(folder, small, part, ROWS)
+        for loaded, stored in (jaxnas.load_subnet(folder), jaxnas.load_subnet(folder, module=net)):
+            np.testing.assert_allclose(loaded.apply(stored, ROWS[:1]), expected, rtol=1e-5)
+        program = jaxnas.export_subnet(folder, small, part, ROWS)
+        exported = jax.export.deserialize(bytearray(program.read_bytes()))
+        np.testing.assert_allclose(exported.call(ROWS[:1]), expected, rtol=1e-5)
+        assert small.sizes()["layers/hidden"] == (*(int(12 * ratio) for ratio in ratios), 0)
+    assert set(shapes[1.0].values()) == {(8, 2, 12), (12, 2)}
+    assert shapes[0.5]["gate", "turn_0"] == (6,) and not any("turn_2" in path for path in shapes[0.5])
+
+
+TURNS = {
+    "another number of turns": ({"layers/hidden": Choice(4, 8).repeat(2)}, "3 times"),
+    "carried": ({"first/hidden": Choice(4, 8).repeat(3)}, "carried"),
+    "too deep": ({"layer": Depth(1, 4)}, "4"),
+    "too large": ({"layers/hidden": Choice(4, 16).repeat(3)}, "16"),
+    "twice": ({"layers/hidden": Choice(4, 8).repeat(3), "*ers/hidden": Choice(4)}, "more than one"),
+}
+
+
+@pytest.mark.parametrize("mistake", TURNS)
+def test_mistakes_about_turns_are_named(turned, mistake):
+    choices, named = TURNS[mistake]
+    with pytest.raises(ValueError, match=named):
+        jaxnas.supernet(turned[0], choices)
+
+
+def test_what_uses_turns_from_outside_is_named():
+    def mean(variables, inputs):
+        x, _ = jax.lax.scan(lambda x, row: (x + jnp.tanh(x @ row) @ row.T, None), inputs, variables["rows"])
+        return x + jnp.mean(variables["rows"], 2).sum()
+
+    groups = jaxnas.analyze(mean, {"rows": jax.random.normal(KEY, (3, 5, 8))}, ROWS)
+    with pytest.raises(ValueError, match="reduce_sum"):
+        jaxnas.supernet(groups, {"rows/hidden": Choice(4, 8).repeat(3)})
+    model, variables, inputs, _ = CASES["normalized"]  # has statistics by turn
+    with pytest.raises(ValueError, match="results"):
+        jaxnas.supernet(jaxnas.analyze(model, variables, inputs), {"layers": Skip()})
 
 
 @pytest.mark.parametrize("form", ["masked", "switch"])
