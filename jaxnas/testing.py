@@ -144,7 +144,11 @@ def check_counts(
         ) from error
     stored = flatten(variables)
     shapes = {path: spec.shape(host) for path, spec in recorded.specs.items()}
-    expected = {path: jax.ShapeDtypeStruct(x, jnp.float32) for path, x in shapes.items() if x is not None}
+    expected = {
+        path: jax.ShapeDtypeStruct(x, jnp.float32)
+        for path, x in flatten(unflatten(shapes)).items()
+        if x is not None
+    }
     check_tensors(
         {path[1:]: leaf for path, leaf in stored.items() if path[0] == "params"},
         expected,
@@ -169,12 +173,13 @@ def cut(variables: dict[Path, Any], recorded: Annotations, arch: Arch) -> dict[P
     """The part of a supernet's variables that one architecture uses, by collection and path."""
     host = {key: np.asarray(value) for key, value in arch.items()}
     specs = {("params", *path): spec for path, spec in recorded.specs.items()} | recorded.state
-    return {
+    parts = {
         # Sliced on the host: on the device every new shape would be compiled.
         path: spec.active(np.asarray(variables[path]), host)
         for path, spec in specs.items()
         if spec.shape(host) is not None
     }
+    return flatten(unflatten(parts))  # a part may be several arrays
 
 
 def difference(name: str, large: Any, small: Any) -> float | None:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,37 @@ class Region:
     outs: tuple[tuple[int, Value], ...]
 
 
+class Row(NamedTuple):
+    """What one turn of a scan has of its own; masked, of all turns, with these in front.
+
+    Attributes:
+      sizes, masks, widths: of elastic atoms; see `Sizes`.
+      gates: of regions.
+    """
+
+    sizes: dict[int, Any]
+    masks: dict[int, Any]
+    widths: dict[int, Width]
+    gates: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """What differs by turn of a scan.
+
+    Attributes:
+      axis: the atom of the turns.
+      regions: that may be skipped by turn, each with the identity of the program that it is in.
+      rows: masked, one `Row` of all turns; at small shapes one for each turn, and none where all are alike.
+      kept: at small shapes the turns that run.
+    """
+
+    axis: int
+    regions: tuple[tuple[int, Region], ...]
+    rows: Any
+    kept: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass
 class Sizes:
     """The sizes that a program is run at.
@@ -79,6 +110,7 @@ class Sizes:
       constants: arrays that the functions close over.
       widths: of elastic atoms, in the form `switch`.
       switched_gates: of regions, in the form `switch`.
+      turns: by the identity of a scan. Outside of it, what has an atom by turn has an axis of turns, too.
     """
 
     layouts: Mapping[int, tuple[Layout, ...]]
@@ -89,6 +121,7 @@ class Sizes:
     constants: Mapping[int, Any]
     widths: Mapping[int, Width] | None = None
     switched_gates: Mapping[Region, Width] = dataclasses.field(default_factory=dict)
+    turns: Mapping[int, Turns] = dataclasses.field(default_factory=dict)
 
     @property
     def small(self) -> bool:
@@ -114,9 +147,10 @@ class Sizes:
     def host_mask(self, layout: Layout) -> np.ndarray:
         """The active positions of an axis at small sizes, bool [full size]."""
         full = atoms_of(layout)
-        return mask_of(
-            layout, {atom: np.arange(full[atom]) < self.sizes[atom] for atom in self.elastic(layout)}
-        )
+        kept = {turns.axis: turns.kept for turns in self.turns.values()}
+        masks = {atom: np.arange(full[atom]) < self.sizes[atom] for atom in self.elastic(layout)}
+        masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in masks.keys() & kept.keys()}
+        return mask_of(layout, masks)
 
     def cut(self, value: Any, number: int) -> Any:
         """The active part of an array that has its full shape."""
@@ -143,16 +177,59 @@ class Sizes:
 
     def _masks(self, layouts: Sequence[Layout | None]) -> Iterator[Any]:
         """The weights of the positions of elastic axes, each to be broadcast to an array with these axes."""
-        assert self.masks is not None
+        masks = self.masks
+        assert masks is not None
         for axis, layout in enumerate(layouts):
-            if layout is not None and self.elastic(layout):
-                shape = [-1 if i == axis else 1 for i in range(len(layouts))]
-                yield mask_of(layout, self.masks, jnp).reshape(shape)
+            if layout is None or not (own := self.elastic(layout)):
+                continue
+            shape = [-1 if i == axis else 1 for i in range(len(layouts))]
+            turned = {atom: masks[atom] for atom in own & self.axis_of.keys()}
+            if not turned:
+                yield mask_of(layout, masks, jnp).reshape(shape)
+                continue
+            along = place_of(self.axis_of[next(iter(turned))], layouts)
+            mask = jax.vmap(lambda row, x=layout: mask_of(x, {**masks, **row}, jnp))(turned)
+            shape[along] = len(mask)
+            yield (mask if along < axis else mask.T).reshape(shape)
+
+    def at(self, turns: Turns, row: Row) -> Sizes:
+        """The sizes within one turn of a scan."""
+        gates = dict(self.gates)
+        for (program, region), gate in zip(turns.regions, row.gates, strict=True):
+            gates[program] = outermost_first([*gates.get(program, []), (region, gate)])
+        return dataclasses.replace(
+            self,
+            sizes={**self.sizes, **row.sizes},
+            masks=None if self.masks is None else {**self.masks, **row.masks},
+            widths=None if self.widths is None else {**self.widths, **row.widths},
+            gates=gates,
+            turns={},
+        )
+
+    @functools.cached_property
+    def axis_of(self) -> dict[int, int]:
+        """The atom of the turns, for each atom by turn."""
+        return {
+            atom: turns.axis
+            for turns in self.turns.values()
+            for row in (turns.rows if self.small else [turns.rows])
+            for atom in row.sizes
+        }
 
     @functools.cached_property
     def active_constants(self) -> dict[int, Any]:
         """The arrays that the functions close over, of which small shapes have the active part."""
         return {n: self.cut(x, n) if self.small else x for n, x in self.constants.items()}
+
+
+def place_of(atom: int, layouts: Sequence[Layout | None]) -> int:
+    """The axis that an atom is; -1 if it is none."""
+    return next((i for i, x in enumerate(layouts) if x and len(x) == 1 and x[0] == (atom, x[0].size)), -1)
+
+
+def outermost_first(gates: list[tuple[Region, Any]]) -> list[tuple[Region, Any]]:
+    """The order in which regions of a program are entered."""
+    return sorted(gates, key=lambda one: one[0].start - one[0].stop)
 
 
 def _take(value: Any, places: np.ndarray, axis: int) -> Any:
@@ -283,7 +360,11 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
             gate.astype(x.dtype) * x + (1 - gate).astype(x.dtype) * y
             for x, y in zip(kept(), skipped(), strict=True)
         )
-    elif not inner and sizes.widths and _gated(parts := _parts(program, region.start, region.stop, sizes)):
+    elif (
+        not inner
+        and region in sizes.switched_gates
+        and _gated(parts := _parts(program, region.start, region.stop, sizes))
+    ):
         made = switched(parts)
     else:
         made = lax.cond(gate, kept, skipped)
@@ -294,6 +375,12 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
 
 def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
     values = [state.value(one) for one in op.ins]
+    if sizes.small and not op.bodies and any(x is None for x in values):  # of a scan without turns
+        state.values.update(dict.fromkeys(op.outs))
+        return
+    if turns := _turned(op, values, sizes):
+        state.values[op.outs[0]] = _each_turn(op, values, sizes, turns)
+        return
     if op.bodies:
         results, known = _nested(op, values, state, sizes)
         for out, value, zeros in zip(op.outs, results, known, strict=True):
@@ -303,7 +390,7 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
     values = _divided(op, values, state, sizes)
     if not sizes.small:
         values = _with_neutral(op, values, state, sizes)
-    if op.name in CREATED:
+    if op.name in (*CREATED, "random_split"):
         (made,) = _bind(op, values, op.eqn.params)
         results = [sizes.cut(made, op.outs[0]) if sizes.small else made]
     else:
@@ -312,6 +399,42 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
     zeros = NONE if sizes.small else _zeros(op, state, sizes)
     for out, value in zip(op.outs, results, strict=True):
         state.values[out], state.zero[out] = value, zeros
+
+
+def _turned(op: Operation, values: list[Any], sizes: Sizes) -> Turns | None:
+    """The scan for which an operation prepares arrays that are not alike by turn, at small shapes."""
+    if op.bodies or not sizes.small:
+        return None
+    apart = any(isinstance(x, tuple) for x in values) or any(
+        atoms_of(layout).keys() & sizes.axis_of.keys() for out in op.outs for layout in sizes.layouts[out]
+    )
+    found = [x for x in sizes.turns.values() if x.rows and place_of(x.axis, sizes.layouts[op.outs[0]]) >= 0]
+    return found[0] if apart else None
+
+
+def _each_turn(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> tuple[Any, ...]:
+    """Runs an operation for each turn of a scan, whose axis then has the size 1; None where unused."""
+    made = []
+    for turn, row in enumerate(turns.rows):
+        at = sizes.at(turns, row)
+        at.sizes = {**at.sizes, turns.axis: 1}
+        given = [_of_turn(x, one, turn, turns, at) for x, one in zip(values, op.ins, strict=True)]
+        gone = any(x is None for x in given)
+        made.append(None if gone else _bind(op, given, _resized(op, given, at))[0])
+    return tuple(made)
+
+
+def _of_turn(value: Any, one: Value, turn: int, turns: Turns, sizes: Sizes) -> Any:
+    """What an array has for a turn, with its axis of turns; others are as they are."""
+    if isinstance(value, tuple):
+        return value[turn]
+    place = place_of(turns.axis, sizes.layouts[one]) if isinstance(one, int) else -1
+    if place < 0:
+        return value
+    assert isinstance(one, int)
+    row = lax.slice_in_dim(value, turn, turn + 1, axis=place)
+    # A constant, since variables by turn are tuples: it has its full shape.
+    return sizes.cut(row, one) if sizes.atoms(one) & turns.rows[turn].sizes.keys() else row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -621,25 +744,63 @@ def _tupled(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> Callable[...,
 
 
 def _scan(op: Operation, values: list[Any], zero: list[Atoms], sizes: Sizes) -> list[Any]:
-    parameters = op.eqn.params
+    parameters, turns = op.eqn.params, sizes.turns.get(id(op))
     consts, carries = parameters["num_consts"], parameters["num_carry"]
     given, carry = values[:consts], tuple(values[consts : consts + carries])
     known = [*zero[:consts], *[NONE] * carries, *zero[consts + carries :]]
+    length, by_turn = parameters["length"], None
+    if turns is not None and sizes.small:
+        if turns.rows:
+            return _unrolled(op, values, sizes, turns)
+        length = len(turns.kept)
+        if not length:
+            return list(carry)
+    elif turns is not None:
+        by_turn = turns.rows
 
-    def turn(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        made = run(op.bodies[0], [*given, *carry, *row], known, sizes)
+    def turn(carry: tuple[Any, ...], rows: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        own, row = rows
+        at = sizes if turns is None or row is None else sizes.at(turns, row)
+        made = run(op.bodies[0], [*given, *carry, *own], known, at)
         return tuple(made[:carries]), tuple(made[carries:])
 
-    rows = tuple(values[consts + carries :])
     carry, made = lax.scan(
         turn,
         carry,
-        rows,
-        length=parameters["length"],
+        (tuple(values[consts + carries :]), by_turn),
+        length=length,
         reverse=parameters["reverse"],
         unroll=parameters["unroll"],
     )
     return [*carry, *made]
+
+
+def _unrolled(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> list[Any]:
+    """Runs the turns of a scan one after another, at small shapes that differ by turn."""
+    parameters, body = op.eqn.params, op.bodies[0]
+    consts, carries = parameters["num_consts"], parameters["num_carry"]
+    stop = consts + carries
+    carry, made = values[consts:stop], {}
+    for turn in reversed(turns.kept) if parameters["reverse"] else turns.kept:
+        at = sizes.at(turns, turns.rows[turn])
+        own = at.sizes.keys() - sizes.sizes.keys()
+        given = [
+            at.cut(x, one) if at.atoms(one) & own else x
+            for x, one in zip(values[:consts], body.inputs, strict=False)
+        ]
+        rows = [
+            _of_turn(x, one, turn, turns, at) for x, one in zip(values[stop:], op.ins[stop:], strict=True)
+        ]
+        rows = [None if x is None else jnp.squeeze(x, 0) for x in rows]
+        results = run(body, [*given, *carry, *rows], [NONE] * len(values), at)
+        carry, made[turn] = results[:carries], [x[None] for x in results[carries:]]
+    every = list(zip(*(made[turn] for turn in turns.kept), strict=True))
+    apart = [bool(_atoms(sizes.layouts[out]) & sizes.axis_of.keys()) for out in op.outs[carries:]]
+    return [*carry, *(x if own else jnp.concatenate(x) for x, own in zip(every, apart, strict=True))]
+
+
+def _atoms(layouts: tuple[Layout, ...]) -> Atoms:
+    return NONE.union(*map(atoms_of, layouts))
 
 
 def _custom(
@@ -649,7 +810,7 @@ def _custom(
     body = op.bodies[0]
     if sizes.small and (relu := _relu(body)):
         return [relu(values[0])], [NONE]
-    changed = any(sizes.elastic(layout) for number in _arrays(body) for layout in sizes.layouts[number])
+    changed = any(sizes.elastic(layout) for number in arrays(body) for layout in sizes.layouts[number])
     if not changed or (not sizes.small and _is_elementwise(body)):
         made = _bind(op, values, op.eqn.params)
         return made, [NONE] * len(op.outs) if sizes.small else _zeros_of_body(body, zero, sizes)
@@ -672,8 +833,9 @@ def _zeros_of_body(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> list[A
     return [state.zeros(one, sizes) for one in body.outputs]
 
 
-def _arrays(body: Program) -> list[int]:
-    inner = [number for op in body.operations for one in op.bodies for number in _arrays(one)]
+def arrays(body: Program) -> list[int]:
+    """The numbers of all arrays of a program."""
+    inner = [number for op in body.operations for one in op.bodies for number in arrays(one)]
     return [*body.inputs, *(out for op in body.operations for out in op.outs), *inner]
 
 

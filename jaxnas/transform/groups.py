@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -132,28 +132,34 @@ class Groups:
             lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
         return "\n".join(lines)
 
-    def arrays(self, variables: Any, shapes: dict[Path, tuple[int, ...] | None] | None = None) -> list[Any]:
+    def arrays(self, variables: Any, shapes: Mapping[Path, Any] | None = None) -> list[Any]:
         """The arrays of variables in the order of the analysis.
 
         Args:
           variables: by collection.
-          shapes: that are expected; None for the full ones, and for an array that is not there.
+          shapes: that are expected; None for the full ones, and for an array that is not there. A dict of
+            shapes is of several arrays below a path, which come as a dict.
 
         Raises:
           ValueError: an array is missing, or has another shape.
         """
-        found, made = dict(paths(variables)), []
-        for path, full in self.shapes.items():
-            expected = full.shape if shapes is None else shapes[path]
+        found = dict(paths(variables))
+
+        def one(path: Path, expected: Any, full: Any) -> Any:
+            if isinstance(expected, dict):
+                return {name: one((*path, name), shape, full) for name, shape in expected.items()}
             if expected is None:
-                made.append(None)
-                continue
+                return None
             if path not in found or tuple(found[path].shape) != expected:
                 has = describe(found[path]) if path in found else "nothing"
                 wanted = f"whole, as {describe(full)}" if shapes is None else f"with the shape {expected}"
                 raise ValueError(f"{'/'.join(path)} of {self.model.name} is expected {wanted}; got {has}.")
-            made.append(found[path])
-        return made
+            return found[path]
+
+        return [
+            one(path, full.shape if shapes is None else shapes[path], full)
+            for path, full in self.shapes.items()
+        ]
 
     def traced(self, inputs: Any, train: bool) -> Traced:
         """The program for inputs of some shape; it is traced once for each.
@@ -198,6 +204,11 @@ class Groups:
                     f"inputs {inputs}, and not with {self.inputs}. Analyze the network with inputs of "
                     "this shape."
                 )
+        kernels = {group.atom for group in self if group.kind == "kernel"}
+        for base in known.keys() - elastic.keys() - kernels:  # axes that keep their size, as turns of a scan
+            now = trace.ties.factors([known[base]])
+            if len(now) == 1:
+                renamed.setdefault(now[0], base)
         return dataclasses.replace(traced, layouts=_renamed(trace.layouts(), renamed))
 
 

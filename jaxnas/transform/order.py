@@ -7,6 +7,7 @@ function, and every size is a prefix. Modules cannot change places: they get a r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ import numpy as np
 from jax import lax
 
 from jaxnas.inputs import describe, specification
-from jaxnas.transform import regions
-from jaxnas.transform.evaluate import _bind
+from jaxnas.transform import regions, turns
+from jaxnas.transform.evaluate import _bind, place_of
 from jaxnas.transform.groups import Group, Groups, Traced, paths
 from jaxnas.transform.program import Constant, Operation, Program
 from jaxnas.transform.rules import CUMULATIVE
@@ -48,7 +49,8 @@ def order(
     For each group, the score of a position is a sum over the contractions (products and convolutions) that
     read the group, each normalized to a mean of one. Of a group that none reads, the weights that have it
     count. A group stays as it is where positions matter: kernels, and axes that the network enumerates, sorts
-    or accumulates along, or has constants or random numbers of, as the angles of rotary embeddings.
+    or accumulates along, or has constants or random numbers of, as the angles of rotary embeddings. A group
+    that has a size by turn of a scan has an order by turn, too.
 
     Args:
       net: a supernet of `jaxnas.supernet`.
@@ -57,8 +59,8 @@ def order(
         needed for "weights" or a function.
       by: "activations", the root mean square of what enters the contraction; "weights", the sum of absolute
         weights that read it; "contributions", the product of these two; "taylor", the sum of |weight *
-        gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, larger
-        for what is to be kept.
+        gradient| of the weights that read it; or a function `score(group, variables) -> [group.size]`, by
+        turn `[turns, group.size]`, larger for what is to be kept.
       loss: of "taylor", `loss(outputs, targets) -> scalar`.
 
     Returns:
@@ -73,14 +75,25 @@ def order(
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, by, loss)
     moved = {place.name for place in net.places} - _bound(groups)
     chosen = [group for group in groups if group.name in moved]
+    traced = groups.traced(groups.inputs, False)
+    turned = {place.name for place in net.places if place.turn is not None}
+    scans = {g.atom: turns.scan_of(traced, g.atom) for g in chosen if g.name in turned}
     if isinstance(by, str):
-        scores = _scores(groups, arrays, pairs, by, loss, {group.atom for group in chosen})
+        scores = _scores(
+            groups, arrays, pairs, by, loss, {group.atom: scans.get(group.atom) for group in chosen}
+        )
     else:
         scores = {group.atom: by(group, variables) for group in chosen}
-    orders = {group.atom: _descending(group, scores[group.atom]) for group in chosen}
-    permuted = [permute(x, groups.layouts.get(path, ()), orders) for path, x in paths(variables)]
+    orders = {g.atom: _descending(g, scores[g.atom], scans.get(g.atom)) for g in chosen}
+    permuted = [permute(x, groups.layouts.get(path, ()), orders, scans) for path, x in paths(variables)]
     ordered = jax.tree.unflatten(jax.tree.structure(variables), permuted)
-    _check_same(groups, arrays, groups.arrays(ordered), orders, pairs[0][0] if pairs else None)
+    inputs = pairs[0][0] if pairs else _zeros(groups, jax.random.key(0))
+
+    def alone(group: Group) -> list[Any]:
+        one, layouts = {group.atom: orders[group.atom]}, groups.layouts.values()
+        return [permute(x, own, one, scans) for x, own in zip(arrays, layouts, strict=True)]
+
+    _check_same(groups, arrays, groups.arrays(ordered), {g.name: partial(alone, g) for g in chosen}, inputs)
     return ordered
 
 
@@ -99,7 +112,7 @@ def rank_modules(
       modules: names, or a pattern of names as for `Depth`.
 
     Returns:
-      The names, largest change first; of equal ones the first stays first.
+      The names, largest change first; of equal ones the first stays first. "layers[2]" is a turn of a scan.
 
     Raises:
       ValueError: no batches, batches or variables of another structure, or a module that has no input of the
@@ -108,7 +121,9 @@ def rank_modules(
     groups = net.groups if isinstance(net, Supernet) else net
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, "activations", None)
     traced = groups.traced(groups.inputs, False)
-    names = regions.matching(traced, modules) if isinstance(modules, str) else list(modules)
+    given = [modules] if isinstance(modules, str) else modules
+    places = {key: place for one in given for key, place in turns.modules(traced, one).items()}
+    names = list(dict.fromkeys(name for name, _ in places.values()))
 
     def influence(arrays: list[Any], inputs: Any) -> list[jax.Array]:
         traced = groups.traced(specification(inputs), False)
@@ -125,17 +140,30 @@ def rank_modules(
             return found
 
         seen = dict(_walk_all(traced, arrays, inputs, see))
-        return [seen[name].mean() for name in names]
+        return [(seen[name] if turn is None else seen[name][turn]).mean() for name, turn in places.values()]
 
     compiled = jax.jit(influence)
     changes = np.sum([compiled(arrays, inputs) for inputs, _ in pairs], axis=0)
-    return tuple(names[i] for i in np.argsort(-changes, kind="stable"))
+    return tuple(list(places)[i] for i in np.argsort(-changes, kind="stable"))
 
 
-def permute(x: Any, layouts: Sequence[Layout], orders: Mapping[int, np.ndarray]) -> Any:
-    """An array with its axes permuted, from the orders of atoms; others stay."""
+def permute(
+    x: Any, layouts: Sequence[Layout], orders: Mapping[int, np.ndarray], scans: Mapping[int, turns.Scan] = {}
+) -> Any:
+    """An array with its axes permuted, from the orders of atoms, of `scans` by turn; others stay."""
     for axis, layout in enumerate(layouts):
-        if atoms_of(layout).keys() & orders.keys():
+        own = atoms_of(layout).keys() & orders.keys()
+        if turned := own & scans.keys():
+            scan = scans[min(turned)]
+            rows = [
+                _positions(layout, {a: orders[a][turn] if a in turned else orders[a] for a in own})
+                for turn in range(scan.length)
+            ]
+            along = place_of(scan.axis, layouts)
+            places = np.stack(rows) if along < axis else np.stack(rows, 1)
+            shape = [size if i in (axis, along) else 1 for i, size in enumerate(x.shape)]
+            x = jnp.take_along_axis(jnp.asarray(x), places.reshape(shape), axis)
+        elif own:
             x = jnp.take(x, _positions(layout, orders), axis=axis)
     return x
 
@@ -175,9 +203,15 @@ def _along(x: Any, axis: int, power: int = 1) -> jax.Array:
 
 
 def _scores(
-    groups: Groups, arrays: list[Any], pairs: list[Any], by: str, loss: Any, atoms: set[int]
+    groups: Groups,
+    arrays: list[Any],
+    pairs: list[Any],
+    by: str,
+    loss: Any,
+    scans: Mapping[int, turns.Scan | None],
 ) -> dict[int, np.ndarray]:
-    """The score of each position of groups."""
+    """The score of each position of groups, by their atoms; by turn where there is a scan."""
+    atoms = set(scans)
 
     def read(arrays: list[Any], inputs: Any, by: str) -> dict[tuple[int, int], jax.Array]:
         """The squares of scores, of what contractions read of groups."""
@@ -204,7 +238,12 @@ def _scores(
         missing = atoms - {atom for atom, _ in seen}
         for x, (path, layouts) in zip(arrays, groups.layouts.items(), strict=True):
             for axis, layout in enumerate(layouts if path[0] == "params" else ()):
-                seen += [(atom, own**2) for atom, own in _spread(_along(x, axis), layout) if atom in missing]
+                for atom in missing & atoms_of(layout).keys():
+                    scan = scans[atom]
+                    along = -1 if scan is None else place_of(scan.axis, layouts)
+                    rows = [x] if along < 0 else jnp.split(x, x.shape[along], along)
+                    own = [[y**2 for a, y in _spread(_along(row, axis), layout) if a == atom] for row in rows]
+                    seen += [(atom, jnp.stack(x) if along >= 0 else x[0]) for x in zip(*own, strict=True)]
         return {(number, atom): x for number, (atom, x) in enumerate(seen)}
 
     def first_order(arrays: list[Any], inputs: Any, targets: Any) -> dict[tuple[int, int], jax.Array]:
@@ -230,9 +269,11 @@ def _scores(
             totals[key] = totals.get(key, 0) + x
     scores = {atom: np.zeros(()) for atom in atoms}
     for (_, atom), x in totals.items():
-        rows = np.sqrt(np.asarray(x, np.float64)).reshape(-1, x.shape[-1])  # of each turn of a scan
-        means = rows.mean(1, keepdims=True)
-        scores[atom] = scores[atom] + (rows / np.where(means == 0, 1, means)).sum(0)
+        scan = scans[atom]
+        rows = np.sqrt(np.asarray(x, np.float64)).reshape(scan.length if scan else 1, -1, x.shape[-1])
+        means = rows.mean(-1, keepdims=True)
+        by_turn = (rows / np.where(means == 0, 1, means)).sum(1)
+        scores[atom] = scores[atom] + (by_turn if scan else by_turn[0])
     return scores
 
 
@@ -358,19 +399,18 @@ def _differs(x: Any, layouts: tuple[Layout, ...], group: Group) -> bool:
     return not all(np.array_equal(x, permute(x, layouts, {group.atom: one})) for one in orders)
 
 
-def _descending(group: Group, scores: Any) -> np.ndarray:
-    scores = np.asarray(scores)
-    if scores.shape != (group.size,) or not np.all(np.isfinite(scores)):
-        what = f"the shape {scores.shape}" if scores.shape != (group.size,) else "values that are not finite"
-        raise ValueError(f"The scores of {group.name} have {what}: expected {group.size} finite numbers.")
-    return np.argsort(-scores, kind="stable")
+def _descending(group: Group, scores: Any, scan: turns.Scan | None) -> np.ndarray:
+    scores, shape = np.asarray(scores), (*([scan.length] if scan else []), group.size)
+    if scores.shape != shape or not np.all(np.isfinite(scores)):
+        what = f"the shape {scores.shape}" if scores.shape != shape else "values that are not finite"
+        raise ValueError(f"The scores of {group.name} have {what}: expected {shape} finite numbers.")
+    return np.argsort(-scores, axis=-1, kind="stable")
 
 
 def _check_same(
-    groups: Groups, before: list[Any], after: list[Any], orders: Mapping[int, np.ndarray], inputs: Any
+    groups: Groups, before: list[Any], after: list[Any], alone: Mapping[str, Callable[[], Any]], inputs: Any
 ) -> None:
     """Compares the full network with the ordered one, and says by which group it differs."""
-    inputs = _zeros(groups, jax.random.key(0)) if inputs is None else inputs
     with jax.default_matmul_precision("highest"):
         call = jax.jit(lambda arrays: jax.tree.leaves(_call(groups, arrays, inputs)))
         half = groups.traced(specification(inputs), False).half_precision
@@ -384,21 +424,12 @@ def _check_same(
         worst = error(after)
         if worst <= tolerance:
             return
-        alone = {
-            group.name: error(
-                [
-                    permute(x, layouts, {group.atom: orders[group.atom]})
-                    for x, layouts in zip(before, groups.layouts.values(), strict=True)
-                ]
-            )
-            for group in groups
-            if group.atom in orders
-        }
-    name = max(alone, key=lambda one: alone[one])
+        errors = {name: error(arrays()) for name, arrays in alone.items()}
+    name = max(errors, key=lambda one: errors[one])
     raise ValueError(
         f"{groups.model.name} is another function when its groups are ordered: outputs differ by "
         f"{worst:.1e} of the largest, where {tolerance:.0e} is allowed. {name} alone differs by "
-        f"{alone[name]:.1e}: leave it out of the choices, or give scores that keep its order."
+        f"{errors[name]:.1e}: leave it out of the choices, or give scores that keep its order."
     )
 
 

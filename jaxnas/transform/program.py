@@ -20,7 +20,7 @@ from jaxnas.transform.ties import Axes, Axis, Layout, Ties
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_MOVES = (
+MOVES = (
     "convert_element_type",
     "reshape",
     "transpose",
@@ -31,7 +31,7 @@ _MOVES = (
 )
 _WRAPPED = re.compile(r"^\w+\((.*)\)$")
 _NO_MODULE = re.compile(r"^eqx\.|->")  # the scopes of Equinox's classes and of jax.numpy.einsum
-_REMAT = ("checkpoint", "remat", "remat2")
+REMAT = ("checkpoint", "remat", "remat2")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class Trace:
             bodies, results = self._while(eqn, scope, axes)
         elif name == "cond":
             bodies, results = self._cond(eqn, scope, axes)
-        elif name in _REMAT:
+        elif name in REMAT:
             body = self._body(eqn.params["jaxpr"], axes, scope)
             bodies, results = (body,), self._results(body)
         elif name in ("custom_jvp_call", "custom_vjp_call"):
@@ -176,7 +176,7 @@ class Trace:
         outs = tuple(
             self.array(result, out.aval.shape) for result, out in zip(results, eqn.outvars, strict=True)
         )
-        if name in _MOVES and isinstance(ins[0], int) and ins[0] in self.origin:
+        if name in MOVES and isinstance(ins[0], int) and ins[0] in self.origin:
             self.origin[outs[0]] = self.origin[ins[0]]
         return Operation(eqn, self._modules(scope), ins, outs, bodies)
 
@@ -231,12 +231,12 @@ class Trace:
     def _scan(self, eqn: Any, scope: str, axes: list[Axes]) -> tuple[tuple[Program, ...], list[Axes]]:
         consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
         kept, scanned = axes[: consts + carries], axes[consts + carries :]
+        turns = self.ties.axes([eqn.params["length"]], "turns of a scan")
         for one in scanned:
-            self.ties.fix(one[0], "turns of a scan")
+            self.ties.tie(one[0], turns[0])
         body = self._body(eqn.params["jaxpr"], [*kept, *(one[1:] for one in scanned)], scope)
         made = self._results(body)
         self._same(kept[consts:], made[:carries])
-        turns = self.ties.axes([eqn.params["length"]], "turns of a scan")
         return (body,), [*kept[consts:], *([*turns, *one] for one in made[carries:])]
 
     def _while(self, eqn: Any, scope: str, axes: list[Axes]) -> tuple[tuple[Program, ...], list[Axes]]:

@@ -63,9 +63,13 @@ class LayoutSpec:
 
     def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
         """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
+        return self.mask_of({atom: table.at(arch) for atom, table in self.table_of}, self.gate.at(arch))
+
+    def mask_of(self, sizes: dict[int, Any], gate: Any) -> jax.Array:
+        """`mask` of the sizes of atoms, and of 0 or 1."""
         rank = len(self.layouts)
-        mask = jnp.broadcast_to(self.gate.at(arch) > 0, [1] * rank)
-        masks = self._masks({atom: table.at(arch) for atom, table in self.table_of}, jnp)
+        mask = jnp.broadcast_to(gate > 0, [1] * rank)
+        masks = self._masks(sizes, jnp)
         for axis, layout in enumerate(self.layouts):
             if atoms_of(layout).keys() & masks.keys():
                 one = mask_of(layout, masks, jnp)
@@ -87,6 +91,98 @@ class LayoutSpec:
             for atom, size in sizes.items()
             if atom in full
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnSpec:
+    """What a variable is made of that is stacked by turn of a scan, with sizes or uses that differ by turn.
+
+    In a sub-network it is a stack of the turns that use it if they have one size, and else a dict with an
+    array for each of these: "turn_0", ...
+
+    Attributes:
+      turns: their atom.
+      axis: of the turns.
+      specs: of the turns, of an array whose axis of turns has the size 1.
+    """
+
+    turns: int
+    axis: int
+    specs: tuple[LayoutSpec, ...]
+    option: None = None
+
+    @property
+    def axes(self) -> tuple[Table, ...]:
+        """The active size of each axis, in the first turn."""
+        own = list(self.specs[0].axes)
+        own[self.axis] = constant(len(self.specs))
+        return tuple(own)
+
+    @property
+    def names(self) -> tuple[None, ...]:
+        """Logical names of the axes: none."""
+        return self.specs[0].names
+
+    @property
+    def centred(self) -> frozenset[int]:
+        """Atoms whose active part is their centre."""
+        return self.specs[0].centred
+
+    @property
+    def sizes(self) -> tuple[Table, ...]:
+        """Tables whose sum is the number of active elements."""
+        return tuple(size for spec in self.specs for size in spec.sizes)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All that depends on decisions."""
+        return tuple(table for spec in self.specs for table in spec.tables)
+
+    def gated(self, gate: Table) -> TurnSpec:
+        """The annotation of a variable that is in use only where `gate` is 1, too."""
+        return dataclasses.replace(self, specs=tuple(spec.gated(gate) for spec in self.specs))
+
+    def by_turn(self, arch: dict[str, Any]) -> dict[int, tuple[int, ...]]:
+        """The shape for each turn that uses the variable, with an axis of turns of size 1."""
+        found = {turn: spec.shape(arch) for turn, spec in enumerate(self.specs)}
+        return {turn: shape for turn, shape in found.items() if shape is not None}
+
+    def shape(self, arch: dict[str, Any]) -> Any:
+        """The active shape for a concrete hard architecture, or a dict of them; None if not in use."""
+        shapes, at = self.by_turn(arch), self.axis
+        if len(set(shapes.values())) < 2:
+            return next(((*x[:at], len(shapes), *x[at + 1 :]) for x in shapes.values()), None)
+        return {f"turn_{turn}": (*x[:at], *x[at + 1 :]) for turn, x in shapes.items()}
+
+    def mask(self, arch: dict[str, jax.Array]) -> jax.Array:
+        """Which stored elements are active for a hard architecture: bool, broadcastable to the shape."""
+        tables = [dict(spec.table_of) for spec in self.specs]
+        sizes = {atom: jnp.stack([own[atom].at(arch) for own in tables]) for atom in tables[0]}
+        gates = jnp.stack([spec.gate.at(arch) for spec in self.specs])
+        made = jax.vmap(self.specs[0].mask_of, out_axes=self.axis)(sizes, gates)
+        return made.squeeze(self.axis + 1)
+
+    def active(self, value: Any, arch: dict[str, Any]) -> Any:
+        """The active part of a stored variable that a concrete hard architecture uses, or a dict of them."""
+        rows = {turn: value.take(np.array([turn]), self.axis) for turn in self.by_turn(arch)}
+        return self.joined({turn: self.specs[turn].active(row, arch) for turn, row in rows.items()})
+
+    def joined(self, rows: dict[int, Any]) -> Any:
+        """An array by turn, with an axis of turns of size 1, as it is stored."""
+        lib = np if all(isinstance(x, np.ndarray) for x in rows.values()) else jnp
+        if len({x.shape for x in rows.values()}) == 1:
+            return lib.concatenate(list(rows.values()), self.axis)
+        return {f"turn_{turn}": x.squeeze(self.axis) for turn, x in rows.items()}
+
+    def split(self, value: Any, arch: dict[str, Any]) -> tuple[Any, ...]:
+        """The array of each turn, with an axis of turns of size 1, of what is stored; None where unused."""
+        rows: list[Any] = [None] * len(self.specs)
+        for place, turn in enumerate(self.by_turn(arch)):
+            if isinstance(value, dict):
+                rows[turn] = jnp.expand_dims(value[f"turn_{turn}"], self.axis)
+            else:
+                rows[turn] = jax.lax.slice_in_dim(value, place, place + 1, axis=self.axis)
+        return tuple(rows)
 
 
 def active_part(full: int, size: Any, centred: bool, lib: Any) -> Any:

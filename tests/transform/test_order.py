@@ -48,6 +48,42 @@ def _loss(outputs, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(outputs), labels[:, None], 1).mean()
 
 
+def test_turns_of_a_scan_have_an_order_each():
+    """The best positions of each turn are first, and the network is the same."""
+
+    def scanned(variables, inputs):
+        def layer(x, row):
+            with jax.named_scope("layer"):
+                return x + jnp.tanh(x @ row["in"]) @ row["out"], None
+
+        return lax.scan(layer, inputs, variables)[0]
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    variables = {"in": jax.random.normal(keys[0], (3, 5, 6)), "out": jax.random.normal(keys[1], (3, 6, 5))}
+    inputs = jax.random.normal(keys[2], (4, 5))
+    groups = analyze(scanned, variables, inputs)
+    (hidden,) = (group.name for group in groups)
+    net = supernet(groups, {hidden: Choice(3, 6).repeat(3)})
+    before = groups.model.variables
+    for by in (
+        "activations",
+        "weights",
+        "contributions",
+        lambda group, v: jnp.abs(v["params"]["out"]).sum(2),
+    ):
+        after = order(net, before, [inputs], by=by)
+        np.testing.assert_allclose(scanned(after["params"], inputs), scanned(variables, inputs), rtol=1e-5)
+    read = np.abs(np.asarray(after["params"]["out"])).sum(2)
+    assert (np.diff(read) <= 0).all()
+    shared = order(supernet(groups, {hidden: Choice(3, 6)}), before, [inputs], by="weights")
+    ranks = [np.argsort(np.asarray(v["out"][..., 0]), axis=1) for v in (variables, shared["params"])]
+    orders = [before[np.argsort(after)] for before, after in zip(*ranks, strict=True)]
+    assert len(set(map(tuple, orders))) == 1 and sorted(orders[0]) != list(orders[0])
+    ranked = rank_modules(groups, before, [inputs], "layer")
+    assert sorted(ranked) == ["layer[0]", "layer[1]", "layer[2]"]
+    assert supernet(groups, {"layer": Depth(1, 3, order=ranked)}).sizes()["layer"] == (1, 1, 1)
+
+
 def _halves(groups):
     """Each group as it is or at half its size."""
     return supernet(groups, {g.name: Choice(g.size // 2, g.size) for g in groups if g.kind != "kernel"})

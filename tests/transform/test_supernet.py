@@ -69,26 +69,83 @@ def scanned(variables, inputs):
     return jnp.cumsum(x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6), -1).mean(-1)
 
 
+def by_turn(variables, inputs):
+    """A loop over layers that are cast outside, with a number, a constant and statistics of each."""
+
+    def layer(x, row):
+        params, scale = row
+        with jax.named_scope("layer"):
+            hidden = jax.nn.gelu(x @ params["in"]) * params["gate"][None]
+            hidden = hidden / jnp.sqrt(jnp.mean(hidden**2, -1, keepdims=True) + 1e-3)
+            return x + scale * (hidden @ params["out"].T), None
+
+    layers = jax.tree.map(lambda x: jnp.swapaxes(x * 2.0, 0, 1), variables["layers"])
+    rows = {"in": layers["in"], "out": layers["out"], "gate": layers["gate"]}
+    x, _ = jax.lax.scan(layer, inputs @ variables["first"], (rows, jnp.arange(1.0, 4.0)), reverse=True)
+    return x.mean(-1)
+
+
+class Layer(nn.Module):
+    """A block as `nn.scan` takes it."""
+
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x, _):
+        y = nn.RMSNorm()(x)
+        y = nn.MultiHeadDotProductAttention(4, name="attention")(y, y)
+        x = x + nn.Dropout(0.1, deterministic=not self.train)(y)
+        y = nn.LayerNorm()(nn.gelu(nn.Dense(16, name="up")(x)))
+        return x + nn.Dense(x.shape[-1], name="down")(y), None
+
+
+class Language(nn.Module):
+    """Layers in a scan, each checkpointed."""
+
+    @nn.compact
+    def __call__(self, tokens, train=False):
+        x = nn.Embed(11, 8)(tokens)
+        axes, keys = {"params": 0}, {"params": True, "dropout": True}
+        layers = nn.scan(nn.remat(Layer), variable_axes=axes, split_rngs=keys, length=3)(train, name="layers")
+        return nn.Dense(11)(nn.LayerNorm()(layers(x, None)[0]))
+
+
+class Normalized(nn.Module):
+    """Layers in a scan whose batch statistics are by turn; parameters are stacked along their second axis."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        class One(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                y = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Dense(8, name="up")(x)))
+                return x + nn.Dense(x.shape[-1], name="down")(y), None
+
+        axes = {"params": 1, "batch_stats": 0}
+        layers = nn.scan(One, variable_axes=axes, split_rngs={"params": True}, length=3)(name="layers")
+        return nn.Dense(3)(layers(nn.Dense(6)(x), None)[0])
+
+
 def weights(model, inputs):
     """Variables that matter: nowhere zero."""
     draw = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray(
-            draw.uniform(0.3, 1, x.shape) if x.ndim < 2 else draw.normal(0, 0.3, x.shape), x.dtype
-        ),
-        jax.eval_shape(model.init, KEY, inputs),
-    )
+    made = {}
+    for path, x in flatten(jax.eval_shape(model.init, KEY, inputs)).items():
+        positive = x.ndim < 2 or path[0] == "batch_stats"
+        values = draw.uniform(0.3, 1, x.shape) if positive else draw.normal(0, 0.3, x.shape)
+        made[path] = jnp.asarray(values, x.dtype)
+    return unflatten(made)
 
 
-def every(groups, *skipped):
-    """A choice of sizes for every group."""
+def every(groups, own):
+    """A choice of sizes for every group, and others."""
     sizes = {
         group.name: range(group.size % 2 or 2, group.size + 1, 2)
         if group.kind == "kernel"
         else sorted({max(1, group.size // 4), max(1, group.size // 2), group.size})
         for group in groups
     }
-    return {name: Choice(*one) for name, one in sizes.items()} | dict.fromkeys(skipped, Skip())
+    return {name: Choice(*one) for name, one in sizes.items()} | own
 
 
 IMAGES = jax.random.normal(KEY, (2, 8, 8, 2))
@@ -98,18 +155,32 @@ LAYERS = {
     "first": jax.random.normal(KEY, (5, 8)),
     "layers": {"in": jax.random.normal(KEY, (3, 8, 12)), "out": jax.random.normal(KEY, (3, 12, 8))},
 }
+STACKS = {
+    "first": jax.random.normal(KEY, (5, 8)),
+    "layers": {name: jax.random.normal(KEY, (8, 3, 12)) for name in ("in", "out")}
+    | {"gate": jax.random.normal(KEY, (12, 3))},
+}
+HIDDEN = {"layers/hidden": Choice(4, 8).repeat(3)}
 CASES = {
-    "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, ()),
-    "attending": (Attending(), weights(Attending(), TOKENS), TOKENS, ("Block_*",)),
-    "scanned": (scanned, LAYERS, ROWS, ()),
+    "convolutional": (Convolutional(), weights(Convolutional(), IMAGES), IMAGES, {}),
+    "attending": (Attending(), weights(Attending(), TOKENS), TOKENS, {"Block_*": Skip()}),
+    "scanned": (scanned, LAYERS, ROWS, {}),
+    "by turn": (by_turn, STACKS, ROWS, HIDDEN | {"layer": Skip()}),
+    "language": (
+        Language(),
+        weights(Language(), TOKENS),
+        TOKENS,
+        HIDDEN | {"layers/attention/heads": Choice(2, 4).repeat(3), "layers/attention": Skip()},
+    ),
+    "normalized": (Normalized(), weights(Normalized(), ROWS), ROWS, HIDDEN),
 }
 
 
 @pytest.fixture(scope="module", params=tiers.cases(CASES, ("attending",)))
 def case(request):
-    model, variables, inputs, skipped = CASES[request.param]
+    model, variables, inputs, own = CASES[request.param]
     groups = jaxnas.analyze(model, variables, inputs)
-    net = jaxnas.supernet(groups, every(groups, *skipped))
+    net = jaxnas.supernet(groups, every(groups, own))
     return groups, net, net.init(KEY, inputs) if callable(model) else variables, inputs
 
 
@@ -192,6 +263,9 @@ def test_groups_are_named_after_modules(case):
         "Convolutional": {"Conv_0/channels": 8, "Conv_0/kernel": 5, "Dense_0/hidden": 24, "Conv_1/kernel": 3},
         "Attending": {"width": 16, "Block_0/heads": 4, "Block_1/Dense_0/head_dim": 4, "Block_1/hidden": 32},
         "scanned": {"layers/hidden": 12},
+        "by_turn": {"layers/hidden": 12, "first/hidden": 8},
+        "Language": {"layers/hidden": 16, "layers/attention/heads": 4},
+        "Normalized": {"layers/hidden": 8},
     }[groups.model.name]
     assert names.items() <= {group.name: group.size for group in groups}.items(), str(groups)
     assert str(groups).startswith("group") and "\nfixed, " in str(groups)
@@ -257,6 +331,69 @@ def test_an_extracted_network_is_saved_loaded_exported_and_rebuilt(tmp_path):
     with pytest.raises(ValueError, match="differs"):  # of the same variables, and another function
         swapped = type("Mlp", (Mlp,), {"__call__": lambda self, x: -Mlp.__call__(self, x)})
         jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=lambda sizes: swapped((2, 4)))
+
+
+@pytest.fixture(scope="module")
+def turned():
+    groups = jaxnas.analyze(by_turn, STACKS, ROWS)
+    return groups, groups.model.variables
+
+
+def test_turns_of_other_sizes_are_saved_loaded_and_exported(turned, tmp_path):
+    """Those that are alike stay a scan, over the rows that are left."""
+    groups, variables = turned
+    sizes = Size(lambda ratio, base: int(ratio * base))  # of a decision by turn and one of all turns
+    decisions = {"ratio": Choice(0.5, 1.0).repeat(3), "base": Choice(4, 12)}
+    net = jaxnas.supernet(groups, {"layers/hidden": sizes, "layer": Depth(1, 2, 3)}, decisions=decisions)
+    assert net.space.choices["ratio"].active == "layer"
+    shapes = {}
+    for ratios in ([1.0, 1.0], [0.5, 1.0]):
+        arch = net.space.from_dict({"ratio": ratios, "base": 12, "layer": 2})
+        small, part, error = jaxnas.extract(net, variables, arch, verify=ROWS)
+        assert error < 1e-5
+        shapes[ratios[0]] = {path: x.shape for path, x in flatten(part["params"]["layers"]).items()}
+        scans = [e for e in jax.make_jaxpr(small.apply)(part, ROWS).eqns if e.primitive.name == "scan"]
+        assert [e.params["length"] for e in scans] == ([2] if ratios[0] == 1 else [])
+        expected = net.apply(variables, ROWS[:1], arch)
+        folder = tmp_path / str(ratios[0])
+        jaxnas.save_subnet(folder, small, part, ROWS)
+        for loaded, stored in (jaxnas.load_subnet(folder), jaxnas.load_subnet(folder, module=net)):
+            np.testing.assert_allclose(loaded.apply(stored, ROWS[:1]), expected, rtol=1e-5)
+        program = jaxnas.export_subnet(folder, small, part, ROWS)
+        exported = jax.export.deserialize(bytearray(program.read_bytes()))
+        np.testing.assert_allclose(exported.call(ROWS[:1]), expected, rtol=1e-5)
+        assert small.sizes()["layers/hidden"] == (*(int(12 * ratio) for ratio in ratios), 0)
+    assert set(shapes[1.0].values()) == {(8, 2, 12), (12, 2)}
+    assert shapes[0.5]["gate", "turn_0"] == (6,) and not any("turn_2" in path for path in shapes[0.5])
+
+
+TURNS = {
+    "another number of turns": ({"layers/hidden": Choice(4, 8).repeat(2)}, "3 times"),
+    "carried": ({"first/hidden": Choice(4, 8).repeat(3)}, "carried"),
+    "too deep": ({"layer": Depth(1, 4)}, "4"),
+    "too large": ({"layers/hidden": Choice(4, 16).repeat(3)}, "16"),
+    "twice": ({"layers/hidden": Choice(4, 8).repeat(3), "*ers/hidden": Choice(4)}, "more than one"),
+}
+
+
+@pytest.mark.parametrize("mistake", TURNS)
+def test_mistakes_about_turns_are_named(turned, mistake):
+    choices, named = TURNS[mistake]
+    with pytest.raises(ValueError, match=named):
+        jaxnas.supernet(turned[0], choices)
+
+
+def test_what_uses_turns_from_outside_is_named():
+    def mean(variables, inputs):
+        x, _ = jax.lax.scan(lambda x, row: (x + jnp.tanh(x @ row) @ row.T, None), inputs, variables["rows"])
+        return x + jnp.mean(variables["rows"], 2).sum()
+
+    groups = jaxnas.analyze(mean, {"rows": jax.random.normal(KEY, (3, 5, 8))}, ROWS)
+    with pytest.raises(ValueError, match="reduce_sum"):
+        jaxnas.supernet(groups, {"rows/hidden": Choice(4, 8).repeat(3)})
+    model, variables, inputs, _ = CASES["normalized"]  # has statistics by turn
+    with pytest.raises(ValueError, match="results"):
+        jaxnas.supernet(jaxnas.analyze(model, variables, inputs), {"layers": Skip()})
 
 
 @pytest.mark.parametrize("form", ["masked", "switch"])
