@@ -55,11 +55,23 @@ def region_of(traced: Traced, module: str) -> tuple[Program, Region]:
     Raises:
       ValueError: the module cannot be skipped.
     """
-    for program in programs(traced.program):
-        places = [place for place, op in enumerate(program.operations) if within(op, module)]
-        if places:
-            return program, _region(traced, program, module, places)
-    raise ValueError(f"{module} is no module of the network.")
+    found = list(_holding(traced.program, module))
+    if not found:
+        raise ValueError(f"{module} is no module of the network.")
+    # Of a module in a scan, what is the same in all turns may have been moved in front of it.
+    program, places = max(found, key=lambda one: len(one[1]))
+    return program, _region(traced, program, module, places)
+
+
+def _holding(program: Program, module: str) -> Iterator[tuple[Program, list[int]]]:
+    """The programs that have operations of a module, with their places."""
+    places = [place for place, op in enumerate(program.operations) if within(op, module)]
+    if places:
+        yield program, places
+    for op in program.operations:
+        if not within(op, module):
+            for body in op.bodies:
+                yield from _holding(body, module)
 
 
 def _region(traced: Traced, program: Program, module: str, places: list[int]) -> Region:
