@@ -22,7 +22,7 @@ from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.ties import Layout, Leaf, Sum, atoms_of, mask_of
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated")
-_CALLS = ("custom_jvp_call", "custom_vjp_call", "checkpoint", "remat", "remat2")
+_CALLS = ("custom_jvp_call", "custom_vjp_call")
 _MOVED = frozenset("convert_element_type broadcast_in_dim reshape squeeze expand_dims copy".split())
 _LINEAR = _MOVED | frozenset(
     "add add_any sub neg transpose select_n reduce_sum reduce_max slice pad concatenate".split()
