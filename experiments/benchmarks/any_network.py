@@ -23,34 +23,9 @@ from absl import flags
 import jaxnas
 from experiments import binary
 from experiments.benchmarks.elastic import make_space
-from experiments.benchmarks.plain_vit import PlainViT
-from jaxnas import Depth, Size
+from experiments.benchmarks.plain_vit import supernet
 from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
-
-
-def transformed(space: jaxnas.Space, form: Any, images: jax.Array) -> tuple[Any, Any]:
-    """The plain ViT as a supernet over AutoFormer's decisions, and its variables."""
-
-    def options(name: str) -> Any:
-        return space.choices[name].options
-
-    width, depth, heads = (max(options(name)) for name in ("embed_dim", "depth", "num_heads"))
-    hidden = int(width * max(options("mlp_ratio")))
-    model = PlainViT(width, depth, heads, hidden, num_classes=1000, patch_size=16)
-    variables = model.init(jax.random.key(0), images[:1])
-    decisions = {name: space.choices[name].replace(active=None) for name in space if name != "depth"}
-    return jaxnas.supernet(
-        jaxnas.analyze(model, variables, images),
-        {
-            "width": Size(lambda embed_dim: embed_dim),
-            "block_*/heads": Size(lambda num_heads: num_heads),
-            "block_*/hidden": Size(lambda mlp_ratio, embed_dim: int(mlp_ratio * embed_dim)),
-            "block_*": Depth(*options("depth")),
-        },
-        decisions=decisions,
-        form=form,
-    ), variables
 
 
 def main() -> None:
@@ -60,7 +35,9 @@ def main() -> None:
         np.random.default_rng(0).standard_normal((flags.FLAGS.batch, 224, 224, 3)), jnp.float32
     )
     ours = ViT(space, image_size=224, patch_size=16, num_classes=1000)
-    nets = {form: transformed(space, form, images) for form in ("masked", "switch")}
+    nets = {
+        form: supernet(space, form, images, num_classes=1000, patch_size=16) for form in ("masked", "switch")
+    }
     nets["elastic layers"] = ours, jaxnas.init(ours, jax.random.key(0), images.shape)
 
     def gradient(net: Any, *arch: Any) -> Any:

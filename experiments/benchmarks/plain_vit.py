@@ -6,10 +6,14 @@ positions in keys and values. Parameters have the paths and shapes of `jaxnas.su
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+import jaxnas
+from jaxnas import Depth, Size
 from jaxnas.elastic.attention import RelativePositions, relative_entries
 
 _normal = nn.initializers.normal(0.02)
@@ -130,3 +134,26 @@ class Tokens(nn.Module):
         token = self.param("cls", _normal, (size,))
         x = jnp.concatenate([jnp.broadcast_to(token[None, None], (len(x), 1, size)), x], axis=1)
         return x + self.param("positions", _normal, (x.shape[1], size))[None]
+
+
+def supernet(space: jaxnas.Space, form: Any, images: jax.Array, **fields: Any) -> tuple[Any, Any]:
+    """The transformer as a supernet over the decisions of `jaxnas.spaces.vit`, and its variables."""
+
+    def options(name: str) -> Any:
+        return space.choices[name].options
+
+    width, depth, heads = (max(options(name)) for name in ("embed_dim", "depth", "num_heads"))
+    model = PlainViT(width, depth, heads, int(width * max(options("mlp_ratio"))), **fields)
+    variables = model.init(jax.random.key(0), images[:1])
+    net = jaxnas.supernet(
+        jaxnas.analyze(model, variables, images),
+        {
+            "width": Size(lambda embed_dim: embed_dim),
+            "block_*/heads": Size(lambda num_heads: num_heads),
+            "block_*/hidden": Size(lambda mlp_ratio, embed_dim: int(mlp_ratio * embed_dim)),
+            "block_*": Depth(*options("depth")),
+        },
+        decisions={name: space.choices[name].replace(active=None) for name in space if name != "depth"},
+        form=form,
+    )
+    return net, variables

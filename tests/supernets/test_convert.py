@@ -26,6 +26,7 @@ torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with
 import torch_reference  # noqa: E402
 
 from experiments.benchmarks import torch_vit  # noqa: E402
+from experiments.benchmarks.plain_vit import PlainViT  # noqa: E402
 
 SPACE = spaces.vit(embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
 ARCHS = {
@@ -93,6 +94,12 @@ def test_converted_network_is_the_official_one(arch, kwargs, channels):
     model = plain_torch(net, variables["params"], values, channels=channels)
     with torch.no_grad():
         assert relative_error(model(to_torch(images).double()), expected) < 1e-6
+    if len(set(values["num_heads"])) == len(set(values["mlp_ratio"])) == 1 and net.max_relative_position:
+        hidden = int(values["embed_dim"] * values["mlp_ratio"][0])
+        same = {name: getattr(net, name) for name in ("patch_size", "head_dim", "max_relative_position")}
+        sizes = (values["embed_dim"], values["depth"], values["num_heads"][0], hidden, net.num_classes)
+        plain = PlainViT(*sizes, **same)
+        assert relative_error(jax.jit(plain.apply)(variables, images), expected) < 1e-5
     sizes = [leaf.size for leaf in jax.tree.leaves(variables)]
     assert sum(p.numel() for p in model.parameters()) == sum(sizes)
 
