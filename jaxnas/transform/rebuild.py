@@ -45,7 +45,7 @@ def rebuilt(
       small: the extracted network.
       variables: of it.
       rebuild: from the sizes of all groups by name, and 0 or 1 of each module that may be skipped, to a
-        module of the class that was analyzed.
+        module of the class that was analyzed. What a scan has by turn is a tuple.
       inputs: of the network.
 
     Raises:
@@ -58,7 +58,9 @@ def rebuilt(
             f"rebuild returned the function {module.__name__}, expected a module of Flax Linen, Flax NNX or "
             "Equinox. A plain function needs no rebuild: it takes the extracted variables as they are."
         )
-    skipped = [place.name for place in small.places if place.name not in small.groups.groups]
+    skipped = [
+        place.name for place in small.places if place.turn is None and place.name not in small.groups.groups
+    ]
     names = _renamed([(name, bool(sizes[name])) for name in skipped])
     stored = {_rename(path, names): value for path, value in paths(variables)}
     tree = unflatten(stored)

@@ -223,7 +223,7 @@ def _positions(
                 f"{pattern!r}: a kernel has one size in all turns; got a choice for each of {length}."
             )
         try:
-            scan = turns.scan_of(groups.traced(groups.inputs, False), match.atom)
+            scan, _ = (turns.scan_of(groups.traced(groups.inputs, x), match.atom) for x in (False, True))
         except ValueError as error:
             raise ValueError(
                 f"{pattern!r} has {length} sizes for {len(matches)} group{'s' * (len(matches) > 1)}, and "
@@ -231,9 +231,10 @@ def _positions(
             ) from error
         found += [(match, turn) for turn in range(scan.length)]
     if length != (found[-1][1] + 1 if shared else len(found)):
-        expected = f"a choice that is repeated {len(found)} times"
+        count = found[-1][1] + 1 if shared else len(found)
         raise ValueError(
-            f"{pattern!r} has {len(found)} sizes in all turns of its scan: expected {expected}; got {length}."
+            f"{pattern!r} has {count} sizes in all turns of its scan: expected a choice that is repeated "
+            f"{count} times; got {length}."
         )
     return [(match, turn, turn if shared else i) for i, (match, turn) in enumerate(found)]
 
@@ -386,9 +387,8 @@ class Supernet:
         found: dict[str, Any] = {group.name: group.size for group in self.groups}
         for place in self.places:
             now = place.table(self.space).maximum
-            found[place.name] = (
-                now if place.turn is None else (*(found[place.name] if place.turn else ()), now)
-            )
+            before = found[place.name] if place.turn else ()
+            found[place.name] = now if place.turn is None else (*before, now)
         return found
 
     def clone(self, *, space: Space) -> Supernet:
@@ -531,18 +531,17 @@ class Supernet:
 
     def _tables(self, turn: int | None) -> dict[int, Table]:
         """The active sizes of the elastic atoms, outside of scans or in one turn."""
-        return {self.groups[name].atom: x for name, x in self._at(turn).items() if name in self.groups.groups}
+        return {
+            self.groups[name].atom: x for name, x in self._by_turn[turn].items() if name in self.groups.groups
+        }
 
     def _gates(self, turn: int | None) -> dict[str, Table]:
         """Whether modules run, outside of scans or in one turn."""
-        return {name: x for name, x in self._at(turn).items() if name not in self.groups.groups}
-
-    def _at(self, turn: int | None) -> dict[str, Table]:
-        """The tables of all places, outside of scans or in one turn."""
-        return self._by_turn[turn]
+        return {name: x for name, x in self._by_turn[turn].items() if name not in self.groups.groups}
 
     @functools.cached_property
     def _by_turn(self) -> dict[int | None, dict[str, Table]]:
+        """The tables of all places, outside of scans (None) and in each turn."""
         tables = [(place.name, place.turn, place.table(self.space)) for place in self.places]
         return {
             now: {name: table for name, turn, table in tables if turn in (None, now)}

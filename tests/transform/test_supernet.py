@@ -368,6 +368,37 @@ def test_turns_of_other_sizes_are_saved_loaded_and_exported(turned, tmp_path):
     assert shapes[0.5]["gate", "turn_0"] == (6,) and not any("turn_2" in path for path in shapes[0.5])
 
 
+def test_turns_that_are_alike_are_rebuilt_as_a_shorter_scan():
+    class One(nn.Module):
+        hidden: int
+
+        @nn.compact
+        def __call__(self, x, _):
+            return x + nn.Dense(5, name="down")(nn.tanh(nn.Dense(self.hidden, name="up")(x))), None
+
+    class Stack(nn.Module):
+        hidden: int = 8
+        length: int = 3
+
+        @nn.compact
+        def __call__(self, x):
+            axes, keys = {"params": 0}, {"params": True}
+            layers = nn.scan(One, variable_axes=axes, split_rngs=keys, length=self.length)
+            return layers(self.hidden, name="layers")(x, None)[0]
+
+    def rebuild(sizes):
+        kept = [size for size, runs in zip(sizes["layers/hidden"], sizes["layers"], strict=True) if runs]
+        return Stack(kept[0], len(kept))
+
+    variables = Stack().init(KEY, ROWS)
+    choices = {"layers/hidden": Choice(2, 4, 8).repeat(3), "layers": Skip()}
+    net = jaxnas.supernet(jaxnas.analyze(Stack(), variables, ROWS), choices)
+    arch = net.space.from_dict({"layers/hidden": [4, None, 4], "layers": ["keep", "skip", "keep"]})
+    own = jaxnas.extract(net, variables, arch, verify=ROWS, rebuild=rebuild)
+    assert own.net == Stack(4, 2) and own.error < 1e-6
+    assert own.variables["params"]["layers"]["up"]["kernel"].shape == (2, 5, 4)
+
+
 TURNS = {
     "another number of turns": ({"layers/hidden": Choice(4, 8).repeat(2)}, "3 times"),
     "carried": ({"first/hidden": Choice(4, 8).repeat(3)}, "carried"),
