@@ -237,7 +237,7 @@ def _sizes(module: Module) -> dict[str, Any]:
 
 def _uniform(module: Module) -> Module:
     """The module with all layers as large as the largest one."""
-    return module.clone(**{name: (max(1, *row),) * len(row) for name, row in _sizes(module).items()})
+    return module.clone(**{name: (max((1, *row)),) * len(row) for name, row in _sizes(module).items()})
 
 
 def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, list[str]]:
@@ -249,10 +249,10 @@ def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, l
     sizes = _sizes(module)
     first, hidden = next(iter(sizes.values())), sizes["hidden"]
     kept = [i for i, (a, f) in enumerate(zip(first, hidden, strict=True)) if a or f]
+    if not kept:
+        raise ValueError("No layer has an attention or an MLP, and a checkpoint has at least one layer.")
     if len(kept) == len(hidden):
         return module, params, []
-    if not kept:
-        raise ValueError("No layer has an attention or an MLP, and a checkpoint needs one layer.")
     lost = ", ".join(str(i) for i in range(len(hidden)) if i not in kept)
     moved = {f"layers_{old}": f"layers_{new}" for new, old in enumerate(kept)}
     params = {(moved.get(path[0], path[0]), *path[1:]): x for path, x in params.items()}
