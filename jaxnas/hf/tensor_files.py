@@ -50,14 +50,17 @@ class Tensors:
         """One tensor.
 
         Raises:
-          ValueError: it has a dtype that NumPy has not, as that of quantized weights.
+          ValueError: it has another dtype than float32, float16 or bfloat16, as quantized weights have.
         """
         try:
-            return self._file_of[name].get_tensor(name)
+            found = self._file_of[name].get_tensor(name)
         except (safetensors.SafetensorError, TypeError, AttributeError) as error:
+            raise ValueError(f"{name} can't be read: {error}.") from error
+        if found.dtype.name not in _DTYPES:
             raise ValueError(
-                f"{name} can't be read: {error}. Expected float32, float16 or bfloat16."
-            ) from error
+                f"{name} has the dtype {found.dtype.name}, expected one of {', '.join(_DTYPES)}."
+            )
+        return found
 
     def close(self) -> None:
         """Closes the files."""
