@@ -27,7 +27,7 @@ def main() -> None:
     """Converts one file.
 
     Raises:
-      ConfigError: no such file, a folder that is in use, missing packages, or a family that jaxnas.hf has not.
+      ConfigError: no such file, a folder that is in use, missing packages, or a family that is not supported.
     """
     source = pathlib.Path(_GGUF.value).expanduser().absolute()
     output = pathlib.Path(_OUTPUT.value).expanduser().absolute()
@@ -57,7 +57,9 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(output)
-    transformers.AutoTokenizer.from_pretrained(**place).save_pretrained(output)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(output)
     print(f"{output}: {sum(x.numel() for x in model.parameters()):,} parameters of {config.model_type}")
 
 

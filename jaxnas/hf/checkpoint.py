@@ -20,7 +20,7 @@ from jaxnas.hf import decoder_values, image_values, names, tensor_files
 from jaxnas.hf.decoder import Decoder
 from jaxnas.hf.families import Module, family_of
 from jaxnas.hf.image_classifier import ImageClassifier
-from jaxnas.tensors import check_tensors, flatten, unflatten
+from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 _AXIS = "model"
@@ -138,8 +138,12 @@ def _check(
     Raises:
       ValueError: names all that are missing, left over, or of another shape.
     """
-    expected = {(one.name,): np.broadcast_to(np.float32(0), one.stored_shape) for one in entries.values()}
-    given = {(name,): np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+    expected: dict[Path, Any] = {
+        (one.name,): np.broadcast_to(np.float32(0), one.stored_shape) for one in entries.values()
+    }
+    given: dict[Path, Any] = {
+        (name,): np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()
+    }
     for (name,) in [*given]:
         tied = name == "lm_head.weight" and (name,) not in expected
         if tied or name.endswith(_UNUSED):
@@ -202,7 +206,7 @@ def save(folder: str | pathlib.Path, module: Module, variables: Any, config: Con
     elif notes:
         values["jaxnas"] = {"notes": notes}
     params = _with_scale(module, written, params)
-    dtype = np.dtype(max(params.values(), key=np.size).dtype)  # that of most weights
+    dtype = np.dtype(max(params.values(), key=lambda x: x.size).dtype)  # that of the largest one
     for key in ("dtype", "torch_dtype"):
         if values.get(key) is not None:
             values[key] = dtype.name
@@ -237,7 +241,8 @@ def _sizes(module: Module) -> dict[str, Any]:
 
 def _uniform(module: Module) -> Module:
     """The module with all layers as large as the largest one."""
-    return module.clone(**{name: (max((1, *row)),) * len(row) for name, row in _sizes(module).items()})
+    fields: dict[str, Any] = {name: (max((1, *row)),) * len(row) for name, row in _sizes(module).items()}
+    return module.clone(**fields)
 
 
 def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, list[str]]:
@@ -262,13 +267,16 @@ def _without_empty_layers(module: Module, params: dict) -> tuple[Module, dict, l
 
 def with_layers(module: Module, kept: list[int]) -> Module:
     """The module with some of its layers."""
-    fields = [*_sizes(module), *(["windows"] if isinstance(module, Decoder) else [])]
-    return module.clone(**{name: tuple(getattr(module, name)[i] for i in kept) for name in fields})
+    rows = [*_sizes(module), *(["windows"] if isinstance(module, Decoder) else [])]
+    fields: dict[str, Any] = {name: tuple(getattr(module, name)[i] for i in kept) for name in rows}
+    return module.clone(**fields)
 
 
 def _with_scale(module: Module, written: Module, params: dict) -> dict:
     """Parameters for the embedding scale that is written; if tied, those of the final norm undo it."""
-    if not isinstance(module, Decoder) or module.form.embedding_scale == written.form.embedding_scale:
+    if not (isinstance(module, Decoder) and isinstance(written, Decoder)):
+        return params
+    if module.form.embedding_scale == written.form.embedding_scale:
         return params
     ratio, offset = module.form.embedding_scale / written.form.embedding_scale, module.form.norm_offset
     table, norm = params["embed", "embedding"], params["norm", "scale"]
