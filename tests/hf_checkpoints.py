@@ -78,6 +78,19 @@ def make(name, folder, **options):
     return model
 
 
+def tiny(folder):
+    """A random Llama of the sizes of `DECODER`, which needs no transformers."""
+    import jax
+
+    from jaxnas import hf
+    from jaxnas.hf import decoder_values
+
+    values = dict(DECODER, model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True)
+    module = decoder_values.read(values)
+    variables = module.init(jax.random.key(0), np.zeros((1, 2), np.int32))
+    hf.save(folder, module, variables, hf.Config(values, folder.parent))
+
+
 def logits(model, inputs):
     """What a model of transformers computes."""
     import torch

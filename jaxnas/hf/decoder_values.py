@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxnas.hf.decoder import ACTIVATIONS, Decoder, Form, Rope
-from jaxnas.hf.values import layer_sizes, number, one_of, size
+from jaxnas.hf.values import layer_sizes, mapping, number, one_of, size
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 SIZES = ("kv_groups", "group_heads", "hidden")
@@ -79,12 +79,12 @@ def _form(values: Mapping[str, Any], width: int, heads: int) -> Form:
 
 def _rope(values: Mapping[str, Any], kind: str, theta: float) -> Rope:
     """The rotary embeddings of one kind of layers; keys of transformers 4 are read, too."""
-    given = values.get("rope_parameters") or {}
+    given = mapping(values, "rope_parameters")
     nested = kind in given
     if nested:
-        given = given[kind] or {}
+        given = mapping(given, kind)
     elif kind == "full_attention" or values["model_type"] != _GEMMA:
-        given = given or values.get("rope_scaling") or {}
+        given = given or mapping(values, "rope_scaling")
         theta = number(values, "rope_theta", theta)
     else:
         given = {}
@@ -99,9 +99,9 @@ def _rope(values: Mapping[str, Any], kind: str, theta: float) -> Rope:
     factor = number(given, "factor", 1.0)
     if name == "linear":
         return Rope(theta, name, factor)
-    original = given.get("original_max_position_embeddings") or size(values, "max_position_embeddings")
+    original = size(given, "original_max_position_embeddings", values.get("max_position_embeddings"))
     low, high = number(given, "low_freq_factor", 1.0), number(given, "high_freq_factor", 4.0)
-    return Rope(theta, name, factor, low, high, int(original))
+    return Rope(theta, name, factor, low, high, original)
 
 
 def _windows(values: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
@@ -117,12 +117,14 @@ def _windows(values: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
         return (window,) * layers
     kinds = values.get("layer_types")
     if kinds is None and family == _GEMMA:
-        every = values.get("sliding_window_pattern") or values.get("_sliding_window_pattern") or 6
+        key = "sliding_window_pattern" if "sliding_window_pattern" in values else "_sliding_window_pattern"
+        every = size(values, key, 6)
         kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
     elif kinds is None:
-        first = values.get("max_window_layers", 28)
+        first = number(values, "max_window_layers", 28)
         kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise ValueError(
             f"config.json: layer_types is {kinds!r:.200}, expected sliding_attention or full_attention for "
             f"each of {layers} layers."

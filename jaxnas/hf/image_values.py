@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxnas.hf.decoder import ACTIVATIONS
 from jaxnas.hf.image_classifier import ImageClassifier, ImageForm
-from jaxnas.hf.values import layer_sizes, number, one_of, size
+from jaxnas.hf.values import layer_sizes, mapping, number, one_of, size
 
 FAMILIES = ("vit", "deit")
 SIZES = ("heads", "hidden")
@@ -29,7 +29,7 @@ def read(values: Mapping[str, Any]) -> ImageClassifier:
     rows = layer_sizes(values, layers, SIZES) or [(heads, hidden)] * layers
     if not all(h <= heads and f <= hidden for h, f in rows):
         raise ValueError("config.json: jaxnas.layers has sizes beyond those of the tensors.")
-    labels = values.get("id2label")
+    labels = mapping(values, "id2label")
     form = ImageForm(
         image=_pair(values, "image_size", 224),
         patch=_pair(values, "patch_size", 16),

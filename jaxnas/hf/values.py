@@ -37,6 +37,18 @@ def number(values: Mapping[str, Any], key: str, default: float) -> float:
     return float(found)
 
 
+def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object; an empty one where the key is absent or null.
+
+    Raises:
+      ValueError: the value is none.
+    """
+    found = values.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"config.json: {key} is {found!r:.80}, expected an object.")
+    return found
+
+
 def one_of(values: Mapping[str, Any], key: str, default: str, allowed: Any) -> str:
     """A name among those that are supported.
 

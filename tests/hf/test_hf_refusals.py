@@ -3,6 +3,8 @@
 import json
 import pathlib
 import struct
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,7 @@ def test_what_cannot_be_read(saved, tmp_path):
         "layers": (with_values(per_layer_config={"0": {}}), "per_layer_config"),
         "rope": (with_values(rope_parameters={"rope_type": "yarn"}), "'yarn'", "llama3"),
         "partial": (with_values(partial_rotary_factor=0.5), "partial_rotary_factor", "0.5"),
+        "scaling": (with_values(rope_scaling="yarn"), "rope_scaling", "'yarn'"),
         "activation": (with_values(hidden_act="mish"), "'mish'", "silu"),
         "heads": (with_values(num_key_value_heads=3), "num_attention_heads", "4", "3"),
         "size": (with_values(vocab_size="11"), "vocab_size", "'11'"),
@@ -150,8 +153,16 @@ def test_what_cannot_be_read(saved, tmp_path):
     )
 
 
+def test_importing_jaxnas_brings_none_of_their_packages():
+    code = (
+        "import jaxnas.hf, sys; print(sorted({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_name_of_the_hub_needs_its_package(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.chdir(tmp_path)
     refusals.check((lambda: hf.load("owner/name"), ImportError, "owner/name", "jaxnas[hf]"))
 
