@@ -338,15 +338,16 @@ class Supernet:
 
     def init(self, key: jax.Array, inputs: Any, arch: Arch | None = None) -> dict[str, Any]:
         """Initial variables, or those that the network was analyzed with if it cannot make any."""
-        model = self.groups.model
+        model, shapes = self.groups.model, self.groups.shapes
         variables = model.variables if model.init is None else model.init(key, inputs)
+        whole = {path: _of_dtype(jnp.asarray(x), shapes[path].dtype) for path, x in paths(variables)}
         if self.space.cardinality > 1:
-            return unflatten(dict(paths(variables)))
+            return unflatten(whole)
         host, specs = static(self.space), self._specs
         return unflatten(
             {
-                path: specs[path].active(jnp.asarray(x), host)
-                for path, x in paths(variables)
+                path: specs[path].active(x, host)
+                for path, x in whole.items()
                 if specs[path].shape(host) is not None
             }
         )
@@ -535,6 +536,11 @@ class Supernet:
         if self.form == "switch" and hard:
             switched = {atom: w for atom, (w, centred) in chosen.items() if not centred and not w.is_fixed}
         return Sizes(traced.layouts, sizes, masks, gates, borders, traced.trace.constants, switched)
+
+
+def _of_dtype(x: jax.Array, dtype: Any) -> jax.Array:
+    """A new variable in the dtype of the analyzed one: weights of a file may have another than new ones."""
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:

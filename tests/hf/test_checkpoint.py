@@ -10,6 +10,7 @@ import pytest
 from hf_checkpoints import CASES, difference, inputs_of, logits, make
 from jax.sharding import PartitionSpec
 
+import jaxnas
 from jaxnas import hf
 from jaxnas.hf import decoder_values
 
@@ -52,6 +53,12 @@ def test_shards_and_other_dtypes(tmp_path):
     assert all(jax.tree.leaves(same))
     half = loaded.module.apply(loaded.variables, inputs_of("qwen3"))
     assert difference(half, wide.module.apply(wide.variables, inputs_of("qwen3"))) < 0.05
+    groups = jaxnas.analyze(loaded.module, loaded.variables, inputs_of("qwen3"))
+    net = jaxnas.supernet(groups, {"width": jaxnas.Choice(16, 24)}, form="masked")
+    given = dict(verify=inputs_of("qwen3"), rebuild=hf.rebuild(loaded.module))
+    small, variables, _ = jaxnas.extract(net, loaded.variables, net.space.smallest(), **given)
+    assert small.width == 16
+    assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype(jnp.bfloat16)}
 
 
 OLD_LLAMA3 = {key: n for key, n in hf_checkpoints.LLAMA3.items() if key != "rope_theta"}
