@@ -24,6 +24,7 @@ from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 _AXIS = "model"
+_GGUF = "A GGUF file is converted by `python -m experiments.convert_gguf --gguf=FILE --output=FOLDER`."
 # Of a tokenizer, of generation and of the preparation of images: copied as they are.
 _COPIED = (
     "tokenizer*",
@@ -92,7 +93,7 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
     family = family_of(values, folder / "config.json")
     module = family.read(values).clone(dtype=dtype)
     own = names.parameters(module)
-    entries = names.stored(_uniform(family.read({**values, "jaxnas": None})), values)
+    entries = names.stored(family.read({**values, "jaxnas": None}), values)  # with their padding
     params = {}
     with tensor_files.Tensors(folder) as tensors:
         _check(folder, entries, tensors.shapes)
@@ -106,15 +107,12 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
 def _folder(name: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(name).expanduser()
     if path.is_file():
-        how = "Expected a folder with config.json and safetensors files."
-        if path.suffix == ".gguf":
-            how += f" Convert it with `python -m experiments.convert_gguf --gguf={path} --output=FOLDER`."
-        raise ValueError(f"{path} is a file. {how}")
+        raise ValueError(f"{path} is a file, expected a folder with config.json and safetensors. {_GGUF}")
     if path.is_dir():
         if not (path / "config.json").exists():
             found = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
             raise ValueError(
-                f"{path} has no config.json; it has {found}. Expected a checkpoint of Hugging Face."
+                f"{path} has no config.json; it has {found}. Expected a checkpoint of Hugging Face. {_GGUF}"
             )
         return path
     text = str(name)
@@ -127,7 +125,10 @@ def _folder(name: str | pathlib.Path) -> pathlib.Path:
             f"{name} is no folder here. To get it from the Hugging Face Hub: pip install 'jaxnas[hf]'."
         ) from error
     patterns = ["*.json", "*.safetensors", *_COPIED]
-    return pathlib.Path(huggingface_hub.snapshot_download(text, allow_patterns=patterns))
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(text, allow_patterns=patterns))
+    except (OSError, ValueError) as error:  # what its errors inherit from
+        raise ValueError(f"{name} is no folder here, and the Hugging Face Hub says: {error}") from error
 
 
 def _check(
@@ -192,24 +193,12 @@ def save(folder: str | pathlib.Path, module: Module, variables: Any, config: Con
         params, names.parameters(module), f"this {type(module).__name__}", "Give the module that they are of."
     )
     module, params, notes = _without_empty_layers(module, params)
-    uniform = _uniform(module)
-    written, values, more = family_of(config.values, config.folder).write(uniform, config.values)
-    notes = [*notes, *more]
-    rows = [dict(zip(_sizes(module), row, strict=True)) for row in zip(*_sizes(module).values(), strict=True)]
-    values.pop("jaxnas", None)
-    if any(
-        list(own) != list(full)
-        for own, full in zip(_sizes(module).values(), _sizes(written).values(), strict=True)
-    ):
-        notes.append("smaller layers are padded with zeros to the sizes of the largest one")
-        values["jaxnas"] = {"layers": rows, "notes": notes}
-    elif notes:
-        values["jaxnas"] = {"notes": notes}
+    family = family_of(config.values, config.folder)
+    written, values, more = family.write(_uniform(module), config.values)
     params = _with_scale(module, written, params)
     dtype = np.dtype(max(params.values(), key=lambda x: x.size).dtype)  # that of the largest one
-    for key in ("dtype", "torch_dtype"):
-        if values.get(key) is not None:
-            values[key] = dtype.name
+    values |= {key: dtype.name for key in ("dtype", "torch_dtype") if values.get(key) is not None}
+    notes = _recorded(module, written, [*notes, *more], values)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / tensor_files.INDEX).unlink(missing_ok=True)
     tensors = {}
@@ -226,6 +215,20 @@ def save(folder: str | pathlib.Path, module: Module, variables: Any, config: Con
     for note in notes:
         _log.info("%s: %s.", folder, note)
     return tuple(notes)
+
+
+def _recorded(module: Module, written: Module, notes: list[str], values: dict[str, Any]) -> list[str]:
+    """Puts into a config.json what was done, and the sizes of the layers if some were padded."""
+    own = _sizes(module)
+    if own != _sizes(_uniform(module)):
+        notes = [*notes, "smaller layers are padded with zeros to the sizes of the largest one"]
+    values.pop("jaxnas", None)
+    if notes:
+        values["jaxnas"] = {"notes": notes}
+    if own != _sizes(written):
+        rows = zip(*own.values(), strict=True)
+        values["jaxnas"]["layers"] = [dict(zip(own, row, strict=True)) for row in rows]
+    return notes
 
 
 def _tensor(entry: names.Stored, value: Any, dtype: np.dtype) -> np.ndarray:

@@ -44,6 +44,6 @@ def rebuild(module: Module) -> Callable[[Mapping[str, int]], Module]:
         else:
             fields["heads"] = row("attention", ("heads",), module.heads)
         kept = [i for i in range(count) if sizes.get(f"layers_{i}", 1)]
-        return with_layers(module.clone(width=sizes["width"], **fields), kept)
+        return with_layers(module.clone(width=sizes.get("width", module.width), **fields), kept)
 
     return made

@@ -5,6 +5,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,7 @@ def test_what_cannot_be_read(saved, tmp_path):
         *calls,
         (saved("task", with_values(**vit)), ValueError, "ViTModel", "ViTForImageClassification"),
         (lambda: hf.load(tmp_path / "model.gguf"), ValueError, "experiments.convert_gguf", "model.gguf"),
-        (lambda: hf.load(tmp_path / "empty"), ValueError, "config.json", "nothing"),
+        (lambda: hf.load(tmp_path / "empty"), ValueError, "config.json", "nothing", "convert_gguf"),
         (lambda: hf.load(tmp_path / "other"), ValueError, "other"),
         (lambda: hf.load("no_name_of_the_hub"), ValueError, "owner/name"),
     )
@@ -165,6 +166,23 @@ def test_a_name_of_the_hub_needs_its_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.chdir(tmp_path)
     refusals.check((lambda: hf.load("owner/name"), ImportError, "owner/name", "jaxnas[hf]"))
+
+
+def test_a_name_of_the_hub_is_a_folder_of_its_cache(monkeypatch, tmp_path):
+    hf.save(tmp_path / "snapshot", *built(tmp_path))
+    asked = []
+
+    def snapshot_download(name, *, allow_patterns):
+        asked.append(name)
+        if name != "owner/name":
+            raise OSError("404")
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(**locals()))
+    monkeypatch.chdir(tmp_path)
+    assert hf.load("owner/name").config.folder == tmp_path / "snapshot"
+    refusals.check((lambda: hf.load("owner/other"), ValueError, "owner/other", "404"))
+    assert asked == ["owner/name", "owner/other"]
 
 
 def test_what_cannot_be_written(tmp_path):
