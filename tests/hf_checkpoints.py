@@ -43,6 +43,7 @@ CASES = {
     "llama3": ("LlamaForCausalLM", dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)),
     "mistral": ("MistralForCausalLM", dict(head_dim=8, sliding_window=5)),
     "qwen2": ("Qwen2ForCausalLM", dict(tie_word_embeddings=True, **QWEN)),
+    "qwen2_heads": ("Qwen2ForCausalLM", dict(num_key_value_heads=6)),
     "qwen3": ("Qwen3ForCausalLM", dict(head_dim=8)),
     "gemma3": ("Gemma3ForCausalLM", GEMMA),
     "gemma3_one_group": ("Gemma3ForCausalLM", dict(GEMMA, num_key_value_heads=1)),

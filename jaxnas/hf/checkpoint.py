@@ -20,6 +20,7 @@ from jaxnas.hf import decoder_values, image_values, names, tensor_files
 from jaxnas.hf.decoder import Decoder
 from jaxnas.hf.families import Module, family_of
 from jaxnas.hf.image_classifier import ImageClassifier
+from jaxnas.hf.values import size
 from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
@@ -91,13 +92,15 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
     if not isinstance(values, dict):
         raise ValueError(f"{folder / 'config.json'} is {values!r:.80}, expected an object with model_type.")
     family = family_of(values, folder / "config.json")
-    module = family.read(values).clone(dtype=dtype)
-    own = names.parameters(module)
-    entries = names.stored(family.read({**values, "jaxnas": None}), values)  # with their padding
     params = {}
     with tensor_files.Tensors(folder) as tensors:
+        layers, count = size(values, "num_hidden_layers", 1), len(tensors.shapes)
+        if layers > count:  # before a module of that many layers is made
+            raise ValueError(f"{folder}: num_hidden_layers is {layers}, and the files have {count} tensors.")
+        module = family.read(values).clone(dtype=dtype)
+        entries = names.stored(family.read({**values, "jaxnas": None}), values)  # with their padding
         _check(folder, entries, tensors.shapes)
-        for path, x in own.items():
+        for path, x in names.parameters(module).items():
             value = entries[path].to_parameter(tensors.read(entries[path].name), x.shape)
             sharding = None if mesh is None else _sharding(mesh, x.shape, entries[path].split)
             params[path] = jax.device_put(np.ascontiguousarray(value.astype(dtype)), sharding)

@@ -133,6 +133,7 @@ def test_what_cannot_be_read(saved, tmp_path):
             "lm_head.weight (12,) instead of (11, 12)",
         ),
         "deeper": (with_values(num_hidden_layers=3), "model.layers.2.mlp.up_proj.weight"),
+        "deepest": (with_values(num_hidden_layers=10**12), "num_hidden_layers", "21 tensors"),
         "index": (with_index({NORM: "b.safetensors", "x": "a.safetensors"}), "b.safetensors"),
         "outside": (with_index({NORM: "../family/a.safetensors"}), "../family/a.safetensors"),
         "no_map": (with_index(None), "weight_map"),

@@ -21,6 +21,7 @@ GROUPS = {"layers_*/attention/kv_heads": Choice(1, 2), "layers_*/attention/queri
 SEARCHED = [
     ("llama", GROUPS, (17, 20, 24), 12),
     ("gemma3_one_group", {"layers_*/attention/query/hidden": Choice(1, 3, 4, 6)}, (16, 18, 24), 8),
+    ("qwen2_heads", {"layers_*/attention/heads": Choice(1, 4, 5, 6)}, (17, 24), 2),
     ("vit", HEADS, (16, 18, 24), 3),
     ("deit_teacher", HEADS, (16, 18, 24), 2),
 ]
