@@ -39,7 +39,7 @@ GEMMA = dict(
 QWEN = dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)
 # The class of the model, and what its config has beside the sizes.
 CASES = {
-    "llama": ("LlamaForCausalLM", dict(head_dim=4)),
+    "llama": ("LlamaForCausalLM", dict(head_dim=4, num_hidden_layers=2)),
     "llama3": ("LlamaForCausalLM", dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)),
     "mistral": ("MistralForCausalLM", dict(head_dim=8, sliding_window=5)),
     "qwen2": ("Qwen2ForCausalLM", dict(tie_word_embeddings=True, **QWEN)),
@@ -49,7 +49,7 @@ CASES = {
     "gemma3_one_group": ("Gemma3ForCausalLM", dict(GEMMA, num_key_value_heads=1)),
     "vit": ("ViTForImageClassification", {}),
     "deit": ("DeiTForImageClassification", dict(hidden_act="gelu_pytorch_tanh")),
-    "deit_teacher": ("DeiTForImageClassificationWithTeacher", dict(qkv_bias=False)),
+    "deit_teacher": ("DeiTForImageClassificationWithTeacher", dict(qkv_bias=False, num_hidden_layers=2)),
 }
 IMAGES = ("vit", "deit", "deit_teacher")
 
