@@ -1,6 +1,6 @@
 """Neural architecture search in JAX: one compiled supernet for every architecture of a space."""
 
-from jaxnas import elastic, latency, search, spaces, supernets, testing
+from jaxnas import elastic, hf, latency, search, spaces, supernets, testing
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.calibration import calibrate
 from jaxnas.choice import Choice
@@ -26,6 +26,7 @@ __all__ = [
     "elastic",
     "export_subnet",
     "extract",
+    "hf",
     "init",
     "latency",
     "load_subnet",

@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import re
 
+import hf_checkpoints
 import in_process
 import pytest
 from PIL import Image
@@ -52,6 +53,8 @@ def files(tmp_path):
 def test_the_examples_run_in_their_order(path, files, monkeypatch):
     script = files / f"{path.stem}.py"  # A traceback names the line of the document.
     script.write_text(python_of(path.read_text()))
+    if "hf.load" in path.read_text():
+        hf_checkpoints.tiny(files / "smollm2")
     monkeypatch.chdir(files)
     in_process.script(script)
 

@@ -17,7 +17,7 @@ FLOORS = (
     ("testing",),
     ("cost", "subnet"),
     ("weights",),
-    ("latency", "artifacts"),
+    ("latency", "artifacts", "hf"),
     ("tasks",),
     ("training",),
     ("report",),

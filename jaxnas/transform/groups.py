@@ -399,8 +399,10 @@ def _kinds(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]
             kinds[atom] = _HIDDEN
     for atom in places:  # what shares kernels with heads
         beside = [head for head in places if kinds[head] == "heads" and (head, atom) in together]
-        if kinds[atom] == _HIDDEN and beside:
-            compared = "compared" in used.get(atom, ())
+        compared = "compared" in used.get(atom, ())
+        # Rotary embeddings add channels of heads, as a stream is added; but no kernel reads these.
+        rotated = kinds[atom] == _WIDTH and compared and "read" not in used[atom]
+        if beside and (kinds[atom] == _HIDDEN or rotated):
             kinds[atom] = "head_dim" if compared else "value_dim"
     for atom in places:
         if kinds[atom] == "value_dim" and any(

@@ -397,15 +397,16 @@ class Supernet:
 
     def init(self, key: jax.Array, inputs: Any, arch: Arch | None = None) -> dict[str, Any]:
         """Initial variables, or those that the network was analyzed with if it cannot make any."""
-        model = self.groups.model
+        model, shapes = self.groups.model, self.groups.shapes
         variables = model.variables if model.init is None else model.init(key, inputs)
+        whole = {path: _of_dtype(jnp.asarray(x), shapes[path].dtype) for path, x in paths(variables)}
         if self.space.cardinality > 1:
-            return unflatten(dict(paths(variables)))
+            return unflatten(whole)
         host, specs = static(self.space), self._specs
         return unflatten(
             {
-                path: specs[path].active(jnp.asarray(x), host)
-                for path, x in paths(variables)
+                path: specs[path].active(x, host)
+                for path, x in whole.items()
                 if specs[path].shape(host) is not None
             }
         )
@@ -751,6 +752,11 @@ def _of_turns(function: Callable[[Width], Any], widths: list[Width]) -> Any:
 def _size(mask: Any) -> Any:
     """The active, or expected, number of positions of masks."""
     return mask.sum(-1) if mask.dtype != np.dtype(bool) else mask.sum(-1, dtype=np.int32)
+
+
+def _of_dtype(x: jax.Array, dtype: Any) -> jax.Array:
+    """A new variable in the dtype of the analyzed one: weights of a file may have another than new ones."""
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:

@@ -1,0 +1,19 @@
+"""Hugging Face checkpoints in and out: load one, search it, save what was found; transformers loads it."""
+
+from jaxnas.hf.checkpoint import Config, Pretrained, load, save
+from jaxnas.hf.decoder import Decoder, Form, Rope
+from jaxnas.hf.image_classifier import ImageClassifier, ImageForm
+from jaxnas.hf.rebuild import rebuild
+
+__all__ = [
+    "Config",
+    "Decoder",
+    "Form",
+    "ImageClassifier",
+    "ImageForm",
+    "Pretrained",
+    "Rope",
+    "load",
+    "rebuild",
+    "save",
+]

@@ -1,0 +1,65 @@
+"""Random sub-networks of checkpoints: extracted, saved, and loaded by transformers with the same outputs."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiers
+from hf_checkpoints import CASES, difference, inputs_of, logits, make, reloaded
+
+import jaxnas
+from jaxnas import Choice, Skip, hf
+
+pytest.importorskip("torch", reason="PyTorch, for comparison, comes with the extra `torch`")
+pytest.importorskip("transformers", reason="it comes with the extra `torch`")
+
+SKIPS = {"layers_*": Skip(), "layers_*/attention": Skip(), "layers_*/mlp": Skip()}
+CHOICES = {"layers_*/mlp/hidden": Choice(10, 25, 40)}
+HEADS = {"layers_*/attention/heads": Choice(1, 2, 3)}
+GROUPS = {"layers_*/attention/kv_heads": Choice(1, 2), "layers_*/attention/queries": Choice(1, 2, 3)}
+# A checkpoint, the choices of heads, the widths, and how many sub-networks are drawn.
+SEARCHED = [
+    ("llama", GROUPS, (17, 20, 24), 11),
+    ("gemma3_one_group", {"layers_*/attention/query/hidden": Choice(1, 3, 4, 6)}, (16, 18, 24), 5),
+    ("deit_teacher", HEADS, (16, 18, 24), 4),
+    *tiers.nightly(
+        ("vit", HEADS, (16, 18, 24), 4),
+        ("qwen2_heads", {"layers_*/attention/heads": Choice(1, 4, 5, 6)}, (17, 24), 4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "heads", "widths", "count"), SEARCHED)
+def test_random_subnetworks(name, heads, widths, count, tmp_path):
+    make(name, tmp_path / "in")
+    module, variables, config = hf.load(tmp_path / "in")
+    inputs = inputs_of(name)
+    groups = jaxnas.analyze(module, variables, inputs)
+    net = jaxnas.supernet(groups, {"width": Choice(*widths), **CHOICES, **heads, **SKIPS}, form="masked")
+    variables = jaxnas.order(net, variables, [inputs])
+    run = jax.jit(net.apply)
+    forms, random = set(), np.random.default_rng(0)
+    for number, key in enumerate(jax.random.split(jax.random.key(0), count)):
+        arch = net.space.sample(key)
+        for skip in SKIPS:  # most run, and the first one always
+            row = (random.random(len(module.hidden)) < 0.8).astype(np.int32)
+            row[0] = 1
+            arch[skip] = jax.numpy.asarray(row)
+        expected = run(variables, inputs, arch)
+        small, own, error = jaxnas.extract(net, variables, arch, verify=inputs, rebuild=hf.rebuild(module))
+        assert type(small) is type(module) and error < 1e-5
+        out = tmp_path / str(number)
+        notes = hf.save(out, small, own, config)
+        values = json.loads((out / "config.json").read_text())
+        assert values.get("jaxnas", {}).get("notes", []) == list(notes)
+        forms.add(values["model_type"])
+        model = reloaded(out, CASES[name][0])
+        assert difference(logits(model, inputs), expected) < 2e-5
+        again = hf.load(out)  # without the padding; layers that do nothing are gone
+        assert difference(jax.jit(again.module.apply)(again.variables, inputs), expected) < 2e-5
+        assert sum(x.size for x in jax.tree.leaves(again.variables)) == sum(
+            x.size for x in jax.tree.leaves(own)
+        )
+    assert run._cache_size() == 1
+    assert forms == ({"llama", "mistral"} if name == "llama" else {values["model_type"]})
