@@ -54,7 +54,7 @@ def cardinality(choices: Mapping[str, Choice], elements: Elements) -> int:
             else:
                 left.append(element)
         total = 1
-        for first, *rest in _parts(left, elements):
+        for first, *rest in parts_of(left, elements):
             size = len(choices[first[0]].options_at(first[1]))
             total *= sum(count(rest, {**decided, first: k}) for k in range(size)) if rest else size
         return total
@@ -62,7 +62,7 @@ def cardinality(choices: Mapping[str, Choice], elements: Elements) -> int:
     return count(list(elements), {})
 
 
-def _parts(left: list[Element], elements: Elements) -> list[list[Element]]:
+def parts_of(left: list[Element], elements: Elements) -> list[list[Element]]:
     """The elements in groups that do not depend on each other, each in the given order."""
     leader = {element: element for element in left}
 

@@ -2,6 +2,7 @@
 
 from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
+from jaxnas.search.knapsack import Replacements, knapsack, replacements
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
@@ -45,6 +46,7 @@ __all__ = [
     "RandomSearch",
     "RegularizedEvolution",
     "Reinforce",
+    "Replacements",
     "Result",
     "Shift",
     "ShiftRule",
@@ -64,11 +66,13 @@ __all__ = [
     "et_error",
     "evolve_space",
     "fit_line",
+    "knapsack",
     "perturbation",
     "pruning",
     "propose",
     "ranking",
     "reachable",
+    "replacements",
     "run",
     "run_parallel",
     "scan",

@@ -1,0 +1,175 @@
+"""Search by replacing one place of a network at a time, and an exact choice among the replacements.
+
+Puzzle (Bercovich et al., arXiv 2411.19146): the score of a network is estimated by the sum of what each of
+its blocks costs when it alone is replaced. The best sum under bounds on costs that add up, such as
+parameters, multiply-accumulates and bytes of a key/value cache, is an integer program. The scores are kept,
+so another bound is one more call of `knapsack`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import optimize, sparse
+
+from jaxnas import counting
+from jaxnas.counting import Element
+from jaxnas.search import bounds as bounds_lib
+from jaxnas.search.bounds import Cost
+from jaxnas.space import Arch, Space
+
+_MOST = 10_000  # options of a place
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replacements:
+    """Architectures that differ from one in a single place.
+
+    Attributes:
+      space: the search space.
+      codes: of the architectures, int32 [n, space.length]; the first one is that which they differ from.
+      places: of each architecture the place in which it differs, int32 [n]; -1 for the first one.
+    """
+
+    space: Space
+    codes: np.ndarray
+    places: np.ndarray
+
+    @property
+    def archs(self) -> Arch:
+        """The architectures, as a batch [n]."""
+        return jax.vmap(self.space.decode)(self.codes)
+
+
+def replacements(
+    space: Space, base: Arch | None = None, places: Sequence[Sequence[Element]] | None = None
+) -> Replacements:
+    """All architectures that differ from one in a single place.
+
+    For example, the layers of a network whose attention and MLP can be skipped are places of two decisions:
+
+        places = [[("layers_*/attention", i), ("layers_*/mlp", i)] for i in range(30)]
+
+    Args:
+      space: the search space.
+      base: the architecture that is changed; None for the largest one.
+      places: the elements of each place, (decision, position), with position 0 where a decision is not
+        repeated; others stay. None for all elements, of which those that decide whether others are active
+        share a place.
+
+    Raises:
+      ValueError: an element that the space does not have or that is in two places, or a place of more than
+        10,000 options.
+    """
+    names = [(name, place) for name, choice in space.decisions for place in range(math.prod(choice.shape))]
+    chosen = counting.parts_of(names, space.elements) if places is None else places
+    given = [tuple(element) for place in chosen for element in place]
+    for element in given:
+        if element not in names or given.count(element) > 1:
+            raise ValueError(
+                f"{element} is {'in two places' if element in names else 'no element of the space'}: "
+                f"expected each of the elements at most once, such as {names[0]}; there are {len(names)}."
+            )
+    first = _canonical(space, space.encode(space.largest() if base is None else base))
+    rows, of = [first], [-1]
+    for number, place in enumerate(chosen):
+        columns = [names.index(tuple(element)) for element in place]
+        if (count := math.prod(int(space.sizes[column]) for column in columns)) > _MOST:
+            raise ValueError(f"The place {place} has {count} options; expected at most {_MOST}.")
+        changed = np.repeat(first[None], count, axis=0)
+        changed[:, columns] = list(itertools.product(*(range(space.sizes[c]) for c in columns)))
+        codes = np.unique(np.stack([_canonical(space, code) for code in changed]), axis=0)
+        new = [code for code in codes if not np.array_equal(code, first)]
+        rows += new
+        of += [number] * len(new)
+    return Replacements(space, np.stack(rows), np.array(of, np.int32))
+
+
+def _canonical(space: Space, code: Any) -> np.ndarray:
+    """A code with 0 for what is inactive."""
+    return np.asarray(space.encode(space.canonical(space.decode(code))), np.int32)
+
+
+def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Arch:
+    """The architecture with the best sum of changes of the score, within bounds.
+
+    Args:
+      replaced: architectures of `replacements`.
+      scores: of these, float [n]; higher is better.
+      cost: of an architecture, as `jaxnas.cost(net, inputs)`. What places cost must add up.
+      bounds: {name of a cost: (min, max)}, None for no bound.
+
+    Returns:
+      The architecture, exactly optimal for the sum.
+
+    Raises:
+      ValueError: scores of another shape or that are not finite; costs that do not add up; bounds that no
+        combination keeps.
+    """
+    limits = bounds_lib.normalise(bounds)
+    scores = np.asarray(scores, np.float64)
+    if scores.shape != replaced.places.shape or not np.isfinite(scores).all():
+        raise ValueError(
+            f"scores: expected {len(replaced.places)} finite numbers, one for each architecture; got shape "
+            f"{scores.shape}{'' if np.isfinite(scores).all() else ' with numbers that are not finite'}."
+        )
+    costs = {
+        name: np.asarray(x, np.float64)
+        for name, x in bounds_lib.costs_of(replaced.space, cost, replaced.codes).items()
+    }
+    if unknown := [name for name, *_ in limits if name not in costs]:
+        raise ValueError(f"bounds: {unknown[0]!r} is no cost; expected one of {sorted(costs)}.")
+    change = {name: x - x[0] for name, x in costs.items()}
+    of = replaced.places[1:]
+    count = len(of)
+    once = sparse.csr_array((np.ones(count), (of, np.arange(count))), shape=(of.max() + 1, count))
+    constraints = [optimize.LinearConstraint(once, ub=1)]
+    for name, low, high in limits:
+        least, most = (-np.inf if low is None else low), (np.inf if high is None else high)
+        whole = costs[name][0]
+        constraints.append(optimize.LinearConstraint(change[name][None, 1:], least - whole, most - whole))
+    found = optimize.milp(
+        scores[0] - scores[1:],
+        integrality=np.ones(count),
+        bounds=optimize.Bounds(0, 1),
+        constraints=constraints,
+    )
+    if found.x is None:
+        raise ValueError(
+            f"No combination of replacements keeps the bounds: {_ranges(replaced, change, costs, limits)}."
+        )
+    picked = 1 + np.flatnonzero(found.x > 0.5)
+    code = base = replaced.codes[0]
+    for row in picked:
+        code = np.where(replaced.codes[row] != base, replaced.codes[row], code)
+    arch = replaced.space.decode(code)
+    now = bounds_lib.costs_of(replaced.space, cost, code[None])
+    for name, *_ in limits:
+        expected = costs[name][0] + change[name][picked].sum()
+        if not math.isclose(float(now[name][0]), expected, rel_tol=1e-6):
+            raise ValueError(
+                f"{name} of the places does not add up: {float(now[name][0]):g} for the chosen architecture, "
+                f"where the sum is {expected:g}. Decisions that change each other's cost belong in one place, "
+                "and a width of the whole network in none."
+            )
+    return arch
+
+
+def _ranges(replaced: Replacements, change: Any, costs: Any, limits: bounds_lib.Bounds) -> str:
+    """What each bounded cost can be by itself."""
+    texts = []
+    for name, low, high in limits:
+        edges = [float(costs[name][0])] * 2
+        for place in np.unique(replaced.places[1:]):
+            own = change[name][replaced.places == place]
+            edges = [edges[0] + min(0, own.min()), edges[1] + max(0, own.max())]
+        texts.append(
+            f"{name} can be {edges[0]:,.0f} to {edges[1]:,.0f} by itself; asked for is ({low}, {high})"
+        )
+    return ", ".join(texts)

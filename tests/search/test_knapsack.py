@@ -1,0 +1,95 @@
+"""The exact choice among replacements of one place, against all combinations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import refusals
+
+from jaxnas import Choice, Space, search
+
+SPACE = Space(
+    block=Choice("skip", "keep").repeat(3),
+    width=Choice(1, 2, 3).repeat(3).when("block", "keep"),
+    head=Choice(4, 6),
+)
+NAMES = [(name, i) for name, choice in SPACE.decisions for i in range(choice.length or 1)]
+PLACES = [*([("block", i), ("width", i)] for i in range(3)), [("head", 0)]]
+
+
+@functools.cache
+def cost_of(number):
+    rng = np.random.default_rng(number)
+    tables = {name: jnp.asarray(rng.integers(1, 50, (3, 3)), jnp.int32) for name in ("params", "bytes")}
+
+    def cost(arch):
+        each = {name: rows[jnp.arange(3), arch["width"]] for name, rows in tables.items()}
+        return {name: (x * arch["block"]).sum() + 10 * arch["head"] for name, x in each.items()}
+
+    return cost
+
+
+def sums(replaced, scores, codes):
+    """The change of each architecture, place by place."""
+    found = np.zeros(len(codes))
+    for place in PLACES:
+        own = [NAMES.index(element) for element in place]
+        changes = {tuple(code[own]): x for code, x in zip(replaced.codes, scores - scores[0], strict=True)}
+        changes[tuple(replaced.codes[0][own])] = 0.0
+        found += [changes[tuple(code[own])] for code in codes]
+    return found
+
+
+def test_the_choice_is_that_of_brute_force():
+    """200 instances with two bounds and conditional places; what nothing keeps is refused with the range."""
+    rng, codes = np.random.default_rng(0), np.asarray(SPACE.encode(SPACE.enumerate()))
+    replaced, named = search.replacements(SPACE), search.replacements(SPACE, places=PLACES)
+    assert {*map(tuple, replaced.codes)} == {*map(tuple, named.codes)}
+    assert len(replaced.codes) == 1 + 3 * 3 + 1  # each block skipped, or narrower in two ways; the head
+    assert jax.tree.leaves(replaced.archs)[0].shape[0] == len(replaced.codes)
+    costs = [jax.vmap(lambda x, i=i: cost_of(i)(SPACE.decode(x)))(codes) for i in range(4)]
+    refused = 0
+    for instance in range(200):
+        cost, every = cost_of(instance % 4), costs[instance % 4]
+        scores = rng.normal(size=len(replaced.codes))
+        most, least = int(rng.integers(0, 150)), int(rng.integers(0, 40))
+        bounds = {"params": (None, most), "bytes": (least, None)}
+        inside = np.asarray((every["params"] <= most) & (every["bytes"] >= least))
+        if not inside.any():
+            refused += 1
+            with pytest.raises(ValueError, match="params.*bytes"):
+                search.knapsack(replaced, scores, cost, bounds)
+            continue
+        code = np.asarray(SPACE.encode(search.knapsack(replaced, scores, cost, bounds)))
+        assert inside[[np.array_equal(code, one) for one in codes]].all()
+        best = sums(replaced, scores, codes[inside]).max()
+        np.testing.assert_allclose(sums(replaced, scores, code[None])[0], best, atol=1e-9)
+    assert 0 < refused < 100
+
+
+def test_mistakes():
+    replaced = search.replacements(SPACE)
+    scores, cost = np.zeros(len(replaced.codes)), cost_of(0)
+    product = lambda arch: {"params": (1 + arch["width"]).prod() * (1 + arch["head"])}  # noqa: E731
+    wide = Space(width=Choice(*range(200)).repeat(2))
+    refusals.check(
+        (lambda: search.replacements(SPACE, places=[[("head", 1)]]), ValueError, "'head', 1", "block"),
+        (
+            lambda: search.replacements(SPACE, places=[[("head", 0)]] * 2),
+            ValueError,
+            "'head', 0",
+            "two places",
+        ),
+        (lambda: search.replacements(wide, places=[[("width", 0), ("width", 1)]]), ValueError, "40000"),
+        (lambda: search.knapsack(replaced, scores[1:], cost, {}), ValueError, "scores", "11", "(10,)"),
+        (lambda: search.knapsack(replaced, scores * np.nan, cost, {}), ValueError, "scores", "finite"),
+        (lambda: search.knapsack(replaced, scores, cost, {"macs": (0, 1)}), ValueError, "'macs'", "params"),
+        (
+            lambda: search.knapsack(replaced, scores, product, {"params": (10, 20)}),
+            ValueError,
+            "params",
+            "add up",
+        ),
+    )
