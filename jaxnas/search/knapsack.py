@@ -119,7 +119,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
             f"scores: expected {len(replaced.places)} finite numbers, one for each architecture; got shape "
             f"{scores.shape}{'' if np.isfinite(scores).all() else ' with numbers that are not finite'}."
         )
-    costs = {
+    costs: dict[str, np.ndarray] = {
         name: np.asarray(x, np.float64)
         for name, x in bounds_lib.costs_of(replaced.space, cost, replaced.codes).items()
     }
@@ -149,7 +149,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     for row in picked:
         code = np.where(replaced.codes[row] != base, replaced.codes[row], code)
     arch = replaced.space.decode(code)
-    now = bounds_lib.costs_of(replaced.space, cost, code[None])
+    now: dict[str, Any] = bounds_lib.costs_of(replaced.space, cost, code[None])
     for name, *_ in limits:
         expected = costs[name][0] + change[name][picked].sum()
         if not math.isclose(float(now[name][0]), expected, rel_tol=1e-6):
