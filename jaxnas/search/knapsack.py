@@ -154,9 +154,9 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
         expected = costs[name][0] + change[name][picked].sum()
         if not math.isclose(float(now[name][0]), expected, rel_tol=1e-6):
             raise ValueError(
-                f"{name} of the places does not add up: it is {float(now[name][0]):g} for the chosen network, "
-                f"where the sum is {expected:g}. Decisions that change each other's cost belong in one place, "
-                "and a width of the whole network in none."
+                f"{name} does not add up over the places: the chosen network has {float(now[name][0]):g}, and "
+                f"the sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
+                "width of the whole network in none."
             )
     return arch
 
