@@ -154,8 +154,8 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
         expected = costs[name][0] + change[name][picked].sum()
         if not math.isclose(float(now[name][0]), expected, rel_tol=1e-6):
             raise ValueError(
-                f"{name} does not add up over the places: the chosen network has {float(now[name][0]):g}, and "
-                f"the sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
+                f"{name} does not add up over the places: the network has {float(now[name][0]):g}, and the "
+                f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
                 "width of the whole network in none."
             )
     return arch
