@@ -3,6 +3,7 @@
 from jaxnas.hf.checkpoint import Config, Pretrained, load, save
 from jaxnas.hf.decoder import Decoder, Form, Rope
 from jaxnas.hf.image_classifier import ImageClassifier, ImageForm
+from jaxnas.hf.memory import memory_cost
 from jaxnas.hf.rebuild import rebuild
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Pretrained",
     "Rope",
     "load",
+    "memory_cost",
     "rebuild",
     "save",
 ]

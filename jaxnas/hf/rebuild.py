@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from jaxnas.hf.checkpoint import with_layers
 from jaxnas.hf.decoder import Decoder
 from jaxnas.hf.families import Module
+from jaxnas.hf.memory import KV_GROUPS
 
-# Names of groups within an attention. Axes of size one belong to no group, and what is left has another name.
-_GROUPS = ("kv_heads", "heads")
+# Names of the groups of query heads. Axes of size one belong to no group, and what is left has another name.
 _QUERIES = ("queries", "query/hidden")
 
 
@@ -39,7 +39,7 @@ def rebuild(module: Module) -> Callable[[Mapping[str, int]], Module]:
 
         fields = {"hidden": row("mlp", ("hidden",), module.hidden)}
         if isinstance(module, Decoder):
-            fields["kv_groups"] = row("attention", _GROUPS, module.kv_groups)
+            fields["kv_groups"] = row("attention", KV_GROUPS, module.kv_groups)
             fields["group_heads"] = row("attention", _QUERIES, module.group_heads)
         else:
             fields["heads"] = row("attention", ("heads",), module.heads)

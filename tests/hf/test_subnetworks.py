@@ -39,6 +39,8 @@ def test_random_subnetworks(name, heads, widths, count, tmp_path):
     net = jaxnas.supernet(groups, {"width": Choice(*widths), **CHOICES, **heads, **SKIPS}, form="masked")
     variables = jaxnas.order(net, variables, [inputs])
     run = jax.jit(net.apply)
+    text = isinstance(module, hf.Decoder)
+    memory = hf.memory_cost(net, inputs, module, batch=3, length=9, dtype="float32") if text else None
     forms, random = set(), np.random.default_rng(0)
     for number, key in enumerate(jax.random.split(jax.random.key(0), count)):
         arch = net.space.sample(key)
@@ -49,6 +51,14 @@ def test_random_subnetworks(name, heads, widths, count, tmp_path):
         expected = run(variables, inputs, arch)
         small, own, error = jaxnas.extract(net, variables, arch, verify=inputs, rebuild=hf.rebuild(module))
         assert type(small) is type(module) and error < 1e-5
+        if memory is not None:
+            weights = sum(x.size for x in jax.tree.leaves(own))
+            tokens = [9 if window is None else min(9, window) for window in small.windows]
+            pairs = zip(small.kv_groups, tokens, strict=True)
+            cache = sum(2 * 4 * small.form.head_dim * groups * length for groups, length in pairs)
+            costs = {name: int(x) for name, x in memory(arch).items()}
+            assert (costs["params"], costs["kv_bytes"]) == (weights, cache)
+            assert costs["memory"] == 4 * weights + 3 * cache
         out = tmp_path / str(number)
         notes = hf.save(out, small, own, config)
         values = json.loads((out / "config.json").read_text())

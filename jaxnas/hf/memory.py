@@ -1,0 +1,60 @@
+"""The memory of a decoder in use, its weights and its key/value cache, as costs of a search."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxnas import network
+from jaxnas.cost import Cost, table_cost
+from jaxnas.elastic.width import Table, combine, constant
+from jaxnas.hf.decoder import Decoder
+from jaxnas.transform.supernet import Supernet
+
+KV_GROUPS = ("kv_heads", "heads")  # the names of the group of key/value heads in an attention
+
+
+def memory_cost(
+    net: Supernet, inputs: Any, module: Decoder, batch: int, length: int, dtype: Any = jnp.bfloat16
+) -> Cost:
+    """The costs of the sub-networks of a decoder, with the bytes that they need in use.
+
+    Args:
+      net: a supernet of the module.
+      inputs: of the network; see `jaxnas.cost`.
+      module: of `load`, which was analyzed.
+      batch, length: of the texts that are generated: examples, and tokens each.
+      dtype: of weights and cache.
+
+    Returns:
+      As `jaxnas.cost`, with two further costs: "kv_bytes", the key/value cache of a text of `length` tokens,
+      of which a layer with a window keeps no more than that; and "memory", the bytes of all weights and of
+      `batch` caches.
+
+    Raises:
+      ValueError: a batch or length below 1; a network whose costs cannot be told exactly.
+    """
+    if batch < 1 or length < 1:
+        raise ValueError(f"memory_cost: expected a batch and a length of at least 1; got {batch}, {length}.")
+    size, dim = jnp.dtype(dtype).itemsize, module.form.head_dim
+    tables = {place.name: place.table(net.space) for place in net.places}
+
+    def cached(layer: int, groups: int, window: int | None) -> Table:
+        where = f"layers_{layer}/attention"
+        found = [tables[f"{where}/{name}"] for name in KV_GROUPS if f"{where}/{name}" in tables]
+        gates = [tables[name] for name in (f"layers_{layer}", where) if name in tables]
+        tokens = length if window is None else min(length, window)
+        heads = found[0] if found else constant(groups)
+        return combine(lambda *factors: 2 * dim * size * tokens * math.prod(factors), heads, *gates)
+
+    recorded = network.annotated(net, inputs)
+    params = tuple(entry for spec in recorded.specs.values() for entry in spec.sizes)
+    caches = tuple(map(cached, range(len(module.windows)), module.kv_groups, module.windows))
+    memory = (
+        *(combine(lambda count: count * size, entry) for entry in params),
+        *(combine(lambda count: count * batch, entry) for entry in caches),
+    )
+    named = {"params": params, "macs": recorded.macs, "kv_bytes": caches, "memory": memory}
+    return table_cost(named, net.space)
