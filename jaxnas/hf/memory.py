@@ -11,18 +11,17 @@ from jaxnas import network
 from jaxnas.cost import Cost, table_cost
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.hf.decoder import Decoder
-from jaxnas.transform.supernet import Supernet
 
 KV_GROUPS = ("kv_heads", "heads")  # the names of the group of key/value heads in an attention
 
 
 def memory_cost(
-    net: Supernet, inputs: Any, module: Decoder, batch: int, length: int, dtype: Any = jnp.bfloat16
+    net: Any, inputs: Any, module: Decoder, batch: int, length: int, dtype: Any = jnp.bfloat16
 ) -> Cost:
     """The costs of the sub-networks of a decoder, with the bytes that they need in use.
 
     Args:
-      net: a supernet of the module.
+      net: a `jaxnas.transform.Supernet` of the module.
       inputs: of the network; see `jaxnas.cost`.
       module: of `load`, which was analyzed.
       batch, length: of the texts that are generated: examples, and tokens each.
