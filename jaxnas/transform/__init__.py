@@ -2,7 +2,8 @@
 
 from jaxnas.transform.groups import Fixed, Group, Groups, analyze
 from jaxnas.transform.order import order, rank_modules
-from jaxnas.transform.supernet import Depth, Size, Skip, Supernet, supernet
+from jaxnas.transform.places import Depth, Size, Skip
+from jaxnas.transform.supernet import Supernet, supernet
 
 __all__ = [
     "Depth",

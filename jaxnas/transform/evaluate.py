@@ -8,24 +8,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnas.elastic import switch as elastic
-from jaxnas.elastic.attention import softmax_from
 from jaxnas.elastic.width import Width
-from jaxnas.transform import switch
 from jaxnas.transform.program import Constant, Operation, Program, Value
 from jaxnas.transform.rules import CREATED, CUMULATIVE, ELEMENTWISE, REDUCTIONS
-from jaxnas.transform.ties import Layout, Leaf, atoms_of, mask_of, size_of
+from jaxnas.transform.segments import Segment, segments
+from jaxnas.transform.sizes import NONE, Atoms, Region, Sizes, State, Turns, place_of
+from jaxnas.transform.switch import run_segment
+from jaxnas.transform.ties import Layout, atoms_of, size_of
 
 # Elementwise functions of which 0 is a fixed point.
 _ODD = frozenset(
@@ -46,223 +44,6 @@ _PASSING = frozenset(  # of a sum that is still to be divided
     "stop_gradient".split()
 )
 _SCALARS = frozenset("convert_element_type sqrt rsqrt div mul sub add neg integer_pow max min pow".split())
-Atoms = frozenset[int]
-NONE: Atoms = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class Region:
-    """Operations of a module that may be skipped.
-
-    Attributes:
-      start, stop: of its operations.
-      outs: what is used of it outside, with what stands for each where it is skipped.
-    """
-
-    start: int
-    stop: int
-    outs: tuple[tuple[int, Value], ...]
-
-
-class Row(NamedTuple):
-    """What one turn of a scan has of its own; masked, of all turns, with these in front.
-
-    Attributes:
-      sizes, masks, widths: of elastic atoms; see `Sizes`.
-      gates: of regions.
-    """
-
-    sizes: dict[int, Any]
-    masks: dict[int, Any]
-    widths: dict[int, Width]
-    gates: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Turns:
-    """What differs by turn of a scan.
-
-    Attributes:
-      axis: the atom of the turns.
-      regions: that may be skipped by turn, each with the identity of the program that it is in.
-      rows: masked, one `Row` of all turns; at small shapes one for each turn, and none where all are alike.
-      kept: at small shapes the turns that run.
-    """
-
-    axis: int
-    regions: tuple[tuple[int, Region], ...]
-    rows: Any
-    kept: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass
-class Sizes:
-    """The sizes that a program is run at.
-
-    Attributes:
-      layouts: of all arrays.
-      sizes: of elastic atoms: ints, traced integers, or expected sizes.
-      masks: of elastic atoms, bool or float [full size]; None at small shapes.
-      gates: of regions, by the identity of the program that they are in, outermost first: bool, or the
-        probability that the region runs.
-      borders: by the identity of an operation, by how much the kernel of a convolution is smaller on each
-        side, for each spatial axis.
-      constants: arrays that the functions close over.
-      widths: of elastic atoms, in the form `switch`.
-      switched_gates: of regions, in the form `switch`.
-      turns: by the identity of a scan. Outside of it, what has an atom by turn has an axis of turns, too.
-    """
-
-    layouts: Mapping[int, tuple[Layout, ...]]
-    sizes: Mapping[int, Any]
-    masks: Mapping[int, Any] | None
-    gates: Mapping[int, list[tuple[Region, Any]]]
-    borders: Mapping[int, tuple[int, ...]]
-    constants: Mapping[int, Any]
-    widths: Mapping[int, Width] | None = None
-    switched_gates: Mapping[Region, Width] = dataclasses.field(default_factory=dict)
-    turns: Mapping[int, Turns] = dataclasses.field(default_factory=dict)
-
-    @property
-    def small(self) -> bool:
-        """Whether arrays have their active shapes."""
-        return self.masks is None
-
-    def elastic(self, layout: Layout) -> Atoms:
-        """The elastic atoms of an axis."""
-        return frozenset(atoms_of(layout).keys() & self.sizes.keys())
-
-    def atoms(self, one: Value) -> Atoms:
-        """The elastic atoms of an array."""
-        return NONE.union(*map(self.elastic, self.layouts[one])) if isinstance(one, int) else NONE
-
-    def size(self, layout: Layout) -> Any:
-        """The active size of an axis."""
-        return size_of(layout, self.sizes)
-
-    def shape(self, number: int) -> tuple[int, ...]:
-        """The shape of an array at small sizes."""
-        return tuple(self.size(layout) for layout in self.layouts[number])
-
-    def host_mask(self, layout: Layout) -> np.ndarray:
-        """The active positions of an axis at small sizes, bool [full size]."""
-        full = atoms_of(layout)
-        kept = {turns.axis: turns.kept for turns in self.turns.values()}
-        masks = {atom: np.arange(full[atom]) < self.sizes[atom] for atom in self.elastic(layout)}
-        masks |= {a: np.isin(np.arange(full[a]), kept[a]) for a in masks.keys() & kept.keys()}
-        return mask_of(layout, masks)
-
-    def cut(self, value: Any, number: int) -> Any:
-        """The active part of an array that has its full shape."""
-        for axis, layout in enumerate(self.layouts[number]):
-            if self.elastic(layout):
-                mask = self.host_mask(layout)
-                value = _take(value, np.flatnonzero(mask), axis)
-        return value
-
-    def mask(self, value: Any, layouts: Sequence[Layout | None], neutral: Any = 0) -> Any:
-        """An array with a neutral value behind the active part of some axes."""
-        for mask in self._masks(layouts):
-            if mask.dtype != np.dtype(bool) and neutral == 0 and jnp.issubdtype(value.dtype, jnp.inexact):
-                value = value * mask.astype(value.dtype)
-            else:
-                value = jnp.where(mask.astype(bool), value, _neutral(neutral, value.dtype))
-        return value
-
-    def keep(self, value: Any, layouts: Sequence[Layout], old: Any) -> Any:
-        """An array with the values of another one behind its active part."""
-        for mask in self._masks(layouts):
-            value = jnp.where(mask.astype(bool), value, old)
-        return value
-
-    def _masks(self, layouts: Sequence[Layout | None]) -> Iterator[Any]:
-        """The weights of the positions of elastic axes, each to be broadcast to an array with these axes."""
-        masks = self.masks
-        assert masks is not None
-        for axis, layout in enumerate(layouts):
-            if layout is None or not (own := self.elastic(layout)):
-                continue
-            shape = [-1 if i == axis else 1 for i in range(len(layouts))]
-            turned = {atom: masks[atom] for atom in own & self.axis_of.keys()}
-            if not turned:
-                yield mask_of(layout, masks, jnp).reshape(shape)
-                continue
-            along = place_of(self.axis_of[next(iter(turned))], layouts)
-            mask = jax.vmap(lambda row, x=layout: mask_of(x, {**masks, **row}, jnp))(turned)
-            shape[along] = len(mask)
-            yield (mask if along < axis else mask.T).reshape(shape)
-
-    def at(self, turns: Turns, row: Row) -> Sizes:
-        """The sizes within one turn of a scan."""
-        gates = dict(self.gates)
-        for (program, region), gate in zip(turns.regions, row.gates, strict=True):
-            gates[program] = outermost_first([*gates.get(program, []), (region, gate)])
-        return dataclasses.replace(
-            self,
-            sizes={**self.sizes, **row.sizes},
-            masks=None if self.masks is None else {**self.masks, **row.masks},
-            widths=None if self.widths is None else {**self.widths, **row.widths},
-            gates=gates,
-            turns={},
-        )
-
-    @functools.cached_property
-    def axis_of(self) -> dict[int, int]:
-        """The atom of the turns, for each atom by turn."""
-        return {
-            atom: turns.axis
-            for turns in self.turns.values()
-            for row in (turns.rows if self.small else [turns.rows])
-            for atom in row.sizes
-        }
-
-    @functools.cached_property
-    def active_constants(self) -> dict[int, Any]:
-        """The arrays that the functions close over, of which small shapes have the active part."""
-        return {n: self.cut(x, n) if self.small else x for n, x in self.constants.items()}
-
-
-def place_of(atom: int, layouts: Sequence[Layout | None]) -> int:
-    """The axis that an atom is; -1 if it is none."""
-    return next((i for i, x in enumerate(layouts) if x and len(x) == 1 and x[0] == (atom, x[0].size)), -1)
-
-
-def outermost_first(gates: list[tuple[Region, Any]]) -> list[tuple[Region, Any]]:
-    """The order in which regions of a program are entered."""
-    return sorted(gates, key=lambda one: one[0].start - one[0].stop)
-
-
-def _take(value: Any, places: np.ndarray, axis: int) -> Any:
-    if len(places) and np.array_equal(places, np.arange(len(places))):
-        return lax.slice_in_dim(value, 0, len(places), axis=axis)
-    return jnp.take(value, places, axis=axis)
-
-
-def _neutral(value: Any, dtype: Any) -> Any:
-    if isinstance(value, bool) or math.isfinite(value):
-        return jnp.asarray(value, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(value, dtype)
-    info = None if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype)
-    return jnp.asarray(value > 0 if info is None else info.max if value > 0 else info.min, dtype)
-
-
-@dataclasses.dataclass
-class _Run:
-    """The arrays of a program while it runs, and what is known of them."""
-
-    values: dict[int, Any]
-    zero: dict[int, Atoms]  # atoms behind whose active part zeros are known to be
-    pending: dict[int, Layout]  # the factors of the axes that sums are along, if some are elastic
-    scalars: dict[int, Any]
-
-    def value(self, one: Value) -> Any:
-        return one.value if isinstance(one, Constant) else self.values[one]
-
-    def zeros(self, one: Value, sizes: Sizes) -> Atoms:
-        if isinstance(one, Constant):
-            return frozenset(sizes.sizes) if np.all(np.asarray(one.value) == 0) else NONE
-        return self.zero.get(one, NONE)
 
 
 def run(program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes) -> list[Any]:
@@ -284,14 +65,14 @@ def _run(
     program: Program, arguments: Sequence[Any], zero: Sequence[Atoms], sizes: Sizes
 ) -> tuple[list[Any], list[Atoms]]:
     values = {**sizes.active_constants, **dict(zip(program.inputs, arguments, strict=True))}
-    state = _Run(values, dict(zip(program.inputs, zero, strict=True)), {}, {})
+    state = State(values, dict(zip(program.inputs, zero, strict=True)), {}, {})
     _operations(program, 0, len(program.operations), sizes.gates.get(id(program), []), state, sizes)
     outputs = [state.value(one) for one in program.outputs]
     return outputs, [state.zeros(one, sizes) for one in program.outputs]
 
 
 def _operations(
-    program: Program, start: int, stop: int, gates: list[tuple[Region, Any]], state: _Run, sizes: Sizes
+    program: Program, start: int, stop: int, gates: list[tuple[Region, Any]], state: State, sizes: Sizes
 ) -> None:
     place = start
     while place < stop:
@@ -302,7 +83,7 @@ def _operations(
                 if isinstance(part, Operation):
                     _operation(part, state, sizes)
                 else:
-                    _segment(part, None, state, sizes)
+                    _switched(part, None, state, sizes)
             place = end
             continue
         region, gate = here
@@ -311,28 +92,38 @@ def _operations(
         place = region.stop
 
 
-def _parts(program: Program, start: int, stop: int, sizes: Sizes) -> Sequence[Operation | switch.Segment]:
+def _parts(program: Program, start: int, stop: int, sizes: Sizes) -> Sequence[Operation | Segment]:
     """Operations, in the form `switch` grouped to segments."""
     operations = program.operations[start:stop]
     if sizes.widths is None:
         return operations
     behind = [one for op in program.operations[stop:] for one in op.ins]
     masked = frozenset(sizes.sizes) - sizes.widths.keys()
-    return switch.segments(operations, [*behind, *program.outputs], sizes.layouts, sizes.widths, masked)
+    return segments(operations, [*behind, *program.outputs], sizes.layouts, sizes.widths, masked)
 
 
-def _gated(parts: Sequence[Operation | switch.Segment]) -> bool:
+def _switched(segment: Segment, gate: Width | None, state: State, sizes: Sizes) -> None:
+    """Runs a segment at its active sizes."""
+    run_segment(segment, gate, state, sizes, _operation)
+    for op in segment.operations:
+        _fold(op, state)
+        _count(op, state, sizes)
+
+
+def _gated(parts: Sequence[Operation | Segment]) -> bool:
     """Whether segments are all that a region runs, but for what does not depend on them."""
-    made = {out for part in parts if isinstance(part, switch.Segment) for out in part.outs}
+    made = {out for part in parts if isinstance(part, Segment) for out in part.outs}
     return not any(one in made for part in parts if isinstance(part, Operation) for one in part.ins)
 
 
-def _region(program: Program, region: Region, gate: Any, inner: list[Any], state: _Run, sizes: Sizes) -> None:
+def _region(
+    program: Program, region: Region, gate: Any, inner: list[Any], state: State, sizes: Sizes
+) -> None:
     """Runs a region, or hands its input on."""
     known: list[Atoms] = []
 
     def kept() -> tuple[Any, ...]:
-        within = _Run(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
+        within = State(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
         _operations(program, region.start, region.stop, inner, within, sizes)
         known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
         return tuple(within.values[out] for out, _ in region.outs)
@@ -340,13 +131,13 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
     def skipped() -> tuple[Any, ...]:
         return tuple(state.value(source) for _, source in region.outs)
 
-    def switched(parts: Sequence[Operation | switch.Segment]) -> tuple[Any, ...]:
-        within = _Run(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
+    def switched(parts: Sequence[Operation | Segment]) -> tuple[Any, ...]:
+        within = State(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
         for part in parts:
             if isinstance(part, Operation):
                 _operation(part, within, sizes)
             else:
-                _segment(part, sizes.switched_gates[region], within, sizes)
+                _switched(part, sizes.switched_gates[region], within, sizes)
         known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
         return tuple(
             jnp.where(gate, within.values[out], x) for (out, _), x in zip(region.outs, skipped(), strict=True)
@@ -373,7 +164,7 @@ def _region(program: Program, region: Region, gate: Any, inner: list[Any], state
         state.zero[out] = zeros & state.zeros(source, sizes)
 
 
-def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
+def _operation(op: Operation, state: State, sizes: Sizes) -> None:
     values = [state.value(one) for one in op.ins]
     if sizes.small and not op.bodies and any(x is None for x in values):  # of a scan without turns
         state.values.update(dict.fromkeys(op.outs))
@@ -391,10 +182,10 @@ def _operation(op: Operation, state: _Run, sizes: Sizes) -> None:
     if not sizes.small:
         values = _with_neutral(op, values, state, sizes)
     if op.name in (*CREATED, "random_split"):
-        (made,) = _bind(op, values, op.eqn.params)
+        (made,) = bind(op, values, op.eqn.params)
         results = [sizes.cut(made, op.outs[0]) if sizes.small else made]
     else:
-        results = _bind(op, values, _resized(op, values, sizes) if sizes.small else op.eqn.params)
+        results = bind(op, values, _resized(op, values, sizes) if sizes.small else op.eqn.params)
     _count(op, state, sizes)
     zeros = NONE if sizes.small else _zeros(op, state, sizes)
     for out, value in zip(op.outs, results, strict=True):
@@ -420,7 +211,7 @@ def _each_turn(op: Operation, values: list[Any], sizes: Sizes, turns: Turns) -> 
         at.sizes = {**at.sizes, turns.axis: 1}
         given = [_of_turn(x, one, turn, turns, at) for x, one in zip(values, op.ins, strict=True)]
         gone = any(x is None for x in given)
-        made.append(None if gone else _bind(op, given, _resized(op, given, at))[0])
+        made.append(None if gone else bind(op, given, _resized(op, given, at))[0])
     return tuple(made)
 
 
@@ -437,121 +228,15 @@ def _of_turn(value: Any, one: Value, turn: int, turns: Turns, sizes: Sizes) -> A
     return sizes.cut(row, one) if sizes.atoms(one) & turns.rows[turn].sizes.keys() else row
 
 
-@dataclasses.dataclass(frozen=True)
-class _AtSizes:
-    """A segment as a function for `elastic.run`, of arrays with one axis for each factor."""
-
-    local: switch.Local
-
-    def __call__(self, *operands: jax.Array, sizes: Mapping[str, int], keep: elastic.Keep) -> Any:
-        local = self.local
-        at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
-        small = Sizes(local.layouts, at, None, {}, {}, {})
-        given = [
-            switch.joined(x, local.layouts[one], at)
-            for one, x in zip(local.segment.ins, operands, strict=True)
-        ]
-        state = self._state(given)
-        for op in local.segment.operations:
-            _operation(op, state, small)
-            for out in local.needed.intersection(op.outs):
-                kept = keep(switch.factored(state.values[out], local.layouts[out], at))
-                kept = switch.joined(kept, local.layouts[out], at)
-                if out in local.softmaxes:
-                    exponents, axes = local.softmaxes[out]
-                    kept = softmax_from(state.values[exponents], kept, axes)
-                state.values[out] = kept
-        return tuple(switch.factored(state.values[out], local.layouts[out], at) for out in local.segment.outs)
-
-    def masked(self, masks: Mapping[str, Any], *operands: jax.Array) -> Any:
-        """The same at full sizes, for batches of architectures."""
-        local = self.local
-        largest = {atom: masks[f"a{atom}"].shape[0] for atom in local.atoms}
-        full = {
-            atom: size for axes in local.layouts.values() for x in axes for atom, size in atoms_of(x).items()
-        }
-        active = {
-            atom: jnp.pad(masks[f"a{atom}"] > 0, (0, full[atom] - largest[atom])) for atom in local.atoms
-        }
-        at = {atom: mask.sum(dtype=jnp.int32) for atom, mask in active.items()}
-        sizes = Sizes(local.layouts, at, active, {}, {}, {})
-        given = []
-        for one, x in zip(local.segment.ins, operands, strict=True):
-            given.append(_whole(x, local.layouts[one]))
-        state = self._state(given)
-        for op in local.segment.operations:
-            _operation(op, state, sizes)
-        results = []
-        for out in local.segment.outs:
-            layouts = local.layouts[out]
-            made = switch.split(sizes.mask(state.values[out], layouts), layouts)
-            results.append(made[_up_to(layouts, largest)])
-        return tuple(results)
-
-    def _state(self, given: list[Any]) -> _Run:
-        local = self.local
-        values = dict(zip(local.segment.ins, given, strict=True))
-        return _Run(values, {}, dict(local.pending), {})
-
-
-def _segment(segment: switch.Segment, gate: Width | None, state: _Run, sizes: Sizes) -> None:
-    """Runs a segment at its active sizes."""
-    assert sizes.widths is not None
-    local, widths = switch.local(segment, sizes.layouts, sizes.widths, state.scalars, state.pending)
-    function, own = _AtSizes(local), local.segment
-    axes = [switch.names(local.layouts[one], local.atoms, one) for one in (*own.ins, *own.outs)]
-    sides = [
-        ", ".join(" ".join(one) or "..." for one in part)
-        for part in (axes[: len(own.ins)], axes[len(own.ins) :])
-    ]
-    largest = {int(name[1:]): one.maximum for name, one in widths.items()}
-    arrays = [one for one in segment.ins if one not in state.scalars]
-    operands = [
-        switch.split(state.values[one], local.layouts[new])[_up_to(local.layouts[new], largest)]
-        for one, new in zip(arrays, own.ins, strict=True)
-    ]
-    alone = len(own.operations) == 1  # of a product, zeros do not change the active part
-    results = elastic.run(
-        function,
-        " -> ".join(sides),
-        widths,
-        *operands,
-        gate=gate,
-        maskable=tuple(widths) if alone else (),
-        max_branches=8 if alone else switch.MOST,
-        masked=function.masked,
-    )
-    for op in segment.operations:
-        _fold(op, state)
-        _count(op, state, sizes)
-    for out, new, made in zip(segment.outs, own.outs, results, strict=True):
-        state.values[out] = _whole(made, local.layouts[new])
-        state.zero[out] = sizes.atoms(out)
-
-
-def _whole(x: Any, layouts: Sequence[Layout]) -> Any:
-    """The inverse of cutting a split array up to what some architecture has."""
-    full = jax.ShapeDtypeStruct([factor.size for axis in layouts for factor in axis], x.dtype)
-    return switch.joined(elastic.pad(x, full), layouts, {})
-
-
-def _up_to(layouts: Sequence[Layout], largest: Mapping[int, int]) -> tuple[slice, ...]:
-    """The part of an array, with one axis for each factor, that some architecture has."""
-    return tuple(
-        slice(largest.get(factor.atom, factor.size) if isinstance(factor, Leaf) else None)
-        for axis in layouts
-        for factor in axis
-    )
-
-
-def _bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
+def bind(op: Operation, values: list[Any], parameters: dict[str, Any]) -> list[Any]:
+    """The results of an operation's primitive with other parameters."""
     primitive = op.eqn.primitive
     with op.eqn.ctx.manager:
         made = primitive.bind(*values, **primitive.get_bind_params(parameters))
     return list(made) if primitive.multiple_results else [made]
 
 
-def _fold(op: Operation, state: _Run) -> None:
+def _fold(op: Operation, state: State) -> None:
     """Computes scalars that depend on no array, as the number of terms of a mean."""
     known = [one.value if isinstance(one, Constant) else state.scalars.get(one) for one in op.ins]
     scalar = len(op.outs) == 1 and not op.eqn.outvars[0].aval.shape and op.name in _SCALARS
@@ -561,7 +246,7 @@ def _fold(op: Operation, state: _Run) -> None:
             state.scalars[op.outs[0]] = np.asarray(op.eqn.primitive.bind(*given, **op.eqn.params))
 
 
-def _divided(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
+def _divided(op: Operation, values: list[Any], state: State, sizes: Sizes) -> list[Any]:
     """The operands of an operation, with the active number of terms where a mean divides by the full one."""
     if op.name not in ("div", "mul"):
         return values
@@ -583,7 +268,7 @@ def _divided(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> lis
     return values
 
 
-def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
+def _count(op: Operation, state: State, sizes: Sizes) -> None:
     """Notes the axes of sums along elastic axes."""
     if op.name == "reduce_sum" and isinstance(op.ins[0], int):
         layout = sum((sizes.layouts[op.array(0)][place] for place in op.eqn.params["axes"]), ())
@@ -593,7 +278,7 @@ def _count(op: Operation, state: _Run, sizes: Sizes) -> None:
         state.pending[op.outs[0]] = state.pending[op.ins[0]]
 
 
-def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> list[Any]:
+def _with_neutral(op: Operation, values: list[Any], state: State, sizes: Sizes) -> list[Any]:
     """The operands of a reduction along elastic axes, with its neutral value behind their active part."""
     neutral: Any = 0
     if (place := _SINGULAR.get(op.name)) is not None:
@@ -623,7 +308,7 @@ def _with_neutral(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -
     return [sizes.mask(values[0], chosen, neutral), *values[1:]] if needed else values
 
 
-def _zeros(op: Operation, state: _Run, sizes: Sizes) -> Atoms:
+def _zeros(op: Operation, state: State, sizes: Sizes) -> Atoms:
     """The atoms behind whose active part the results are known to be zero."""
     given = [state.zeros(one, sizes) for one in op.ins]
     if not any(given):
@@ -706,7 +391,7 @@ def _resized(op: Operation, values: list[Any], sizes: Sizes) -> dict[str, Any]:
     return parameters
 
 
-def _nested(op: Operation, values: list[Any], state: _Run, sizes: Sizes) -> tuple[list[Any], list[Atoms]]:
+def _nested(op: Operation, values: list[Any], state: State, sizes: Sizes) -> tuple[list[Any], list[Atoms]]:
     zero, parameters = [state.zeros(one, sizes) for one in op.ins], op.eqn.params
     nothing = [NONE] * len(op.outs)
     if op.name == "scan":
@@ -812,7 +497,7 @@ def _custom(
         return [relu(values[0])], [NONE]
     changed = any(sizes.elastic(layout) for number in arrays(body) for layout in sizes.layouts[number])
     if not changed or (not sizes.small and _is_elementwise(body)):
-        made = _bind(op, values, op.eqn.params)
+        made = bind(op, values, op.eqn.params)
         return made, [NONE] * len(op.outs) if sizes.small else _zeros_of_body(body, zero, sizes)
     return _run(body, values, zero, sizes)
 
@@ -826,7 +511,7 @@ def _relu(body: Program) -> Callable[..., Any] | None:
 
 
 def _zeros_of_body(body: Program, zero: Sequence[Atoms], sizes: Sizes) -> list[Atoms]:
-    state = _Run({}, dict(zip(body.inputs, zero, strict=True)), {}, {})
+    state = State({}, dict(zip(body.inputs, zero, strict=True)), {}, {})
     for op in body.operations:
         zeros = _zeros(op, state, sizes)
         state.zero.update(dict.fromkeys(op.outs, zeros))

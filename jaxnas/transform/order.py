@@ -17,10 +17,11 @@ from jax import lax
 
 from jaxnas.inputs import describe, specification
 from jaxnas.transform import regions, turns
-from jaxnas.transform.evaluate import _bind, place_of
+from jaxnas.transform.evaluate import bind
 from jaxnas.transform.groups import Group, Groups, Traced, paths
 from jaxnas.transform.program import Constant, Operation, Program
 from jaxnas.transform.rules import CUMULATIVE
+from jaxnas.transform.sizes import place_of
 from jaxnas.transform.supernet import Supernet
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, size_of
 
@@ -328,7 +329,7 @@ def _walk(
         elif op.bodies and op.name not in ("while", "cond"):
             results, inner = _walk(op.bodies[0], given, varying, constants, see)
         else:
-            results, inner = _bind(op, given, op.eqn.params), []
+            results, inner = bind(op, given, op.eqn.params), []
         values.update(zip(op.outs, results, strict=True))
         if any(varying):
             data.update(op.outs)

@@ -6,9 +6,9 @@ import fnmatch
 from collections.abc import Iterator
 
 from jaxnas.choice import nearest
-from jaxnas.transform.evaluate import Region
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import Operation, Program, Value
+from jaxnas.transform.sizes import Region
 
 
 def scopes(traced: Traced) -> list[str]:

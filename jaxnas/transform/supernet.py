@@ -3,108 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
-import inspect
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas import products
 from jaxnas.annotations import Annotations
-from jaxnas.choice import Choice, nearest
+from jaxnas.choice import Choice
 from jaxnas.elastic.decisions import Decisions, static
 from jaxnas.elastic.width import Table, Width, combine, constant, joint, width
 from jaxnas.inputs import specification
 from jaxnas.space import Arch, Space
 from jaxnas.tensors import Path, unflatten
 from jaxnas.transform import regions, turns
-from jaxnas.transform.evaluate import NONE, Region, Row, Sizes, Turns, outermost_first, place_of, run
-from jaxnas.transform.groups import Group, Groups, Traced, paths
-from jaxnas.transform.program import Operation, Program
-from jaxnas.transform.specs import LayoutSpec, TurnSpec, active_part, table_of
-from jaxnas.transform.ties import Layout, Leaf, atoms_of
+from jaxnas.transform.by_turn import ByTurn, mask_of_width, runs_of_width, size_of_mask
+from jaxnas.transform.counts import Products, gate_of
+from jaxnas.transform.evaluate import run
+from jaxnas.transform.groups import Groups, Traced, paths
+from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
+from jaxnas.transform.program import Operation
+from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
+from jaxnas.transform.specs import LayoutSpec, TurnSpec
+from jaxnas.transform.ties import Layout, atoms_of
 
 # The mean share of products below which the form is "switch". One H200 was slower with branches at .7;
 # smaller shares have not been measured there.
 _BORDERS = {"cpu": 0.85, "gpu": 0.5, "tpu": 0.5}
-
-
-@dataclasses.dataclass(frozen=True)
-class Skip:
-    """Each module that a pattern matches may be left out, by a decision of its own."""
-
-
-@dataclasses.dataclass(frozen=True, init=False)
-class Depth:
-    """How many of the modules that a pattern matches run.
-
-    Attributes:
-      options: numbers of modules.
-      order: the modules by importance, most important first; those that run keep their places in the network.
-        None for the first ones.
-    """
-
-    options: tuple[int, ...]
-    order: tuple[str, ...] | None
-
-    def __init__(self, *options: int, order: Sequence[str] | None = None):
-        object.__setattr__(self, "options", options)
-        object.__setattr__(self, "order", None if order is None else tuple(order))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Size:
-    """The size of a group as a function of decisions, which it takes by their names.
-
-    A decision that is repeated gives the value at the position of the match. For example, with the decisions
-    "width" and "mlp_ratio", `Size(lambda width, mlp_ratio: int(width * mlp_ratio))`.
-    """
-
-    function: Callable[..., int]
-
-    @property
-    def decisions(self) -> tuple[str, ...]:
-        """The names of the decisions."""
-        return tuple(inspect.signature(self.function).parameters)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Place:
-    """What one decision, or several, do at one place of the network.
-
-    Attributes:
-      name: of a group, or of a module that may be skipped.
-      decisions: that set it, by name and position.
-      function: from an option of each to the size, or to whether the module runs.
-      turn: of a scan; None for all turns, and for what is in no scan.
-    """
-
-    name: str
-    decisions: tuple[tuple[str, int | None], ...]
-    function: Callable[..., int]
-    turn: int | None = None
-
-    def within(self, space: Space) -> tuple[Any, ...] | None:
-        """The decisions as a space has them; None where one has no such position, beyond the depth."""
-        for name, position in self.decisions:
-            length = space.choices[name].length
-            if position is not None and (length is None or position >= length):
-                return None
-        return tuple(name if position is None else (name, position) for name, position in self.decisions)
-
-    def table(self, space: Space) -> Table:
-        """The size, or whether the module runs, over the decisions of a space."""
-        found = self.within(space)
-        if found is None:
-            return constant(0)
-        read = Decisions(space, None, initializing=True)
-        return width(self.function, *(read[key] for key in found)).table
 
 
 def supernet(
@@ -136,212 +63,12 @@ def supernet(
       ValueError: a pattern that matches nothing, sizes that a group cannot have, or a module that cannot be
         skipped.
     """
-    named: dict[str, Choice] = dict(decisions or {})
-    places: list[Place] = []
-    for pattern, choice in choices.items():
-        if isinstance(choice, Skip | Depth):
-            places += _skipped(groups, pattern, choice, named, pattern in shared)
-            continue
-        matches = _matching(groups, pattern)
-        if isinstance(choice, Size):
-            places += _computed(groups, pattern, choice, matches, named)
-            continue
-        _check_sizes(pattern, choice, matches)
-        single = len(matches) == 1 or pattern in shared
-        named[pattern] = choice if single or choice.length is not None else choice.repeat(len(matches))
-        positions = _positions(groups, pattern, matches, named[pattern].length, pattern in shared)
-        places += [Place(match.name, ((pattern, i),), _itself, turn) for match, turn, i in positions]
-    chosen: dict[str, list[int | None]] = {}
-    for place in places:
-        chosen.setdefault(place.name, []).append(place.turn)
-    for name, found in chosen.items():
-        if len(set(found)) < len(found) or (None in found and len(found) > 1):
-            raise ValueError(f"{name!r} is matched by more than one pattern.")
-    net = Supernet(groups, Space(**_conditional(groups, named, places)), tuple(places), "masked")
+    named, places = places_of(groups, choices, decisions or {}, shared)
+    net = Supernet(groups, Space(**named), places, "masked")
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
         form = "switch" if net.mean_products() < border else "masked"
     return dataclasses.replace(net, form=form)
-
-
-def _conditional(groups: Groups, named: dict[str, Choice], places: list[Place]) -> dict[str, Choice]:
-    """Choices of groups within modules that may be skipped, active where these run."""
-    modules = {place.decisions[0]: place for place in places if place.name not in groups.groups}
-    depths: dict[str, list[Place]] = {}
-    for place in places:
-        if isinstance(place.function, _Ranked) and place.function.in_order:
-            depths.setdefault(place.decisions[0][0], []).append(place)
-    made = dict(named)
-    for name, choice in named.items():
-        if choice.length is None or choice.active or choice.condition:
-            continue
-        groups_at = [
-            [place for place in places if (name, position) in place.decisions and place.name in groups.groups]
-            for position in range(choice.length)
-        ]
-        for skip in {key[0] for key in modules}:
-            inside = [modules.get((skip, position)) for position in range(choice.length)]
-            if named[skip].length == choice.length and _all_inside(groups, groups_at, inside):
-                made[name] = choice.when(skip, "keep")
-        for depth, inside in depths.items():
-            if _all_inside(groups, groups_at, inside):
-                made[name] = choice.replace(active=depth)
-    return made
-
-
-def _all_inside(groups: Groups, sizes: list[list[Place]], modules: Sequence[Place | None]) -> bool:
-    """Whether the groups of each position are within the module of that position."""
-    return len(sizes) == len(modules) and all(
-        module is not None and found and all(_inside(groups, place, module) for place in found)
-        for found, module in zip(sizes, modules, strict=True)
-    )
-
-
-def _inside(groups: Groups, place: Place, module: Place) -> bool:
-    group = groups[place.name]
-    if module.turn is not None:
-        if place.turn != module.turn:
-            return False
-        traced = groups.traced(groups.inputs, False)
-        return turns.only_inside(traced, turns.scan_of(traced, group.atom), group.atom, module.name)
-    parts = tuple(module.name.split("/"))
-    return all(path[1 : len(parts) + 1] == parts for path, _ in group.places)
-
-
-def _positions(
-    groups: Groups, pattern: str, matches: list[Group], length: int | None, shared: bool
-) -> list[tuple[Group, int | None, int | None]]:
-    """For each group that is matched, and each turn if it has its own size, the position of its decision."""
-    if length is None:
-        return [(match, None, None) for match in matches]
-    if length == len(matches) and not shared:
-        return [(match, None, number) for number, match in enumerate(matches)]
-    found = []
-    for match in matches:
-        if match.kind == "kernel":
-            raise ValueError(
-                f"{pattern!r}: a kernel has one size in all turns; got a choice for each of {length}."
-            )
-        try:
-            scan, _ = (turns.scan_of(groups.traced(groups.inputs, x), match.atom) for x in (False, True))
-        except ValueError as error:
-            raise ValueError(
-                f"{pattern!r} has {length} sizes for {len(matches)} group{'s' * (len(matches) > 1)}, and "
-                f"{match.name} has one size in all turns: {error}."
-            ) from error
-        found += [(match, turn) for turn in range(scan.length)]
-    if length != (found[-1][1] + 1 if shared else len(found)):
-        count = found[-1][1] + 1 if shared else len(found)
-        raise ValueError(
-            f"{pattern!r} has {count} sizes in all turns of its scan: expected a choice that is repeated "
-            f"{count} times; got {length}."
-        )
-    return [(match, turn, turn if shared else i) for i, (match, turn) in enumerate(found)]
-
-
-def _itself(size: int) -> int:
-    return size
-
-
-def _runs(option: str) -> int:
-    return int(option == "keep")
-
-
-def _matching(groups: Groups, pattern: str) -> list[Group]:
-    found = [group for group in groups if fnmatch.fnmatchcase(group.name, pattern)]
-    if found:
-        return found
-    for fixed in groups.fixed:
-        for path, axis in fixed.places:
-            if fnmatch.fnmatchcase("/".join(path[1:]), pattern):
-                raise ValueError(
-                    f"{pattern!r} keeps its size: axis {axis} of {'/'.join(path)} is {fixed.reason}."
-                )
-    raise ValueError(
-        f"{pattern!r} matches no group{nearest(pattern, groups.groups)} The groups are "
-        f"{', '.join(groups.groups)}."
-    )
-
-
-def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
-    for group in matches:
-        for option in choice.options:
-            if not isinstance(option, int) or not 1 <= option <= group.size:
-                raise ValueError(
-                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: "
-                    "expected ints "
-                    f"from 1 to {group.size}."
-                )
-            if group.kind == "kernel" and (group.size - option) % 2:
-                raise ValueError(
-                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of "
-                    f"{group.name}."
-                )
-
-
-def _computed(
-    groups: Groups, pattern: str, size: Size, matches: list[Group], named: dict[str, Choice]
-) -> list[Place]:
-    for name in size.decisions:
-        if name not in named:
-            raise ValueError(f"{pattern} depends on {name!r}, which is no decision{nearest(name, named)}")
-    lengths = {named[name].length for name in size.decisions} - {None}
-    found: list[tuple[Group, int | None, int | None]] = [(m, None, i) for i, m in enumerate(matches)]
-    if len(lengths) == 1 and lengths != {len(matches)}:
-        found = _positions(groups, pattern, matches, lengths.pop(), False)
-    return [_place(match, size, turn, position, named) for match, turn, position in found]
-
-
-def _place(group: Group, size: Size, turn: int | None, number: int | None, named: dict[str, Choice]) -> Place:
-    reads = [(name, None if named[name].length is None else number) for name in size.decisions]
-    rows = [named[name].options_at(position or 0) for name, position in reads]
-    for options in np.ndindex(*map(len, rows)):
-        given = [row[index] for row, index in zip(rows, options, strict=True)]
-        made = size.function(*given)
-        if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
-            raise ValueError(
-                f"{group.name} has the size {made!r} with "
-                f"{dict(zip(size.decisions, given, strict=True))}: expected "
-                f"an int from 1 to {group.size}."
-            )
-    return Place(group.name, tuple(reads), size.function, turn)
-
-
-def _skipped(
-    groups: Groups, pattern: str, choice: Skip | Depth, named: dict[str, Choice], shared: bool
-) -> list[Place]:
-    modules = turns.modules(groups.traced(groups.inputs, False), pattern, by_turn=not shared)
-    for name in dict.fromkeys(name for name, _ in modules.values()):
-        regions.region_of(groups.traced(groups.inputs, True), name)
-    if isinstance(choice, Skip):
-        named[pattern] = Choice("skip", "keep")
-        if len(modules) > 1 and not shared:
-            named[pattern] = named[pattern].repeat(len(modules))
-        length = named[pattern].length
-        return [
-            Place(name, ((pattern, None if length is None else i),), _runs, turn)
-            for i, (name, turn) in enumerate(modules.values())
-        ]
-    order = list(choice.order or modules)
-    if sorted(order) != sorted(modules):
-        raise ValueError(f"{pattern!r}: the order is of {order}, and the modules are {list(modules)}.")
-    for option in choice.options:
-        if not 0 <= option <= len(modules):
-            raise ValueError(f"{pattern!r} matches {len(modules)} modules, of which {option} cannot run.")
-    named[pattern] = Choice(*choice.options)
-    return [
-        Place(name, ((pattern, None),), _Ranked(order.index(one), order == list(modules)), turn)
-        for one, (name, turn) in modules.items()
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ranked:
-    rank: int
-    in_order: bool
-
-    def __call__(self, depth: int) -> int:
-        return int(self.rank < depth)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -460,7 +187,7 @@ class Supernet:
     def annotations(self, inputs: Any) -> Annotations:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
         traced = self.groups.traced(inputs, False)
-        macs = _Products(traced.layouts, self, self._scans(traced), self._borders(traced)).count(
+        macs = Products(traced.layouts, self, self._scans(traced), self._borders(traced)).count(
             traced.program, None
         )
         specs = self._specs
@@ -581,23 +308,23 @@ class Supernet:
         tables, gates = self._tables(turn), self._gates(turn)
         centred = frozenset(group.atom for group in self.groups if group.kind == "kernel")
         own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
-        used = [constant(1)] if not users else list(dict.fromkeys(_gate_of(op, gates) for op in users))
+        used = [constant(1)] if not users else list(dict.fromkeys(gate_of(op, gates) for op in users))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
         return LayoutSpec(layouts, own, gate, centred & {a for a, _ in own})
 
-    def _scans(self, traced: Traced) -> dict[int, _ByTurn]:
+    def _scans(self, traced: Traced) -> dict[int, ByTurn]:
         """The scans that have sizes or modules by turn, by the identity of their operations."""
-        found: dict[int, _ByTurn] = {}
+        found: dict[int, ByTurn] = {}
         for name in dict.fromkeys(place.name for place in self.places if place.turn is not None):
             if name in self.groups.groups:
                 scan = turns.scan_of(traced, self.groups[name].atom)
-                found.setdefault(id(scan.op), _ByTurn(scan, [], [], [])).groups.append(self.groups[name])
+                found.setdefault(id(scan.op), ByTurn(scan, [], [], [])).groups.append(self.groups[name])
                 continue
             program, region = regions.region_of(traced, name)
             around = turns.scan_around(traced, program)
             if around is None:
                 raise ValueError(f"{name} is skipped by turn of a scan, and with these inputs it is in none.")
-            own = found.setdefault(id(around.op), _ByTurn(around, [], [], []))
+            own = found.setdefault(id(around.op), ByTurn(around, [], [], []))
             own.modules.append((name, id(program), region))
             if turns.hands_on(traced, around, program, region):
                 own.whole.append(name)
@@ -637,7 +364,7 @@ class Supernet:
             if name not in self.groups.groups:
                 program, region = regions.region_of(traced, name)
                 switched_gates[region] = gate
-                runs = bool(gate.maximum) if gate.is_fixed else _gate(gate)
+                runs = bool(gate.maximum) if gate.is_fixed else runs_of_width(gate)
                 gates.setdefault(id(program), []).append((region, runs))
         gates = {program: outermost_first(found) for program, found in gates.items()}
         scans, constants = self._scans(traced), traced.trace.constants
@@ -652,8 +379,8 @@ class Supernet:
                 made = one.small(made, widths)
             return made
         full = {group.atom: group.size for group in self.groups}
-        masks = {atom: _mask(w, full[atom], centred) for atom, (w, centred) in chosen.items()}
-        sizes = {atom: _size(mask) for atom, mask in masks.items()}
+        masks = {atom: mask_of_width(w, full[atom], centred) for atom, (w, centred) in chosen.items()}
+        sizes = {atom: size_of_mask(mask) for atom, mask in masks.items()}
         hard, switched = not any(joint(w).is_soft for w in widths.values()), None
         if self.form == "switch" and hard:
             switched = {atom: w for atom, (w, centred) in chosen.items() if not centred}
@@ -662,96 +389,6 @@ class Supernet:
             sizes, masks = {**sizes, **one.rows.sizes}, {**masks, **one.rows.masks}
         own_gates = {} if switched is None else switched_gates
         return Sizes(traced.layouts, sizes, masks, gates, {}, constants, switched, own_gates, by_turn)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByTurn:
-    """What a supernet chooses by turn of a scan.
-
-    Attributes:
-      scan: in one traced program.
-      groups: with a size by turn.
-      modules: that may be skipped by turn: the name, the identity of the program that it is in, the region.
-      whole: the modules without which a turn only hands its carry on.
-    """
-
-    scan: turns.Scan
-    groups: list[Group]
-    modules: list[tuple[str, int, Region]]
-    whole: list[str]
-
-    def runs(self, gates: dict[str, Table]) -> Table:
-        """Whether a turn is needed at all."""
-        return combine(lambda *on: math.prod(on), constant(1), *(gates[name] for name in self.whole))
-
-    def _each(self, widths: Mapping[Any, Width], name: str) -> list[Width]:
-        return [widths[name, turn] for turn in range(self.scan.length)]
-
-    def masked(self, widths: Mapping[Any, Width], switched: bool) -> Turns:
-        """Masked: what all turns have, with the turns in front."""
-        masks, products = {}, {}
-        for group in self.groups:
-            own = self._each(widths, group.name)
-            masks[group.atom] = _of_turns(lambda w, n=group.size: _mask(w, n, False), own)
-            stacked = _stacked(own)
-            if switched and stacked is not None and not stacked.is_fixed:
-                products[group.atom] = stacked
-        gates = tuple(_of_turns(_gate, self._each(widths, name)) for name, _, _ in self.modules)
-        row = Row({atom: _size(mask) for atom, mask in masks.items()}, masks, products, gates)
-        return Turns(self.scan.axis, tuple((program, region) for _, program, region in self.modules), row)
-
-    def small(self, sizes: Sizes, widths: Mapping[Any, Width]) -> Sizes:
-        """Sizes at small shapes: those of the scan where its turns are alike, or else a row for each turn."""
-        names = [*(group.name for group in self.groups), *(name for name, _, _ in self.modules)]
-        now = {name: [w.maximum for w in self._each(widths, name)] for name in names}
-        kept = tuple(t for t in range(self.scan.length) if all(now[name][t] for name in self.whole))
-        rows = [
-            Row(
-                {group.atom: now[group.name][turn] for group in self.groups},
-                {},
-                {},
-                tuple(bool(now[name][turn]) for name, _, _ in self.modules),
-            )
-            for turn in range(self.scan.length)
-        ]
-        places = tuple((program, region) for _, program, region in self.modules)
-        if any(rows[turn] != rows[kept[0]] for turn in kept):
-            made = Turns(self.scan.axis, places, rows, kept)
-            return dataclasses.replace(sizes, turns={**sizes.turns, id(self.scan.op): made})
-        made = Turns(self.scan.axis, places, [], kept)
-        if kept:
-            sizes = dataclasses.replace(sizes.at(made, rows[kept[0]]), turns=sizes.turns)
-        if len(kept) < self.scan.length:
-            sizes = dataclasses.replace(sizes, sizes={**sizes.sizes, self.scan.axis: len(kept)})
-        return dataclasses.replace(sizes, turns={**sizes.turns, id(self.scan.op): made})
-
-
-def _stacked(widths: list[Width]) -> Width | None:
-    """The widths of all turns as one, with the turns in front; None where their tables differ."""
-    first = widths[0]
-    if any((w.table.counts, w.table.values) != (first.table.counts, first.table.values) for w in widths):
-        return None
-    # Negative positions, since the first turn's decision is another one where it is read outside of the scan.
-    names = [tuple((name, None if i is None else -1 - i) for name, i in first.table.names)]
-    columns = list(zip(*(w.table.names for w in widths), strict=True))
-    values: dict[tuple[str, int | None], Any] = {
-        name: jnp.stack([jnp.asarray(w.values[own]) for w, own in zip(widths, column, strict=True)])
-        for name, column in zip(names[0], columns, strict=True)
-    }
-    return Width(dataclasses.replace(first.table, names=names[0]), values)
-
-
-def _of_turns(function: Callable[[Width], Any], widths: list[Width]) -> Any:
-    """A function of the widths of all turns, with the turns in front."""
-    stacked = _stacked(widths)
-    if stacked is None or stacked.is_fixed:
-        return jnp.stack([jnp.asarray(function(w)) for w in widths])
-    return jax.vmap(function)(stacked)
-
-
-def _size(mask: Any) -> Any:
-    """The active, or expected, number of positions of masks."""
-    return mask.sum(-1) if mask.dtype != np.dtype(bool) else mask.sum(-1, dtype=np.int32)
 
 
 def _of_dtype(x: jax.Array, dtype: Any) -> jax.Array:
@@ -769,89 +406,3 @@ def _with_batch(sizes: Sizes, traced: Traced, batch: Any, small: bool) -> Sizes:
     if not small or len(factors) != 1 or factors[0] in traced.trace.ties.fixed:
         raise ValueError("The network was analyzed for one number of examples, and cannot take any number.")
     return dataclasses.replace(sizes, sizes={**sizes.sizes, factors[0]: batch})
-
-
-def _mask(one: Width, full: int, centred: bool) -> Any:
-    """The weight of each position of a group, bool (hard) or float (soft), [full]."""
-    if one.is_fixed:
-        return active_part(full, one.maximum, centred, np)
-    choice = joint(one)
-    sizes = np.array([row[0] for row in choice.rows], np.int32)
-    if choice.is_soft:
-        active = np.stack([active_part(full, size, centred, np) for size in sizes]).astype(np.float32)
-        return choice.weights() @ jnp.asarray(active)
-    return active_part(full, jnp.asarray(sizes)[choice.index()], centred, jnp)
-
-
-def _gate(one: Width) -> Any:
-    choice = joint(one)
-    runs = np.array([row[0] for row in choice.rows])
-    if choice.is_soft:
-        return choice.weights() @ jnp.asarray(runs, jnp.float32)
-    index = choice.index()
-    return bool(runs[index]) if isinstance(index, int) else jnp.asarray(runs > 0)[index]
-
-
-def _gate_of(op: Operation, gates: dict[str, Table]) -> Table:
-    """When an operation runs: when all modules around it do."""
-    around = [table for module, table in gates.items() if regions.within(op, module)]
-    return combine(lambda *x: math.prod(x), *around) if around else constant(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Products:
-    """Counts the multiply-accumulates of a supernet's products."""
-
-    layouts: Any
-    net: Supernet
-    scans: dict[int, _ByTurn]
-    borders: Any
-
-    def count(self, program: Program, turn: int | None) -> list[Table]:
-        """Of each product of a program, or of one turn of a scan."""
-        found = []
-        tables, gates = self.net._tables(turn), self.net._gates(turn)
-        for op in program.operations:
-            gate = _gate_of(op, gates)
-            if op.bodies:
-                inner = [(1, gate, table) for body in op.bodies for table in self.count(body, turn)]
-                if op.name in ("while", "cond") and inner:
-                    raise ValueError(
-                        f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does "
-                        "not say how many of them run."
-                    )
-                if own := self.scans.get(id(op)):
-                    each = [
-                        (own.runs(self.net._gates(t)), self.count(own.scan.body, t))
-                        for t in range(own.scan.length)
-                    ]
-                    inner = [(1, combine(operator.mul, gate, runs), x) for runs, some in each for x in some]
-                elif op.name == "scan":
-                    inner = [(op.eqn.params["length"], gate, table) for _, _, table in inner]
-                found += [combine(lambda on, n, t=times: on * n * t, on, table) for times, on, table in inner]
-            elif op.name in products.PRODUCTS or op.name in products.SPARSE:
-                found.append(combine(operator.mul, gate, _product(op, self.layouts, tables, self.borders)))
-        return found
-
-
-def _product(op: Operation, layouts: Any, tables: dict[int, Table], borders: Any) -> Table:
-    """The multiply-accumulates of one product: the count at full size, with its elastic factors exchanged."""
-    full = products.total(_alone(op.eqn)).least
-    factors: list[Layout] = list(layouts[op.outs[0]])
-    if op.name == "dot_general":
-        contracted = op.eqn.params["dimension_numbers"][0][0]
-        factors += [layouts[op.ins[0]][place] for place in contracted]
-    elif op.name == "conv_general_dilated":
-        factors.append(layouts[op.ins[1]][op.eqn.params["dimension_numbers"].rhs_spec[1]])
-        factors += [(Leaf(atom, size),) for atom, size in borders.get(id(op), ()) if size]
-    elastic = [x for x in factors if atoms_of(x).keys() & tables.keys()]
-    whole = math.prod(math.prod(factor.size for factor in layout) for layout in elastic)
-    sizes = [table_of(layout, tables) for layout in elastic]
-    return combine(lambda *now: full // whole * math.prod(now), *sizes) if sizes else constant(full)
-
-
-class _alone:
-    """A program of one equation, to be counted."""
-
-    def __init__(self, eqn: Any):
-        self.eqns = [eqn]

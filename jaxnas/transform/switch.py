@@ -1,318 +1,141 @@
-"""The form `switch`: operations run at their active sizes, many of them in one switch over static slices.
+"""The form `switch`: segments run at their active sizes, each in one switch over static slices.
 
-A *segment* is a sequence of operations whose sizes have few combinations, such as an attention, or an MLP
-with its normalization. `elastic.run` has a branch for each combination, which runs the segment at small
-shapes. It cuts prefixes, so arrays are given to it with one axis for each factor, such as heads and their
-size, and joined again within a branch.
+`elastic.run` has a branch for each combination of sizes, which runs the segment at small shapes. It cuts
+prefixes, so arrays are given to it with one axis for each factor, such as heads and their size, and joined
+again within a branch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.width import Width, joint
-from jaxnas.transform.program import Constant, Operation, Program, Value
+from jaxnas.elastic import switch as elastic
+from jaxnas.elastic.attention import softmax_from
+from jaxnas.elastic.width import Width
+from jaxnas.transform.program import Operation
+from jaxnas.transform.segments import MOST, Local, Segment, local
+from jaxnas.transform.sizes import Sizes, State
 from jaxnas.transform.ties import Layout, Leaf, Sum, atoms_of, mask_of
 
-CONTRACTIONS = ("dot_general", "conv_general_dilated")
-_CALLS = ("custom_jvp_call", "custom_vjp_call")
-_MOVED = frozenset("convert_element_type broadcast_in_dim reshape squeeze expand_dims copy".split())
-_LINEAR = _MOVED | frozenset(
-    "add add_any sub neg transpose select_n reduce_sum reduce_max slice pad concatenate".split()
-)
-MOST = 12  # combinations of sizes of a segment, each a branch
-Layouts = Mapping[int, tuple[Layout, ...]]
+Operate = Callable[[Operation, State, Sizes], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
-    """Operations that run in one switch.
+class _AtSizes:
+    """A segment as a function for `elastic.run`, of arrays with one axis for each factor."""
 
-    Attributes:
-      operations: in their order.
-      ins: arrays from elsewhere that they read.
-      outs: what is read of them elsewhere.
-    """
+    local: Local
+    operate: Operate
 
-    operations: tuple[Operation, ...]
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
+    def __call__(self, *operands: jax.Array, sizes: Mapping[str, int], keep: elastic.Keep) -> Any:
+        local = self.local
+        at = {atom: sizes[f"a{atom}"] for atom in local.atoms}
+        small = Sizes(local.layouts, at, None, {}, {}, {})
+        given = [
+            joined(x, local.layouts[one], at) for one, x in zip(local.segment.ins, operands, strict=True)
+        ]
+        state = self._state(given)
+        for op in local.segment.operations:
+            self.operate(op, state, small)
+            for out in local.needed.intersection(op.outs):
+                kept = keep(factored(state.values[out], local.layouts[out], at))
+                kept = joined(kept, local.layouts[out], at)
+                if out in local.softmaxes:
+                    exponents, axes = local.softmaxes[out]
+                    kept = softmax_from(state.values[exponents], kept, axes)
+                state.values[out] = kept
+        return tuple(factored(state.values[out], local.layouts[out], at) for out in local.segment.outs)
 
+    def masked(self, masks: Mapping[str, Any], *operands: jax.Array) -> Any:
+        """The same at full sizes, for batches of architectures."""
+        local = self.local
+        largest = {atom: masks[f"a{atom}"].shape[0] for atom in local.atoms}
+        full = {
+            atom: size for axes in local.layouts.values() for x in axes for atom, size in atoms_of(x).items()
+        }
+        active = {
+            atom: jnp.pad(masks[f"a{atom}"] > 0, (0, full[atom] - largest[atom])) for atom in local.atoms
+        }
+        at = {atom: mask.sum(dtype=jnp.int32) for atom, mask in active.items()}
+        sizes = Sizes(local.layouts, at, active, {}, {}, {})
+        given = []
+        for one, x in zip(local.segment.ins, operands, strict=True):
+            given.append(_whole(x, local.layouts[one]))
+        state = self._state(given)
+        for op in local.segment.operations:
+            self.operate(op, state, sizes)
+        results = []
+        for out in local.segment.outs:
+            layouts = local.layouts[out]
+            made = split(sizes.mask(state.values[out], layouts), layouts)
+            results.append(made[_up_to(layouts, largest)])
+        return tuple(results)
 
-def segments(
-    operations: Sequence[Operation],
-    used: Iterable[Value],
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-    masked: frozenset[int],
-) -> list[Operation | Segment]:
-    """Groups operations, in an order in which they can run.
-
-    Args:
-      operations: of a program.
-      used: arrays that are read behind these operations.
-      layouts: of all arrays.
-      widths: of elastic atoms.
-      masked: atoms that run with masks.
-
-    Returns:
-      Segments, and operations that run at their full sizes.
-    """
-    last = {one: place for place, op in enumerate(operations) for one in op.ins if isinstance(one, int)}
-    last |= {one: len(operations) for one in used if isinstance(one, int)}
-    end = len(operations)
-    found: list[Operation | Segment] = []
-    rest = list(enumerate(operations))
-    while rest:
-        free, chosen, rest = _first(rest, last, end, layouts, widths, masked)
-        found += free
-        sliced = all(_plain(op) and not _atoms(op, layouts) & masked for op in chosen)
-        if sliced and any(map(_contracts, chosen)):
-            found.append(_segment(chosen, rest[0][0] if rest else end, last))
-        else:
-            found += chosen
-    return found
-
-
-_Numbered = list[tuple[int, Operation]]
-
-
-def _first(
-    rest: _Numbered,
-    last: Mapping[int, int],
-    end: int,
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-    masked: frozenset[int],
-) -> tuple[list[Operation], list[Operation], _Numbered]:
-    """The first operations that run together, those before them of no elastic size, and the others."""
-    free: list[Operation] = []
-    current: _Numbered = []
-    atoms: frozenset[int] = frozenset()
-    made: set[Value] = set()
-    for number, (place, op) in enumerate(rest):
-        own = _atoms(op, layouts) & (widths.keys() | masked)
-        if not own and made.isdisjoint(op.ins):
-            free.append(op)
-            continue
-        fits = _plain(op) and not own & masked and _few(atoms | own, widths)
-        if not fits and not current:
-            return free, [op], rest[number + 1 :]
-        if not fits:
-            back = _cut(current, place, own, last, layouts, widths)
-            return free, [op for _, op in current[:back]], [*current[back:], *rest[number:]]
-        current.append((place, op))
-        made.update(op.outs)
-        atoms |= own
-    return free, [op for _, op in current], []
+    def _state(self, given: list[Any]) -> State:
+        local = self.local
+        values = dict(zip(local.segment.ins, given, strict=True))
+        return State(values, {}, dict(local.pending), {})
 
 
-def _segment(operations: Sequence[Operation], stop: int, last: Mapping[int, int]) -> Segment:
-    made = dict.fromkeys(out for op in operations for out in op.outs)
-    taken = dict.fromkeys(one for op in operations for one in op.ins if isinstance(one, int))
-    outs = tuple(out for out in made if last.get(out, -1) >= stop)
-    return Segment(tuple(operations), tuple(one for one in taken if one not in made), outs)
-
-
-def _cut(
-    current: _Numbered,
-    stop: int,
-    own: frozenset[int],
-    last: Mapping[int, int],
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-) -> int:
-    """How many operations run together before one that does not fit: where least is handed on to it."""
-    least, best = math.inf, len(current)
-    for back in range(len(current), 0, -1):
-        behind = current[back][0] if back < len(current) else stop
-        kept = [out for _, op in current[:back] for out in op.outs if last.get(out, -1) >= behind]
-        size = sum(math.prod(factor.size for axis in layouts[out] for factor in axis) for out in kept)
-        if size < least:
-            least, best = size, back
-        if not _atoms(current[back - 1][1], layouts) & widths.keys() <= own:
-            break
-    return best
-
-
-def _atoms(op: Operation, layouts: Layouts) -> frozenset[int]:
-    arrays = [one for one in (*op.ins, *op.outs) if isinstance(one, int)]
-    inner = [_atoms(one, layouts) for body in op.bodies for one in body.operations]
-    return frozenset().union(*(atoms_of(axis) for one in arrays for axis in layouts[one]), *inner)
-
-
-def _plain(op: Operation) -> bool:
-    """Whether an operation can be part of a segment: no loop and no branches."""
-    if op.bodies and op.name not in _CALLS:
-        return False
-    return all(_plain(one) for body in op.bodies for one in body.operations)
-
-
-def _contracts(op: Operation) -> bool:
-    inner = (_contracts(one) for body in op.bodies for one in body.operations)
-    return op.name in CONTRACTIONS or any(inner)
-
-
-def _few(atoms: Iterable[int], widths: Mapping[int, Width]) -> bool:
-    tables = [widths[atom] for atom in sorted(atoms)]
-    counts = {name: n for one in tables for name, n in zip(one.table.names, one.table.counts, strict=True)}
-    return math.prod(counts.values()) <= 100 * MOST and len(joint(*tables).rows) <= MOST
-
-
-# ---- A segment by itself: equal ones of several layers are traced once.
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Local:
-    """A segment with arrays and atoms numbered by their first use.
-
-    Attributes:
-      segment: with the numbers of its own.
-      layouts: of its arrays.
-      pending: for each operand that is a sum along elastic axes, their factors.
-      atoms: the elastic atoms, by their numbers in the segment.
-      key: equal for segments that compute the same.
-    """
-
-    segment: Segment
-    layouts: dict[int, tuple[Layout, ...]]
-    pending: dict[int, Layout]
-    atoms: tuple[int, ...]
-    key: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Local) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    @functools.cached_property
-    def softmaxes(self) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """The results of a softmax, each with what its exponential is taken of, and the axes."""
-        made = {out: op for op in self.segment.operations for out in op.outs}
-
-        def through(one: Value) -> Operation | None:
-            op = made.get(one) if isinstance(one, int) else None
-            return through(op.ins[0]) if op is not None and op.name in _MOVED else op
-
-        found = {}
-        for op in self.segment.operations:
-            above, below = (through(one) for one in op.ins) if op.name == "div" else (None, None)
-            if above is not None and below is not None and (above.name, below.name) == ("exp", "reduce_sum"):
-                if through(below.ins[0]) is above and op.ins[0] == above.outs[0]:
-                    found[op.outs[0]] = above.array(0), tuple(below.eqn.params["axes"])
-        return found
-
-    @functools.cached_property
-    def needed(self) -> frozenset[int]:
-        """What derivatives read of sums of products; and softmaxes."""
-        exponents = {one for one, _ in self.softmaxes.values()}
-        sums: set[Value] = set()
-        found = set(self.softmaxes)
-        for op in self.segment.operations:
-            constant = any(isinstance(one, Constant) for one in op.ins)
-            if op.name in _LINEAR or (op.name in ("mul", "div", "max") and constant):
-                sums.update(op.outs if not sums.isdisjoint(op.ins) else ())
-                continue
-            if op.name != "stop_gradient":
-                found |= {one for one in op.ins if isinstance(one, int) and one in sums - exponents}
-            if op.name in CONTRACTIONS:
-                sums.update(op.outs)
-        return frozenset(
-            one
-            for one in found
-            if all(isinstance(factor, Leaf) for axis in self.layouts[one] for factor in axis)
-        )
-
-
-def local(
-    segment: Segment,
-    layouts: Layouts,
-    widths: Mapping[int, Width],
-    known: Mapping[int, Any],
-    pending: Mapping[int, Layout],
-) -> tuple[Local, dict[str, Width]]:
-    """A segment by itself, and the widths of its atoms by the names of axes.
+def run_segment(segment: Segment, gate: Width | None, state: State, sizes: Sizes, operate: Operate) -> None:
+    """Runs a segment at its active sizes.
 
     Args:
       segment: of a program.
-      layouts: of the program's arrays.
-      widths: of elastic atoms.
-      known: the values of scalars that do not depend on data, by array.
-      pending: the factors of the axes that arrays are sums along, by array.
+      gate: 0 where the segment is skipped, which gives zeros; None where it always runs.
+      state: which gets the results, with zeros behind their active part.
+      sizes: with widths.
+      operate: runs one operation, at small or at full sizes.
     """
-    arrays: dict[int, int] = {}
-    atoms: dict[int, int] = {}
-
-    def axis(layout: Layout) -> Layout:
-        return tuple(
-            Leaf(atoms.setdefault(f.atom, len(atoms)), f.size)
-            if isinstance(f, Leaf)
-            else Sum(tuple(map(axis, f.pieces)))
-            for f in layout
-        )
-
-    def array(one: int) -> int:
-        return arrays.setdefault(one, len(arrays))
-
-    def value(one: Value) -> Value:
-        if isinstance(one, int) and one in known:
-            return Constant(known[one])
-        return array(one) if isinstance(one, int) else one
-
-    def body(program: Program) -> Program:
-        inputs = tuple(map(array, program.inputs))
-        return Program(inputs, list(map(operation, program.operations)), tuple(map(value, program.outputs)))
-
-    def operation(op: Operation) -> Operation:
-        bodies = tuple(map(body, op.bodies))
-        return dataclasses.replace(
-            op, ins=tuple(map(value, op.ins)), outs=tuple(map(array, op.outs)), bodies=bodies
-        )
-
-    taken = [one for one in segment.ins if one not in known]
-    ins = tuple(map(array, taken))
-    operations = tuple(map(operation, segment.operations))
-    outs = tuple(arrays[one] for one in segment.outs)
-    own = {new: tuple(map(axis, layouts[old])) for old, new in arrays.items()}
-    sums = {array(one): axis(pending[one]) for one in taken if one in pending}
-    elastic = tuple(atom for atom in atoms if atom in widths)
-    key = (
-        ins,
-        outs,
-        tuple(_key(op, own, frozenset(atoms[atom] for atom in elastic)) for op in operations),
-        tuple(own.items()),
-        tuple(sums.items()),
-        tuple(atoms[atom] for atom in elastic),
+    assert sizes.widths is not None
+    own, widths = local(segment, sizes.layouts, sizes.widths, state.scalars, state.pending)
+    function, layouts, (ins, outs) = _AtSizes(own, operate), own.layouts, (own.segment.ins, own.segment.outs)
+    axes = [
+        ", ".join(" ".join(names(layouts[one], own.atoms, one)) or "..." for one in side)
+        for side in (ins, outs)
+    ]
+    largest = {int(name[1:]): one.maximum for name, one in widths.items()}
+    arrays = [one for one in segment.ins if one not in state.scalars]
+    operands = [
+        split(state.values[one], layouts[new])[_up_to(layouts[new], largest)]
+        for one, new in zip(arrays, ins, strict=True)
+    ]
+    alone = len(segment.operations) == 1  # of a product, zeros do not change the active part
+    results = elastic.run(
+        function,
+        " -> ".join(axes),
+        widths,
+        *operands,
+        gate=gate,
+        maskable=tuple(widths) if alone else (),
+        max_branches=8 if alone else MOST,
+        masked=function.masked,
     )
-    return Local(
-        Segment(operations, ins, outs),
-        own,
-        sums,
-        tuple(atoms[atom] for atom in elastic),
-        key,
-    ), {f"a{atoms[atom]}": widths[atom] for atom in elastic}
+    for out, new, made in zip(segment.outs, outs, results, strict=True):
+        state.values[out] = _whole(made, layouts[new])
+        state.zero[out] = sizes.atoms(out)
 
 
-def _key(op: Operation, layouts: Layouts, elastic: frozenset[int]) -> Any:
-    """What an operation computes, but for the numbers of arrays and atoms in the program."""
-    bodies = tuple(
-        (body.inputs, tuple(_key(one, layouts, elastic) for one in body.operations), body.outputs)
-        for body in op.bodies
+def _whole(x: Any, layouts: Sequence[Layout]) -> Any:
+    """The inverse of cutting a split array up to what some architecture has."""
+    full = jax.ShapeDtypeStruct([factor.size for axis in layouts for factor in axis], x.dtype)
+    return joined(elastic.pad(x, full), layouts, {})
+
+
+def _up_to(layouts: Sequence[Layout], largest: Mapping[int, int]) -> tuple[slice, ...]:
+    """The part of an array, with one axis for each factor, that some architecture has."""
+    return tuple(
+        slice(largest.get(factor.atom, factor.size) if isinstance(factor, Leaf) else None)
+        for axis in layouts
+        for factor in axis
     )
-    ins = tuple(one if isinstance(one, int) else (str(one.value), np.shape(one.value)) for one in op.ins)
-    avals = tuple(str(v.aval) for v in (*op.eqn.invars, *op.eqn.outvars))
-    parameters: Any = tuple((name, str(value)) for name, value in sorted(op.eqn.params.items()))
-    if op.bodies:  # a derivative of one's own is kept where sizes are whole, and is equal only to itself
-        parameters = None if _atoms(op, layouts) & elastic else id(op.eqn)
-    return op.name, ins, op.outs, avals, parameters, bodies
 
 
 # ---- Arrays as `elastic.run` takes them, with one axis for each factor.

@@ -10,11 +10,12 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from jaxnas.transform.evaluate import Region, arrays, place_of
+from jaxnas.transform.evaluate import arrays
 from jaxnas.transform.groups import Traced
 from jaxnas.transform.program import MOVES, REMAT, Operation, Program
 from jaxnas.transform.regions import matching, programs, region_of, within
 from jaxnas.transform.rules import CREATED, ELEMENTWISE
+from jaxnas.transform.sizes import Region, place_of
 from jaxnas.transform.ties import Leaf, atoms_of
 
 _APART = (ELEMENTWISE | set(MOVES)) - {"optimization_barrier"}  # operations that treat each turn alone

@@ -1,0 +1,301 @@
+"""What decisions do to the groups and modules of a network: sizes, and modules that are left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxnas.choice import Choice, nearest
+from jaxnas.elastic.decisions import Decisions
+from jaxnas.elastic.width import Table, constant, width
+from jaxnas.space import Space
+from jaxnas.transform import regions, turns
+from jaxnas.transform.groups import Group, Groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """Each module that a pattern matches may be left out, by a decision of its own."""
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Depth:
+    """How many of the modules that a pattern matches run.
+
+    Attributes:
+      options: numbers of modules.
+      order: the modules by importance, most important first; those that run keep their places in the network.
+        None for the first ones.
+    """
+
+    options: tuple[int, ...]
+    order: tuple[str, ...] | None
+
+    def __init__(self, *options: int, order: Sequence[str] | None = None):
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "order", None if order is None else tuple(order))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Size:
+    """The size of a group as a function of decisions, which it takes by their names.
+
+    A decision that is repeated gives the value at the position of the match. For example, with the decisions
+    "width" and "mlp_ratio", `Size(lambda width, mlp_ratio: int(width * mlp_ratio))`.
+    """
+
+    function: Callable[..., int]
+
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """The names of the decisions."""
+        return tuple(inspect.signature(self.function).parameters)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """What one decision, or several, do at one place of the network.
+
+    Attributes:
+      name: of a group, or of a module that may be skipped.
+      decisions: that set it, by name and position.
+      function: from an option of each to the size, or to whether the module runs.
+      turn: of a scan; None for all turns, and for what is in no scan.
+    """
+
+    name: str
+    decisions: tuple[tuple[str, int | None], ...]
+    function: Callable[..., int]
+    turn: int | None = None
+
+    def within(self, space: Space) -> tuple[Any, ...] | None:
+        """The decisions as a space has them; None where one has no such position, beyond the depth."""
+        for name, position in self.decisions:
+            length = space.choices[name].length
+            if position is not None and (length is None or position >= length):
+                return None
+        return tuple(name if position is None else (name, position) for name, position in self.decisions)
+
+    def table(self, space: Space) -> Table:
+        """The size, or whether the module runs, over the decisions of a space."""
+        found = self.within(space)
+        if found is None:
+            return constant(0)
+        read = Decisions(space, None, initializing=True)
+        return width(self.function, *(read[key] for key in found)).table
+
+
+def places_of(
+    groups: Groups,
+    choices: Mapping[str, Choice | Size | Skip | Depth],
+    decisions: Mapping[str, Choice],
+    shared: Sequence[str],
+) -> tuple[dict[str, Choice], tuple[Place, ...]]:
+    """The decisions of a space, by name, and what they do; see `jaxnas.supernet`."""
+    named: dict[str, Choice] = dict(decisions)
+    places: list[Place] = []
+    for pattern, choice in choices.items():
+        if isinstance(choice, Skip | Depth):
+            places += _skipped(groups, pattern, choice, named, pattern in shared)
+            continue
+        matches = _matching(groups, pattern)
+        if isinstance(choice, Size):
+            places += _computed(groups, pattern, choice, matches, named)
+            continue
+        _check_sizes(pattern, choice, matches)
+        single = len(matches) == 1 or pattern in shared
+        named[pattern] = choice if single or choice.length is not None else choice.repeat(len(matches))
+        positions = _positions(groups, pattern, matches, named[pattern].length, pattern in shared)
+        places += [Place(match.name, ((pattern, i),), _itself, turn) for match, turn, i in positions]
+    chosen: dict[str, list[int | None]] = {}
+    for place in places:
+        chosen.setdefault(place.name, []).append(place.turn)
+    for name, found in chosen.items():
+        if len(set(found)) < len(found) or (None in found and len(found) > 1):
+            raise ValueError(f"{name!r} is matched by more than one pattern.")
+    return _conditional(groups, named, places), tuple(places)
+
+
+def _conditional(groups: Groups, named: dict[str, Choice], places: list[Place]) -> dict[str, Choice]:
+    """Choices of groups within modules that may be skipped, active where these run."""
+    modules = {place.decisions[0]: place for place in places if place.name not in groups.groups}
+    depths: dict[str, list[Place]] = {}
+    for place in places:
+        if isinstance(place.function, _Ranked) and place.function.in_order:
+            depths.setdefault(place.decisions[0][0], []).append(place)
+    made = dict(named)
+    for name, choice in named.items():
+        if choice.length is None or choice.active or choice.condition:
+            continue
+        groups_at = [
+            [place for place in places if (name, position) in place.decisions and place.name in groups.groups]
+            for position in range(choice.length)
+        ]
+        for skip in {key[0] for key in modules}:
+            inside = [modules.get((skip, position)) for position in range(choice.length)]
+            if named[skip].length == choice.length and _all_inside(groups, groups_at, inside):
+                made[name] = choice.when(skip, "keep")
+        for depth, inside in depths.items():
+            if _all_inside(groups, groups_at, inside):
+                made[name] = choice.replace(active=depth)
+    return made
+
+
+def _all_inside(groups: Groups, sizes: list[list[Place]], modules: Sequence[Place | None]) -> bool:
+    """Whether the groups of each position are within the module of that position."""
+    return len(sizes) == len(modules) and all(
+        module is not None and found and all(_inside(groups, place, module) for place in found)
+        for found, module in zip(sizes, modules, strict=True)
+    )
+
+
+def _inside(groups: Groups, place: Place, module: Place) -> bool:
+    group = groups[place.name]
+    if module.turn is not None:
+        if place.turn != module.turn:
+            return False
+        traced = groups.traced(groups.inputs, False)
+        return turns.only_inside(traced, turns.scan_of(traced, group.atom), group.atom, module.name)
+    parts = tuple(module.name.split("/"))
+    return all(path[1 : len(parts) + 1] == parts for path, _ in group.places)
+
+
+def _positions(
+    groups: Groups, pattern: str, matches: list[Group], length: int | None, shared: bool
+) -> list[tuple[Group, int | None, int | None]]:
+    """For each group that is matched, and each turn if it has its own size, the position of its decision."""
+    if length is None:
+        return [(match, None, None) for match in matches]
+    if length == len(matches) and not shared:
+        return [(match, None, number) for number, match in enumerate(matches)]
+    found = []
+    for match in matches:
+        if match.kind == "kernel":
+            raise ValueError(
+                f"{pattern!r}: a kernel has one size in all turns; got a choice for each of {length}."
+            )
+        try:
+            scan, _ = (turns.scan_of(groups.traced(groups.inputs, x), match.atom) for x in (False, True))
+        except ValueError as error:
+            raise ValueError(
+                f"{pattern!r} has {length} sizes for {len(matches)} group{'s' * (len(matches) > 1)}, and "
+                f"{match.name} has one size in all turns: {error}."
+            ) from error
+        found += [(match, turn) for turn in range(scan.length)]
+    if length != (found[-1][1] + 1 if shared else len(found)):
+        count = found[-1][1] + 1 if shared else len(found)
+        raise ValueError(
+            f"{pattern!r} has {count} sizes in all turns of its scan: expected a choice that is repeated "
+            f"{count} times; got {length}."
+        )
+    return [(match, turn, turn if shared else i) for i, (match, turn) in enumerate(found)]
+
+
+def _itself(size: int) -> int:
+    return size
+
+
+def _runs(option: str) -> int:
+    return int(option == "keep")
+
+
+def _matching(groups: Groups, pattern: str) -> list[Group]:
+    found = [group for group in groups if fnmatch.fnmatchcase(group.name, pattern)]
+    if found:
+        return found
+    for fixed in groups.fixed:
+        for path, axis in fixed.places:
+            if fnmatch.fnmatchcase("/".join(path[1:]), pattern):
+                raise ValueError(
+                    f"{pattern!r} keeps its size: axis {axis} of {'/'.join(path)} is {fixed.reason}."
+                )
+    raise ValueError(
+        f"{pattern!r} matches no group{nearest(pattern, groups.groups)} The groups are "
+        f"{', '.join(groups.groups)}."
+    )
+
+
+def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
+    for group in matches:
+        for option in choice.options:
+            if not isinstance(option, int) or not 1 <= option <= group.size:
+                raise ValueError(
+                    f"{pattern!r}: {option!r} is no size of {group.name}, which has {group.size}: "
+                    "expected ints "
+                    f"from 1 to {group.size}."
+                )
+            if group.kind == "kernel" and (group.size - option) % 2:
+                raise ValueError(
+                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of "
+                    f"{group.name}."
+                )
+
+
+def _computed(
+    groups: Groups, pattern: str, size: Size, matches: list[Group], named: dict[str, Choice]
+) -> list[Place]:
+    for name in size.decisions:
+        if name not in named:
+            raise ValueError(f"{pattern} depends on {name!r}, which is no decision{nearest(name, named)}")
+    lengths = {named[name].length for name in size.decisions} - {None}
+    found: list[tuple[Group, int | None, int | None]] = [(m, None, i) for i, m in enumerate(matches)]
+    if len(lengths) == 1 and lengths != {len(matches)}:
+        found = _positions(groups, pattern, matches, lengths.pop(), False)
+    return [_place(match, size, turn, position, named) for match, turn, position in found]
+
+
+def _place(group: Group, size: Size, turn: int | None, number: int | None, named: dict[str, Choice]) -> Place:
+    reads = [(name, None if named[name].length is None else number) for name in size.decisions]
+    rows = [named[name].options_at(position or 0) for name, position in reads]
+    for options in np.ndindex(*map(len, rows)):
+        given = [row[index] for row, index in zip(rows, options, strict=True)]
+        made = size.function(*given)
+        if not isinstance(made, int | np.integer) or not 1 <= made <= group.size:
+            raise ValueError(
+                f"{group.name} has the size {made!r} with "
+                f"{dict(zip(size.decisions, given, strict=True))}: expected "
+                f"an int from 1 to {group.size}."
+            )
+    return Place(group.name, tuple(reads), size.function, turn)
+
+
+def _skipped(
+    groups: Groups, pattern: str, choice: Skip | Depth, named: dict[str, Choice], shared: bool
+) -> list[Place]:
+    modules = turns.modules(groups.traced(groups.inputs, False), pattern, by_turn=not shared)
+    for name in dict.fromkeys(name for name, _ in modules.values()):
+        regions.region_of(groups.traced(groups.inputs, True), name)
+    if isinstance(choice, Skip):
+        named[pattern] = Choice("skip", "keep")
+        if len(modules) > 1 and not shared:
+            named[pattern] = named[pattern].repeat(len(modules))
+        length = named[pattern].length
+        return [
+            Place(name, ((pattern, None if length is None else i),), _runs, turn)
+            for i, (name, turn) in enumerate(modules.values())
+        ]
+    order = list(choice.order or modules)
+    if sorted(order) != sorted(modules):
+        raise ValueError(f"{pattern!r}: the order is of {order}, and the modules are {list(modules)}.")
+    for option in choice.options:
+        if not 0 <= option <= len(modules):
+            raise ValueError(f"{pattern!r} matches {len(modules)} modules, of which {option} cannot run.")
+    named[pattern] = Choice(*choice.options)
+    return [
+        Place(name, ((pattern, None),), _Ranked(order.index(one), order == list(modules)), turn)
+        for one, (name, turn) in modules.items()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ranked:
+    rank: int
+    in_order: bool
+
+    def __call__(self, depth: int) -> int:
+        return int(self.rank < depth)
