@@ -76,7 +76,8 @@ def replacements(
                 f"{element} is {'in two places' if element in names else 'no element of the space'}: "
                 f"expected each of the elements at most once, such as {names[0]}; there are {len(names)}."
             )
-    first = _canonical(space, space.encode(space.largest() if base is None else base))
+    whole = np.asarray(space.encode(space.largest() if base is None else base), np.int32)
+    (first,) = _canonical(space, whole[None])
     rows, of = [first], [-1]
     for number, place in enumerate(chosen):
         columns = [names.index(tuple(element)) for element in place]
@@ -84,16 +85,17 @@ def replacements(
             raise ValueError(f"The place {place} has {count} options; expected at most {_MOST}.")
         changed = np.repeat(first[None], count, axis=0)
         changed[:, columns] = list(itertools.product(*(range(space.sizes[c]) for c in columns)))
-        codes = np.unique(np.stack([_canonical(space, code) for code in changed]), axis=0)
+        codes = np.unique(_canonical(space, changed), axis=0)
         new = [code for code in codes if not np.array_equal(code, first)]
         rows += new
         of += [number] * len(new)
     return Replacements(space, np.stack(rows), np.array(of, np.int32))
 
 
-def _canonical(space: Space, code: Any) -> np.ndarray:
-    """A code with 0 for what is inactive."""
-    return np.asarray(space.encode(space.canonical(space.decode(code))), np.int32)
+def _canonical(space: Space, codes: np.ndarray) -> np.ndarray:
+    """Codes [n, length] with 0 for what is inactive."""
+    canonical = jax.vmap(lambda code: space.encode(space.canonical(space.decode(code))))(codes)
+    return np.asarray(canonical, np.int32)
 
 
 def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Arch:

@@ -79,11 +79,7 @@ def _operations(
         here = next((one for one in gates if one[0].start == place and one[0].stop <= stop), None)
         if here is None:
             end = min([one.start for one, _ in gates if place < one.start < stop], default=stop)
-            for part in _parts(program, place, end, sizes):
-                if isinstance(part, Operation):
-                    _operation(part, state, sizes)
-                else:
-                    _switched(part, None, state, sizes)
+            _in_order(_parts(program, place, end, sizes), None, state, sizes)
             place = end
             continue
         region, gate = here
@@ -102,12 +98,16 @@ def _parts(program: Program, start: int, stop: int, sizes: Sizes) -> Sequence[Op
     return segments(operations, [*behind, *program.outputs], sizes.layouts, sizes.widths, masked)
 
 
-def _switched(segment: Segment, gate: Width | None, state: State, sizes: Sizes) -> None:
-    """Runs a segment at its active sizes."""
-    run_segment(segment, gate, state, sizes, _operation)
-    for op in segment.operations:
-        _fold(op, state)
-        _count(op, state, sizes)
+def _in_order(parts: Sequence[Operation | Segment], gate: Width | None, state: State, sizes: Sizes) -> None:
+    """Runs operations, and segments at their active sizes where the gate is 1."""
+    for part in parts:
+        if isinstance(part, Operation):
+            _operation(part, state, sizes)
+            continue
+        run_segment(part, gate, state, sizes, _operation)
+        for op in part.operations:
+            _fold(op, state)
+            _count(op, state, sizes)
 
 
 def _gated(parts: Sequence[Operation | Segment]) -> bool:
@@ -123,7 +123,7 @@ def _region(
     known: list[Atoms] = []
 
     def kept() -> tuple[Any, ...]:
-        within = State(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
+        within = state.copy()
         _operations(program, region.start, region.stop, inner, within, sizes)
         known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
         return tuple(within.values[out] for out, _ in region.outs)
@@ -132,12 +132,8 @@ def _region(
         return tuple(state.value(source) for _, source in region.outs)
 
     def switched(parts: Sequence[Operation | Segment]) -> tuple[Any, ...]:
-        within = State(dict(state.values), dict(state.zero), dict(state.pending), dict(state.scalars))
-        for part in parts:
-            if isinstance(part, Operation):
-                _operation(part, within, sizes)
-            else:
-                _switched(part, sizes.switched_gates[region], within, sizes)
+        within = state.copy()
+        _in_order(parts, sizes.switched_gates[region], within, sizes)
         known[:] = [within.zeros(out, sizes) for out, _ in region.outs]
         return tuple(
             jnp.where(gate, within.values[out], x) for (out, _), x in zip(region.outs, skipped(), strict=True)

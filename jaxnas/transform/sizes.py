@@ -227,6 +227,10 @@ class State:
     pending: dict[int, Layout]  # the factors of the axes that sums are along, if some are elastic
     scalars: dict[int, Any]
 
+    def copy(self) -> State:
+        """The state within a region, whose arrays do not leave it."""
+        return State(dict(self.values), dict(self.zero), dict(self.pending), dict(self.scalars))
+
     def value(self, one: Value) -> Any:
         """An array, or a scalar that is written in the program."""
         return one.value if isinstance(one, Constant) else self.values[one]
