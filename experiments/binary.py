@@ -19,7 +19,6 @@ from concurrent.futures import Executor
 from logging import CRITICAL, getLogger
 from typing import Any
 
-import flax.linen as nn
 import jax
 from absl import app, flags, logging
 from jax.sharding import Mesh
@@ -42,7 +41,7 @@ CONFIG_FILE = "config.json"
 flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
-FREE = ("about", "search", "retraining", "architectures", "latency", "measure", "network.remat")
+FREE = ("about", "search", "distill", "retraining", "architectures", "latency", "measure", "network.remat")
 
 
 def define_config_flags(registry: Mapping[str, Config], default: str | None = None) -> None:
@@ -314,13 +313,15 @@ class Session:
       net: the supernet.
       mesh: of the devices in use.
       deciding: the part of the config that decides the weights, as plain values.
+      pretrained: variables of a supernet that came with its weights; None of others.
     """
 
     config: Config
     task: Task
-    net: nn.Module
+    net: Any
     mesh: Mesh
     deciding: dict[str, Any]
+    pretrained: Any = None
 
     def evolved(self, workdir: pathlib.Path, *, measured: bool = True) -> Session:
         """The session with the network of the last space, if the config lets its space evolve.
@@ -357,8 +358,8 @@ class Session:
         config = self.config
         return config.search.latency or ((config.training.batch_size or 1) if config.latency else 0)
 
-    def trained(self, workdir: pathlib.Path) -> training.TrainState:
-        """The state at the end of the supernet's training.
+    def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
+        """The state at the end of the supernet's training; None if it came with its weights, and has none.
 
         Raises:
           FileNotFoundError: nothing was trained here, or not to the end.
@@ -368,6 +369,8 @@ class Session:
         found = restore(
             self.task, self.net, config.training, config.recipe, workdir, self.deciding, self.mesh
         )
+        if found is None and self.pretrained is not None:
+            return None
         if found is None or not (found.complete or config.search.incomplete):
             step = "no checkpoint" if found is None else f"a checkpoint of step {int(found.state.step)}"
             raise FileNotFoundError(
@@ -375,6 +378,11 @@ class Session:
                 "experiments.train_supernet to its end, with the same --config, --set and --workdir."
             )
         return found.state
+
+    def weights(self, workdir: pathlib.Path) -> Any:
+        """The variables of the supernet; see `trained`."""
+        state = self.trained(workdir)
+        return self.pretrained if state is None else state.evaluated()
 
     def check_task(self, workdir: pathlib.Path) -> None:
         """Refuses another task than that of the search in a workdir, whose page would show its figures.
@@ -469,12 +477,14 @@ def bring_to_life(config: Config, workdir: pathlib.Path | None = None) -> Sessio
 
 
 def make_session(config: Config, data_dir: str | None, source_dir: str | None) -> Session:
-    """Loads the data of a config."""
-    task = config.task.load(data_dir, source_dir)
-    mesh = config.training.mesh()
-    deciding = deciding_of(config)
+    """Loads the data of a config, and a network that comes with its weights."""
+    network, mesh, deciding = config.network, config.training.mesh(), deciding_of(config)
     processes.check_same(config_lib.to_dict(config))
-    return Session(config, task, config.network, mesh, deciding)
+    if not config.pretrained:
+        return Session(config, config.task.load(data_dir, source_dir), network, mesh, deciding)
+    task = network.with_tokens(config.task).load(data_dir, source_dir)
+    net, variables = network.load(task, mesh, config.seed)
+    return Session(config, task, net, mesh, deciding, variables)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from jaxnas import files, runs
 from jaxnas.report import result
 from jaxnas.space import Space
 from jaxnas.tasks import Task
-from jaxnas.training import Relaxed, Training, Uniform
+from jaxnas.training import Distillation, Relaxed, Training, Uniform
 from jaxnas.training.plain import field_names, is_dtype, to_dict
 
 DTYPES = ("float32", "bfloat16")
@@ -48,11 +48,14 @@ class Config:
       about: what it is for, in a line.
       seed: of everything that is random.
       task: what the network is trained for, and on what.
-      network: with a `space`; the supernet.
+      network: with a `space`; the supernet. Or what has a method `load(task, mesh, seed)` that returns the
+        supernet with its weights, as `jaxnas.hf.Prunable`.
       training: of the supernet.
       recipe: which architectures a step trains.
       evolution: how the search space moves before its last supernet is trained; None if it stays.
       search: how an architecture is found.
+      distill: how an architecture that is trained alone from inherited weights learns from a teacher, by
+        default the largest one; None to learn from the labels. A checkpoint is distilled as it is searched.
       retraining: of an architecture alone; None for the settings of `training`, from which
         `--set retraining.learning_rate=1e-4` starts.
       latency: whether the latency of architectures is measured and counts as a cost, "latency_ms".
@@ -65,18 +68,19 @@ class Config:
     about: str = ""
     seed: int = 0
     task: Task
-    network: nn.Module
+    network: Any
     training: Training
     recipe: Any = Uniform()
     evolution: runs.SpaceEvolution | None = None
     search: runs.Search = runs.Search()
+    distill: Distillation | None = None
     retraining: Training | None = None
     latency: bool = False
     measure: Any = None
     architectures: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(getattr(self.network, "space", None), Space):
+        if not (isinstance(getattr(self.network, "space", None), Space) or self.pretrained):
             raise ConfigError(
                 f"config {self.name!r}: network is a {type(self.network).__name__} without a `space`; a "
                 "network is a Flax module with the search space as a field."
@@ -93,6 +97,11 @@ class Config:
                 f"recipe.start is {recipe.start}, and training.steps {self.training.steps}: the architecture "
                 "parameters would never be trained."
             )
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the network comes with its weights."""
+        return hasattr(self.network, "load")
 
     @property
     def alone(self) -> Training:

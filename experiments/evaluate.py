@@ -17,7 +17,7 @@ from absl import flags, logging
 import jaxnas
 from experiments import binary
 from experiments.configs import CONFIGS
-from jaxnas import files, processes, training
+from jaxnas import files, hf, processes, training
 from jaxnas.training.clock import Clock
 
 
@@ -33,10 +33,14 @@ def main() -> None:
     with clock.part("checkpoint"):
         if flags.FLAGS.architecture:
             net, arch = session.net, session.architecture(flags.FLAGS.architecture, workdir, costs)
-            variables = session.trained(workdir).evaluated()
+            variables = session.weights(workdir)
         else:
-            net, variables = jaxnas.load_subnet(workdir / flags.FLAGS.network, module=session.net)
-            costs, arch = jaxnas.cost(net, session.task.inputs), None
+            folder, arch = workdir / flags.FLAGS.network, None
+            if config.pretrained:
+                net, variables = hf.whole(folder).load(session.task, session.mesh)
+            else:
+                net, variables = jaxnas.load_subnet(folder, module=session.net)
+            costs = jaxnas.cost(net, session.task.inputs)
     shown = net.space.smallest() if arch is None else arch
     with clock.part("evaluation"):
         metrics = training.make_evaluator(session.task, net, role, mesh=session.mesh)(variables, arch)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
 
 from experiments import binary
 from experiments.configs import CONFIGS
 from jaxnas import files, runs, training
+from jaxnas.training.plain import to_dict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,14 +40,18 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
     Returns:
       Metrics by role, and where the time went; None if it was stopped and saved before its end.
     """
-    config = job.read(CONFIGS)
-    seed, root = config.seed if job.seed is None else job.seed, files.as_path(job.workdir)
+    return retrain(job, job.session(job.read(CONFIGS)), files.as_path(job.workdir))
+
+
+def retrain(job: Retraining, session: binary.Session, root: pathlib.Path) -> tuple[dict, dict] | None:
+    """See `run`; with a session that there is, and the workdir of the search."""
+    config = session.config
+    seed = config.seed if job.seed is None else job.seed
     path = root / "retrained" / label_of(job.architecture, job.weights, seed)
-    session = job.session(config)
     session.check_task(root)
     costs = session.costs(root)
     arch = session.architecture(job.architecture, root, costs)
-    variables = session.trained(root).evaluated() if job.weights == "inherited" else None
+    variables = session.weights(root) if job.weights == "inherited" else None
     described = session.net.space.to_dict(arch)
     print(f"{job.architecture}: {described}", flush=True)
     with training.open_workdir(path) as workdir:
@@ -66,9 +72,11 @@ def run(job: Retraining) -> tuple[dict, dict] | None:
                     **own,
                     "seed": seed,
                     "retraining": config.alone.deciding(),
+                    "distill": None if config.distill is None else to_dict(config.distill),
                     "architecture": described,
                 },
                 mesh=session.mesh,
+                distill=config.distill if job.weights == "inherited" else None,
             )
         except training.Stopped:
             return None

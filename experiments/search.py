@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import binary, trials
+from experiments import binary, retraining, trials
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import executors, files, processes, report, runs, supernets, training
@@ -78,23 +78,25 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
     return {kind: executors.Calls(function, executor, job) for kind, function in kinds.items()}
 
 
-def main() -> None:
+def main() -> int:
     config, path = binary.read_config(CONFIGS, trains=False)
     with training.open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
         state = None if flags.FLAGS.supernet else session.trained(workdir)
-        if state is None:
+        if flags.FLAGS.supernet:
             session, variables = converted(session, flags.FLAGS.supernet, workdir)
         else:
-            variables = state.evaluated()
+            variables = session.pretrained if state is None else state.evaluated()
         task, net, settings = session.task, session.net, config.search
         costs, mesh = session.costs(workdir), session.mesh
         common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=mesh)
-        by_strategy = state is None or state.logits == ()
-        if settings.method is not None:
-            by_strategy = settings.method == "strategy"
-        if state is None or by_strategy:
+        if state is None and settings.method not in runs.BY_BUDGET:
+            raise ConfigError(f"search.method is {settings.method}, which needs a training of the supernet.")
+        by_budget = settings.method in runs.BY_BUDGET
+        if settings.method is None:
+            by_budget = state is None or state.logits == ()
+        if state is None or by_budget:
             found = runs.search_space(
                 task, net, variables, settings, training=config.alone, alone=workers["alone"], **common
             )
@@ -127,8 +129,19 @@ def main() -> None:
             mesh=mesh,
             alone=workers["alone"],
         )
+        if config.pretrained and config.distill is not None:
+            job = retraining.Retraining(
+                **binary.asked(), architecture="found", weights="inherited", seed=config.seed
+            )
+            print(f"distilling the found network: {config.alone.steps:,} steps", flush=True)
+            if retraining.retrain(job, session, workdir) is None:
+                print("stopped and saved; the same command goes on from here", flush=True)
+                return binary.STOPPED
+            if processes.is_first():
+                runs.publish(path)
     print("\n".join(report.summary_lines(path)), flush=True)
     print(report.times_line(found.times), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

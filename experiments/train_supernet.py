@@ -59,7 +59,7 @@ def train() -> None:
             print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
             return
         binary.store(config, workdir, ran=False)
-        start, page = None, runs.LivePage(task, session.net.space, workdir)
+        start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
             evolved = runs.evolve(

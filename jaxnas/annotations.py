@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -46,6 +46,7 @@ class Annotations:
       macs: tables of multiply-accumulates on one example.
       choices: tables of the decisions that are read, as which option of a mixture runs.
       half_precision: whether the network computes in bfloat16 or float16 somewhere.
+      costs: tables of further costs, by name.
     """
 
     variables: Any
@@ -54,6 +55,7 @@ class Annotations:
     macs: tuple[Table, ...]
     choices: tuple[Table, ...]
     half_precision: bool
+    costs: Mapping[str, tuple[Table, ...]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

@@ -35,7 +35,8 @@ def cost(net: nn.Module, inputs: Any) -> Cost:
     Returns:
       A pure function from an architecture to `{"params", "macs"}`: the number of elements of the
       extracted parameters, and the multiply-accumulates of all its products on one example. A padded
-      convolution counts whole windows, as published figures do.
+      convolution counts whole windows, as published figures do. A network may have further costs, as
+      "kv_bytes" and "memory" of `jaxnas.hf.Prunable`.
       Concrete architectures, also batches of them, give exact int64 NumPy values. Under jit and vmap
       the result is int32, or float32 rounded once where the largest architecture exceeds int32.
       Soft architectures give the expected cost, differentiable in the weights.
@@ -48,6 +49,7 @@ def cost(net: nn.Module, inputs: Any) -> Cost:
     tables = {
         "params": tuple(size for spec in recorded.specs.values() for size in spec.sizes),
         "macs": recorded.macs,
+        **recorded.costs,
     }
     return table_cost(tables, net.space)
 

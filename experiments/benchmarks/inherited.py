@@ -27,7 +27,7 @@ def main() -> None:
     """Prints the figures of one supernet."""
     config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
-    space, variables = session.net.space, session.trained(workdir).evaluated()
+    space, variables = session.net.space, session.weights(workdir)
     drawn = space.sample(stream(flags.FLAGS.draw, "ranking"), flags.FLAGS.architectures)
     ends = jax.tree.map(lambda *x: np.stack(x), space.smallest(), space.largest())
     limit = config.search.limit

@@ -43,7 +43,7 @@ def main() -> None:
     """Prints a line for each kind and quarter."""
     config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
-    space, variables = session.net.space, session.trained(workdir).evaluated()
+    space, variables = session.net.space, session.weights(workdir)
     limit = config.search.limit
     evaluate = training.make_evaluator(session.task, session.net, "search", mesh=session.mesh, limit=limit)
     costs, count = session.costs(workdir), flags.FLAGS.architectures

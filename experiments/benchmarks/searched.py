@@ -29,7 +29,7 @@ def main() -> None:
     """Prints a line for each budget and strategy, and how often evolution was better."""
     config, workdir = binary.read_config(CONFIGS, trains=False)
     session = binary.bring_to_life(config, workdir)
-    space, variables, costs = session.net.space, session.trained(workdir).evaluated(), session.costs(workdir)
+    space, variables, costs = session.net.space, session.weights(workdir), session.costs(workdir)
     limit = config.search.limit
     evaluate = training.make_evaluator(session.task, session.net, "search", mesh=session.mesh, limit=limit)
     test = training.make_evaluator(session.task, session.net, "test", mesh=session.mesh)

@@ -60,6 +60,12 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({self.role!r}, {len(self)} tokens, {self.n_bytes} bytes)"
 
+    def first(self, count: int) -> "Stream":
+        """The first tokens, with their share of the bytes."""
+        share = min(count / len(self), 1.0)
+        n_bytes = max(1, round(share * self.n_bytes))
+        return Stream(self.role, self.tokens[:count], self.documents[:count], n_bytes)
+
     def join(self, other: "Stream") -> "Stream":
         """Both texts in the role of this one; that of `other` comes last and begins a new document."""
         return Stream(

@@ -6,7 +6,7 @@ import os
 
 from jaxnas.data.corpus import Corpus
 from jaxnas.data.source_files import read_text
-from jaxnas.data.text import Text, check_fraction, hold_out_end, make_corpus, number_of_pieces
+from jaxnas.data.text import Text, check_fraction, check_tokenizer, hold_out_end, make_corpus
 from jaxnas.files import as_path
 
 
@@ -32,7 +32,8 @@ def from_text(
       validation: of the text to watch networks on; None to hold a part of the text out.
       test: of the text for the networks that are chosen; None to hold a part of the text out.
       name: of the data; by default that of the file.
-      tokenizer: "byte", "word", or "sentencepiece:8000" for so many sub-words, which are learnt in each call.
+      tokenizer: "byte", "word", or "sentencepiece:8000" for so many sub-words, which are learnt in each call;
+        or the folder of a checkpoint with a tokenizer.json, or such a file.
       encoding: of the files, as Python names it.
       test_fraction: share of the bytes that is held out for the test, where there is no file.
       validation_fraction: likewise for the validation, of what is left.
@@ -47,7 +48,7 @@ def from_text(
     fractions = {"test": test_fraction, "validation": validation_fraction}
     for role, fraction in {**fractions, "search": search_fraction}.items():
         check_fraction(f"from_text: {role}_fraction", fraction)
-    number_of_pieces(tokenizer)
+    check_tokenizer(tokenizer)
     name = name or as_path(path).name
     paths = {"train": path, "validation": validation, "test": test}
     texts = {

@@ -16,13 +16,17 @@ import numpy as np
 from jaxnas.data.corpus import Corpus, Stream
 from jaxnas.data.datasets import check_prepared, examples, open_prepared
 from jaxnas.data.vocabulary import (
+    TOKENIZER,
     ByteVocabulary,
     PieceVocabulary,
+    TokenizerVocabulary,
     Vocabulary,
     learn_pieces,
+    read_tokenizer,
     split_words,
     word_vocabulary,
 )
+from jaxnas.files import as_path
 
 _SLACK = 10  # A stream that is held out may be a tenth longer or shorter, to begin where a document does.
 # Where a document starts, in the corpora whose files don't tell otherwise. A title of WikiText has
@@ -58,8 +62,8 @@ def load_text(
       data_dir: where prepared data are; None is TFDS's own default, ~/tensorflow_datasets.
       source_dir: folder with original files, needed once for the three.
       tokenizer: "word", "byte", or "sentencepiece:8000" for so many sub-words, learnt from the
-        official training part and kept beside the prepared data; None is "word" for
-        "wikitext2" and "byte" for others.
+        official training part and kept beside the prepared data; or the folder of a checkpoint with a
+        tokenizer.json, or such a file. None is "word" for "wikitext2" and "byte" for others.
       search_fraction: share of the bytes of the official training part that become `search`; 0
         holds nothing out.
 
@@ -74,7 +78,7 @@ def load_text(
       ImportError: sub-words without the package sentencepiece.
     """
     check_fraction("search_fraction", search_fraction)
-    number_of_pieces(tokenizer)
+    check_tokenizer(tokenizer)
     builder = open_prepared(name, data_dir, source_dir)
     _check(name, builder.info)
     texts = {split: _read(builder, name, split) for split in ("train", "validation", "test")}
@@ -99,7 +103,7 @@ def make_corpus(
     Args:
       name: of the text.
       texts: of the roles "train", "validation" and "test".
-      tokenizer: "word", "byte" or "sentencepiece:8000".
+      tokenizer: see `load_text`.
       search_fraction: share of the bytes to train on that become "search".
       folder: where learnt sub-words are kept; None to keep them nowhere.
 
@@ -107,9 +111,11 @@ def make_corpus(
       ValueError: an unknown tokenizer, or a search stream that would leave nothing to train on.
       ImportError: sub-words without the package sentencepiece.
     """
-    texts, pieces = dict(texts), number_of_pieces(tokenizer)
+    texts, pieces = dict(texts), _pieces(tokenizer)
     official = texts["train"].content
-    if tokenizer == "byte":
+    if _is_path(tokenizer):
+        vocabulary = read_tokenizer(tokenizer)
+    elif tokenizer == "byte":
         vocabulary = ByteVocabulary(counts=_count(np.frombuffer(official, np.uint8), 256))
     elif pieces:
         vocabulary = learn_pieces(name, official, pieces, folder)
@@ -122,9 +128,10 @@ def make_corpus(
     for role, text in texts.items():
         tokens[role], documents[role] = text.encode(vocabulary)
     if isinstance(vocabulary, PieceVocabulary):  # They are counted in the text as it is cut.
-        counts = np.sum([_count(tokens[role], pieces) for role in ("train", "search") if role in tokens], 0)
-        vocabulary, number = vocabulary.by_frequency(counts)
+        vocabulary, number = vocabulary.by_frequency(_official(tokens, pieces))
         tokens = {role: number[ids] for role, ids in tokens.items()}
+    elif isinstance(vocabulary, TokenizerVocabulary):
+        vocabulary = dataclasses.replace(vocabulary, counts=_official(tokens, vocabulary.size))
     streams = {
         role: Stream(role, tokens[role], documents[role], len(text.content)) for role, text in texts.items()
     }
@@ -142,17 +149,29 @@ def hold_out_end(name: str, text: Text, role: str, fraction: float) -> tuple[Tex
     return text.at(_cut(name, text, role, fraction))
 
 
-def number_of_pieces(tokenizer: str | None) -> int:
-    """Returns how many sub-words a tokenizer has, 0 for "word" and "byte"."""
-    if tokenizer in (None, "word", "byte"):
-        return 0
-    kind, _, number = tokenizer.partition(":")
-    if kind != "sentencepiece" or not re.fullmatch("[1-9][0-9]*", number, re.ASCII):
+def check_tokenizer(tokenizer: str | None) -> None:
+    """Raises ValueError for a tokenizer that `load_text` does not know."""
+    if tokenizer not in (None, "word", "byte") and not _pieces(tokenizer) and not _is_path(tokenizer):
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte' or 'sentencepiece:8000'"
-            " (with any number)"
+            f"unknown tokenizer {tokenizer!r}, expected 'word', 'byte', 'sentencepiece:8000' (with any "
+            f"number), or a folder with a {TOKENIZER}"
         )
-    return int(number)
+
+
+def _pieces(tokenizer: str | None) -> int:
+    """How many sub-words are learnt, 0 for other tokenizers."""
+    found = re.fullmatch("sentencepiece:([1-9][0-9]*)", tokenizer or "", re.ASCII)
+    return int(found[1]) if found else 0
+
+
+def _is_path(tokenizer: str | None) -> bool:
+    """Whether a tokenizer is a file of its own, or in a folder that there is."""
+    return tokenizer is not None and (tokenizer.endswith(".json") or as_path(tokenizer).is_dir())
+
+
+def _official(tokens: Mapping[str, np.ndarray], size: int) -> np.ndarray:
+    """How often each token occurs in the official training text, int64 [size]."""
+    return np.sum([_count(tokens[role], size) for role in ("train", "search") if role in tokens], axis=0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

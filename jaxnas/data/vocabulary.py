@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,7 @@ from jaxnas import files
 from jaxnas.data.roles import read_only
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+TOKENIZER = "tokenizer.json"
 
 _SAMPLE = 2**24  # Bytes that sub-words are learnt from: of a longer text every k-th line.
 # What makes sub-words lossless: white space as it is, and a rare character as its bytes.
@@ -204,6 +206,28 @@ class PieceVocabulary(Vocabulary):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TokenizerVocabulary(Vocabulary):
+    """The tokens of a pretrained network, numbered as the network knows them.
+
+    Args:
+      definition: what its tokenizer.json holds.
+    """
+
+    definition: str
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return _tokenizers().Tokenizer.from_str(self.definition)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the tokens of a text, int32 [n], without special ones at its ends."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _decode(self, tokens: np.ndarray) -> str:
+        return self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SymbolVocabulary(Vocabulary):
     """A closed set of symbols between white space, of which the first fills up what is masked.
 
@@ -253,6 +277,43 @@ def word_vocabulary(counts: collections.Counter[str], most: int | None = None) -
         kept.setdefault(word, counts[word])
     kept[UNKNOWN] += lost
     return WordVocabulary(counts=np.array(list(kept.values()), np.int64), words=tuple(kept))
+
+
+def read_tokenizer(path: str | os.PathLike) -> TokenizerVocabulary:
+    """Returns the tokens of a tokenizer.json, or of the folder of a checkpoint that has one; counts are 0.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: the file is no tokenizer.
+      ImportError: the package tokenizers is missing.
+    """
+    given = files.as_path(path)
+    file = given / TOKENIZER if given.is_dir() else given
+    if not file.is_file():
+        raise FileNotFoundError(f"tokenizer={str(path)!r}: there is no {file}.")
+    try:
+        definition = file.read_text(encoding="utf-8")
+        known = _tokenizers().Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
+    except ImportError:
+        raise
+    except Exception as error:  # The package raises no class of its own.
+        raise ValueError(f"{file} is no tokenizer: {error}") from error
+    words = [""] * (1 + max(known.values(), default=0))
+    for word, number in known.items():
+        words[number] = word
+    return TokenizerVocabulary(
+        counts=np.zeros(len(words), np.int64), words=tuple(words), definition=definition
+    )
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            "A tokenizer.json needs the package tokenizers: pip install 'jaxnas[hf]'"
+        ) from error
+    return tokenizers
 
 
 def _sentencepiece() -> Any:

@@ -4,6 +4,7 @@ from jaxnas.hf.checkpoint import Config, Pretrained, load, save
 from jaxnas.hf.decoder import Decoder, Form, Rope
 from jaxnas.hf.image_classifier import ImageClassifier, ImageForm
 from jaxnas.hf.memory import memory_cost
+from jaxnas.hf.prunable import Prunable, PrunableNetwork, whole
 from jaxnas.hf.rebuild import rebuild
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "ImageClassifier",
     "ImageForm",
     "Pretrained",
+    "Prunable",
+    "PrunableNetwork",
     "Rope",
     "load",
     "memory_cost",
     "rebuild",
     "save",
+    "whole",
 ]

@@ -87,7 +87,7 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
         those of the config.
       ImportError: a name of the hub, without the extra `hf`.
     """
-    folder = _folder(name)
+    folder = folder_of(name)
     values = files.read_json(folder / "config.json")
     if not isinstance(values, dict):
         raise ValueError(f"{folder / 'config.json'} is {values!r:.80}, expected an object with model_type.")
@@ -107,7 +107,8 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
     return Pretrained(module, {"params": unflatten(params)}, Config(values, folder))
 
 
-def _folder(name: str | pathlib.Path) -> pathlib.Path:
+def folder_of(name: str | pathlib.Path) -> pathlib.Path:
+    """The folder of a checkpoint; see `load`."""
     path = pathlib.Path(name).expanduser()
     if path.is_file():
         raise ValueError(f"{path} is a file, expected a folder with config.json and safetensors. {_GGUF}")

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxnas import network
+from jaxnas.annotations import Annotations
 from jaxnas.cost import Cost, table_cost
 from jaxnas.elastic.width import Table, combine, constant
 from jaxnas.hf.decoder import Decoder
@@ -37,6 +38,16 @@ def memory_cost(
     """
     if batch < 1 or length < 1:
         raise ValueError(f"memory_cost: expected a batch and a length of at least 1; got {batch}, {length}.")
+    recorded = network.annotated(net, inputs)
+    params = tuple(entry for spec in recorded.specs.values() for entry in spec.sizes)
+    more = memory_tables(net, recorded, module, batch, length, dtype)
+    return table_cost({"params": params, "macs": recorded.macs, **more}, net.space)
+
+
+def memory_tables(
+    net: Any, recorded: Annotations, module: Decoder, batch: int, length: int, dtype: Any
+) -> dict[str, tuple[Table, ...]]:
+    """The tables of "kv_bytes" and "memory"; see `memory_cost`."""
     size, dim = jnp.dtype(dtype).itemsize, module.form.head_dim
     tables = {place.name: place.table(net.space) for place in net.places}
 
@@ -48,12 +59,10 @@ def memory_cost(
         heads = found[0] if found else constant(groups)
         return combine(lambda *factors: 2 * dim * size * tokens * math.prod(factors), heads, *gates)
 
-    recorded = network.annotated(net, inputs)
     params = tuple(entry for spec in recorded.specs.values() for entry in spec.sizes)
     caches = tuple(map(cached, range(len(module.windows)), module.kv_groups, module.windows))
     memory = (
         *(combine(lambda count: count * size, entry) for entry in params),
         *(combine(lambda count: count * batch, entry) for entry in caches),
     )
-    named = {"params": params, "macs": recorded.macs, "kv_bytes": caches, "memory": memory}
-    return table_cost(named, net.space)
+    return {"kv_bytes": caches, "memory": memory}

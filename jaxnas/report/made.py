@@ -54,8 +54,15 @@ def _several(name: str, value: object) -> str:
     return (" × " if name.endswith("shape") else ", ").join(map(words.show, value))
 
 
+_LOAD_CHECKPOINT = """from transformers import {loader}{more}
+
+model = {loader}.from_pretrained("{subnet}")  # the folder beside this page{prepare}"""
+
+
 def loading_panel(run: Run) -> str:
     """The section on how to load the found network."""
+    if run.result.loader:
+        return _checkpoint_panel(run)
     subnet, inputs, module = run.result.subnet or "subnet", run.result.task.inputs, run.result.module
     imported = f"\nfrom my_network import {module}  # from where your class is" if module else ""
     own = f", module={module}" if module else ""
@@ -66,6 +73,22 @@ def loading_panel(run: Run) -> str:
         note(
             f"It is the network of the headline, {esc(_weights(run))}. How its inputs are made, and what its "
             f"outputs mean, is in <code>{esc(subnet)}/preprocessing.json</code>."
+        ),
+    )
+
+
+def _checkpoint_panel(run: Run) -> str:
+    loader, subnet = run.result.loader, run.result.subnet
+    more, prepare = "", ""
+    if loader == "AutoModelForCausalLM":
+        more, prepare = ", AutoTokenizer", f'\ntokenizer = AutoTokenizer.from_pretrained("{subnet}")'
+    lines = _LOAD_CHECKPOINT.format(loader=loader, subnet=subnet, more=more, prepare=prepare)
+    return section(
+        "Load the network",
+        block(lines),
+        note(
+            f"It is the network of the headline, {esc(_weights(run))}, as a Hugging Face checkpoint. With "
+            f'jaxnas: <code>module, variables, config = jaxnas.hf.load("{esc(subnet)}")</code>.'
         ),
     )
 
@@ -81,7 +104,9 @@ def _weights(run: Run) -> str:
 
 
 def exported_panel(run: Run) -> str:
-    """The section on how to use the found network without jaxnas."""
+    """The section on how to use the found network without jaxnas; "" for a checkpoint."""
+    if run.result.loader:
+        return ""
     return section(
         "Load the network without jaxnas",
         say(f"The same network was exported as StableHLO{_for_batches(run.result.exported_batch)}."),

@@ -15,6 +15,7 @@ import textwrap
 from jaxnas import files
 from jaxnas.report import (
     architecture,
+    budgets,
     headline,
     latency,
     made,
@@ -42,6 +43,7 @@ _PANELS = (
     made.loading_panel,
     scatter.panel,
     architecture.panel,
+    budgets.panel,
     space_evolution.panel,
     probabilities.panel,
     selection.panel,

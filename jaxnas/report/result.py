@@ -165,6 +165,43 @@ class SelectionOf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Budgeted:
+    """The best combination of replacements within a budget.
+
+    Attributes:
+      share: of the largest network's cost; None for the bounds of the run.
+      cost: of the combination.
+      estimated: what it changes by the sum of its replacements, in the unit of the record.
+      measured: what it changes when it is evaluated.
+    """
+
+    share: float | None
+    cost: float
+    estimated: float
+    measured: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplacementsOf:
+    """A search by replacing one place at a time; see `jaxnas.search.knapsack`.
+
+    Attributes:
+      metric, unit: by which a network is compared with the largest one; less is better.
+      budget: the cost that budgets bound.
+      evaluations: replacements that were evaluated.
+      found: what the run found.
+      others: what other budgets would cost.
+    """
+
+    metric: str
+    unit: str
+    budget: str
+    evaluations: int
+    found: Budgeted
+    others: tuple[Budgeted, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RankingOf:
     """How well a supernet ranks architectures; see `jaxnas.runs.rank`.
 
@@ -215,10 +252,12 @@ class Result:
       linear: what a linear model reaches, by role, in the first metric; {} where the task has none.
       searches: over architectures.
       selection: by architecture parameters, or None.
+      replacements: by replacing one place at a time, or None.
       ranking: of architectures by inherited weights, or None where it was not measured.
       spaces: those that the space of this run evolved from, in order, and itself; none where it was given.
       subnet: folder of the found network, within the workdir.
       module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
+      loader: class of transformers that loads the found network, a Hugging Face checkpoint; "" for others.
       interrupted: how far the training of the supernet had come when it was stopped, as "interrupted at step
         2,226 of 3,000"; "" for one that is complete.
       exported_batch: the batch size that the exported program takes; None for any.
@@ -235,10 +274,12 @@ class Result:
     linear: Mapping[str, float] = dataclasses.field(default_factory=dict)
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
+    replacements: ReplacementsOf | None = None
     ranking: RankingOf | None = None
     spaces: tuple[SampledSpaceOf, ...] = ()
     subnet: str = "subnet"
     module: str = ""
+    loader: str = ""
     interrupted: str = ""
     exported_batch: int | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)

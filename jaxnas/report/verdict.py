@@ -117,7 +117,7 @@ def _alone(run: Run, workdir: str) -> list[Advice]:
 
 def _ranks(run: Run, workdir: str) -> list[Advice]:
     settings = run.result.config.get("search")
-    if not run.result.searches or not isinstance(settings, dict):
+    if not run.result.searches or run.result.replacements or not isinstance(settings, dict):
         return []
     parts, changes = [], {}
     if not settings.get("finalists"):

@@ -11,11 +11,12 @@ from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, searc
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.publishing import publish
 from jaxnas.runs.ranking import rank
-from jaxnas.runs.searching import METHODS, Found, Search, search_space, select
+from jaxnas.runs.searching import BY_BUDGET, METHODS, Found, Search, search_space, select
 from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
 from jaxnas.runs.timing import costs_with_latency
 
 __all__ = [
+    "BY_BUDGET",
     "METHODS",
     "Found",
     "LivePage",

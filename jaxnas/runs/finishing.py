@@ -31,6 +31,7 @@ from jaxnas.space import Arch
 from jaxnas.subnet import alone
 from jaxnas.tasks import Task
 from jaxnas.tasks.task import check_task
+from jaxnas.training.distillation import Distillation, Teacher
 from jaxnas.training.evaluate import Evaluator, calibrated, make_evaluator
 from jaxnas.training.fit import fit
 from jaxnas.training.plain import to_dict
@@ -119,9 +120,11 @@ def finish(
         networks=networks,
         searches=found.searches,
         selection=found.selection,
+        replacements=found.replacements,
         spaces=spaces,
         interrupted=f"interrupted at {step}" if (step := interrupted(root)) else "",
         module=type(net).__name__ if needs_module(net) else "",
+        loader=getattr(net, "loader", ""),
     )
     if processes.is_first():
         exported = save(root, task, small.net, small.variables)
@@ -239,6 +242,7 @@ def retrain(
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
+    distill: Distillation | None = None,
 ) -> Result:
     """Trains one architecture alone, on all training data, and measures it.
 
@@ -253,11 +257,14 @@ def retrain(
       name: what the network is called in the result.
       variables: of the supernet, to start from its part of them; None for new ones.
       costs, seed, config, mesh: see `fit` and `finish`.
+      distill: how it learns from a teacher, by default the largest architecture with `variables`; None to
+        learn from the labels.
 
     Returns:
       What result.json holds.
 
     Raises:
+      ValueError: a distillation with neither a teacher nor variables.
       Stopped: a signal stopped the training, which is saved; see `fit`.
     """
     space, root = net.space, files.as_path(workdir)
@@ -266,12 +273,20 @@ def retrain(
     small, start = net.clone(space=space.fix(arch)), None
     if variables is not None:
         _, small, start = alone(net, processes.on_host(variables), arch, task.inputs)
+    if distill is not None and distill.teacher is None:
+        if variables is None:
+            raise ValueError(
+                "retrain: the distillation has no teacher, and without variables there is no largest network "
+                "to be one. Give Distillation(teacher=...), or start from inherited weights."
+            )
+        _, *teacher = alone(net, processes.on_host(variables), space.largest(), task.inputs)
+        distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole = task.whole()
     trained = fit(
         whole,
         small,
         training,
-        recipe=Fixed(),
+        recipe=Fixed(distill=distill),
         variables=start,
         seed=seed,
         workdir=root,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import flax.linen as nn
-
 import jaxnas
-from jaxnas import files, report
+from jaxnas import files, hf, report
 from jaxnas.artifacts import DESCRIPTION, PREPROCESSING, PROGRAM, TENSORS, exported_batch
 from jaxnas.report import headline
 from jaxnas.tasks import Task
@@ -33,18 +31,23 @@ def publish(workdir: str | os.PathLike) -> None:
     if (chosen := headline.retrained(run)) is not None:
         source = root / "retrained" / chosen.folder / SUBNET
         paths = [source / name for name in (TENSORS, PROGRAM, PREPROCESSING, DESCRIPTION)]
+        if run.result.loader:
+            paths = sorted(source.iterdir())
         if all(path.is_file() for path in paths):  # an earlier version saved no program
             files.replace_folder(root / SUBNET, {path.name: path.read_bytes() for path in paths})
     report.write(root)
 
 
-def save(workdir: os.PathLike, task: Task, net: nn.Module, variables: Any) -> int | None:
-    """Saves a network in `subnet/`: weights, exported program and preprocessing.
+def save(workdir: os.PathLike, task: Task, net: Any, variables: Any) -> int | None:
+    """Saves a network in `subnet/`: weights, exported program and preprocessing; or a checkpoint as one.
 
     Returns:
       The batch size that the program takes; None for any.
     """
     folder = files.as_path(workdir) / SUBNET
+    if isinstance(net, hf.PrunableNetwork):
+        net.save(folder, variables)
+        return None
     details = files.plain(dict(task.details()))
     jaxnas.save_subnet(folder, net, variables, task.inputs, extra=details)
     files.write_json(folder / PREPROCESSING, files.plain(dict(task.preprocessing())))

@@ -25,12 +25,14 @@ from jaxnas.executors import Calls
 from jaxnas.network import check_variables
 from jaxnas.report.result import (
     Candidate,
+    ReplacementsOf,
     SearchOf,
     SelectionOf,
 )
 from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.ranking import kendall_tau
+from jaxnas.runs.replacing import replacing
 from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -52,7 +54,9 @@ from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
 
 _log = logging.getLogger(__name__)
 REMOVALS = ("perturbation", "pruning", "strongest")  # by what the supernet loses without an option
-METHODS = ("strategy", "argmax", "sampling", "trials", *REMOVALS)
+REPLACEMENTS = "replacements"
+METHODS = ("strategy", REPLACEMENTS, "argmax", "sampling", "trials", *REMOVALS)
+BY_BUDGET = (None, "strategy", REPLACEMENTS)  # what `search_space` does
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,9 @@ class Search:
     """How an architecture is found with the weights of a supernet.
 
     Attributes:
-      method: "strategy", which evaluates architectures under a budget; or a selection: "argmax" of the
+      method: "strategy", which evaluates architectures under a budget; "replacements", which changes one
+        place of the largest network at a time and takes the combination within the budget whose predictions
+        should change least (Puzzle, arXiv 2411.19146); or a selection: "argmax" of the
         probabilities, the best of several draws with the supernet's weights ("sampling") or each trained
         alone ("trials"), "perturbation", or, for blocks that stand side by side, "pruning" of the weakest one
         by one, or the "strongest" of a single round. None for "argmax" where the recipe has architecture
@@ -72,7 +78,7 @@ class Search:
       budget: name of the cost that is bounded, as "params", "macs" or "latency_ms".
       least, most: bounds on it; None for no bound.
       most_share: the upper bound as a share of the largest network's cost, in place of `most`.
-      samples: draws of "sampling" and "trials".
+      samples: draws of "sampling" and "trials", and of random search beside "replacements".
       explore: share of the draws for which all options are equally probable.
       slack: where the recipe has a target, draws cost at most that, and at least 1 - `slack` times it.
       trial_steps: steps of each rung of trials; one in `eta` goes on to the next rung.
@@ -129,6 +135,8 @@ class Search:
         check_numbers(self, "slack", above=0, most=1, group=group)
         if self.ranked == 1:
             raise ValueError("search.ranked is 1, expected 0, or at least 2 architectures to compare.")
+        if self.finalists and self.method == REPLACEMENTS:
+            raise ValueError("search.finalists is for a strategy, and search.method is replacements.")
         if self.tune_steps and self.method not in ("perturbation", "pruning"):
             raise ValueError(
                 f"search.tune_steps is {self.tune_steps}, and search.method {self.method!r} makes no "
@@ -176,7 +184,7 @@ class Found:
     Attributes:
       arch: the architecture.
       others: architectures to compare it with, by name.
-      searches, selection: how it was found, for the result.
+      searches, selection, replacements: how it was found, for the result.
       times: seconds in all ("seconds"), the shares of "input", "evaluation", "step" (trainings of candidates)
         and what is left, the "strategy" or "selection" itself, and of a strategy
         "evaluations_per_second"; not reproducible.
@@ -186,6 +194,7 @@ class Found:
     others: Mapping[str, Arch] = dataclasses.field(default_factory=dict)
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
+    replacements: ReplacementsOf | None = None
     times: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -202,7 +211,7 @@ def search_space(
     mesh: Mesh | None = None,
     alone: Calls | None = None,
 ) -> Found:
-    """Searches the space of a supernet under a budget, with its weights.
+    """Searches the space of a supernet under a budget, with its weights: by a strategy, or by replacements.
 
     Args:
       task, net, variables: the trained supernet.
@@ -235,22 +244,32 @@ def search_space(
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
     search.check_bounds(space, costs, bounds)
-    template = search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
-    strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
-    strategies = {"found": strategy}
-    if settings.baseline and strategy.learns:
-        strategies["random search"] = search.RandomSearch(
-            space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
-        )
     mesh = make_mesh() if mesh is None else mesh
-    evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
     variables = check_variables(net, variables, task.inputs)
     check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
-    history, clock = _history(workdir), Clock(("step", "evaluation"))
+    replaced = None
+    if settings.method == REPLACEMENTS:
+        replaced = replacing(task, net, variables)
+        samples = settings.samples if settings.baseline else 0
+        strategies = replaced.strategies(costs, bounds, samples, mesh.size)
+        history = _history(workdir, "replacements.jsonl")
+    else:
+        template = (
+            search.Evolution(space, evaluations=300) if settings.strategy is None else settings.strategy
+        )
+        strategy = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
+        strategies, history = {"found": strategy}, _history(workdir)
+        if settings.baseline and strategy.learns:
+            strategies["random search"] = search.RandomSearch(
+                space, cost=costs, bounds=bounds, evaluations=strategy.evaluations, batch=strategy.batch
+            )
+    scored = task if replaced is None else replaced.task
+    evaluate = make_evaluator(scored, net, "search", mesh=mesh, limit=settings.limit)
+    clock = Clock(("step", "evaluation"))
     about = None if history is None else scoring(task, variables, settings.limit)
     variables = on_mesh(variables, mesh)
     page = None if workdir is None else LivePage(task, space, workdir)
-    archs, records, fresh = {}, [], 0
+    archs, records, told, fresh = {}, [], None, 0
 
     def scores(archs: Arch, rows: int) -> np.ndarray:
         with clock.part("evaluation"):
@@ -281,7 +300,13 @@ def search_space(
                 progress=progress,
             )
         archs[label] = result.arch
-        if settings.finalists and training is not None:
+        if replaced is not None and label == "found":
+
+            def score(arch: Arch, rows=one.batch) -> float:
+                return float(scores(jax.tree.map(lambda x: jnp.asarray(x)[None], arch), rows)[0])
+
+            archs[label], told = replaced.choose(result.history, score, costs, settings.budget, bounds)
+        elif settings.finalists and training is not None:
             shortened, first = training.shortened(settings.finalist_steps), result.arch
             with clock.part("step"):
                 archs[label] = best_alone(
@@ -297,7 +322,7 @@ def search_space(
         records.append(dataclasses.replace(record, evaluations=len(result.history)))
     times = clock.shares("strategy", evaluations=fresh)
     _tell(times, history if fresh else None)  # What evaluated nothing only read the history.
-    return Found(archs.pop("found"), archs, tuple(records), times=times)
+    return Found(archs.pop("found"), archs, tuple(records), replacements=told, times=times)
 
 
 def best_alone(
@@ -565,10 +590,10 @@ def _row(archs: Arch, row: int) -> Arch:
     return jax.tree.map(lambda x: x[row], archs)
 
 
-def _history(workdir: str | os.PathLike | None) -> pathlib.Path | None:
+def _history(workdir: str | os.PathLike | None, name: str = "history.jsonl") -> pathlib.Path | None:
     """Where the searches of a workdir keep their history; its folder is made."""
     if workdir is None:
         return None
-    path = files.as_path(workdir) / "search" / "history.jsonl"
+    path = files.as_path(workdir) / "search" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -3,6 +3,7 @@
 from jaxnas.search.bounds import check_bounds, reachable
 from jaxnas.search.evolution import Evolution
 from jaxnas.search.knapsack import Replacements, knapsack, replacements
+from jaxnas.search.listed import Listed
 from jaxnas.search.local_search import LocalSearch
 from jaxnas.search.nsga2 import NSGA2
 from jaxnas.search.parallel import run_parallel
@@ -40,6 +41,7 @@ __all__ = [
     "Evolution",
     "EvolvedSpace",
     "Hyperband",
+    "Listed",
     "LocalSearch",
     "Pool",
     "PredictorGuided",

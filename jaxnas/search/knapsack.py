@@ -46,6 +46,24 @@ class Replacements:
         """The architectures, as a batch [n]."""
         return jax.vmap(self.space.decode)(self.codes)
 
+    @property
+    def base(self) -> Arch:
+        """The architecture that they differ from."""
+        return self.space.decode(self.codes[0])
+
+    def total(self, scores: Any, arch: Arch) -> float:
+        """The estimate of a score: that of the base, and the change of each place that differs from it.
+
+        Args:
+          scores: of the architectures, float [n].
+          arch: which combines some of them.
+        """
+        (code,), base = _canonical(self.space, np.asarray(self.space.encode(arch))[None]), self.codes[0]
+        moved = self.codes != base
+        used = [i for i in range(1, len(moved)) if np.array_equal(self.codes[i][moved[i]], code[moved[i]])]
+        widest = {self.places[i]: i for i in sorted(used, key=lambda i: moved[i].sum())}
+        return float(scores[0] + sum(scores[i] - scores[0] for i in widest.values()))
+
 
 def replacements(
     space: Space, base: Arch | None = None, places: Sequence[Sequence[Element]] | None = None

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.files import as_path
 from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
@@ -37,15 +38,17 @@ class Language(Named[data_lib.Corpus]):
     `empty_memory(rows)`.
 
     Attributes:
-      data: the name of a text, see `jaxnas.data.load_text`, or the text itself, as `data.from_text` returns
-        it.
+      data: the name of a text, see `jaxnas.data.load_text`, the path of a text file, or the text itself, as
+        `data.from_text` returns it.
       length: T, tokens of a row in a batch.
-      tokenizer: "word", "byte" or "sentencepiece:<size>"; None for the usual one of the data set.
+      tokenizer: "word", "byte", "sentencepiece:<size>", or a folder with a tokenizer.json; None for the usual
+        one of the data set.
       search_fraction: end of the training text that is held out for a search.
       by_document: whether tokens see only what is before them in their own document.
       evaluation_rows: rows that are read side by side in an evaluation. The beginning of a row has no
         memory of what was before it, so fewer rows are more exact.
       evaluation_length: tokens of a row at a time in an evaluation; None for `length`.
+      evaluation_tokens: of each role that an evaluation takes, from its beginning; None for all.
       memory_length, same_length, clamp_length: fields of the network that differ in an evaluation;
         None leaves a field as it is.
     """
@@ -57,6 +60,7 @@ class Language(Named[data_lib.Corpus]):
     by_document: bool = False
     evaluation_rows: int = 16
     evaluation_length: int | None = None
+    evaluation_tokens: int | None = None
     memory_length: int | None = None
     same_length: bool | None = None
     clamp_length: int | None = None
@@ -70,10 +74,14 @@ class Language(Named[data_lib.Corpus]):
         super().__post_init__()
         check_counts(self, "length", "evaluation_rows")
         check_counts(self, "evaluation_length", "memory_length", "clamp_length", none=True)
+        check_counts(self, "evaluation_tokens", least=2, none=True)
         check_numbers(self, "search_fraction", least=0, below=1)
 
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Corpus:
-        """The text of the name."""
+        """The text of the name, or of the file of that path."""
+        if isinstance(self.data, str) and as_path(self.data).is_file():
+            tokenizer, share = self.tokenizer or "byte", self.search_fraction
+            return data_lib.from_text(self.data, tokenizer=tokenizer, search_fraction=share)
         return data_lib.load_text(
             self.name,
             data_dir=data_dir,
@@ -92,8 +100,9 @@ class Language(Named[data_lib.Corpus]):
         return max(self.sizes.get(role, 1) - 1, 0) // self.length
 
     def details(self) -> Mapping[str, Any]:
-        """The number of different tokens."""
-        return {"vocabulary": self.dataset.vocabulary.size}
+        """The number of different tokens, and of those that an evaluation takes."""
+        limit = {} if self.evaluation_tokens is None else {"evaluation_tokens": self.evaluation_tokens}
+        return {"vocabulary": self.dataset.vocabulary.size, **limit}
 
     def batches(
         self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)
@@ -105,6 +114,8 @@ class Language(Named[data_lib.Corpus]):
     def evaluation(self, role: str, batch_size: int | None = None, limit: int | None = None) -> Batch:
         """The whole text, each token but the first a target of weight 1 exactly once."""
         stream = self.part(self.dataset.splits, role, ("search", "validation", "test"), "an evaluation")
+        if self.evaluation_tokens is not None:
+            stream = stream.first(self.evaluation_tokens)
         rows = self.evaluation_rows if batch_size is None else batch_size
         length = self.length if self.evaluation_length is None else self.evaluation_length
         batches = data_lib.evaluation_streams(stream, rows, length)

@@ -144,13 +144,24 @@ class Distillation:
         return self.temperature**2 * soft + self.label_weight * predictions.loss
 
 
-class _AsEvaluated(nn.Module):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _AsEvaluated:
     """A network that runs as in an evaluation, also where it is asked to train."""
 
-    net: nn.Module
+    net: Any
 
-    def __call__(self, inputs: Any, arch: Any = None, *, train: bool = False) -> Any:
-        return self.net(inputs, train=False)
+    def apply(
+        self,
+        variables: Any,
+        inputs: Any,
+        arch: Any = None,
+        *,
+        train: bool = False,
+        rngs: Any = None,
+        mutable: Any = False,
+    ) -> Any:
+        outputs = self.net.apply(variables, inputs, train=False)
+        return outputs if mutable is False else (outputs, {})
 
 
 def teacher_logits(
@@ -172,7 +183,6 @@ def teacher_logits(
             f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
             "extracted network of one."
         )
-    variables = {name: {"net": tree} for name, tree in variables.items()}
     try:
         predictions, _ = task.predict(_AsEvaluated(net), variables, None, batch, carry, key, True)
     except ValueError as error:

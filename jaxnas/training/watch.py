@@ -43,7 +43,7 @@ def make_watch(
     if recipe.watches == "network":
 
         def network(state: TrainState) -> dict[str, Any]:
-            arch = state.recipe["arch"] if state.recipe else None
+            arch = state.recipe.get("arch") if state.recipe else None
             metrics = evaluate(state.evaluated(), arch)
             return {"split": role, **{name: float(value) for name, value in metrics.items()}}
 

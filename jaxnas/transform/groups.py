@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -376,9 +377,14 @@ def _named(
     sizes = trace.ties.sizes
     groups = {
         names[atom]: Group(names[atom], kinds[atom], sizes[atom], atom, tuple(places[atom]), elements[atom])
-        for atom in places
+        for atom in sorted(places, key=lambda atom: _by_number(places[atom][0][0]))
     }
     return groups, tuple(Fixed(reason, tuple(dict.fromkeys(found))) for reason, found in whole.items())
+
+
+def _by_number(path: Path) -> list[list[Any]]:
+    """Sorts layers_10 behind layers_2, as modules are called: decisions count positions in this order."""
+    return [[int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", part)] for part in path]
 
 
 def _kinds(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]]) -> dict[int, str]:

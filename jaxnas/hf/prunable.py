@@ -1,0 +1,236 @@
+"""A checkpoint as a search space: which of its parts may be cut, and what is left as a checkpoint again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxnas.annotations import Annotations
+from jaxnas.checks import check_counts
+from jaxnas.choice import Choice
+from jaxnas.hf import checkpoint
+from jaxnas.hf.checkpoint import Config
+from jaxnas.hf.decoder import Decoder
+from jaxnas.hf.families import Module
+from jaxnas.hf.memory import KV_GROUPS, memory_tables
+from jaxnas.hf.rebuild import rebuild
+from jaxnas.inputs import one_example
+from jaxnas.transform import Skip, analyze, order, supernet
+from jaxnas.transform.rebuild import rebuilt
+from jaxnas.transform.supernet import Supernet
+
+_PARTS = ("attention", "mlp", "layers")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrunableNetwork(Supernet):
+    """A supernet of the sub-networks of a checkpoint.
+
+    Its costs have, of a decoder, "kv_bytes" and "memory", too; see `memory_cost`. One architecture alone,
+    `jaxnas.extract`'s, is written as a checkpoint by `save`.
+
+    Attributes:
+      module, config: of `load`.
+      deployment: the batch and the length of the texts that "memory" is for; None for no such costs.
+    """
+
+    module: Module
+    config: Config
+    deployment: tuple[int, int] | None
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many different tokens a decoder knows; None of an image classifier."""
+        return self.module.vocabulary if isinstance(self.module, Decoder) else None
+
+    @property
+    def loader(self) -> str:
+        """The class of transformers that loads what `save` writes."""
+        return "AutoModelForCausalLM" if self.vocabulary else "AutoModelForImageClassification"
+
+    def annotations(self, inputs: Any) -> Annotations:
+        """See `Supernet`."""
+        found = super().annotations(inputs)
+        if self.deployment is None or not isinstance(self.module, Decoder):
+            return found
+        more = memory_tables(self, found, self.module, *self.deployment, self.module.dtype)
+        return dataclasses.replace(found, costs=more)
+
+    def save(self, folder: str | os.PathLike, variables: Any) -> tuple[str, ...]:
+        """Writes the checkpoint of one architecture; see `jaxnas.hf.save`.
+
+        Args:
+          folder: to write to.
+          variables: of the architecture.
+
+        Raises:
+          ValueError: a network of several architectures, or other variables.
+        """
+        if self.space.cardinality > 1:
+            raise ValueError(
+                f"save: the network has {self.space.cardinality:,} architectures; extract one, by "
+                "jaxnas.extract(net, variables, arch, verify=batch)."
+            )
+        made = rebuilt(self, variables, rebuild(self.module), self.groups.inputs)
+        return checkpoint.save(pathlib.Path(folder), made.module, made.variables, self.config)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prunable:
+    """What a search may cut out of a checkpoint.
+
+        net, variables = Prunable(checkpoint="smollm2").load(task)
+
+    Attributes:
+      checkpoint: see `load`.
+      hidden: shares of each layer's hidden units that may be kept; () to keep all.
+      heads: whether each layer may keep fewer heads: key/value heads with their query heads, or all heads
+        where each has keys of its own.
+      width: shares of the residual stream that may be kept; () to keep all of it.
+      skip: parts that may be left out, of "attention", "mlp" and "layers".
+      form: of the supernet, see `jaxnas.supernet`.
+      dtype: of parameters and computation.
+      calibration: batches of training data by whose activations all parts are ordered, most important first;
+        0 to leave them as stored.
+      calibration_rows: rows of such a batch.
+      batch, length: of the texts that a budget of "memory" is for; 0 for as long as the task's.
+    """
+
+    checkpoint: str
+    hidden: tuple[float, ...] = (0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
+    heads: bool = True
+    width: tuple[float, ...] = ()
+    skip: tuple[str, ...] = ("attention", "mlp")
+    form: Literal["auto", "masked", "switch"] = "auto"
+    dtype: Any = jnp.float32
+    calibration: int = 8
+    calibration_rows: int = 1
+    batch: int = 1
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "calibration", "length", least=0, group="Prunable")
+        check_counts(self, "calibration_rows", "batch", group="Prunable")
+        for name in ("hidden", "width"):
+            shares = getattr(self, name)
+            if any(not 0 < share <= 1 for share in shares) or len(set(shares)) < len(shares):
+                raise ValueError(f"Prunable: {name} is {shares}, expected different shares above 0, up to 1.")
+        if unknown := [part for part in self.skip if part not in _PARTS]:
+            raise ValueError(f"Prunable: skip has {unknown[0]!r}, expected some of {', '.join(_PARTS)}.")
+
+    def load(self, task: Any, mesh: Mesh | None = None, seed: int = 0) -> tuple[Any, Any]:
+        """Reads the checkpoint, and orders its parts by importance on training data.
+
+        Args:
+          task: a loaded task of `jaxnas.tasks`, or another object with `inputs`, `batches` and `preprocess`.
+          mesh: see `load`.
+          seed: of the order of the training data.
+
+        Returns:
+          The supernet and the variables of all of it.
+
+        Raises:
+          ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; fewer training data than
+            the calibration takes; sizes that the layers do not have in common.
+        """
+        if not self.checkpoint:
+            raise ValueError(
+                "Prunable: checkpoint is missing. Give the folder of a Hugging Face checkpoint, or a name of "
+                "the hub; in a binary --set network.checkpoint=FOLDER."
+            )
+        module, variables, config = checkpoint.load(self.checkpoint, self.dtype, mesh)
+        check_tokens(config, getattr(getattr(task, "dataset", None), "vocabulary", None))
+        inputs = one_example(task.inputs)
+        net = self.network(module, variables, config, inputs)
+        if self.calibration:
+            batches = task.batches("train", self.calibration_rows, seed)
+            given = [task.preprocess(batches.at(number)) for number in range(self.calibration)]
+            variables = order(net, variables, [jax.tree.map(jnp.asarray, one) for one in given])
+        return net, variables
+
+    def with_tokens(self, task: Any) -> Any:
+        """The task with the checkpoint's own tokenizer, where it takes one and was given none."""
+        if getattr(task, "tokenizer", "") is None and self.checkpoint:
+            return dataclasses.replace(task, tokenizer=str(checkpoint.folder_of(self.checkpoint)))
+        return task
+
+    def network(self, module: Module, variables: Any, config: Config, inputs: Any) -> PrunableNetwork:
+        """The supernet of a module of `load`, for inputs of some shape.
+
+        Raises:
+          ValueError: layers of different sizes.
+        """
+        groups = analyze(module, variables, inputs)
+        choices = self._choices(module, groups.groups)
+        decisions = {} if choices else {"checkpoint": Choice("whole")}
+        made = supernet(groups, choices, decisions=decisions, form=self.form)
+        deployment = None
+        if isinstance(module, Decoder):
+            deployment = self.batch, self.length or jax.tree.leaves(inputs)[0].shape[1]
+        fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(Supernet)}
+        return PrunableNetwork(**fields, module=module, config=config, deployment=deployment)
+
+    def _choices(self, module: Module, groups: Mapping[str, Any]) -> dict[str, Any]:
+        choices: dict[str, Any] = {}
+        if self.width:
+            choices["width"] = Choice(*_sizes(self.width, module.width))
+        if self.hidden:
+            size = _common("hidden units", module.hidden)
+            choices["layers_*/mlp/hidden"] = Choice(*_sizes(self.hidden, size))
+        if self.heads:
+            kind = next((one for one in KV_GROUPS if f"layers_0/attention/{one}" in groups), None)
+            count = _common("heads", module.kv_groups if isinstance(module, Decoder) else module.heads)
+            if kind is not None and count > 1:
+                choices[f"layers_*/attention/{kind}"] = Choice(*range(1, count + 1))
+        patterns = {"attention": "layers_*/attention", "mlp": "layers_*/mlp", "layers": "layers_*"}
+        return choices | {patterns[part]: Skip() for part in self.skip}
+
+
+def whole(folder: str | os.PathLike) -> Prunable:
+    """A checkpoint of which nothing may be cut, as a network of one architecture."""
+    return Prunable(checkpoint=str(folder), hidden=(), heads=False, skip=(), calibration=0)
+
+
+def check_tokens(config: Config, vocabulary: Any) -> None:
+    """Compares the tokens of a text with those of a checkpoint.
+
+    Args:
+      config: of `load`.
+      vocabulary: of the text; None for data without tokens.
+
+    Raises:
+      ValueError: they are others.
+    """
+    file = config.folder / "tokenizer.json"
+    if vocabulary is None or "vocab_size" not in config.values:
+        return
+    advice = f"Give tokenizer={str(config.folder)!r} where the text is loaded."
+    definition = getattr(vocabulary, "definition", None)
+    if definition is None or vocabulary.size > config.values["vocab_size"]:
+        raise ValueError(
+            f"The text has {vocabulary!r}, and the checkpoint in {config.folder} "
+            f"{config.values['vocab_size']:,} tokens of its own tokenizer. {advice}"
+        )
+    if file.is_file() and file.read_text(encoding="utf-8") != definition:
+        raise ValueError(f"The text has the tokens of another tokenizer than {file}. {advice}")
+
+
+def _common(what: str, sizes: tuple[int, ...]) -> int:
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"The layers of the checkpoint have {sorted(set(sizes))} {what}, expected one number. Choose the "
+            "sizes of each layer by jaxnas.supernet, see docs/pretrained.md."
+        )
+    return sizes[0]
+
+
+def _sizes(shares: tuple[float, ...], size: int) -> list[int]:
+    return sorted({max(1, math.floor(share * size + 0.5)) for share in shares})

@@ -1,0 +1,118 @@
+"""Networks compared by how far their predictions are from those of one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.space import Arch
+from jaxnas.tasks import Metric, Task
+from jaxnas.tasks.task import Batch, Sums, check_predicts
+from jaxnas.training.distillation import kl
+
+METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Imitation(Task):
+    """A task whose metric is the divergence from the predictions of a reference network.
+
+    The divergence is KL(reference, network), a mean over predictions. It needs no labels, and a change of a
+    network shows in it long before it shows in an accuracy.
+
+    Attributes:
+      task: whose data and predictions they are.
+      net, variables, arch: the reference network; `arch` is None if it has only one architecture.
+    """
+
+    task: Task
+    net: Any
+    variables: Any
+    arch: Arch | None = None
+
+    metrics = (METRIC,)
+
+    def __post_init__(self) -> None:
+        check_predicts(self.task)
+
+    @property
+    def name(self) -> str:  # pyrefly: ignore[bad-override] # of the data, so it is not set
+        """The name of the data."""
+        return self.task.name
+
+    @property
+    def examples(self) -> str:  # pyrefly: ignore[bad-override]
+        """What an example is called."""
+        return self.task.examples
+
+    @property
+    def inputs(self) -> Any:
+        """See `Task`."""
+        return self.task.inputs
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Task`."""
+        return self.task.sizes
+
+    def batches(self, role: str, batch_size: int, seed: int, shard: tuple[int, int] = (0, 1)) -> Any:
+        """See `Task`; they have no predictions of the reference network."""
+        return self.task.batches(role, batch_size, seed, shard)
+
+    def evaluation(self, role: str, batch_size: int | None, limit: int | None) -> Batch:
+        """The task's batches, each with the reference network's logits, float32 [batches, rows, ...]."""
+        batches = self.task.evaluation(role, batch_size, limit)
+        count, rows = jax.tree.leaves(batches)[0].shape[:2]
+        carry, found = self.carry(self.net, rows), []
+        for number in range(count):
+            batch = jax.tree.map(lambda x, i=number: jnp.asarray(x[i]), batches)
+            logits, carry = self._reference(self.variables, self.arch, batch, carry)
+            found.append(np.asarray(logits))
+        return {"batch": batches, "reference": np.stack(found)}
+
+    @functools.cached_property
+    def _reference(self) -> Any:
+        def predict(variables: Any, arch: Any, batch: Any, carry: Any) -> tuple[jax.Array, Any]:
+            made, carry = self.task.predict(self.net, variables, arch, batch, carry, None, False)
+            return made.logits, carry
+
+        return jax.jit(predict)
+
+    def preprocess(self, batch: Batch) -> Any:
+        """See `Task`."""
+        return self.task.preprocess(batch["batch"] if "reference" in batch else batch)
+
+    def loss(
+        self,
+        net: nn.Module,
+        variables: Any,
+        arch: Arch | None,
+        batch: Batch,
+        carry: Any,
+        key: jax.Array | None,
+        train: bool,
+    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+        """The mean divergence in nats; the sums hold "kl" and "predictions"."""
+        made, carry = self.task.predict(net, variables, arch, batch["batch"], carry, key, train)
+        total = jnp.sum(kl(batch["reference"], made.logits) * made.weight)
+        count = jnp.sum(made.weight)
+        return total / jnp.maximum(count, 1), (carry, {"kl": total, "predictions": count})
+
+    def evaluated(self, net: nn.Module) -> nn.Module:
+        """See `Task`."""
+        return self.task.evaluated(net)
+
+    def carry(self, net: nn.Module, rows: int) -> Any:
+        """See `Task`."""
+        return self.task.carry(net, rows)
+
+    def carry_axes(self, carry: Any) -> Any:
+        """See `Task`."""
+        return self.task.carry_axes(carry)
