@@ -183,8 +183,9 @@ def teacher_logits(
             f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
             "extracted network of one."
         )
+    evaluated: Any = _AsEvaluated(net)
     try:
-        predictions, _ = task.predict(_AsEvaluated(net), variables, None, batch, carry, key, True)
+        predictions, _ = task.predict(evaluated, variables, None, batch, carry, key, True)
     except ValueError as error:
         raise ValueError(
             f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "
