@@ -482,7 +482,7 @@ def make_session(config: Config, data_dir: str | None, source_dir: str | None) -
     processes.check_same(config_lib.to_dict(config))
     if not config.pretrained:
         return Session(config, config.task.load(data_dir, source_dir), network, mesh, deciding)
-    task = network.with_tokens(config.task).load(data_dir, source_dir)
+    task = network.adapted(network.adapted(config.task).load(data_dir, source_dir))
     net, variables = network.load(task, mesh, config.seed)
     return Session(config, task, net, mesh, deciding, variables)
 

@@ -83,6 +83,8 @@ def main() -> int:
     with training.open_workdir(path) as workdir, binary.executor() as executor:
         workers = on_workers(executor, config)
         session = binary.bring_to_life(config, workdir)
+        if config.pretrained:
+            binary.store(config, workdir, ran=False)
         state = None if flags.FLAGS.supernet else session.trained(workdir)
         if flags.FLAGS.supernet:
             session, variables = converted(session, flags.FLAGS.supernet, workdir)

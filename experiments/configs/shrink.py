@@ -32,4 +32,13 @@ MATFORMER = dataclasses.replace(
     search=runs.Search(most_share=0.7, limit=2),
 )
 
-CONFIGS = (DECODER, MATFORMER)
+VIT = dataclasses.replace(
+    DECODER,
+    name="shrink_vit",
+    about="A ViT or DeiT of Hugging Face, on a folder of images of its classes.",
+    task=tasks.Images(data="images", image_size=224, flip=True),
+    search=runs.Search(method="replacements", limit=1, most_share=0.7),
+    retraining=dataclasses.replace(_DISTILLING, batch_size=32),
+)
+
+CONFIGS = (DECODER, MATFORMER, VIT)

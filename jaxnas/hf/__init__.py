@@ -3,6 +3,7 @@
 from jaxnas.hf.checkpoint import Config, Pretrained, load, save
 from jaxnas.hf.decoder import Decoder, Form, Rope
 from jaxnas.hf.image_classifier import ImageClassifier, ImageForm
+from jaxnas.hf.inputs import adapted
 from jaxnas.hf.memory import memory_cost
 from jaxnas.hf.prunable import Prunable, PrunableNetwork, whole
 from jaxnas.hf.rebuild import rebuild
@@ -17,6 +18,7 @@ __all__ = [
     "Prunable",
     "PrunableNetwork",
     "Rope",
+    "adapted",
     "load",
     "memory_cost",
     "rebuild",

@@ -87,10 +87,8 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
         those of the config.
       ImportError: a name of the hub, without the extra `hf`.
     """
-    folder = folder_of(name)
-    values = files.read_json(folder / "config.json")
-    if not isinstance(values, dict):
-        raise ValueError(f"{folder / 'config.json'} is {values!r:.80}, expected an object with model_type.")
+    config = config_of(name)
+    folder, values = config.folder, config.values
     family = family_of(values, folder / "config.json")
     params = {}
     with tensor_files.Tensors(folder) as tensors:
@@ -98,17 +96,25 @@ def load(name: str | pathlib.Path, dtype: Any = jnp.float32, mesh: Mesh | None =
         if layers > count:  # before a module of that many layers is made
             raise ValueError(f"{folder}: num_hidden_layers is {layers}, and the files have {count} tensors.")
         module = family.read(values).clone(dtype=dtype)
-        entries = names.stored(family.read({**values, "jaxnas": None}), values)  # with their padding
+        entries = names.stored(family.read({**values, "jaxnas": None}), dict(values))  # with their padding
         _check(folder, entries, tensors.shapes)
         for path, x in names.parameters(module).items():
             value = entries[path].to_parameter(tensors.read(entries[path].name), x.shape)
             sharding = None if mesh is None else _sharding(mesh, x.shape, entries[path].split)
             params[path] = jax.device_put(np.ascontiguousarray(value.astype(dtype)), sharding)
-    return Pretrained(module, {"params": unflatten(params)}, Config(values, folder))
+    return Pretrained(module, {"params": unflatten(params)}, config)
 
 
-def folder_of(name: str | pathlib.Path) -> pathlib.Path:
-    """The folder of a checkpoint; see `load`."""
+def config_of(name: str | pathlib.Path) -> Config:
+    """What a checkpoint says of itself; see `load`."""
+    folder = _folder(name)
+    values = files.read_json(folder / "config.json")
+    if not isinstance(values, dict):
+        raise ValueError(f"{folder / 'config.json'} is {values!r:.80}, expected an object with model_type.")
+    return Config(values, folder)
+
+
+def _folder(name: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(name).expanduser()
     if path.is_file():
         raise ValueError(f"{path} is a file, expected a folder with config.json and safetensors. {_GGUF}")

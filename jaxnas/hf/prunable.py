@@ -17,6 +17,7 @@ from jaxnas.annotations import Annotations
 from jaxnas.checks import check_counts
 from jaxnas.choice import Choice
 from jaxnas.hf import checkpoint
+from jaxnas.hf import inputs as inputs_lib
 from jaxnas.hf.checkpoint import Config
 from jaxnas.hf.decoder import Decoder
 from jaxnas.hf.families import Module
@@ -141,13 +142,8 @@ class Prunable:
           ValueError: what `load` refuses; a tokenizer that is not the checkpoint's; fewer training data than
             the calibration takes; sizes that the layers do not have in common.
         """
-        if not self.checkpoint:
-            raise ValueError(
-                "Prunable: checkpoint is missing. Give the folder of a Hugging Face checkpoint, or a name of "
-                "the hub; in a binary --set network.checkpoint=FOLDER."
-            )
-        module, variables, config = checkpoint.load(self.checkpoint, self.dtype, mesh)
-        check_tokens(config, getattr(getattr(task, "dataset", None), "vocabulary", None))
+        module, variables, config = checkpoint.load(self._named(), self.dtype, mesh)
+        inputs_lib.check_data(task, config)
         inputs = one_example(task.inputs)
         net = self.network(module, variables, config, inputs)
         if self.calibration:
@@ -156,11 +152,17 @@ class Prunable:
             variables = order(net, variables, [jax.tree.map(jnp.asarray, one) for one in given])
         return net, variables
 
-    def with_tokens(self, task: Any) -> Any:
-        """The task with the checkpoint's own tokenizer, where it takes one and was given none."""
-        if getattr(task, "tokenizer", "") is None and self.checkpoint:
-            return dataclasses.replace(task, tokenizer=str(checkpoint.folder_of(self.checkpoint)))
-        return task
+    def adapted(self, task: Any) -> Any:
+        """The task with the checkpoint's own tokenizer, or its pixels; see `jaxnas.hf.adapted`."""
+        return inputs_lib.adapted(task, checkpoint.config_of(self._named()))
+
+    def _named(self) -> str:
+        if not self.checkpoint:
+            raise ValueError(
+                "Prunable: checkpoint is missing. Give the folder of a Hugging Face checkpoint, or a name of "
+                "the hub; in a binary --set network.checkpoint=FOLDER."
+            )
+        return self.checkpoint
 
     def network(self, module: Module, variables: Any, config: Config, inputs: Any) -> PrunableNetwork:
         """The supernet of a module of `load`, for inputs of some shape.
@@ -197,30 +199,6 @@ class Prunable:
 def whole(folder: str | os.PathLike) -> Prunable:
     """A checkpoint of which nothing may be cut, as a network of one architecture."""
     return Prunable(checkpoint=str(folder), hidden=(), heads=False, skip=(), calibration=0)
-
-
-def check_tokens(config: Config, vocabulary: Any) -> None:
-    """Compares the tokens of a text with those of a checkpoint.
-
-    Args:
-      config: of `load`.
-      vocabulary: of the text; None for data without tokens.
-
-    Raises:
-      ValueError: they are others.
-    """
-    file = config.folder / "tokenizer.json"
-    if vocabulary is None or "vocab_size" not in config.values:
-        return
-    advice = f"Give tokenizer={str(config.folder)!r} where the text is loaded."
-    definition = getattr(vocabulary, "definition", None)
-    if definition is None or vocabulary.size > config.values["vocab_size"]:
-        raise ValueError(
-            f"The text has {vocabulary!r}, and the checkpoint in {config.folder} "
-            f"{config.values['vocab_size']:,} tokens of its own tokenizer. {advice}"
-        )
-    if file.is_file() and file.read_text(encoding="utf-8") != definition:
-        raise ValueError(f"The text has the tokens of another tokenizer than {file}. {advice}")
 
 
 def _common(what: str, sizes: tuple[int, ...]) -> int:

@@ -20,14 +20,20 @@ def by_binaries(run: Run) -> bool:
     return isinstance(run.result.config.get("name"), str)
 
 
+def binaries(run: Run) -> tuple[str, ...]:
+    """The binaries that make a run like this, in their order: a checkpoint needs no supernet's training."""
+    later = ("search", "retrain", "evaluate")
+    return later if run.result.loader and not run.metrics else ("train_supernet", *later)
+
+
 def command(run: Run, binary: str, *more: str, workdir: str = "DIR") -> str:
     """The command of a binary on this run; `more` are assignments for --set.
 
-    The binaries behind the training find its assignments in the workdir, so only the training repeats them;
-    it also takes those of the search.
+    The binaries behind the first one find its assignments in the workdir, so only that repeats them; a
+    training also takes those of the search.
     """
     config = run.result.config
-    own = config.get(SET, ()) if binary == "train_supernet" else ()
+    own = config.get(SET, ()) if binary == binaries(run)[0] else ()
     # The last assignment of a field counts.
     assignments = {text.partition("=")[0].strip(): text for text in (*own, *more)}.values()
     given = [f"--config={config.get(CONFIG, config.get('name'))}", f"--workdir={workdir}"]

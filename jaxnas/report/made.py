@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxnas.report import headline, words
-from jaxnas.report.commands import AGAIN, by_binaries, command
+from jaxnas.report.commands import AGAIN, binaries, by_binaries, command
 from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import count, esc
@@ -123,8 +123,7 @@ def settings_panel(run: Run) -> str:
     config = dict(run.result.config)
     calls = config.pop(AGAIN, "")
     if by_binaries(run):
-        binaries = ("train_supernet", "search", "retrain", "evaluate")
-        calls = "\n".join(command(run, binary) for binary in binaries)
+        calls = "\n".join(command(run, binary) for binary in binaries(run))
     shared = config.get("retraining") or config.get("alone") or config.get("training") or {}
     for one in run.retrained:
         config[f"retrained/{one.folder}"] = {

@@ -18,7 +18,8 @@ def panel(run: Run) -> str:
         return ""
     other = run.network("random search")
     parts = [say(svg.esc(_verdict(run, other))) if other else ""]
-    parts += _curves(run) or [note("The search has no history here, so its way cannot be drawn.")]
+    if run.result.replacements is None:
+        parts += _curves(run) or [note("The search has no history here, so its way cannot be drawn.")]
     if other is None:
         parts.append(note("Random search was not run beside it, so the gain of the search is not known."))
     return section("Search against random search" if other else "How the search went", *parts)

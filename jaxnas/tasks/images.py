@@ -14,6 +14,7 @@ import numpy as np
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data import augment
+from jaxnas.files import as_path
 from jaxnas.tasks import baseline
 from jaxnas.tasks.classification import Classification
 from jaxnas.tasks.task import Batch
@@ -28,8 +29,8 @@ class Images(Classification[data_lib.Dataset]):
     A network takes standardised images, float32 [B, H, W, C], and gives logits [B, classes].
 
     Attributes:
-      data: the name of a data set, see `jaxnas.data.load`, or the data themselves, as `data.from_arrays` and
-        `data.from_folder` return them.
+      data: the name of a data set, see `jaxnas.data.load`, the path of a folder of images, or the data
+        themselves, as `data.from_arrays` and `data.from_folder` return them.
       search_fraction: part of the training images of a named data set that is held out for the search.
       seed: of what is held out.
       image_size: height and width to which the images of a named data set are decoded, if they are of many
@@ -105,7 +106,10 @@ class Images(Classification[data_lib.Dataset]):
                 )
 
     def read(self, data_dir: Any, source_dir: Any) -> data_lib.Dataset:
-        """The data set of the name."""
+        """The data set of the name, or of the folder of that path."""
+        if isinstance(self.data, str) and as_path(self.data).is_dir():
+            share, seed = self.search_fraction, self.seed
+            return data_lib.from_folder(self.data, self.image_size, search_fraction=share, seed=seed)
         return data_lib.load(
             self.name,
             data_dir=data_dir,
