@@ -290,7 +290,9 @@ def take_stored(path: pathlib.Path) -> None:
     values, stored = flags.FLAGS, files.read_json(path) if path.is_file() else {}
     config = stored.get(CONFIG) if isinstance(stored, dict) else None
     if config is not None and values.config in (None, config):
-        values.config, values.set = config, [*stored.get(SET, ()), *values.set]
+        assignments = (*stored.get(SET, ()), *values.set)  # the last one of a field counts
+        named = {text.partition("=")[0].strip(): text for text in assignments}
+        values.config, values.set = config, [*named.values()]
 
 
 def described(config: Config) -> dict[str, Any]:

@@ -90,6 +90,16 @@ def tiny(folder):
     module = decoder_values.read(values)
     variables = module.init(jax.random.key(0), np.zeros((1, 2), np.int32))
     hf.save(folder, module, variables, hf.Config(values, folder.parent))
+    with_tokenizer(folder, "Call me whatever you like .".split())
+
+
+def with_tokenizer(folder, words):
+    """Gives a checkpoint a tokenizer that knows some words; others are the first one."""
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, words[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
 
 
 def logits(model, inputs):

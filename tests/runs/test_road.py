@@ -89,6 +89,12 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
             bound = 0.9 * int(costs(space.largest())["macs"])
             assert int(costs(found.arch)["macs"]) <= bound and set(found.others) == {"random search"}
             continue
+        if method == "replacements":
+            settings = dataclasses.replace(SEARCH, method=method)
+            replaced = runs.search_space(task, net, trained.variables, settings, **common).replacements
+            assert replaced.found.cost <= bound and replaced.found.measured >= 0
+            assert all(one.cost <= one.share * bound / 0.9 + 1 for one in replaced.others)
+            continue
         if method in impossible:
             with pytest.raises(ValueError, match=impossible[method]):
                 select(method)

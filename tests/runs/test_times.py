@@ -17,6 +17,7 @@ TASK, NET = task_of("images"), perceptron()
 RECIPE = Relaxed(order="first", start=1, every=1)
 TRAINING = Training(steps=2, batch_size=8, learning_rate=1e-2, warmup_steps=1)
 OWN = {  # what only some settings have
+    "replacements": dict(baseline=False),
     "strategy": dict(strategy=search.RandomSearch(NET.space, evaluations=4, batch=2)),
     "trials": dict(samples=2, trial_steps=(1,)),
     "perturbation": dict(tune_steps=1),
@@ -39,7 +40,7 @@ def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, c
     settings = runs.Search(method=method, limit=1, **OWN.get(method, {}))
     common = dict(training=TRAINING, workdir=tmp_path, mesh=make_mesh(1))
     with caplog.at_level(logging.INFO, "jaxnas"):
-        if method == "strategy":
+        if method in runs.BY_BUDGET:
             found = runs.search_space(TASK, NET, state.variables, settings, **common)
         else:
             found = runs.select(TASK, NET, state, settings, recipe=RECIPE, **common)
