@@ -92,8 +92,28 @@ class Supernet:
         return self.groups.model.name
 
     def described(self) -> dict[str, Any]:
-        """What a record of a run holds of the network, beside its program."""
-        places = [(place.name, [name for name, _ in place.decisions]) for place in self.places]
+        """What a record of a run holds of the network, beside its program: its space and its places."""
+        traced = self.groups.traced(self.groups.inputs, False)
+        order = {name: number for number, name in enumerate(regions.scopes(traced))}
+        known = self.groups.groups
+
+        def called(place: Place) -> tuple[int, int, int]:
+            parts = place.name.split("/")[: -1 if place.name in known else None]
+            prefixes = ("/".join(parts[:stop]) for stop in range(len(parts), 0, -1))
+            found = [order[prefix] for prefix in prefixes if prefix in order] or [-1]
+            return found[-1], -1 if place.turn is None else place.turn, found[0]
+
+        places = {}
+        for place in sorted(self.places, key=called):
+            group, turn = known.get(place.name), "" if place.turn is None else f"[{place.turn}]"
+            places[place.name + turn] = {
+                "module": place.name if group is None else place.name.rpartition("/")[0],
+                "kind": "module" if group is None else group.kind,
+                "size": 1 if group is None else group.size,
+                "turn": place.turn,
+                "decisions": place.decisions,
+                "kept": place.by_options(self.space),
+            }
         return {"type": self.__name__, "space": self.space.to_json(), "places": places}
 
     def mean_products(self) -> float:
