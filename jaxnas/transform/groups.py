@@ -18,10 +18,14 @@ from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
 from jaxnas.transform.program import Program, Trace
-from jaxnas.transform.rules import KERNEL
+from jaxnas.transform.rules import KERNEL, LOOKED_UP
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, leaves
 
 _WIDTH, _CHANNELS, _HIDDEN = "width", "channels", "hidden"
+# The logical names of axes by the kinds of their groups, as elastic layers call them.
+_LOGICAL = {_WIDTH: "embed", _CHANNELS: "embed", _HIDDEN: "mlp"} | dict.fromkeys(
+    ("heads", "kv_heads", "queries"), "heads"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +135,20 @@ class Groups:
             more = f" and {len(places) - 3} more" if len(places) > 3 else ""
             lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
         return "\n".join(lines)
+
+    @functools.cached_property
+    def names(self) -> dict[Path, tuple[str | None, ...]]:
+        """The logical names of the axes of each variable, for sharding rules.
+
+        An axis of heads and their channels has that of heads, and one that is joined of pieces that of any.
+        """
+        found = {path: [None] * len(shape.shape) for path, shape in self.shapes.items()}
+        named = [(_LOGICAL[group.kind], group.places) for group in self if group.kind in _LOGICAL]
+        named += [("vocabulary", fixed.places) for fixed in self.fixed if fixed.reason == LOOKED_UP]
+        for name, places in named:
+            for path, axis in places:
+                found[path][axis] = name
+        return {path: tuple(names) for path, names in found.items()}
 
     def arrays(self, variables: Any, shapes: Mapping[Path, Any] | None = None) -> list[Any]:
         """The arrays of variables in the order of the analysis.

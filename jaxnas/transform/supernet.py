@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -212,11 +213,7 @@ class Supernet:
         )
         specs = self._specs
         shapes = {
-            path: jax.tree.map(
-                lambda one, x=x: jax.ShapeDtypeStruct(one, x.dtype),
-                shape,
-                is_leaf=lambda x: isinstance(x, tuple),
-            )
+            path: self._boxes(path, x.dtype, shape)
             for path, x in self.groups.shapes.items()
             if (shape := self._shape(path, x.shape, specs)) is not None
         }
@@ -229,6 +226,18 @@ class Supernet:
             tuple(dict.fromkeys(choices)),
             traced.half_precision,
         )
+
+    def _boxes(self, path: Path, dtype: Any, shape: Any) -> Any:
+        """An array's shape with the names of its axes; of turns of a scan that are not alike, a dict."""
+        names = self.groups.names[path]
+        if isinstance(shape, dict):
+            at = self._specs[path].axis
+            names = (*names[:at], *names[at + 1 :])
+            return {
+                turn: nn.LogicallyPartitioned(jax.ShapeDtypeStruct(x, dtype), names)
+                for turn, x in shape.items()
+            }
+        return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, dtype), names)
 
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, Any]) -> Any:
         return full if self.space.cardinality > 1 else specs[path].shape(static(self.space))
