@@ -142,7 +142,9 @@ class Groups:
 
         An axis of heads and their channels has that of heads, and one that is joined of pieces that of any.
         """
-        found = {path: [None] * len(shape.shape) for path, shape in self.shapes.items()}
+        found: dict[Path, list[str | None]] = {
+            path: [None] * len(shape.shape) for path, shape in self.shapes.items()
+        }
         named = [(_LOGICAL[group.kind], group.places) for group in self if group.kind in _LOGICAL]
         named += [("vocabulary", fixed.places) for fixed in self.fixed if fixed.reason == LOOKED_UP]
         for name, places in named:
