@@ -209,8 +209,8 @@ def _follow(program: Program, known: dict[int, Any]) -> None:
             if op.name in _ALIGNED:
                 outs = zip(op.outs, map(value, op.bodies[0].outputs), strict=True)
                 known |= {out: x for out, x in outs if x is not None}
-        elif not op.bodies and given and op.outs[0] not in known and all(x is not None for x in given):
-            if all(_is_small(v.aval) for v in op.eqn.outvars) and not op.eqn.effects:
+        elif not op.bodies and op.outs and op.outs[0] not in known and all(x is not None for x in given):
+            if given and all(_is_small(v.aval) for v in op.eqn.outvars) and not op.eqn.effects:
                 with jax.ensure_compile_time_eval():
                     made = bind(
                         op,
