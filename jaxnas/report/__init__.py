@@ -1,6 +1,7 @@
 """The page of a run, its result file, and the page of a comparison of strategies."""
 
 from jaxnas.report import comparison, live, result
+from jaxnas.report.kept import kept_svg
 from jaxnas.report.page import render, summary_lines, write
 from jaxnas.report.picture import save_png
 from jaxnas.report.read import Retrained, Run, read_run
@@ -10,6 +11,7 @@ __all__ = [
     "Retrained",
     "Run",
     "comparison",
+    "kept_svg",
     "live",
     "read_run",
     "render",

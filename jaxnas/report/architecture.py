@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnas.report import layers, stages, svg, words
+from jaxnas.report import kept, layers, stages, svg, words
 from jaxnas.report.document import both, details, fixed, plain_table, say, section
 from jaxnas.report.read import Run
 from jaxnas.report.svg import rect
@@ -20,7 +20,13 @@ def panel(run: Run) -> str:
     table = decisions(architecture, choices)
     if not architecture:
         return ""
-    if is_transformer(architecture):
+    if places := kept.places_of(run.result):
+        text = (
+            "Each row is a block of the network, in its order. A bar is as long, and as dark, as the share "
+            "of a size that is kept; what is skipped is hollow."
+        )
+        parts = [say(text), kept.draw(places, architecture)]
+    elif is_transformer(architecture):
         text = (
             "Every layer has attention and an MLP, and adds what they compute to the stream at the "
             "left. Outlines show what the largest network of the space has."

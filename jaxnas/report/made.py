@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxnas.report import headline, words
+from jaxnas.report import headline, kept, words
 from jaxnas.report.commands import AGAIN, binaries, by_binaries, command
 from jaxnas.report.document import block, code, facts, note, plain_table, say, section
 from jaxnas.report.read import Run
@@ -122,6 +122,8 @@ def settings_panel(run: Run) -> str:
     """The section on how the run was made: commands, configuration and versions."""
     config = dict(run.result.config)
     calls = config.pop(AGAIN, "")
+    if kept.places_of(run.result):  # which are drawn
+        config["network"] = {name: x for name, x in config["network"].items() if name != "places"}
     if by_binaries(run):
         calls = "\n".join(command(run, binary) for binary in binaries(run))
     shared = config.get("retraining") or config.get("alone") or config.get("training") or {}

@@ -4,7 +4,7 @@ Colours are from the Okabe-Ito palette, darkened or lightened until each has eno
 the card behind it; marks differ in shape and lines in dashes, so that no reading needs colour.
 """
 
-CSS = """
+COLOURS = """
 :root{color-scheme:light dark;--bg:#f3f5f8;--card:#fff;--ink:#17202b;--soft:#566273;--line:#dde3ea;
 --ghost:#c3ccd6;--grid:#e8ecf1;--evolution:#0b68b0;--random:#c4570a;--best:#f2b701;--edge:#17202b;--extreme:#8a3f94;
 --sampled:#0b7f62;--train:#7a8696;--tint:#0b68b012;--code:#f3f5f8;--good:#0b7f62;--bad:#b3261e}
@@ -12,6 +12,20 @@ CSS = """
 --line:#2b3541;--ghost:#465260;--grid:#242d38;--evolution:#5db2f0;--random:#f19a4d;--best:#ffd23f;
 --edge:#0e1217;--extreme:#d79be0;--sampled:#45c9a3;--train:#8d9bab;--tint:#5db2f018;--code:#0e1217;--good:#45c9a3;
 --bad:#ff8a80}}
+"""
+
+# What is kept of a network, which is also a picture of its own.
+KEPT = """
+.kept text{font:12.5px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+fill:var(--ink);font-variant-numeric:tabular-nums}
+.kept .note,.kept .name{fill:var(--soft)}
+.kept .gone{text-decoration:line-through;opacity:.65}
+.kept .bar{fill:var(--sampled);pointer-events:none}
+.kept .rail{fill:var(--grid);stroke:var(--ghost);stroke-width:1}
+.kept .none{fill:none;stroke-dasharray:3 3}
+"""
+
+_PAGE = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--ink);
@@ -136,6 +150,8 @@ line-height:1.3}
 pre{font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere}}
 @media print{body{background:#fff}section,.tiles>div{break-inside:avoid}}
 """
+
+CSS = COLOURS + _PAGE + KEPT
 
 # Shows the title of the mark under the pointer at once; without it the browser shows it later.
 SCRIPT = """

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxnas.elastic.loop import STACKED
+from jaxnas.network import annotated
 from jaxnas.processes import on_host
 from jaxnas.tasks import Task
 from jaxnas.tensors import flatten
@@ -142,8 +143,11 @@ def _parameter_specs(
     net: nn.Module, inputs: Any, devices: int, params: Any
 ) -> dict[tuple[str, ...], tuple[tuple[int, ...], P]]:
     """For each parameter its shape and how it is divided, by path."""
-    arch = jax.eval_shape(net.space.smallest)
-    boxed = jax.eval_shape(net.init, jax.random.key(0), inputs, arch)["params"]
+    if hasattr(net, "annotations"):
+        boxed = annotated(net, inputs).variables["params"]
+    else:
+        arch = jax.eval_shape(net.space.smallest)
+        boxed = jax.eval_shape(net.init, jax.random.key(0), inputs, arch)["params"]
     names = {
         path: leaf.names if isinstance(leaf, nn.LogicallyPartitioned) else (None,) * leaf.ndim
         for path, leaf in flatten(boxed).items()

@@ -24,12 +24,20 @@ def gate_of(op: Operation, gates: dict[str, Table]) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """Counts the multiply-accumulates of a supernet's products."""
+    """Counts the multiply-accumulates of a supernet's products.
+
+    Attributes:
+      layouts: of all arrays.
+      net: the supernet.
+      scans, borders: see there.
+      runs: which branch of a `cond` runs, by its identity.
+    """
 
     layouts: Any
     net: Any
     scans: dict[int, ByTurn]
     borders: Any
+    runs: Any
 
     def count(self, program: Program, turn: int | None) -> list[Table]:
         """Of each product of a program, or of one turn of a scan."""
@@ -39,7 +47,13 @@ class Products:
             gate = gate_of(op, gates)
             if op.bodies:
                 inner = [(1, gate, table) for body in op.bodies for table in self.count(body, turn)]
-                if op.name in ("while", "cond") and inner:
+                if id(op) in self.runs:
+                    inner = [
+                        (1, combine(lambda on, which, i=i: on * (which == i), gate, self.runs[id(op)]), table)
+                        for i, body in enumerate(op.bodies)
+                        for table in self.count(body, turn)
+                    ]
+                elif op.name in ("while", "cond") and inner:
                     raise ValueError(
                         f"{'/'.join(op.scope)} has products in a lax.{op.name}, and the traced program does "
                         "not say how many of them run."

@@ -19,10 +19,14 @@ from jaxnas.products import computes_in_half_precision
 from jaxnas.tensors import Path
 from jaxnas.transform.models import Model, model_of
 from jaxnas.transform.program import Program, Trace
-from jaxnas.transform.rules import KERNEL
+from jaxnas.transform.rules import KERNEL, LOOKED_UP
 from jaxnas.transform.ties import Layout, Leaf, atoms_of, leaves
 
 _WIDTH, _CHANNELS, _HIDDEN = "width", "channels", "hidden"
+# The logical names of axes by the kinds of their groups, as elastic layers call them.
+_LOGICAL = {_WIDTH: "embed", _CHANNELS: "embed", _HIDDEN: "mlp"} | dict.fromkeys(
+    ("heads", "kv_heads", "queries"), "heads"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +137,22 @@ class Groups:
             lines.append(f"fixed, {fixed.reason}: {', '.join(places[:3])}{more}")
         return "\n".join(lines)
 
+    @functools.cached_property
+    def names(self) -> dict[Path, tuple[str | None, ...]]:
+        """The logical names of the axes of each variable, for sharding rules.
+
+        An axis of heads and their channels has that of heads, and one that is joined of pieces that of any.
+        """
+        found: dict[Path, list[str | None]] = {
+            path: [None] * len(shape.shape) for path, shape in self.shapes.items()
+        }
+        named = [(_LOGICAL[group.kind], group.places) for group in self if group.kind in _LOGICAL]
+        named += [("vocabulary", fixed.places) for fixed in self.fixed if fixed.reason == LOOKED_UP]
+        for name, places in named:
+            for path, axis in places:
+                found[path][axis] = name
+        return {path: tuple(names) for path, names in found.items()}
+
     def arrays(self, variables: Any, shapes: Mapping[Path, Any] | None = None) -> list[Any]:
         """The arrays of variables in the order of the analysis.
 
@@ -162,18 +182,25 @@ class Groups:
             for path, full in self.shapes.items()
         ]
 
-    def traced(self, inputs: Any, train: bool) -> Traced:
+    def traced(self, inputs: Any, train: bool, own: Mapping[str, Any] | None = None) -> Traced:
         """The program for inputs of some shape; it is traced once for each.
+
+        Args:
+          inputs: their specification.
+          train: whether it runs as in training.
+          own: decisions of the module's own space: shapes of hard or soft ones, which are further inputs of
+            the program, or arrays of NumPy, which the program has in it. None for hard ones.
 
         Raises:
           ValueError: with these inputs other axes belong together, or cannot change their size.
         """
-        key = (train, *_key(inputs))
+        own = _hard(self.model) if own is None else own
+        key = (train, *_key(inputs), *_key_of(own))
         if key not in self.calls:
-            self.calls[key] = self._trace_again(inputs, train)
+            self.calls[key] = self._trace_again(inputs, train, own)
         return self.calls[key]
 
-    def _trace_again(self, inputs: Any, train: bool) -> Traced:
+    def _trace_again(self, inputs: Any, train: bool, own: Mapping[str, Any]) -> Traced:
         trace = Trace(self.model.root)
         known: dict[int, int] = {}
 
@@ -186,7 +213,7 @@ class Groups:
             ]
 
         axes = [[atoms(layout) for layout in layouts] for layouts in self.layouts.values()]
-        traced = _trace(trace, self.model, self.shapes, axes, inputs, train)
+        traced = _trace(trace, self.model, self.shapes, axes, (inputs, own), train)
         renamed: dict[int, int] = {}
         elastic = {group.atom: group.name for group in self if group.kind != "kernel"}
         for base, new in known.items():
@@ -263,7 +290,7 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     calls = {}
     for train in (False, True):
         try:
-            calls[train] = _trace(trace, pure, shapes, axes, example, train)
+            calls[train] = _trace(trace, pure, shapes, axes, (example, _hard(pure)), train)
         except jax.errors.ConcretizationTypeError as error:
             raise ValueError(
                 f"{pure.name} depends on values, so it has no jaxpr: {error}. Use jax.numpy.where or "
@@ -277,7 +304,8 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
     # All layouts are read when both programs are tied.
     layouts = trace.layouts()
     made = {
-        (train, *_key(example)): dataclasses.replace(call, layouts=layouts) for train, call in calls.items()
+        (train, *_key(example), *_key_of(_hard(pure))): dataclasses.replace(call, layouts=layouts)
+        for train, call in calls.items()
     }
     groups, fixed = _named(trace, list(shapes.items()), layouts, calls)
     return Groups(
@@ -294,6 +322,19 @@ def analyze(model: Any, variables: Any = None, inputs: Any = None) -> Groups:
 def _key(inputs: Any) -> tuple[Any, ...]:
     shapes, structure = jax.tree.flatten(jax.tree.map(lambda x: (x.shape, jnp.dtype(x.dtype)), inputs))
     return (structure, *map(str, shapes))
+
+
+def _hard(model: Model) -> dict[str, Any]:
+    """The specification of hard decisions of a module's own space."""
+    choices = {} if model.space is None else model.space.choices
+    return {name: jax.ShapeDtypeStruct(choice.shape, jnp.int32) for name, choice in choices.items()}
+
+
+def _key_of(own: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(
+        (name, x.tobytes()) if isinstance(x, np.ndarray) else (name, x.shape, str(x.dtype))
+        for name, x in own.items()
+    )
 
 
 def paths(variables: Any) -> list[tuple[Path, Any]]:
@@ -315,24 +356,31 @@ def _trace(
     model: Model,
     shapes: dict[Path, jax.ShapeDtypeStruct],
     axes: list[Any],
-    inputs: Any,
+    given: tuple[Any, Mapping[str, Any]],
     train: bool,
 ) -> Traced:
+    inputs, own = given
+    fixed = {name: x for name, x in own.items() if isinstance(x, np.ndarray)}
+    decisions = {name: x for name, x in own.items() if name not in fixed}
     structure = jax.tree.structure(model.variables)
     variables = jax.tree.unflatten(structure, list(shapes.values()))
     key = jax.eval_shape(lambda: jax.random.key(0))
 
-    def call(variables: Any, inputs: Any, key: jax.Array) -> Any:
-        return model.call(variables, inputs, key, train)
+    def call(variables: Any, inputs: Any, key: jax.Array, *decided: Any) -> Any:
+        if model.space is None:
+            return model.call(variables, inputs, key, train)
+        arch = {**fixed, **dict(zip(decisions, decided, strict=True))}
+        return model.call(variables, inputs, key, train, arch)
 
-    closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key)
+    closed, out = jax.make_jaxpr(call, return_shape=True)(variables, inputs, key, *decisions.values())
     numbers = [trace.array(list(one), x.shape) for one, x in zip(axes, shapes.values(), strict=True)]
     trace.origin.update({number: number for number in numbers})
     rows, batch = [], trace.ties.new(jax.tree.leaves(inputs)[0].shape[0])
     for x in jax.tree.leaves(inputs):
         first = [batch if trace.ties.sizes[batch] == x.shape[0] else trace.ties.new(x.shape[0])]
         rows.append(trace.array([first, *trace.ties.axes(x.shape[1:], "an axis of the inputs")], x.shape))
-    program = trace.program(closed, [*numbers, *rows, trace.array([], ())])
+    chosen = [trace.array(trace.ties.axes(x.shape, "a decision"), x.shape) for x in decisions.values()]
+    program = trace.program(closed, [*numbers, *rows, trace.array([], ()), *chosen])
     (outputs, updates), half = out, computes_in_half_precision(closed.jaxpr)
     count = len(jax.tree.leaves(outputs))
     for one in program.outputs[:count]:

@@ -10,6 +10,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from jaxnas.space import Arch, Space
+
 Variables = dict[str, Any]
 Updates = dict[str, Any]
 _TRAIN = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
@@ -23,13 +25,14 @@ class Model:
 
     Attributes:
       call: `call(variables, inputs, key, train) -> (outputs, updates)`; `updates` are the collections that it
-        writes in training, such as batch statistics.
+        writes in training, such as batch statistics. Of a module with a space an architecture comes behind.
       variables: by collection, `{"params": ..., ...}`.
       init: from a key and inputs to new variables; None where the network has no initialization of its own,
         and begins with the variables that it has.
       name: of its class or function.
       load: from variables to the module with them; a Linen module, which holds none, as it is.
       root: the outermost named scope that its library sets, which is no module.
+      space: of decisions that a Linen module has itself, and takes as its second argument; None of others.
     """
 
     call: Callable[..., tuple[Any, Updates]]
@@ -38,6 +41,7 @@ class Model:
     name: str
     load: Callable[[Variables], Any]
     root: str = ""
+    space: Space | None = None
 
 
 def model_of(model: Any, variables: Any) -> Model:
@@ -101,8 +105,13 @@ def _linen(module: nn.Module, variables: Any) -> Model:
         )
     variables = {k: v for k, v in nn.meta.unbox(variables).items() if k not in INTERMEDIATES}
 
-    def call(variables: Variables, inputs: Any, key: jax.Array, train: bool) -> tuple[Any, Updates]:
-        positional, named = arguments(module.__call__, inputs)
+    space = getattr(module, "space", None)
+    space = space if isinstance(space, Space) else None
+
+    def call(
+        variables: Variables, inputs: Any, key: jax.Array, train: bool, arch: Arch | None = None
+    ) -> tuple[Any, Updates]:
+        positional, named = _arguments(module, space, inputs, arch)
         options = named | given(module.__call__, key, train)
         if not train:
             return module.apply(variables, *positional, **options), {}
@@ -112,13 +121,20 @@ def _linen(module: nn.Module, variables: Any) -> Model:
         return outputs, dict(updates)
 
     def init(key: jax.Array, inputs: Any) -> Variables:
-        positional, named = arguments(module.__call__, inputs)
+        positional, named = _arguments(module, space, inputs, None if space is None else space.smallest())
         options = named | given(module.__call__, key, False)
         made = nn.meta.unbox(module.init(key, *positional, **options))
         return {k: v for k, v in made.items() if k not in INTERMEDIATES}
 
     name = type(module).__name__
-    return Model(call, variables, init, name, lambda _: module, module.name or name)
+    return Model(call, variables, init, name, lambda _: module, module.name or name, space)
+
+
+def _arguments(
+    module: Any, space: Space | None, inputs: Any, arch: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module, of which one with a space takes an architecture as its second one."""
+    return arguments(module.__call__, inputs) if space is None else ((inputs, arch), {})
 
 
 def _function(function: Callable[..., Any], variables: Any) -> Model:

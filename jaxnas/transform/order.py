@@ -68,11 +68,12 @@ def order(
       Variables of the same structure.
 
     Raises:
-      ValueError: missing batches or loss, batches or variables of another structure, scores of another shape
-        or that are not finite, or a network that is another function afterwards, by more than 1e-5 of its
-        largest output (.02 in half precision).
+      ValueError: a module with decisions of its own, missing batches or loss, batches or variables of another
+        structure, scores of another shape or that are not finite, or a network that is another function
+        afterwards, by more than 1e-5 of its largest output (.02 in half precision).
     """
     groups = net.groups
+    _check_plain(groups)
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, by, loss)
     moved = {place.name for place in net.places} - _bound(groups)
     chosen = [group for group in groups if group.name in moved]
@@ -98,6 +99,15 @@ def order(
     return ordered
 
 
+def _check_plain(groups: Groups) -> None:
+    """Refuses a module with decisions of its own, of which no one program tells what counts."""
+    if groups.model.space is not None:
+        raise ValueError(
+            f"{groups.model.name} has decisions of its own, {', '.join(groups.model.space)}: expected a "
+            "network that runs whole. Train the supernet without an order."
+        )
+
+
 def rank_modules(
     net: Supernet | Groups, variables: Any, batches: Iterable[Any], modules: str | Sequence[str]
 ) -> tuple[str, ...]:
@@ -116,10 +126,11 @@ def rank_modules(
       The names, largest change first; of equal ones the first stays first. "layers[2]" is a turn of a scan.
 
     Raises:
-      ValueError: no batches, batches or variables of another structure, or a module that has no input of the
-        shape of its output.
+      ValueError: a module with decisions of its own, no batches, batches or variables of another structure,
+        or a module that has no input of the shape of its output.
     """
     groups = net.groups if isinstance(net, Supernet) else net
+    _check_plain(groups)
     arrays, pairs = groups.arrays(variables), _pairs(groups, batches, "activations", None)
     traced = groups.traced(groups.inputs, False)
     given = [modules] if isinstance(modules, str) else modules

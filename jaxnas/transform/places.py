@@ -89,6 +89,19 @@ class Place:
         read = Decisions(space, None, initializing=True)
         return width(self.function, *(read[key] for key in found)).table
 
+    def by_options(self, space: Space) -> Any:
+        """What `table` has, by options as text: {"2": 8, "4": 16}, of two decisions {"2": {"3": 24}}."""
+        if self.within(space) is None:
+            return 0
+        rows = [space.choices[name].options_at(position or 0) for name, position in self.decisions]
+
+        def below(given: tuple[Any, ...]) -> Any:
+            if len(given) == len(rows):
+                return int(self.function(*given))
+            return {str(option): below((*given, option)) for option in rows[len(given)]}
+
+        return below(())
+
 
 def places_of(
     groups: Groups,

@@ -147,7 +147,7 @@ class Trace:
         return list(map(read, jaxpr.outvars))
 
     def _constant(self, value: Any) -> Value:
-        if np.ndim(value) == 0 and not _is_key(value):
+        if np.ndim(value) == 0 and not is_key(value):
             return Constant(value)
         number = self.array(self.ties.axes(np.shape(value)), np.shape(value))
         self.constants[number] = value
@@ -161,9 +161,9 @@ class Trace:
         elif name == "while":
             bodies, results = self._while(eqn, scope, axes)
         elif name == "cond":
-            bodies, results = self._cond(eqn, scope, axes)
+            bodies, results = self._cond(eqn, scope, axes, ins[1:])
         elif name in REMAT:
-            body = self._body(eqn.params["jaxpr"], axes, scope)
+            body = self._body(eqn.params["jaxpr"], axes, scope, ins)
             bodies, results = (body,), self._results(body)
         elif name in ("custom_jvp_call", "custom_vjp_call"):
             body = self._body(next(eqn.params[key] for key in _BODIES if key in eqn.params), axes, scope)
@@ -212,12 +212,17 @@ class Trace:
         elif name == "gather" and origins[0] is not None:
             self.uses += [("made", axis, origins[0]) for axis in axes[0]]
 
-    def _body(self, closed: Any, axes: Sequence[Axes], scope: str) -> Program:
+    def _body(self, closed: Any, axes: Sequence[Axes], scope: str, ins: Sequence[Value] = ()) -> Program:
+        """A program within another one; `ins` are its operands where they are handed on as they are."""
         closed_jaxpr = getattr(closed, "jaxpr", closed)
         inputs = [
             self.array(list(one), variable.aval.shape)
             for one, variable in zip(axes, closed_jaxpr.invars, strict=True)
         ]
+        known = zip(inputs, ins, strict=False)
+        self.origin |= {
+            x: self.origin[one] for x, one in known if isinstance(one, int) and one in self.origin
+        }
         return self.program(closed, inputs, scope)
 
     def _results(self, body: Program) -> list[Axes]:
@@ -247,8 +252,10 @@ class Trace:
         self._same(carry, self._results(body))
         return (test, body), carry
 
-    def _cond(self, eqn: Any, scope: str, axes: list[Axes]) -> tuple[tuple[Program, ...], list[Axes]]:
-        bodies = tuple(self._body(branch, axes[1:], scope) for branch in eqn.params["branches"])
+    def _cond(
+        self, eqn: Any, scope: str, axes: list[Axes], ins: Sequence[Value]
+    ) -> tuple[tuple[Program, ...], list[Axes]]:
+        bodies = tuple(self._body(branch, axes[1:], scope, ins) for branch in eqn.params["branches"])
         results = [
             one if isinstance(out, int) else self.ties.axes(variable.aval.shape)
             for one, out, variable in zip(
@@ -273,5 +280,6 @@ def _called(eqn: Any) -> Any:
     return next(eqn.params[key] for key in _BODIES if key in eqn.params)
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
+    """Whether a value is a typed random key."""
     return jax.dtypes.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key)

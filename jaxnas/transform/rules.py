@@ -206,6 +206,7 @@ def convolution(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
 
 
 KERNEL = "taps of a convolution"
+LOOKED_UP = "looked up"
 
 
 def concatenate(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
@@ -300,9 +301,9 @@ def gather(ties: Ties, eqn: Any, ins: list[Axes]) -> list[Axes]:
     kept = [place for place in range(len(operand)) if place not in dropped]
     for place, target in zip(kept, numbers.offset_dims, strict=True):
         whole = sizes[place] == _shape(eqn.invars[0])[place]
-        _same_or_fixed(ties, operand[place], axes[target], whole, "looked up")
+        _same_or_fixed(ties, operand[place], axes[target], whole, LOOKED_UP)
     for place in numbers.collapsed_slice_dims:
-        ties.fix(operand[place], "looked up")
+        ties.fix(operand[place], LOOKED_UP)
     batch = [target for target in range(len(axes)) if target not in numbers.offset_dims]
     for target, axis in zip(batch, indices[:-1], strict=True):
         axes[target] = axis

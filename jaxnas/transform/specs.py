@@ -40,7 +40,7 @@ class LayoutSpec:
 
     @property
     def names(self) -> tuple[None, ...]:
-        """Logical names of the axes: none."""
+        """Names of axes that may be sorted alone: none, since an axis may have several factors and pieces."""
         return (None,) * len(self.layouts)
 
     @functools.cached_property
@@ -120,7 +120,7 @@ class TurnSpec:
 
     @property
     def names(self) -> tuple[None, ...]:
-        """Logical names of the axes: none."""
+        """Names of axes that may be sorted alone: none."""
         return self.specs[0].names
 
     @property

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,7 @@ from jaxnas.transform.by_turn import ByTurn, mask_of_width, runs_of_width, size_
 from jaxnas.transform.counts import Products, gate_of
 from jaxnas.transform.evaluate import run
 from jaxnas.transform.groups import Groups, Traced, paths
+from jaxnas.transform.own import Branches, branches, own_arch, when_read
 from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
 from jaxnas.transform.program import Operation
 from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
@@ -57,13 +59,20 @@ def supernet(
         random architectures have less than 85 % (CPU) or 50 % (accelerators) of the largest one's products.
 
     Returns:
-      A network with a `space`, called as `net.apply(variables, inputs, arch)`.
+      A network with a `space`, called as `net.apply(variables, inputs, arch)`. Decisions of a space that the
+      module has itself are in it, too.
 
     Raises:
-      ValueError: a pattern that matches nothing, sizes that a group cannot have, or a module that cannot be
-        skipped.
+      ValueError: a name that the module's own space has, a pattern that matches nothing, sizes that a group
+        cannot have, or a module that cannot be skipped.
     """
-    named, places = places_of(groups, choices, decisions or {}, shared)
+    own = {} if groups.model.space is None else groups.model.space.choices
+    if both := [name for name in own if name in choices or name in (decisions or {})]:
+        raise ValueError(
+            f"{both[0]!r} is a decision of {groups.model.name} itself; give this one another name, or "
+            "another pattern."
+        )
+    named, places = places_of(groups, choices, {**own, **(decisions or {})}, shared)
     net = Supernet(groups, Space(**named), places, "masked")
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
@@ -92,8 +101,28 @@ class Supernet:
         return self.groups.model.name
 
     def described(self) -> dict[str, Any]:
-        """What a record of a run holds of the network, beside its program."""
-        places = [(place.name, [name for name, _ in place.decisions]) for place in self.places]
+        """What a record of a run holds of the network, beside its program: its space and its places."""
+        traced = self.groups.traced(self.groups.inputs, False)
+        order = {name: number for number, name in enumerate(regions.scopes(traced))}
+        known = self.groups.groups
+
+        def called(place: Place) -> tuple[int, int, int]:
+            parts = place.name.split("/")[: -1 if place.name in known else None]
+            prefixes = ("/".join(parts[:stop]) for stop in range(len(parts), 0, -1))
+            found = [order[prefix] for prefix in prefixes if prefix in order] or [-1]
+            return found[-1], -1 if place.turn is None else place.turn, found[0]
+
+        places = {}
+        for place in sorted(self.places, key=called):
+            group, turn = known.get(place.name), "" if place.turn is None else f"[{place.turn}]"
+            places[place.name + turn] = {
+                "module": place.name if group is None else place.name.rpartition("/")[0],
+                "kind": "module" if group is None else group.kind,
+                "size": 1 if group is None else group.size,
+                "turn": place.turn,
+                "decisions": place.decisions,
+                "kept": place.by_options(self.space),
+            }
         return {"type": self.__name__, "space": self.space.to_json(), "places": places}
 
     def mean_products(self) -> float:
@@ -164,7 +193,11 @@ class Supernet:
         small = self.space.cardinality == 1
         rows = jax.tree.leaves(inputs)
         symbolic = not all(isinstance(size, int) for x in rows for size in x.shape)
-        traced = self.groups.traced(self.groups.inputs if symbolic else specification(inputs), train)
+        given = self.groups.inputs if symbolic else specification(inputs)
+        own = self._own_arch(arch, small)
+        decided = [] if small else list(own.values())
+        shapes = own if small else jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own)
+        traced = self.groups.traced(given, train, shapes)
         sizes = self._sizes(traced, self._widths(arch), small)
         if symbolic:  # the leading axis of an export
             sizes = _with_batch(sizes, traced, rows[0].shape[0], small)
@@ -173,8 +206,8 @@ class Supernet:
         given = self._given(variables, sizes)
         cut = frozenset(sizes.sizes if small else sizes.widths or ())
         zero = [sizes.atoms(number) - cut for number in traced.program.inputs[: len(given)]]
-        arguments = [*given, *rows, key]
-        results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1)], sizes)
+        arguments = [*given, *rows, key, *decided]
+        results = run(traced.program, arguments, [*zero, *[NONE] * (len(rows) + 1 + len(decided))], sizes)
         count = traced.outputs.num_leaves
         outputs = jax.tree.unflatten(traced.outputs, results[:count])
         if mutable is False or mutable is None:
@@ -187,20 +220,16 @@ class Supernet:
     def annotations(self, inputs: Any) -> Annotations:
         """What `jaxnas.network` asks a network for: the sizes of its variables and its products."""
         traced = self.groups.traced(inputs, False)
-        macs = Products(traced.layouts, self, self._scans(traced), self._borders(traced)).count(
-            traced.program, None
-        )
+        runs = self._branches(traced)
+        counts = Products(traced.layouts, self, self._scans(traced), self._borders(traced), runs)
+        macs = counts.count(traced.program, None)
         specs = self._specs
         shapes = {
-            path: jax.tree.map(
-                lambda one, x=x: jax.ShapeDtypeStruct(one, x.dtype),
-                shape,
-                is_leaf=lambda x: isinstance(x, tuple),
-            )
+            path: self._boxes(path, x.dtype, shape)
             for path, x in self.groups.shapes.items()
             if (shape := self._shape(path, x.shape, specs)) is not None
         }
-        choices = [place.table(self.space) for place in self.places]
+        choices = [*(place.table(self.space) for place in self.places), *runs.values()]
         return Annotations(
             unflatten(shapes),
             {path[1:]: spec for path, spec in specs.items() if path[0] == "params"},
@@ -209,6 +238,18 @@ class Supernet:
             tuple(dict.fromkeys(choices)),
             traced.half_precision,
         )
+
+    def _boxes(self, path: Path, dtype: Any, shape: Any) -> Any:
+        """An array's shape with the names of its axes; of turns of a scan that are not alike, a dict."""
+        names = self.groups.names[path]
+        if isinstance(shape, dict):
+            at = self._specs[path].axis
+            names = (*names[:at], *names[at + 1 :])
+            return {
+                turn: nn.LogicallyPartitioned(jax.ShapeDtypeStruct(x, dtype), names)
+                for turn, x in shape.items()
+            }
+        return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, dtype), names)
 
     def _shape(self, path: Path, full: tuple[int, ...], specs: dict[Path, Any]) -> Any:
         return full if self.space.cardinality > 1 else specs[path].shape(static(self.space))
@@ -242,6 +283,26 @@ class Supernet:
             if isinstance(spec := self._specs[path], TurnSpec) and isinstance(x, tuple):
                 stored[path] = spec.joined({turn: row for turn, row in enumerate(x) if row is not None})
         return stored
+
+    def _own_arch(self, arch: Arch | None, small: bool) -> dict[str, Any]:
+        """The decisions of the module's own space: of NumPy for a sub-network."""
+        full = self.groups.model.space
+        if full is None:
+            return {}
+        own = own_arch(full, self._own_space, None if small else arch)
+        return own if small else {name: jnp.asarray(x) for name, x in own.items()}
+
+    @functools.cached_property
+    def _own_space(self) -> Space:
+        full = self.groups.model.space
+        return Space(**{name: self.space.choices[name] for name in (full.choices if full else ())})
+
+    def _branches(self, traced: Traced) -> Branches:
+        """Which branches run, where decisions of the module's own space say so."""
+        full = self.groups.model.space
+        if full is None:
+            return {}
+        return branches(traced, full, self._own_space)
 
     def _kernel(self, name: str) -> bool:
         return self.groups[name].kind == "kernel"
@@ -284,31 +345,32 @@ class Supernet:
             for one in op.ins:
                 if isinstance(one, int):
                     users.setdefault(one, []).append(op)
-        scans = list(self._scans(traced).values())
+        scans, runs = list(self._scans(traced).values()), self._branches(traced)
         specs: dict[Path, Any] = {}
         for (path, layouts), number in zip(self.groups.layouts.items(), traced.program.inputs, strict=False):
-            specs[path] = self._spec(layouts, users.get(number), None)
+            used = [when_read(op, number, self._gates(None), runs) for op in users.get(number, ())]
+            specs[path] = self._spec(layouts, used, None)
             for one in scans:
                 axis = place_of(one.scan.axis, layouts)
                 differs = {group.atom for group in one.groups} & {a for x in layouts for a in atoms_of(x)}
                 if axis >= 0 and (differs or one.modules):
-                    reading = turns.readers(traced, one.scan, number)
+                    reading = turns.readers(traced, one.scan, number) or ()
                     alone = tuple(() if i == axis else x for i, x in enumerate(layouts))
                     rows = [
-                        self._spec(alone, reading, turn).gated(one.runs(self._gates(turn)))
+                        self._spec(alone, [gate_of(op, self._gates(turn)) for op in reading], turn).gated(
+                            one.runs(self._gates(turn))
+                        )
                         for turn in range(one.scan.length)
                     ]
                     specs[path] = TurnSpec(one.scan.axis, axis, tuple(rows))
         return specs
 
-    def _spec(
-        self, layouts: tuple[Layout, ...], users: list[Operation] | None, turn: int | None
-    ) -> LayoutSpec:
-        """What a variable is made of that some operations read, in one turn of a scan or outside of scans."""
-        tables, gates = self._tables(turn), self._gates(turn)
+    def _spec(self, layouts: tuple[Layout, ...], used: Sequence[Table], turn: int | None) -> LayoutSpec:
+        """What a variable is made of, in one turn of a scan or outside of scans, and when it is read."""
+        tables = self._tables(turn)
         centred = frozenset(group.atom for group in self.groups if group.kind == "kernel")
         own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
-        used = [constant(1)] if not users else list(dict.fromkeys(gate_of(op, gates) for op in users))
+        used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
         return LayoutSpec(layouts, own, gate, centred & {a for a, _ in own})
 

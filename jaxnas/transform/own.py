@@ -1,0 +1,224 @@
+"""Decisions that an analyzed module has itself, as which block of an `elastic.Mixture` runs.
+
+They are further inputs of its program. Where a branch of a `lax.cond` or `lax.switch` is chosen by a number
+that follows from them alone, that number is a table over decisions: what a branch computes counts, and what
+it alone reads is in use, where the table says so. An extracted network is traced with the decisions that were
+made, so that its program has the chosen branches alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnas.choice import Choice
+from jaxnas.elastic.decisions import static
+from jaxnas.elastic.width import Table, combine, constant
+from jaxnas.space import Arch, Space
+from jaxnas.transform.counts import gate_of
+from jaxnas.transform.evaluate import bind
+from jaxnas.transform.groups import Traced
+from jaxnas.transform.program import Constant, Operation, Program, Value, is_key
+from jaxnas.transform.regions import programs
+
+_Key = tuple[str, int | None]  # a decision by its name and position
+Branches = Mapping[int, Table]  # by the identity of a `cond`, which of its branches runs
+_ALIGNED = ("checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call")
+_LARGEST, _SMALL = 1 << 16, 1 << 10  # entries of a table, and of an array that it is computed from
+
+
+def own_arch(full: Space, now: Space, arch: Arch | None) -> dict[str, Any]:
+    """The module's part of an architecture, over all options that the module has.
+
+    Args:
+      full: the module's space.
+      now: a space with the same decisions, and perhaps fewer options and positions.
+      arch: of `now`; None if that has only one.
+
+    Returns:
+      Arrays by name; of NumPy where `now` has one architecture.
+    """
+    host = arch is None or now.cardinality == 1
+    values: Mapping[str, Any] = static(now) if arch is None or host else arch
+    lib = np if host else jnp
+    return {
+        name: _among(choice, now.choices[name], values[name], lib) for name, choice in full.choices.items()
+    }
+
+
+def _among(full: Choice, now: Choice, value: Any, lib: Any) -> Any:
+    """Indices, or weights, of the options of one choice among those of another one that has more."""
+    length = full.length or 1
+    rows = [_left(full, now, i) for i in range(length)]
+    if all(row == list(range(len(full.options_at(i)))) for i, row in enumerate(rows)):
+        return lib.asarray(value)
+    given = lib.asarray(value)
+    given = given[None] if full.length is None else given
+    if lib is jnp and jnp.issubdtype(given.dtype, jnp.floating):
+        places = np.zeros((len(given), given.shape[1], full.width))
+        for i, row in enumerate(rows[: len(given)]):
+            places[i, np.arange(len(row)), row] = 1
+        made = jnp.einsum("lk,lkf->lf", given, jnp.asarray(places, given.dtype))
+    else:
+        table = np.zeros((len(given), max(map(len, rows))), np.int32)
+        for i, row in enumerate(rows[: len(given)]):
+            table[i, : len(row)] = row
+        made = lib.asarray(table)[np.arange(len(given)), given]
+    if missing := length - len(given):  # beyond the depth
+        made = lib.concatenate([made, lib.zeros((missing, *made.shape[1:]), made.dtype)])
+    return made if full.length is not None else lib.asarray(made[0])  # no scalar of NumPy
+
+
+def branches(traced: Traced, full: Space, now: Space) -> Branches:
+    """For each `cond` whose branch follows from decisions alone, which one runs, as a table.
+
+    Args:
+      traced: with hard decisions.
+      full: the module's space.
+      now: the space that tables are over.
+
+    Raises:
+      ValueError: a branch depends on several decisions at once, or on too many for a table.
+    """
+    conds = [op for one in programs(traced.program) for op in one.operations if op.name == "cond"]
+    if not conds:
+        return {}
+    run = _probe(traced, conds, full)
+    options = {
+        (name, None if choice.length is None else i): _left(choice, now.choices[name], i)
+        for name, choice in full.choices.items()
+        for i in range(choice.length or 1)
+    }
+    first, reads = run({}), [list[_Key]() for _ in conds]
+    for key in options:
+        choice = full.choices[key[0]]
+        flips = [run({key: index}) for index in range(1, len(choice.options_at(key[1] or 0)))]
+        for number, own in enumerate(reads):
+            if any(flip[number] != first[number] for flip in flips):
+                own.append(key)
+    found: dict[int, Table] = {}
+    for keys in dict.fromkeys(map(tuple, reads)):
+        counts = tuple(len(options[key]) for key in keys)
+        if math.prod(counts) > _LARGEST:
+            raise ValueError(f"A branch depends on {keys}: more than {_LARGEST:,} cases.")
+        cases = [
+            run({key: options[key][i] for key, i in zip(keys, index, strict=True)})
+            for index in np.ndindex(*counts)
+        ]
+        free = [i for i, count in enumerate(counts) if count > 1]
+        for number, op in enumerate(conds):
+            values = [index for one in cases if (index := one[number]) is not None]
+            if tuple(reads[number]) == keys and values:
+                names, sizes = tuple(keys[i] for i in free), tuple(counts[i] for i in free)
+                found[id(op)] = Table(names, sizes, tuple(values))
+    _check_alone(conds, found, run, options)
+    return found
+
+
+def _probe(
+    traced: Traced, conds: Sequence[Operation], full: Space
+) -> Callable[[Mapping[_Key, int]], list[int | None]]:
+    """From decisions by index, the others being 0, to the branch of each `cond`; None where arrays decide."""
+    program, inputs = traced.program, traced.program.inputs[-len(full) :]
+    constants = {n: x for n, x in traced.trace.constants.items() if np.size(x) <= _SMALL and not is_key(x)}
+    _follow(program, constants)
+
+    def run(decided: Mapping[_Key, int]) -> list[int | None]:
+        arch = {name: np.zeros(choice.length or (), np.int32) for name, choice in full.choices.items()}
+        for (name, position), index in decided.items():
+            arch[name][() if position is None else position] = index
+        known = constants | dict(zip(inputs, arch.values(), strict=True))
+        _follow(program, known)
+        read = [op.ins[0].value if isinstance(op.ins[0], Constant) else known.get(op.ins[0]) for op in conds]
+        last = [len(op.bodies) - 1 for op in conds]
+        return [None if x is None else min(max(int(x), 0), n) for x, n in zip(read, last, strict=True)]
+
+    return run
+
+
+def _check_alone(conds: Sequence[Operation], found: Branches, run: Any, options: Mapping[_Key, Any]) -> None:
+    """Compares the tables, which are over what changes a branch alone, with random decisions."""
+    random = np.random.default_rng(0)
+    for _ in range(16):
+        places = {key: int(random.integers(len(left))) for key, left in options.items()}
+        runs = run({key: options[key][place] for key, place in places.items()})
+        for op, branch in zip(conds, runs, strict=True):
+            table = found.get(id(op))
+            if table is None:
+                continue
+            index = tuple(places[key] for key in table.names)
+            if table.array()[index] != branch:
+                raise ValueError(
+                    f"{'/'.join(op.scope)} has a branch that depends on several decisions at once. Choose "
+                    "between blocks by one decision each, as jaxnas.elastic.Mixture does."
+                )
+
+
+def _left(choice: Choice, now: Choice, position: int) -> list[int]:
+    """The options that are left at a position, as indices among all."""
+    if position >= (now.length or 1):
+        return [0]
+    return [choice.options_at(position).index(option) for option in now.options_at(position)]
+
+
+def _inner(op: Operation, number: int) -> Iterator[tuple[int, Program, int]]:
+    """The bodies that an operation hands an operand on to, with their places and its number there."""
+    ins = op.ins[1:] if op.name == "cond" else op.ins
+    for place, body in enumerate(op.bodies):
+        yield from ((place, body, x) for one, x in zip(ins, body.inputs, strict=True) if one == number)
+
+
+def when_read(op: Operation, number: int, gates: dict[str, Table], runs: Branches) -> Table:
+    """When an operation reads an operand: where the modules around it run, and a branch that reads it."""
+    gate = gate_of(op, gates)
+    if not runs or not (op.name == "cond" or op.name in _ALIGNED):
+        return gate
+    found = [constant(0)]
+    for place, body, inside in _inner(op, number):
+        used = [when_read(one, inside, gates, runs) for one in body.operations if inside in one.ins]
+        used += [constant(1)] if inside in body.outputs else []
+        found += [combine(operator.mul, _taken(op, place, runs), one) for one in used]
+    return combine(operator.mul, gate, combine(lambda *x: max(x), *dict.fromkeys(found)))
+
+
+def _taken(op: Operation, place: int, runs: Branches) -> Table:
+    """1 where a body of an operation runs, else 0, as far as decisions say."""
+    which = runs.get(id(op))
+    return constant(1) if which is None else combine(lambda index: int(index == place), which)
+
+
+def _follow(program: Program, known: dict[int, Any]) -> None:
+    """Computes what follows from known arrays alone, also within the bodies of a program."""
+
+    def value(one: Value) -> Any:
+        return one.value if isinstance(one, Constant) else known.get(one)
+
+    for op in program.operations:
+        given = list(map(value, op.ins))
+        if op.name == "cond" or op.name in _ALIGNED:
+            for body in op.bodies:
+                own = zip(body.inputs, given[1:] if op.name == "cond" else given, strict=True)
+                known |= {number: x for number, x in own if x is not None}
+                _follow(body, known)
+            if op.name in _ALIGNED:
+                outs = zip(op.outs, map(value, op.bodies[0].outputs), strict=True)
+                known |= {out: x for out, x in outs if x is not None}
+        elif not op.bodies and op.outs and op.outs[0] not in known and all(x is not None for x in given):
+            if given and all(_is_small(v.aval) for v in op.eqn.outvars) and not op.eqn.effects:
+                with jax.ensure_compile_time_eval():
+                    made = bind(
+                        op,
+                        [jnp.asarray(x, v.aval.dtype) for x, v in zip(given, op.eqn.invars, strict=True)],
+                        op.eqn.params,
+                    )
+                known |= dict(zip(op.outs, map(np.asarray, made), strict=True))
+
+
+def _is_small(aval: Any) -> bool:
+    return math.prod(aval.shape) <= _SMALL and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)

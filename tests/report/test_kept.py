@@ -1,0 +1,192 @@
+"""The drawing of a transformed network: every place once, as long as its share, in order."""
+
+import functools
+import json
+import xml.etree.ElementTree
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+import workdirs
+from workdirs import elements, texts
+
+import jaxnas
+from jaxnas import Choice, Depth, Size, Skip, files, report
+from jaxnas.report import kept
+from jaxnas.report.result import SpaceOf
+from jaxnas.training.plain import to_dict
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm()(x)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4, name="attention")(y, y)
+        return x + nn.Dense(x.shape[-1])(nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x))))
+
+
+class Stacked(nn.Module):
+    """Eleven blocks, so that the alphabet is not the order of the network."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(16, name="stem")(x)
+        for i in range(11):
+            x = Block(name=f"block_{i}")(x)
+        return nn.Dense(5, name="head")(x.mean(axis=1))
+
+
+class Convolutional(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for channels in (8, 16):
+            x = nn.relu(nn.Conv(channels, (3, 3))(x))
+        return nn.Dense(3, name="last")(nn.relu(nn.Dense(12, name="a")(x.mean((1, 2)))))
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(16, name="down")(nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x)))), None
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return nn.Dense(5)(layers(name="layers")(nn.Dense(16)(x), None)[0])
+
+
+def supernet_of(module, shape, choices, **more):
+    inputs = jax.ShapeDtypeStruct(shape, jnp.float32)
+    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(shape))
+    return jaxnas.supernet(jaxnas.analyze(module, variables, inputs), choices, form="masked", **more)
+
+
+NETS = {
+    "blocks": lambda: supernet_of(
+        Stacked(),
+        (2, 3, 4),
+        {
+            "width": Choice(8, 12, 16),
+            "block_*/hidden": Size(lambda ratio, width: int(ratio * width)),
+            "block_*/attention/heads": Choice(2, 4),
+            "block_*": Skip(),
+            "block_*/attention": Skip(),
+        },
+        decisions={"ratio": Choice(1.0, 2.0).repeat(11)},
+    ),
+    "ranked": lambda: supernet_of(
+        Stacked(),
+        (2, 3, 4),
+        {
+            "block_*/hidden": Choice(8, 32),
+            "block_*": Depth(2, 7, order=[f"block_{3 * i % 11}" for i in range(11)]),
+        },
+    ),
+    "convolutions": lambda: supernet_of(
+        Convolutional(),
+        (2, 6, 6, 1),
+        {"Conv_*/channels": Choice(2, 8), "Conv_1/kernel": Choice(1, 3), "a/hidden": Choice(5, 12)},
+    ),
+    "list": lambda: supernet_of(
+        Convolutional(), (2, 6, 6, 1), {"Conv_*/channels": Choice(2, 8), "a/hidden": Choice(5, 12)}
+    ),
+    "scan": lambda: supernet_of(
+        Scanned(), (2, 4), {"layers/hidden": Choice(8, 16, 32).repeat(3), "layers": Depth(1, 2, 3)}
+    ),
+}
+
+
+@functools.cache
+def made(name):
+    return NETS[name]()
+
+
+@pytest.fixture(scope="module", params=NETS)
+def net(request):
+    return made(request.param)
+
+
+def shown(picture):
+    """What is said of each place, by what a pointer shows over it."""
+    said = [one.findtext(f"{workdirs.SVG}title") for one in elements(picture, "rect", "rail")]
+    assert len(said) == len({*said})
+    return dict(one.split(": ") for one in said)
+
+
+def expected(net, arch):
+    """The same from `Supernet.sizes`, which knows nothing of the record."""
+    sizes = net.clone(space=net.space.fix(arch)).sizes()
+    runs = {name: size for name, size in sizes.items() if name not in net.groups.groups}
+    found = {}
+    for place in net.places:
+        if place.name in runs:
+            continue
+        full = net.groups[place.name].size
+        size = sizes[place.name] if place.turn is None else sizes[place.name][place.turn]
+        around = [runs[name] for name in runs if place.name.startswith(f"{name}/")]
+        on = all(one if place.turn is None else one[place.turn] for one in around)
+        name = place.name if place.turn is None else f"{place.name}[{place.turn}]"
+        found[name] = f"{size} of {full} · {100 * size / full:.0f}\u00a0%" if on and size else "skipped"
+    return found
+
+
+def test_each_place_is_drawn_once_with_its_share(net):
+    for seed in range(4):
+        arch = net.space.sample(jax.random.key(seed))
+        picture = xml.etree.ElementTree.fromstring(report.kept_svg(net, arch))
+        workdirs.check_inside(picture)
+        said = shown(picture)
+        assert said == expected(net, arch)
+        rails, bars = elements(picture, "rect", "rail"), elements(picture, "rect", "bar")
+        hollow = [one for one in rails if "none" in one.get("class").split()]
+        assert len(hollow) == sum(one == "skipped" for one in said.values()) == len(rails) - len(bars)
+        shares = [float(one.split(" · ")[1].rstrip("\u00a0%")) for one in said.values() if one != "skipped"]
+        for bar, share in zip(bars, shares, strict=True):
+            assert abs(100 * float(bar.get("width")) / kept.BAR - share) < 1
+
+
+def test_rows_are_blocks_in_the_order_of_the_network():
+    rows = {
+        "blocks": [f"block_{i}" for i in range(11)],
+        "convolutions": ["Conv_0", "Conv_1", "a"],
+        "scan": ["layers[0]", "layers[1]", "layers[2]"],
+    }
+    columns = {
+        "blocks": {"hidden", "attention/heads"},
+        "convolutions": {"channels", "kernel", "hidden"},
+        "scan": {"hidden"},
+    }
+    for name, expected in rows.items():
+        net = made(name)
+        places = net.described()["places"]
+        found = kept.rows_of(kept.kept_of(places, net.space.to_dict(net.space.largest())))
+        assert [row.name for row in found] == expected
+        assert {column for row in found for column in row.cells} == columns[name]
+        assert all(row.runs for row in found)
+
+
+def test_a_page_draws_what_its_result_holds(net, tmp_path):
+    space, arch = net.space, net.space.sample(jax.random.key(5))
+    record = json.loads(json.dumps(files.plain(to_dict(net))))
+    root = workdirs.decided(
+        tmp_path / "run",
+        space.to_dict(arch),
+        space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
+        config={"network": record, "seed": 3},
+    )
+    page = workdirs.page_of(root)
+    (picture,) = workdirs.drawings(page, "kept")
+    alone = xml.etree.ElementTree.fromstring(report.kept_svg(net, arch))
+    assert shown(picture) == shown(alone) and texts(picture) == texts(alone)
+    said = workdirs.Structure(page).text
+    assert "network.type" in said and "network.places" not in said
+
+
+def test_other_networks_have_no_such_picture(tmp_path):
+    with pytest.raises(TypeError, match="Dense"):
+        report.kept_svg(nn.Dense(3), {})
+    root = workdirs.vision(tmp_path)
+    assert not workdirs.drawings(workdirs.page_of(root), "kept")
