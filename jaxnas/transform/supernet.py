@@ -64,7 +64,11 @@ def supernet(
         skipped.
     """
     named, places = places_of(groups, choices, decisions or {}, shared)
-    net = Supernet(groups, Space(**named), places, "masked")
+    return in_form(Supernet(groups, Space(**named), places, "masked"), form)
+
+
+def in_form(net: Supernet, form: Literal["auto", "masked", "switch"]) -> Supernet:
+    """The network in another form; see `supernet`."""
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
         form = "switch" if net.mean_products() < border else "masked"
