@@ -82,6 +82,7 @@ class TextTransformer(Declared):
     word_dropout: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "vocabulary", "num_classes", "max_length", "head_dim")
         check_numbers(self, "dropout", "word_dropout", least=0, below=1)
         check_space("TextTransformer", self.space)

@@ -232,6 +232,7 @@ class ViT(Declared):
     qkv_bias_by_heads: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(self, "image_size", "patch_size", "num_classes", "head_dim")
         if self.max_relative_position < 0 or not 0 <= self.drop_path_rate < 1:
             raise ValueError(

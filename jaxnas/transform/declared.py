@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self, get_args
 
 import flax.linen as nn
 import jax
@@ -27,7 +27,7 @@ from jaxnas.tensors import Path, flatten, unflatten
 from jaxnas.transform.groups import analyze
 from jaxnas.transform.models import arguments
 from jaxnas.transform.places import Place
-from jaxnas.transform.supernet import Supernet, in_form
+from jaxnas.transform.supernet import Form, Supernet, in_form
 
 Variables = dict[str, Any]
 
@@ -42,7 +42,12 @@ class Declared:
     """
 
     space: Space
-    form: Literal["auto", "masked", "switch"] = dataclasses.field(default="auto", kw_only=True)
+    form: Form = dataclasses.field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            forms = ", ".join(map(repr, get_args(Form)))
+            raise ValueError(f"{type(self).__name__}: form is {self.form!r}, expected one of {forms}.")
 
     def places(self) -> Iterable[Place]:
         """What decisions set: the sizes of groups of the analyzed module, and whether parts of it run."""
@@ -87,12 +92,10 @@ class Declared:
             module = _module(self)
             positional, named = arguments(module.__call__, inputs)
             return module.apply(variables, *positional, **named, train=train, mutable=mutable, rngs=rngs)
-        flat = flatten(variables)
+        net, flat = _supernet(self, inputs), flatten(variables)
         for path, decision in self._stacked(Decisions(self.space, arch)).items():
-            soft = jnp.issubdtype(decision.value.dtype, jnp.floating)
-            row = jnp.asarray(decision.value)
-            flat[path] = jnp.tensordot(row, flat[path], 1) if soft else flat[path][row]
-        net = _supernet(self, inputs)
+            row, rows = jnp.asarray(decision.value), jnp.asarray(flat[path])
+            flat[path] = jnp.tensordot(row, rows, 1) if jnp.issubdtype(row.dtype, jnp.floating) else rows[row]
         return net.apply(unflatten(flat), inputs, arch, train=train, mutable=mutable, rngs=rngs)
 
     def annotations(self, inputs: Any) -> Annotations:

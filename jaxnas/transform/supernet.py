@@ -29,6 +29,7 @@ from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_o
 from jaxnas.transform.specs import LayoutSpec, TurnSpec
 from jaxnas.transform.ties import Layout, atoms_of
 
+Form = Literal["auto", "masked", "switch"]
 # The mean share of products below which the form is "switch". One H200 was slower with branches at .7;
 # smaller shares have not been measured there.
 _BORDERS = {"cpu": 0.85, "gpu": 0.5, "tpu": 0.5}
@@ -40,7 +41,7 @@ def supernet(
     *,
     decisions: Mapping[str, Choice] | None = None,
     shared: Sequence[str] = (),
-    form: Literal["auto", "masked", "switch"] = "auto",
+    form: Form = "auto",
 ) -> Supernet:
     """Makes a supernet of an analyzed network.
 
@@ -67,7 +68,7 @@ def supernet(
     return in_form(Supernet(groups, Space(**named), places, "masked"), form)
 
 
-def in_form(net: Supernet, form: Literal["auto", "masked", "switch"]) -> Supernet:
+def in_form(net: Supernet, form: Form) -> Supernet:
     """The network in another form; see `supernet`."""
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
