@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.supernets.vit import DECISIONS, Attention, Block, Mlp, check_space, layer_places, layer_sizes, norm
+from jaxnas.supernets.vit import (
+    DECISIONS,
+    Attention,
+    Block,
+    Mlp,
+    check_space,
+    layer_places,
+    layer_sizes,
+    norm,
+)
 from jaxnas.transform.declared import Declared
 from jaxnas.transform.places import Place
 
@@ -40,7 +49,7 @@ class Classifier(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array, mask: jax.Array, train: bool = False) -> jax.Array:
-        """Maps tokens int32 [B, T], with a mask bool [B, T] that is True at words, to logits [B, num_classes]."""
+        """Maps tokens int32 [B, T] and a mask bool [B, T], True at words, to logits [B, num_classes]."""
         if train and self.word_dropout:
             mask = mask & jax.random.bernoulli(self.make_rng("dropout"), 1 - self.word_dropout, mask.shape)
         drop = functools.partial(nn.Dropout, self.dropout, deterministic=not train)
@@ -60,8 +69,8 @@ class Classifier(nn.Module):
 class TextTransformer(Declared):
     """A supernet of Transformers for texts, over the space of `jaxnas.spaces.vit`.
 
-    Its inputs are a dict of "tokens" int32 [B, T], and "mask" bool [B, T], True where there is a word. It returns
-    float32 logits [B, num_classes].
+    Its inputs are a dict of "tokens" int32 [B, T], and "mask" bool [B, T], True where there is a word. It
+    returns float32 logits [B, num_classes].
 
     Attributes:
       space: with the decisions `embed_dim`, `depth`, `num_heads` and `mlp_ratio`.

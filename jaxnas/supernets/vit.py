@@ -1,7 +1,7 @@
 """AutoFormer's supernet: a vision transformer of elastic width, depth, heads and MLP ratio.
 
-AutoFormer: Searching Transformers for Visual Recognition (Chen et al., ICCV 2021), section 3. `Transformer` is a
-plain Flax module, and `ViT` says which of its sizes the decisions of a space set.
+AutoFormer: Searching Transformers for Visual Recognition (Chen et al., ICCV 2021), section 3. `Transformer`
+is a plain Flax module, and `ViT` says which of its sizes the decisions of a space set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts
 from jaxnas.elastic.attention import RelativePositions, products, relative_entries
 from jaxnas.elastic.checks import check_images
-from jaxnas.elastic.layers import gelu, normal, trunc_normal
+from jaxnas.elastic.layers import gelu, normal, trunc_normal, uniform_fan_in
 from jaxnas.space import Space
 from jaxnas.tensors import Path
 from jaxnas.transform.declared import Declared
@@ -122,11 +122,7 @@ class Patches(nn.Module):
         p, (batch, height, width, channels) = self.patch_size, images.shape
         x = images.reshape(batch, height // p, p, width // p, p, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, p * p * channels)
-        bound = x.shape[1] ** -0.5  # of the initial values, as of PyTorch's convolutions
-
-        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-            return jax.random.uniform(key, shape, dtype, -bound, bound)
-
+        init = uniform_fan_in(x.shape[1])  # as of PyTorch's convolutions
         project = nn.Dense(self.size, dtype=self.dtype, kernel_init=init, bias_init=init, name="projection")
         return project(x).reshape(batch, -1, self.size)
 
@@ -172,13 +168,16 @@ class Transformer(nn.Module):
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Maps images [B, image_size, image_size, C] to float32 logits [B, num_classes]."""
         check_images(images, self.image_size)
-        grid, common = (self.image_size // self.patch_size,) * 2, dict(dtype=self.dtype, init_std=self.init_std)
+        grid, common = (
+            (self.image_size // self.patch_size,) * 2,
+            dict(dtype=self.dtype, init_std=self.init_std),
+        )
         x = Patches(self.width, self.patch_size, self.dtype, name="patch_embed")(images)
         x = Tokens(self.absolute_positions, name="tokens")(x)
         for i, (heads, hidden) in enumerate(zip(self.heads, self.hidden, strict=True)):
             positions = (self.head_dim, grid, self.max_relative_position)
             attention = functools.partial(Attention, heads, *positions, **common)
-            # Whole examples, at rates that rise over all stored layers, whatever runs; as in the official code.
+            # Of whole examples, at rates that rise over all stored layers; as in the official code.
             rate = self.drop_path_rate * i / max(len(self.heads) - 1, 1)
             drop = functools.partial(nn.Dropout, rate, broadcast_dims=(1, 2), deterministic=not train)
             make = nn.remat(Block) if self.remat else Block
@@ -194,8 +193,8 @@ class ViT(Declared):
     """The AutoFormer supernet over a space with `embed_dim`, `depth`, `num_heads` and `mlp_ratio`.
 
     With a space of a single architecture it is that plain network, which is what `jaxnas.extract` returns.
-    Called as `net.apply(variables, images, arch, train=...)` with float images [B, image_size, image_size, C], it
-    returns float32 logits [B, num_classes]. Training with drop path needs the "dropout" random stream.
+    Called as `net.apply(variables, images, arch, train=...)` with float images [B, image_size, image_size,
+    C], it returns float32 logits [B, num_classes]. Training with drop path needs the "dropout" random stream.
 
     Attributes:
       space: the search space.
@@ -277,7 +276,9 @@ def layer_places(space: Space) -> Iterator[Place]:
 def layer_sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
     """The width, and the heads and hidden channels of each layer, of the sizes of `layer_places`."""
     layers = [name for name in sizes if "/" not in name and name != "width"]
-    heads, hidden = (tuple(sizes[f"{x}/{name}"] for x in layers) for name in ("attention/heads", "mlp/hidden"))
+    heads, hidden = (
+        tuple(sizes[f"{x}/{name}"] for x in layers) for name in ("attention/heads", "mlp/hidden")
+    )
     return {"width": sizes["width"], "heads": heads, "hidden": hidden}
 
 

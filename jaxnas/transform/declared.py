@@ -1,4 +1,4 @@
-"""Networks that are declared: a plain module for given sizes, and which of these the decisions of a space set.
+"""Declared networks: a plain module for given sizes, and which of these the decisions of a space set.
 
 With a space of one architecture a declared network is the plain module at these sizes. With more it is the
 supernet that the transformation makes of the module at its largest sizes, when it is first called.
@@ -93,7 +93,8 @@ class Declared:
             positional, named = arguments(module.__call__, inputs)
             return module.apply(variables, *positional, **named, train=train, mutable=mutable, rngs=rngs)
         net, flat = _supernet(self, inputs), flatten(variables)
-        for path, decision in self._stacked(Decisions(self.space, arch)).items():
+        of_options = self._stacked(Decisions(self.space, arch))
+        for path, decision in ((path, one) for path, one in of_options.items() if path in flat):
             row, rows = jnp.asarray(decision.value), jnp.asarray(flat[path])
             flat[path] = jnp.tensordot(row, rows, 1) if jnp.issubdtype(row.dtype, jnp.floating) else rows[row]
         return net.apply(unflatten(flat), inputs, arch, train=train, mutable=mutable, rngs=rngs)

@@ -210,9 +210,7 @@ def test_extracted_is_the_same_function(name):
         assert difference(apply(case.net.space.soften(arch)), evaluated) <= 1e-4
 
 
-@pytest.mark.parametrize(
-    "name", ["narrow", *tiers.more("switch", "swin"), *tiers.nightly("wide")]
-)
+@pytest.mark.parametrize("name", ["narrow", *tiers.more("switch", "swin"), *tiers.nightly("wide")])
 def test_an_extracted_network_has_nothing_of_the_supernet(name):
     """Its weights are prefixes, as weight entanglement defines them."""
     case, arch = case_of(name), archs_of(name, 8)[EXTRACTED.get(name, 4)]
