@@ -19,7 +19,6 @@ from concurrent.futures import Executor
 from logging import CRITICAL, getLogger
 from typing import Any
 
-import flax.linen as nn
 import jax
 from absl import app, flags, logging
 from jax.sharding import Mesh
@@ -318,7 +317,7 @@ class Session:
 
     config: Config
     task: Task
-    net: nn.Module
+    net: Any
     mesh: Mesh
     deciding: dict[str, Any]
 

@@ -65,7 +65,7 @@ class Config:
     about: str = ""
     seed: int = 0
     task: Task
-    network: nn.Module
+    network: Any
     training: Training
     recipe: Any = Uniform()
     evolution: runs.SpaceEvolution | None = None

@@ -412,7 +412,7 @@ def _network(folder: Any, description: dict[str, Any], module: Any) -> Any:
     return Function(space, jax.export.deserialize(bytearray(data)))
 
 
-def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.Module:
+def _module(description: dict[str, Any], module: Any) -> Any:
     """The module that a description is of; the errors' messages complete a sentence."""
     name, values = description["module"], description["fields"]
     if not isinstance(name, str) or not isinstance(values, dict):

@@ -81,7 +81,7 @@ def measure() -> dict[str, Any]:
     common: dict[str, Any] = dict(image_size=224, patch_size=16, num_classes=1000)
     common["max_relative_position"] = 14 if _RELATIVE.value else 0
     common["dtype"] = jnp.dtype(_DTYPE.value)
-    nets = {form: ViT(space, form=form, **common) for form in _FORMS.value}
+    nets = {form: ViT(space, **common | {"form": form}) for form in _FORMS.value}
     net = nets[_FORMS.value[0]]
     shape = (_BATCH.value, 224, 224, 3)
     params = jaxnas.init(net, keys[0], shape)["params"]

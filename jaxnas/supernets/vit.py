@@ -256,14 +256,18 @@ class ViT(Declared):
 
     def stacked(self) -> dict[Path, tuple[str, int]]:
         """See `Declared`."""
-        layers = range(max(self.space["depth"].options) if self.qkv_bias_by_heads else 0)
+        layers = range(_layers(self.space) if self.qkv_bias_by_heads else 0)
         return {("params", f"block_{i}", "attention", "qkv_bias"): ("num_heads", i) for i in layers}
+
+
+def _layers(space: Space) -> int:
+    return int(space["depth"].table.max())
 
 
 def layer_places(space: Space) -> Iterator[Place]:
     """What a space of `jaxnas.spaces.vit` sets in a transformer of the layers "block_0", "block_1", ..."""
     yield Place("width", (("embed_dim", None),), int)
-    for i in range(max(space["depth"].options)):
+    for i in range(_layers(space)):
         yield Place(f"block_{i}/attention/heads", (("num_heads", i),), int)
         yield Place(
             f"block_{i}/mlp/hidden",

@@ -161,4 +161,4 @@ def _analyzed(module: nn.Module, structure: Any, *leaves: Any) -> Any:
 
 def _init(module: nn.Module, key: jax.Array, inputs: Any) -> Variables:
     positional, named = arguments(module.__call__, inputs)
-    return module.init(key, *positional, **named)
+    return dict(module.init(key, *positional, **named))
