@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -144,18 +143,18 @@ class Distillation:
         return self.temperature**2 * soft + self.label_weight * predictions.loss
 
 
-class _AsEvaluated(nn.Module):
+@dataclasses.dataclass(frozen=True)
+class _AsEvaluated:
     """A network that runs as in an evaluation, also where it is asked to train."""
 
-    net: nn.Module
+    net: Any
 
-    def __call__(self, inputs: Any, arch: Any = None, *, train: bool = False) -> Any:
-        return self.net(inputs, train=False)
+    def apply(self, variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
+        """See `jaxnas.network`."""
+        return self.net.apply(variables, inputs, train=False, **options)
 
 
-def teacher_logits(
-    task: Task, net: nn.Module, variables: Any, batch: Any, carry: Any, key: jax.Array
-) -> jax.Array:
+def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
     """What a trained network predicts for a batch as it is augmented by the key, without dropout.
 
     Raises:
@@ -172,7 +171,6 @@ def teacher_logits(
             f"the teacher, a {type(net).__name__}, has {net.space.cardinality:,} architectures; give the "
             "extracted network of one."
         )
-    variables = {name: {"net": tree} for name, tree in variables.items()}
     try:
         predictions, _ = task.predict(_AsEvaluated(net), variables, None, batch, carry, key, True)
     except ValueError as error:
