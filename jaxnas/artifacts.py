@@ -31,6 +31,7 @@ from jaxnas.inputs import describe, one_example, specification, with_batch
 from jaxnas.network import Variables
 from jaxnas.space import Space
 from jaxnas.tensors import check_finite, check_tensors, flatten, unflatten
+from jaxnas.transform.declared import Declared
 
 _log = logging.getLogger(__name__)
 FORMAT = 2
@@ -46,7 +47,7 @@ PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it bes
 _OURS = {
     name: value
     for name, value in vars(supernets).items()
-    if isinstance(value, type) and issubclass(value, nn.Module)
+    if isinstance(value, type) and issubclass(value, nn.Module | Declared)
 }
 _DTYPES = {
     name: getattr(jnp, name)
@@ -110,7 +111,7 @@ def save_subnet(
     tensors = {"/".join(p): np.array(leaf, order="C") for p, leaf in sorted(flat.items())}
     data = safetensors.numpy.save(tensors)
     written, function = {TENSORS: data}, {}
-    if not isinstance(net, nn.Module):
+    if not isinstance(net, nn.Module | Declared):
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), network.collections(variables)
         )
@@ -135,7 +136,7 @@ def save_subnet(
 
 def needs_module(net: nn.Module) -> bool:
     """Whether `load_subnet` must be given the class of a network, which is none of ours."""
-    return isinstance(net, nn.Module) and type(net).__name__ not in _OURS
+    return isinstance(net, nn.Module | Declared) and type(net).__name__ not in _OURS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -324,7 +325,7 @@ def _check(net: nn.Module, example: Any, flat: dict[tuple[str, ...], Any], what:
 
 def _fields(module: Any) -> list[str]:
     """The fields of a module that its user sets; of a network that is a function its space is stored."""
-    if not isinstance(module, nn.Module) and not isinstance(module, type):
+    if not isinstance(module, nn.Module | Declared | type):
         return ["space"]
     return [f.name for f in dataclasses.fields(module) if f.init and f.name not in ("parent", "name")]
 
@@ -411,7 +412,7 @@ def _network(folder: Any, description: dict[str, Any], module: Any) -> Any:
     return Function(space, jax.export.deserialize(bytearray(data)))
 
 
-def _module(description: dict[str, Any], module: type[nn.Module] | None) -> nn.Module:
+def _module(description: dict[str, Any], module: Any) -> Any:
     """The module that a description is of; the errors' messages complete a sentence."""
     name, values = description["module"], description["fields"]
     if not isinstance(name, str) or not isinstance(values, dict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ Cost = Callable[[Arch], dict[str, Any]]
 _LIMB = 1 << 20
 
 
-def cost(net: nn.Module, inputs: Any) -> Cost:
+def cost(net: Any, inputs: Any) -> Cost:
     """The cost function of a network.
 
     Args:

@@ -43,6 +43,9 @@ def check_contract(net: Any) -> None:
         is no floating type; the message says which.
     """
     name = type(net).__name__
+    for field in ("dtype", "param_dtype"):
+        if (dtype := getattr(net, field, None)) is not None:  # Flax takes None for that of the inputs
+            _check_dtype(name, field, dtype)
     if all(hasattr(net, part) for part in ("space", "init", "apply", "clone", "annotations")):
         return  # says all by itself, as `jaxnas.supernet` does
     if not isinstance(net, nn.Module):
@@ -73,9 +76,6 @@ def check_contract(net: Any) -> None:
             f"({', '.join(p.name for p in parameters)}). Write it as "
             "__call__(self, inputs, arch=None, *, train=False), with one pytree of inputs."
         )
-    for field in ("dtype", "param_dtype"):
-        if (dtype := getattr(net, field, None)) is not None:  # Flax takes None for that of the inputs
-            _check_dtype(name, field, dtype)
 
 
 def _check_dtype(name: str, field: str, dtype: Any) -> None:

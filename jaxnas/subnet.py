@@ -36,7 +36,7 @@ class Subnet(NamedTuple):
     error: float | None = None
 
 
-def init(net: nn.Module, key: jax.Array, inputs: Any) -> Variables:
+def init(net: Any, key: jax.Array, inputs: Any) -> Variables:
     """Initial maximal variables of a network; under `jax.jit` too, so that they can be made sharded.
 
     Args:

@@ -48,7 +48,7 @@ def carry_weights(
     along an axis whose size a decision sets, and the middle ones where its active part is its centre, as the
     taps of a convolution. An array that differs along any other axis stays new, since the entries there do
     not mean the same: those of a table of relative positions, or classes. An array with own values for each
-    option (classic sharing, or a bank) stays new unless the options are the same.
+    option stays new unless the options are the same.
 
     Args:
       net: a network with a space.
@@ -101,7 +101,7 @@ def channel_sorter(net: nn.Module, inputs: Any) -> Callable[..., tuple[Any, ...]
     largest network stays the same function, since all arrays of a layer are put into the same order.
 
     Hidden channels are axes with the name "mlp" whose size a decision sets. Layers with own values for each
-    option (classic sharing, or a bank) stay as they are.
+    option stay as they are.
 
     Args:
       net: a network with a space.

@@ -18,14 +18,13 @@ NARROW = spaces.vit((8, 10, 12), (1, 2), (2, 4), (1.0, 2.0))  # heads two by two
 WIDE = spaces.vit((6, 12, 24), (1, 2), (1, 2, 4), (1.0, 2.0, 4.0))
 PAIR = spaces.vit((8, 16), (1, 2), (1, 2), (1.0, 2.0))
 SETTINGS = {
-    "narrow": dict(space=NARROW, max_relative_position=1, qkv_bias_by_heads=True),
-    "wide": dict(space=WIDE, max_relative_position=0, drop_path_rate=0.2),
-    "classic": dict(space=PAIR, max_relative_position=0, sharing="classic"),
-    "bfloat16": dict(space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16),
+    "narrow": dict(space=NARROW, max_relative_position=1, qkv_bias_by_heads=True, form="masked"),
+    "wide": dict(space=WIDE, max_relative_position=0, drop_path_rate=0.2, form="masked"),
+    "switch": dict(space=PAIR, max_relative_position=1, form="switch"),
+    "bfloat16": dict(space=PAIR, max_relative_position=2, absolute_positions=False, dtype=jnp.bfloat16)
+    | dict(form="masked"),
 }
 every_setting = pytest.mark.parametrize("name", tiers.cases(SETTINGS, ("narrow",)))
-# As "narrow", with which it is compared.
-SCANNED = dict(SETTINGS["narrow"], scan_layers=True)
 SHAPE = (3, 8, 8, 1)
 CLASSES = 5
 TABLE = supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (2, 4, 8)), num_outputs=3)
@@ -64,7 +63,7 @@ def setting(name: str) -> Setting:
         patch_size=4,
         num_classes=CLASSES,
         head_dim=4,
-        **(SCANNED if name == "scanned" else SETTINGS[name]),
+        **SETTINGS[name],
     )
     return Setting(net, random_params(net), normal(*SHAPE))
 

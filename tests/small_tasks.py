@@ -87,7 +87,7 @@ def net_of(kind, scan=False):
     if kind == "images":
         space = spaces.vit((4, 8), (1, 2), (1, 2), (1.0, 2.0))
         sizes = dict(image_size=4, patch_size=2, num_classes=2, head_dim=4, max_relative_position=1)
-        return supernets.ViT(space, **sizes, drop_path_rate=0.1, init_std=0.2, scan_layers=scan)
+        return supernets.ViT(space, **sizes, drop_path_rate=0.1, init_std=0.2, form="masked")
     if kind == "text":
         return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
     if kind == "graphs":

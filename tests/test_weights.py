@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import refusals
 from user_networks import Elastic
 
@@ -85,20 +84,21 @@ class Base(Elastic):
         return self.layers(x, *(elastic.width(int, decisions[name]) for name in self.space))
 
 
-class Classic(Base):
-    """A layer with weights of its own for each width, and one with those of a bank."""
+class Separate(Base):
+    """A scale with values of its own for each width."""
 
     def layers(self, x, first, second):
-        x = elastic.Dense(name="one", sharing="classic")(x, elastic.fixed(4), first)
-        return elastic.Dense(name="two", sharing="classic")(x, first, elastic.fixed(3)) + second.mask()[0]
+        sizes, init = (elastic.fixed(4),), nn.initializers.ones
+        scale = elastic.parameter(self, "scale", init, sizes, options=(first,))
+        return x * scale[None] + second.mask()[0]
 
 
 def test_weights_of_their_own_are_carried_where_the_options_are_the_same():
     first, second, moved = Choice(2, 4), Choice(2, 4), Choice(4, 6)
     nets = {
-        "same": Classic(Space(first=first, second=second)),
-        "another": Classic(Space(first=first, second=moved)),
-        "moved": Classic(Space(first=moved, second=second)),
+        "same": Separate(Space(first=first, second=second)),
+        "another": Separate(Space(first=first, second=moved)),
+        "moved": Separate(Space(first=moved, second=second)),
     }
     shape = (2, 4)
     given, fresh = random(nets["same"], 0, shape), {name: random(net, 1, shape) for name, net in nets.items()}
@@ -108,7 +108,7 @@ def test_weights_of_their_own_are_carried_where_the_options_are_the_same():
 
     for name in ("same", "another"):
         jax.tree.map(np.testing.assert_array_equal, carry(name).variables, given)
-    # Even the bias of the second layer, whose shape is the same.
+    # Although its shape is the same.
     refusals.check((lambda: carry("moved"), ValueError, "nothing can be carried over"))
 
 
@@ -161,12 +161,11 @@ def test_weights_that_cannot_be_carried_are_refused():
     )
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first(stacked):
+def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first():
     space = spaces.vit((8,), (2,), (2,), (0.5, 1.0, 2.0))
-    net = vit(space, scan_layers=stacked)
+    net = vit(space)
     variables = jaxnas.init(net, jax.random.key(0), SHAPE)
-    params = elastic.stack_layers(variables["params"]) if stacked else variables["params"]
+    params = variables["params"]
     moments = jax.tree.map(jnp.square, params)
     found, moved = jax.jit(jaxnas.weights.channel_sorter(net, SHAPE))(params, moments)
     images = jnp.asarray(np.random.default_rng(0).normal(size=SHAPE), jnp.float32)
@@ -174,7 +173,7 @@ def test_sorted_channels_leave_the_largest_network_and_put_what_counts_first(sta
     before, after = (apply({"params": p}, images, space.largest()) for p in (params, found))
     np.testing.assert_allclose(before, after, rtol=1e-5, atol=1e-6)
     jax.tree.map(np.testing.assert_array_equal, moved, jax.tree.map(jnp.square, found))
-    flat, old = (flatten(elastic.unstack_layers(p)) for p in (found, params))
+    flat, old = (flatten(p) for p in (found, params))
     for i in range(2):
         reads = np.abs(flat[f"block_{i}", "mlp", "out", "kernel"]).sum(axis=1)
         assert np.all(np.diff(reads) <= 0) and len(reads) == 16

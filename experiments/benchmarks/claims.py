@@ -1,9 +1,8 @@
 """A picture of AutoFormer's claims, of runs that the binaries and `inherited` have made.
 
-  python -m experiments.benchmarks.claims --entangled=runs/small0,runs/small1 --classic=runs/classic0 \\
-      --out=docs/claims.png
+  python -m experiments.benchmarks.claims --workdirs=runs/small0,runs/small1 --out=docs/claims.png
 
-Three panels: the same random architectures with the weights of supernets of either sharing; the found network
+Three panels: the same random architectures with the weights of each supernet; the found network
 with inherited weights, fine-tuned and from scratch; and the best score so far of evolution and random search.
 Each colour is a run of its own.
 """
@@ -22,25 +21,19 @@ from experiments import binary
 from jaxnas import files
 from jaxnas.report import result
 
-_ENTANGLED = flags.DEFINE_list("entangled", None, "Workdirs that were searched and retrained.", required=True)
-_CLASSIC = flags.DEFINE_list("classic", [], "Workdirs of supernets with network.sharing=classic.")
+_WORKDIRS = flags.DEFINE_list("workdirs", None, "Workdirs that were searched and retrained.", required=True)
 _METRIC = flags.DEFINE_string("metric", "accuracy", "What is drawn, a share of one.")
 _OUT = flags.DEFINE_string("out", None, "PNG file to write.", required=True)
 
 
-def draw_sharing(panel: Axes, sharings: dict[str, list[pathlib.Path]]) -> None:
+def draw_inherited(panel: Axes, workdirs: list[pathlib.Path]) -> None:
     """Draws inherited.json of each run beside the others."""
-    place, centres = 0, {}
-    for name, workdirs in sharings.items():
-        for number, workdir in enumerate(workdirs):
-            scores = 100 * np.asarray(files.read_json(workdir / "inherited.json"))
-            across = place + np.linspace(-0.3, 0.3, len(scores))  # apart, in no meaningful order
-            panel.plot(across, scores, "o", color=f"C{number}", markersize=2.5)
-            panel.plot([place - 0.4, place + 0.4], [scores.mean()] * 2, color="black")
-            place += 1
-        centres[name] = place - (len(workdirs) + 1) / 2
-        place += 1
-    panel.set_xticks(list(centres.values()), list(centres))
+    for place, workdir in enumerate(workdirs):
+        scores = 100 * np.asarray(files.read_json(workdir / "inherited.json"))
+        across = place + np.linspace(-0.3, 0.3, len(scores))  # apart, in no meaningful order
+        panel.plot(across, scores, "o", color=f"C{place}", markersize=2.5)
+        panel.plot([place - 0.4, place + 0.4], [scores.mean()] * 2, color="black")
+    panel.set_xticks([])
     panel.set_title("random architectures, inherited weights\n(search images; lines are means)", fontsize=9)
 
 
@@ -74,15 +67,13 @@ def draw_searches(panel: Axes, workdirs: list[pathlib.Path]) -> None:
 
 def main() -> None:
     """Writes the picture."""
-    entangled, classic = (
-        [pathlib.Path(one) for one in given] for given in (_ENTANGLED.value, _CLASSIC.value)
-    )
+    workdirs = [pathlib.Path(one) for one in _WORKDIRS.value]
     figure = Figure(figsize=(10, 3.4), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     left, middle, right = figure.subplots(1, 3)
-    draw_sharing(left, {"entangled": entangled, "classic": classic} if classic else {"entangled": entangled})
-    draw_found(middle, entangled)
-    draw_searches(right, entangled)
+    draw_inherited(left, workdirs)
+    draw_found(middle, workdirs)
+    draw_searches(right, workdirs)
     left.set_ylabel(f"{_METRIC.value}, %", fontsize=9)
     figure.savefig(_OUT.value)
 

@@ -2,16 +2,16 @@
 
   python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
   python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
-  python -m experiments.benchmarks.elastic --dtype=bfloat16 --batch=256 --form=scan --form=masked
+  python -m experiments.benchmarks.elastic --dtype=bfloat16 --batch=256 --form=masked
 
-For sampled architectures: the supernet at that architecture (layers unrolled, and scanned), the same
-with full-size masks, and the extracted network compiled for it alone; with PyTorch installed, also a
-plain PyTorch network of the same sizes on the same device, with automatic mixed precision for bfloat16.
+For sampled architectures: the supernet at that architecture in both forms, and the extracted network compiled
+for it alone; with PyTorch installed, also a plain PyTorch network of the same sizes on the same device, with
+automatic mixed precision for bfloat16.
 Timed are the forward pass, the gradient, and a step of gradient descent where a call has four: on CPUs XLA
 asks the system for its memory in each call anew, PyTorch does not (its column has the gradient there). An
 allocator that keeps memory, preloaded for all forms, does the same for single calls:
-`LD_PRELOAD=libtcmalloc_minimal.so.4`. On a GPU the unrolled form compiles for minutes, and `--form` leaves it
-out. Forms are timed in turns in one process, the masked one after the others; the table shows medians over
+`LD_PRELOAD=libtcmalloc_minimal.so.4`. On a GPU switches compile for minutes, and `--form` leaves them out.
+Forms are timed in turns in one process, the masked one after the others; the table shows medians over
 repeats, and ratios to the extracted network, averaged over architectures. Compile times are those of a
 process that has compiled nothing before.
 """
@@ -35,7 +35,6 @@ from jax import lax
 import jaxnas
 from experiments import binary
 from jaxnas import files, spaces
-from jaxnas.elastic import stack_layers
 from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
 
@@ -46,7 +45,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each
 _BATCH = flags.DEFINE_integer("batch", 8, "Images.")
 _RELATIVE = flags.DEFINE_boolean("relative_positions", True, "2-D relative positions in K and V.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
-_ALL_KINDS, _ALL_FORMS = ["forward", "gradient", "steps"], ["scan", "unrolled", "masked"]
+_ALL_KINDS, _ALL_FORMS = ["forward", "gradient", "steps"], ["switch", "masked"]
 _KINDS = flags.DEFINE_multi_enum("kind", _ALL_KINDS, _ALL_KINDS, "What is timed.")
 _FORMS = flags.DEFINE_multi_enum("form", _ALL_FORMS, _ALL_FORMS, "Of the supernet.")
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
@@ -82,13 +81,10 @@ def measure() -> dict[str, Any]:
     common: dict[str, Any] = dict(image_size=224, patch_size=16, num_classes=1000)
     common["max_relative_position"] = 14 if _RELATIVE.value else 0
     common["dtype"] = jnp.dtype(_DTYPE.value)
-    nets = {
-        "scan": ViT(space, scan_layers=True, **common),
-        "unrolled": ViT(space, **common),
-    }
+    nets = {form: ViT(space, **common | {"form": form}) for form in _FORMS.value}
+    net = nets[_FORMS.value[0]]
     shape = (_BATCH.value, 224, 224, 3)
-    params = jaxnas.init(nets["unrolled"], keys[0], shape)["params"]
-    layouts = {"scan": stack_layers(params)}  # as a scanned network is trained and served
+    params = jaxnas.init(net, keys[0], shape)["params"]
     images = jax.random.normal(keys[1], shape)
     labels = jax.random.randint(keys[2], shape[:1], 0, 1000)
     archs = [space.sample(key) for key in jax.random.split(keys[3], _ARCHITECTURES.value)]
@@ -115,16 +111,11 @@ def measure() -> dict[str, Any]:
 
         return steps
 
-    def masked(params: Any, images: Any, arch: Any) -> jax.Array:
-        batch = jax.tree.map(lambda x: x[None], arch)
-        return jax.vmap(forward_of(nets["unrolled"]), (None, None, 0))(params, images, batch)[0]
-
-    # First: compiling takes longer in a process that has compiled, or run, large programs. So the
-    # unrolled supernet, the largest, comes behind the scanned one.
+    # First: compiling takes longer in a process that has compiled, or run, large programs.
     made = {"forward": lambda form: form, "gradient": gradient_of, "steps": steps_of}
     networks = []
     for arch in archs:
-        small, variables, _ = jaxnas.extract(nets["unrolled"], {"params": params}, arch, inputs=shape)
+        small, variables, _ = jaxnas.extract(net, {"params": params}, arch, inputs=shape)
         small_params = variables["params"]
         forward = forward_of(small)
         programs_of = {
@@ -132,15 +123,11 @@ def measure() -> dict[str, Any]:
         }
         networks.append((forward, small_params, programs_of))
 
-    forms = {name: forward_of(net) for name, net in nets.items()} | {"masked": masked}
-    forms = {name: forms[name] for name in _FORMS.value}
+    forms = {name: forward_of(one) for name, one in nets.items()}
     programs: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     compiling: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-    wanted = [(name, kind) for name in forms for kind in kinds if kind != "steps"]
-    steps = [(name, "steps") for name in forms if name in nets and "steps" in kinds]
-    for name, kind in (*wanted, *steps):
-        fn = made[kind](forms[name])
-        program, cost = compiled(fn, layouts.get(name, params), images, archs[0])
+    for name, kind in ((name, kind) for name in forms for kind in kinds):
+        program, cost = compiled(made[kind](forms[name]), params, images, archs[0])
         programs[kind][name], compiling[kind][name] = program, cost
         print(f"compiled {name} {kind}: {cost['seconds']:.1f} s", flush=True)
     for forward, small_params, extracted in networks if "steps" in kinds else ():
@@ -151,7 +138,7 @@ def measure() -> dict[str, Any]:
         row: dict[str, Any] = {"architecture": space.to_dict(arch)}
         for kind, (program, cost) in extracted.items():
             calls: dict[str, Callable[[], Any]] = {
-                name: functools.partial(supernet, layouts.get(name, params), images, arch)
+                name: functools.partial(supernet, params, images, arch)
                 for name, supernet in programs[kind].items()
             }
             calls["extracted"] = functools.partial(program, small_params, images)
@@ -187,10 +174,7 @@ def measure() -> dict[str, Any]:
     if _POPULATION.value:
         print(show(result), flush=True)
         forwards = [(extracted["forward"][0], small_params) for _, small_params, extracted in networks]
-        name = "unrolled" if "unrolled" in forms else "scan"
-        result["population"] = population(
-            forward_of(nets[name]), layouts.get(name, params), images, archs, forwards
-        )
+        result["population"] = population(forward_of(net), params, images, archs, forwards)
         write(result)
     return result
 
@@ -236,7 +220,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         means[kind] = {
             name: float(np.mean([row[kind][name] / row[kind]["extracted"] for row in rows])) for name in names
         }
-        compared = [name for name in names if name in ("scan", "unrolled")] if "pytorch" in names else []
+        compared = [name for name in names if name in _FORMS.value] if "pytorch" in names else []
         for name in compared:
             quotients = [row[kind][name] / row[kind]["pytorch"] for row in rows]
             means[kind][f"{name} over pytorch"] = float(np.mean(quotients))

@@ -1,8 +1,6 @@
 """What networks are worth with the weights of a trained supernet: the smallest, the largest and random ones.
 
   python -m experiments.benchmarks.inherited --config=autoformer_fashion_mnist --workdir=runs/entangled
-  python -m experiments.benchmarks.inherited --config=autoformer_fashion_mnist --workdir=runs/classic \
-      --set network.sharing=classic
 
 Prints a line, and keeps all scores in inherited.json of the workdir, which `claims` draws. The random
 architectures depend on `--draw` alone and not on the config's seed, so that the supernets of several runs are

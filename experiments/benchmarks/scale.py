@@ -46,7 +46,6 @@ _SIZE = flags.DEFINE_enum(
     "size", "base", ["toy", "tiny", "small", "base"], "Of AutoFormer's spaces; toy tries the program out."
 )
 _BATCH = flags.DEFINE_integer("batch", 4096, "Images of a step, over all devices.")
-_SCAN = flags.DEFINE_boolean("scan", True, "Layers in a scan; else unrolled, which compiles for long.")
 _REMAT = flags.DEFINE_boolean("remat", False, "Layers are computed again in the backward pass.")
 _EXTRACTED = flags.DEFINE_boolean(
     "extracted", False, "The largest architecture alone in place of the supernet."
@@ -140,7 +139,6 @@ def main() -> None:
         patch_size=16,
         num_classes=1000,
         dtype=jnp.bfloat16,
-        scan_layers=_SCAN.value,
         remat=_REMAT.value,
     )
     macs = float(jaxnas.cost(net, Shapes.inputs)(net.space.largest())["macs"])

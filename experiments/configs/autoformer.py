@@ -112,7 +112,7 @@ CIFAR10 = Config(
     name="autoformer_cifar10",
     about="A vision transformer on CIFAR-10, by evolution: for a GPU.",
     task=augmented_cifar10(),
-    network=_CIFAR.clone(dtype=jnp.bfloat16, scan_layers=True),
+    network=_CIFAR.clone(dtype=jnp.bfloat16),
     training=Training(
         steps=50_000,
         batch_size=256,
@@ -163,7 +163,6 @@ def _imagenet(size: str, most: float) -> Config:
         drop_path_rate=0.1,
         init_std=0.02,
         dtype=jnp.bfloat16,
-        scan_layers=True,
     )
     evolution = search.Evolution(
         space, evaluations=1000, population=50, parents=10, mutations=25, crossovers=25

@@ -21,7 +21,6 @@ zeros behind their active channels. `Conv`, `BatchNorm` and `SqueezeExcite` are 
 counts.
 """
 
-from jaxnas.elastic.attention import MultiHeadAttention
 from jaxnas.elastic.attention_layer import Attention
 from jaxnas.elastic.bank import Uses, bank
 from jaxnas.elastic.convolution import Conv
@@ -35,7 +34,6 @@ from jaxnas.elastic.layers import (
     Mlp,
     Norm,
     PatchEmbed,
-    Tokens,
     drop_path,
 )
 from jaxnas.elastic.loop import run_layers, stack_layers, unstack_layers
@@ -59,12 +57,10 @@ __all__ = [
     "LayerNormParameters",
     "Mixture",
     "Mlp",
-    "MultiHeadAttention",
     "Norm",
     "PatchEmbed",
     "SqueezeExcite",
     "Table",
-    "Tokens",
     "Uses",
     "Width",
     "annotate",

@@ -15,23 +15,11 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.elastic.layers import (
-    DenseParameters,
-    Initializer,
-    Masks,
-    Norm,
-    affine,
-    run_normalised,
-    trunc_normal,
-)
-from jaxnas.elastic.parameter import Sharing, parameter, record_macs
-from jaxnas.elastic.switch import Keep, as_rows
-from jaxnas.elastic.width import Width, combine, constant, fixed
+from jaxnas.elastic.switch import as_rows
 
 
 def skew(x: jax.Array) -> jax.Array:
@@ -167,72 +155,6 @@ class RelativePositions:
         return places
 
 
-@dataclasses.dataclass(frozen=True)
-class Attention:
-    """Self-attention from residual stream to residual stream, a function for `run`.
-
-    Operands: x [B * T, E], kernel [E, 3, H, D] and bias [3, H, D] of queries, keys and values, kernel
-    [H * D, E] and bias [E] of the projection and, with relative positions, the entries of the keys' and
-    of the values' tables, as `relative_entries` gives them. Output: [B * T, E]. One function and not
-    three, so that nothing is padded and cut in between. Queries, keys, values, outputs, the attention
-    weights [B, H, T, T] and their sums by place [B, H, T, P] are kept for the backward pass.
-    """
-
-    tokens: int
-    grid: tuple[int, int]
-    dtype: Any
-
-    def __call__(self, x: jax.Array, *weights: jax.Array, keep: Keep = lambda x: x) -> jax.Array:
-        """Maps rows x [B * T, E] to the same shape, at the sizes of its operands."""
-        attended = self._attend(keep(self._qkv(x, *weights[:2])), *weights[4:], keep=keep)
-        return self._project(keep(attended), *weights[2:4])
-
-    def masked(self, masks: Masks, x: jax.Array, *weights: jax.Array) -> jax.Array:
-        """The same at the largest sizes, with a mask float32 [maximum] of each width; see `run`."""
-        embed, heads = (masks[name].astype(self.dtype) for name in ("embed", "heads"))
-        attended = self._attend(self._qkv(x, *weights[:2]), *weights[4:], keep=lambda x: x)
-        attended *= heads[None, :, None, None]
-        return self._project(attended, *weights[2:4]) * embed[None, :]
-
-    def _qkv(self, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        """Queries, keys and values [3, B, h, T, D]."""
-        y = affine(x, kernel.reshape(x.shape[1], -1), bias.reshape(-1), self.dtype)
-        return y.reshape(-1, self.tokens, *kernel.shape[1:]).transpose(2, 0, 3, 1, 4)
-
-    def _project(self, attended: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        """From the heads' outputs [B, h, T, D] to the residual stream [B * T, E]."""
-        merged = attended.transpose(0, 2, 1, 3).reshape(-1, kernel.shape[0])
-        return affine(merged, kernel, bias, self.dtype)
-
-    def _attend(self, qkv: jax.Array, *entries: jax.Array, keep: Keep) -> jax.Array:
-        """Outputs [B, h, T, D]."""
-        shape, positions = qkv.shape[1:], RelativePositions(self.grid)
-
-        def kept(x: jax.Array) -> jax.Array:  # flat, so that fewer heads are a prefix of more
-            return keep(x.reshape(*shape[:3], -1)).reshape(x.shape)
-
-        # Examples come before heads, so that devices that share the examples each have rows of their own.
-        queries, keys, values = qkv.reshape(3, -1, *shape[2:])  # [B * h, T, D] each
-        queries = queries * shape[3] ** -0.5
-        logits = products(queries, keys)
-        if entries:
-            logits += positions.logits(queries, entries[0])
-        known = kept(jax.nn.softmax(logits, axis=-1).astype(self.dtype))
-        weights = softmax_from(logits, known)  # [B * h, T, T]
-        attended = weights @ values
-        if entries:
-            attended += positions.from_places(kept(positions.by_place(weights)), entries[1])
-        return attended.reshape(shape)
-
-    def macs(self, embed: int, heads: int, dim: int, *, relative: bool) -> int:
-        """Multiply-accumulates of the products before the projection, on one example."""
-        tokens, extended, by_offset = self.tokens, dim, 0
-        if relative:
-            extended += sum(self.grid) + 1
-            by_offset = 2 * tokens * dim * (2 * sum(self.grid) - 1)
-        return heads * (3 * tokens * embed * dim + 2 * tokens * tokens * extended + by_offset)
-
-
 def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, int], dtype: Any) -> jax.Array:
     """Table entries [offsets, D]: of every row offset, every column offset, and the class token.
 
@@ -249,77 +171,3 @@ def relative_entries(by_row: jax.Array, by_column: jax.Array, grid: tuple[int, i
 
     rows, columns = entry(grid[0]), entry(grid[1])
     return jnp.concatenate([by_row[rows], by_column[columns], (by_row[0] + by_column[0])[None]])
-
-
-class MultiHeadAttention(nn.Module):
-    """Weight-entangled self-attention; the number of heads is elastic, their width is fixed.
-
-    Example, in the `compact` method of a network whose residual stream has the width `embed`:
-
-        attention = elastic.MultiHeadAttention(grid=(14, 14), name="attention")
-        x = x + attention(x, embed, elastic.width(lambda heads: heads, num_heads))
-
-    Attributes:
-      grid: rows and columns of the patch tokens that follow the class token.
-      head_dim: channels of a head.
-      max_relative_position: offsets are clipped to this; 0 leaves relative positions out.
-      dtype: of the computation; softmax and parameters are float32.
-      sharing: see `DenseParameters`.
-      kernel_init: initializer of the kernels; None for that of `flax.linen.Dense`.
-      qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values, as in the
-        official AutoFormer code. Classic sharing stores the bias by heads and by width in any case.
-    """
-
-    grid: tuple[int, int]
-    head_dim: int = 64
-    max_relative_position: int = 14
-    dtype: Any = jnp.float32
-    sharing: Sharing = "entangled"
-    kernel_init: Initializer | None = None
-    qkv_bias_by_heads: bool = False
-
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        embed: Width,
-        heads: Width,
-        *,
-        gate: Width | None = None,
-        norm: Norm | None = None,
-    ) -> jax.Array:
-        """Maps x [B, T, embed maximum] to the same shape, zero beyond the active width.
-
-        Args:
-          x: tokens, the class token first, with zeros beyond `embed`.
-          embed, heads: active widths.
-          gate: 0 where the layer is skipped, which gives zeros.
-          norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
-        """
-        tokens, dim = 1 + self.grid[0] * self.grid[1], fixed(self.head_dim)
-        options = (embed, heads) if self.sharing == "classic" else None
-        gates = constant(1) if gate is None else gate.table
-        shape = (embed, fixed(3), heads, dim)
-        into_heads = self.kernel_init or nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2, 3))
-        kernel = parameter(self, "qkv_kernel", into_heads, shape, gate=gate, options=options)
-        if options is None and self.qkv_bias_by_heads:
-            options = (heads,)
-        bias = parameter(self, "qkv_bias", nn.initializers.zeros, shape[1:], gate=gate, options=options)
-        merged = Width(combine(lambda h: h * self.head_dim, heads.table), heads.values, heads.axis)
-        projection = DenseParameters(self.sharing, self.kernel_init, name="projection")
-        weights = (kernel, bias, *projection(merged, embed, gate=gate, rows=tokens))
-        if self.max_relative_position:
-            shape = (fixed(2 * self.max_relative_position + 2), dim)
-            for part in ("key", "value"):
-                by_row, by_column = (
-                    parameter(self, f"{part}_{axis}", trunc_normal, shape, gate=gate)
-                    for axis in ("rows", "columns")
-                )
-                weights = (*weights, relative_entries(by_row, by_column, self.grid, self.dtype))
-        attention = Attention(tokens, self.grid, self.dtype)
-        macs = functools.partial(attention.macs, dim=self.head_dim, relative=self.max_relative_position > 0)
-        record_macs(self, combine(lambda e, h, g: g * macs(e, h), embed.table, heads.table, gates))
-        axes = "rows embed, embed qkv heads dim, qkv heads dim, merged embed, embed"
-        axes += ", ..." * (len(weights) - 4) + " -> rows embed"
-        widths = {"embed": embed, "heads": heads, "merged": merged}
-        return run_normalised(norm, attention, axes, widths, as_rows(x), *weights, gate=gate).reshape(x.shape)

@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxnas.elastic.parameter import Sharing, gated_macs, parameter, record_macs
+from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, as_rows, run
 from jaxnas.elastic.width import Width, fixed
 
@@ -55,11 +55,9 @@ class DenseParameters(nn.Module):
     """Declares a weight-entangled dense layer's kernel and bias and counts its products.
 
     Attributes:
-      sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
       kernel_init, bias_init: initializers; the defaults (None) are those of `flax.linen.Dense`.
     """
 
-    sharing: Sharing = "entangled"
     kernel_init: Initializer | None = None
     bias_init: Initializer = nn.initializers.zeros
 
@@ -77,11 +75,9 @@ class DenseParameters(nn.Module):
         return self._declare(width_in, width_out, gate, rows)
 
     def _declare(self, width_in: Width, width_out: Width, gate: Width | None, rows: int) -> Arrays:
-        options = (width_in, width_out) if self.sharing == "classic" else None
-        common = dict(gate=gate, options=options)
         init = self.kernel_init or nn.initializers.lecun_normal()
-        kernel = parameter(self, "kernel", init, (width_in, width_out), **common)
-        bias = parameter(self, "bias", self.bias_init, (width_out,), **common)
+        kernel = parameter(self, "kernel", init, (width_in, width_out), gate=gate)
+        bias = parameter(self, "bias", self.bias_init, (width_out,), gate=gate)
         record_macs(self, gated_macs(gate, lambda i, o: rows * i * o, width_in, width_out))
         return kernel, bias
 
@@ -94,7 +90,7 @@ class Dense(DenseParameters):
         x = elastic.Dense(name="hidden")(x, elastic.fixed(64), width)
 
     Attributes:
-      sharing, kernel_init, bias_init: see `DenseParameters`.
+      kernel_init, bias_init: see `DenseParameters`.
       dtype: that it computes in.
     """
 
@@ -237,12 +233,10 @@ class LayerNormParameters(nn.Module):
     Attributes:
       epsilon: added to the variance; by default that of PyTorch.
       dtype: of the normalised rows.
-      sharing: "entangled" (options are slices of one scale and bias) or "classic" (each has its own).
     """
 
     epsilon: float = 1e-5
     dtype: Any = jnp.float32
-    sharing: Sharing = "entangled"
 
     @nn.compact
     def __call__(self, width: Width, *, gate: Width | None = None) -> Norm:
@@ -255,9 +249,8 @@ class LayerNormParameters(nn.Module):
         return self._declare(width, gate)
 
     def _declare(self, width: Width, gate: Width | None) -> Norm:
-        common = dict(gate=gate, options=(width,) if self.sharing == "classic" else None)
-        scale = parameter(self, "scale", nn.initializers.ones, (width,), **common)
-        bias = parameter(self, "bias", nn.initializers.zeros, (width,), **common)
+        scale = parameter(self, "scale", nn.initializers.ones, (width,), gate=gate)
+        bias = parameter(self, "bias", nn.initializers.zeros, (width,), gate=gate)
         return Norm(scale, bias, _Normalise(self.epsilon, self.dtype))
 
 
@@ -271,7 +264,6 @@ class LayerNorm(LayerNormParameters):
     Attributes:
       epsilon: added to the variance.
       dtype: of the result; the statistics are computed in float32.
-      sharing: "entangled" (options are slices of one scale and bias) or "classic" (each has its own).
     """
 
     @nn.compact
@@ -333,12 +325,11 @@ class Mlp(nn.Module):
 
     Attributes:
       dtype: that it computes in.
-      sharing, kernel_init: see `DenseParameters`.
+      kernel_init: see `DenseParameters`.
       activation: of the hidden channels, a function of a module that leaves zero zero.
     """
 
     dtype: Any = jnp.float32
-    sharing: Sharing = "entangled"
     kernel_init: Initializer | None = None
     activation: Callable[[jax.Array], jax.Array] = gelu
 
@@ -360,7 +351,7 @@ class Mlp(nn.Module):
           gate: 0 where the layer is skipped, which gives zeros.
           norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
         """
-        declare = functools.partial(DenseParameters, self.sharing, self.kernel_init)
+        declare = functools.partial(DenseParameters, self.kernel_init)
         rows = math.prod(x.shape[1:-1])
         weights = (
             *declare(name="in")(embed, hidden, gate=gate, rows=rows),
@@ -381,7 +372,7 @@ class Mlp(nn.Module):
         return y.reshape(x.shape)
 
 
-def _uniform_fan_in(fan_in: int) -> Initializer:
+def uniform_fan_in(fan_in: int) -> Initializer:
     """PyTorch's default of a convolution: uniform within 1 / sqrt(fan_in), for kernel and bias."""
     bound = 1 / math.sqrt(fan_in)
 
@@ -401,12 +392,10 @@ class PatchEmbed(nn.Module):
     Attributes:
       patch_size: height and breadth of a patch in pixels; that of an image is a multiple of it.
       dtype: that it computes in.
-      sharing: "entangled" (options are slices of one kernel) or "classic" (each has its own).
     """
 
     patch_size: int
     dtype: Any = jnp.float32
-    sharing: Sharing = "entangled"
 
     @nn.compact
     def __call__(self, images: jax.Array, width: Width) -> jax.Array:
@@ -434,53 +423,9 @@ class PatchEmbed(nn.Module):
         x = images.reshape(batch, grid[0], p, grid[1], p, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5)  # [B, rows, columns, p, p, C]
         x = x.reshape(batch * grid[0] * grid[1], p * p * channels)
-        init = _uniform_fan_in(x.shape[1])
-        dense = Dense(
-            dtype=self.dtype, sharing=self.sharing, kernel_init=init, bias_init=init, name="projection"
-        )
+        init = uniform_fan_in(x.shape[1])
+        dense = Dense(dtype=self.dtype, kernel_init=init, bias_init=init, name="projection")
         return dense(x, fixed(x.shape[1], "patch"), width, rows=grid[0] * grid[1])
-
-
-class Tokens(nn.Module):
-    """Puts a class token before the patch tokens and adds the absolute positions.
-
-    Example, behind an `elastic.PatchEmbed`, with 16 patches an image:
-
-        x = elastic.Tokens(name="tokens")(x.reshape(-1, 16, embed.maximum), embed)
-
-    Attributes:
-      dtype: of the result.
-      positions: whether there are absolute positions.
-      sharing: "entangled" (options are slices of one parameter) or "classic" (each has its own).
-    """
-
-    dtype: Any = jnp.float32
-    positions: bool = True
-    sharing: Sharing = "entangled"
-
-    @nn.compact
-    def __call__(self, x: jax.Array, width: Width) -> jax.Array:
-        """Maps x [B, patches, maximum] to [B, patches + 1, maximum]; the class token is the first one.
-
-        Args:
-          x: patch tokens with zeros beyond `width`.
-          width: active channels.
-
-        Returns:
-          Tokens in `dtype`, zero beyond the active channels.
-        """
-        options = (width,) if self.sharing == "classic" else None
-        cls = parameter(self, "cls", trunc_normal, (width,), options=options)
-        batch, patches, maximum = x.shape
-        first = jnp.broadcast_to(cls.astype(self.dtype)[None, None, :], (batch, 1, maximum))
-        x = jnp.concatenate([first, x], axis=1)
-        if self.positions:
-            axes = (fixed(patches + 1), width)
-            position = parameter(self, "positions", trunc_normal, axes, options=options)
-            x = x + position.astype(self.dtype)[None]
-        if width.is_fixed:
-            return x
-        return x * width.mask(self.dtype)[None, None, :]
 
 
 def drop_path(key: jax.Array, rate: jax.Array | float, batch: int) -> jax.Array:

@@ -230,8 +230,8 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
     for name, layer in zip(names, layers, strict=True):
         if jax.tree.map(jnp.shape, layer) != jax.tree.map(jnp.shape, layers[0]):
             raise ValueError(
-                f"{name} and {names[0]} differ in size, so they cannot be stacked: a network with "
-                "scan_layers needs layers with the same options."
+                f"{name} and {names[0]} differ in size, so they cannot be stacked: a scan "
+                "needs layers with the same options."
             )
     rest = {name: tree for name, tree in params.items() if not _is_layer(name)}
     return rest | {STACKED: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,7 +23,6 @@ from jax import lax
 
 from jaxnas.elastic.width import Decision, Joint, Table, Width, combine, constant, joint, width
 
-Sharing = Literal["entangled", "classic"]
 SPECS = "parameter_specs"
 MACS = "multiply_accumulates"
 CHOICES = "choices"
@@ -37,10 +36,10 @@ class ParameterSpec:
     """What a stored parameter is made of.
 
     Attributes:
-      axes: active size of each axis (without the option axis of classic sharing).
+      axes: active size of each axis (without the axis of options).
       names: logical name of each axis, or None.
       gate: 1 where the parameter is used at all (a layer within the depth), else 0.
-      option: which entry of a leading axis is in use (classic sharing), or None.
+      option: which entry of a leading axis is in use, where each option has its own; or None.
       centred: positions of the axes whose active part is their centre; that of all others is a prefix.
     """
 
@@ -116,7 +115,7 @@ def parameter(
       init: Flax initializer.
       widths: one for each axis.
       gate: 0 or 1, whether the parameter is in use.
-      options: if given, classic weight sharing: the parameter has its own values for each distinct
+      options: if given, the parameter has its own values for each distinct
         combination of these widths, and the ones in use are returned.
       centred: positions of the axes whose active part is their centre, as the taps of a convolution; that of
         all others is a prefix.

@@ -49,7 +49,7 @@ def from_torch_autoformer(
         For one without `--relative_position`, `net` has `max_relative_position=0`.
       net: a supernet with the same image size, patch size, classes, head width and positions.
       arch: a concrete hard architecture of its space. Without one the whole supernet is converted, for
-        which `net` has entangled weights and, if it can choose the number of heads, `qkv_bias_by_heads`.
+        which `net` has `qkv_bias_by_heads`, if it can choose the number of heads.
 
     Returns:
       The network of exactly that architecture, as `jaxnas.extract` makes it, or `net` itself without one;
@@ -69,11 +69,6 @@ def from_torch_autoformer(
     heads: list[tuple[Any, ...]] = [choices["num_heads"].options_at(layer) for layer in range(layers)]
     ratios: list[tuple[Any, ...]] = [choices["mlp_ratio"].options_at(layer) for layer in range(layers)]
     hidden = [int(size * max(row)) for row in ratios]
-    if net.space.cardinality > 1 and net.sharing != "entangled":
-        raise ValueError(
-            f"An official AutoFormer supernet has entangled weights, and this network has sharing="
-            f"{net.sharing!r}. Give a network with sharing='entangled', or an architecture to convert alone."
-        )
     if max(map(len, heads)) > 1 and not net.qkv_bias_by_heads:
         raise ValueError(
             "An official AutoFormer supernet has another bias of queries, keys and values for each number "

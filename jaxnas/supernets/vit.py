@@ -1,87 +1,200 @@
-"""AutoFormer's supernet: a vision transformer with elastic width, depth, heads and MLP ratio.
+"""AutoFormer's supernet: a vision transformer of elastic width, depth, heads and MLP ratio.
 
-AutoFormer: Searching Transformers for Visual Recognition (Chen et al., ICCV 2021), section 3. One set
-of maximal weights; an architecture is a dict of arrays passed at call time.
+AutoFormer: Searching Transformers for Visual Recognition (Chen et al., ICCV 2021), section 3. `Transformer`
+is a plain Flax module, and `ViT` says which of its sizes the decisions of a space set.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts
-from jaxnas.elastic.attention import MultiHeadAttention
+from jaxnas.elastic.attention import RelativePositions, products, relative_entries
 from jaxnas.elastic.checks import check_images
-from jaxnas.elastic.decisions import Decisions
-from jaxnas.elastic.layers import (
-    Dense,
-    LayerNorm,
-    LayerNormParameters,
-    Mlp,
-    PatchEmbed,
-    Tokens,
-    drop_branch,
-    normal,
-    trunc_normal,
-)
-from jaxnas.elastic.loop import run_layers
-from jaxnas.elastic.parameter import Sharing
-from jaxnas.elastic.width import Width, fixed, width
+from jaxnas.elastic.layers import gelu, normal, trunc_normal, uniform_fan_in
 from jaxnas.space import Space
+from jaxnas.tensors import Path
+from jaxnas.transform.declared import Declared
+from jaxnas.transform.places import Place
 
 DECISIONS = {"embed_dim", "depth", "num_heads", "mlp_ratio"}  # of a space of `jaxnas.spaces.vit`
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block; nothing of it runs where `gate` is 0."""
+class Attention(nn.Module):
+    """Self-attention; with relative positions, of a class token and the patches of a grid."""
 
-    grid: tuple[int, int]
+    heads: int
     head_dim: int
-    max_relative_position: int
-    dtype: Any
-    sharing: Sharing
+    grid: tuple[int, int] = (0, 0)
+    max_relative_position: int = 0
+    dtype: Any = jnp.float32
     init_std: float | None = None
-    qkv_bias_by_heads: bool = False
 
     @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        embed: Width,
-        heads: Width,
-        hidden: Width,
-        gate: Width,
-        drop_path_rate: jax.Array | float | None = None,
-    ) -> jax.Array:
-        """Maps x [B, T, embed maximum] to the same shape; `drop_path_rate` None drops nothing."""
-        common = dict(dtype=self.dtype, sharing=self.sharing)
-        norm_of = functools.partial(LayerNormParameters, **common)
-        kernel_init = normal(self.init_std)
-        attention = MultiHeadAttention(
-            self.grid,
-            self.head_dim,
-            self.max_relative_position,
-            kernel_init=kernel_init,
-            qkv_bias_by_heads=self.qkv_bias_by_heads,
-            name="attention",
-            **common,
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Maps tokens [B, T, E] to the same shape; they see those that the mask [B, T] shows."""
+        batch, tokens, size = x.shape
+        shape = (size, 3, self.heads, self.head_dim)
+        init = normal(self.init_std) or nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2, 3))
+        kernel = self.param("qkv_kernel", init, shape).astype(self.dtype)
+        bias = self.param("qkv_bias", nn.initializers.zeros, shape[1:]).astype(self.dtype)
+        # Plain matrices, [B * T, E] and [B * H, T, D], are what CPUs multiply fastest.
+        qkv = x.reshape(-1, size) @ kernel.reshape(size, -1) + bias.reshape(1, -1)
+        qkv = qkv.reshape(batch, tokens, *shape[1:]).transpose(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, -1, tokens, self.head_dim)
+        q = q * self.head_dim**-0.5
+        logits, positions = products(q, k), RelativePositions(self.grid)
+        if self.max_relative_position:
+            logits += positions.logits(q, self.entries("key"))
+        if mask is not None:
+            visible = jnp.broadcast_to(mask[:, None, None, :], (batch, self.heads, 1, tokens))
+            logits = jnp.where(visible.reshape(-1, 1, tokens), logits, jnp.finfo(jnp.float32).min)
+        weights = jax.nn.softmax(logits, axis=-1).astype(self.dtype)
+        y = weights @ v
+        if self.max_relative_position:
+            y += positions.values(weights, self.entries("value"))
+        y = y.reshape(batch, -1, tokens, self.head_dim).transpose(0, 2, 1, 3).reshape(batch * tokens, -1)
+        return dense(self, size, "projection")(y).reshape(x.shape)
+
+    def entries(self, name: str) -> jax.Array:
+        """Entries of the tables of keys or values for all offsets, [offsets, D]."""
+        shape = (2 * self.max_relative_position + 2, self.head_dim)
+        rows, columns = (self.param(f"{name}_{axis}", trunc_normal, shape) for axis in ("rows", "columns"))
+        return relative_entries(rows, columns, self.grid, self.dtype)
+
+
+class Mlp(nn.Module):
+    """Two dense layers."""
+
+    hidden: int
+    dtype: Any = jnp.float32
+    init_std: float | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps tokens [B, T, E] to the same shape."""
+        y = gelu(dense(self, self.hidden, "in")(x.reshape(-1, x.shape[-1])))
+        return dense(self, x.shape[-1], "out")(y).reshape(x.shape)
+
+
+def dense(module: Any, size: int, name: str) -> nn.Dense:
+    """A dense layer in the dtype of a module, with kernels of its standard deviation."""
+    init = normal(module.init_std) or nn.initializers.lecun_normal()
+    return nn.Dense(size, dtype=module.dtype, kernel_init=init, name=name)
+
+
+def norm(name: str, x: jax.Array) -> jax.Array:
+    """Normalizes tokens [B, T, E] by a layer of this name, in float32 and back."""
+    return nn.LayerNorm(1e-5, name=name)(x.astype(jnp.float32)).astype(x.dtype)
+
+
+class Block(nn.Module):
+    """A pre-norm block of the layers that these make, with dropout behind each branch."""
+
+    attention: Callable[..., nn.Module]
+    mlp: Callable[..., nn.Module]
+    dropout: Callable[[], nn.Module]
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *mask: jax.Array) -> jax.Array:
+        """Maps tokens [B, T, E] to the same shape."""
+        x = x + self.dropout()(self.attention(name="attention")(norm("attention_norm", x), *mask))
+        return x + self.dropout()(self.mlp(name="mlp")(norm("mlp_norm", x)))
+
+
+class Patches(nn.Module):
+    """Cuts images into patches and projects these."""
+
+    size: int
+    patch_size: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Maps images [B, H, W, C] to [B, patches, size], row by row."""
+        p, (batch, height, width, channels) = self.patch_size, images.shape
+        x = images.reshape(batch, height // p, p, width // p, p, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, p * p * channels)
+        init = uniform_fan_in(x.shape[1])  # as of PyTorch's convolutions
+        project = nn.Dense(self.size, dtype=self.dtype, kernel_init=init, bias_init=init, name="projection")
+        return project(x).reshape(batch, -1, self.size)
+
+
+class Tokens(nn.Module):
+    """Puts a class token before the patches, and adds absolute positions."""
+
+    positions: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [B, T - 1, E] to [B, T, E]."""
+        first = self.param("cls", trunc_normal, x.shape[2:]).astype(x.dtype)
+        x = jnp.concatenate([jnp.broadcast_to(first[None, None], (len(x), 1, x.shape[2])), x], axis=1)
+        if self.positions:
+            x = x + self.param("positions", trunc_normal, x.shape[1:]).astype(x.dtype)[None]
+        return x
+
+
+class Transformer(nn.Module):
+    """The network of one architecture; see `ViT` for its attributes.
+
+    Attributes:
+      width: of the tokens.
+      heads, hidden: of each layer.
+    """
+
+    width: int
+    heads: tuple[int, ...]
+    hidden: tuple[int, ...]
+    image_size: int
+    patch_size: int
+    num_classes: int
+    head_dim: int
+    max_relative_position: int
+    absolute_positions: bool
+    drop_path_rate: float
+    dtype: Any
+    init_std: float | None
+    remat: bool
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        """Maps images [B, image_size, image_size, C] to float32 logits [B, num_classes]."""
+        check_images(images, self.image_size)
+        grid, common = (
+            (self.image_size // self.patch_size,) * 2,
+            dict(dtype=self.dtype, init_std=self.init_std),
         )
-        norm = norm_of(name="attention_norm")(embed, gate=gate)
-        x = x + drop_branch(self, attention(x, embed, heads, gate=gate, norm=norm), drop_path_rate)
-        norm = norm_of(name="mlp_norm")(embed, gate=gate)
-        mlp = Mlp(kernel_init=kernel_init, name="mlp", **common)
-        return x + drop_branch(self, mlp(x, embed, hidden, gate=gate, norm=norm), drop_path_rate)
+        x = Patches(self.width, self.patch_size, self.dtype, name="patch_embed")(images)
+        x = Tokens(self.absolute_positions, name="tokens")(x)
+        for i, (heads, hidden) in enumerate(zip(self.heads, self.hidden, strict=True)):
+            positions = (self.head_dim, grid, self.max_relative_position)
+            attention = functools.partial(Attention, heads, *positions, **common)
+            # Of whole examples, at rates that rise over all stored layers; as in the official code.
+            rate = self.drop_path_rate * i / max(len(self.heads) - 1, 1)
+            drop = functools.partial(nn.Dropout, rate, broadcast_dims=(1, 2), deterministic=not train)
+            make = nn.remat(Block) if self.remat else Block
+            mlp = functools.partial(Mlp, hidden, **common)
+            x = make(attention, mlp, drop, name=f"block_{i}")(x)
+        x = norm("norm", x)[:, 1:].mean(axis=1)
+        head = nn.Dense(self.num_classes, dtype=self.dtype, kernel_init=trunc_normal, name="head")
+        return head(x).astype(jnp.float32)
 
 
-class ViT(nn.Module):
+@dataclasses.dataclass(frozen=True)
+class ViT(Declared):
     """The AutoFormer supernet over a space with `embed_dim`, `depth`, `num_heads` and `mlp_ratio`.
 
-    With a space of a single architecture it is that plain network: every size is static and nothing is
-    chosen, sliced or masked at run time. That is what `jaxnas.extract` returns.
+    With a space of a single architecture it is that plain network, which is what `jaxnas.extract` returns.
+    Called as `net.apply(variables, images, arch, train=...)` with float images [B, image_size, image_size,
+    C], it returns float32 logits [B, num_classes]. Training with drop path needs the "dropout" random stream.
 
     Attributes:
       space: the search space.
@@ -92,23 +205,19 @@ class ViT(nn.Module):
       max_relative_position: clip of 2-D relative positions; 0 leaves them out.
       absolute_positions: whether learned positions are added to the tokens.
       drop_path_rate: stochastic depth of the last stored layer, rising linearly from 0 at the first.
-      sharing: "entangled" or "classic" weight sharing.
       dtype: of the computation, float32 or bfloat16; parameters and softmax are float32.
       init_std: standard deviation of the initial kernels of the blocks, 0.02 in AutoFormer; None scales it by
         the number of inputs, as Flax does.
-      scan_layers: trace and compile one layer and run it in a loop: compile time does not grow with
-        depth. The parameters are the same either way; `stack_layers` saves stacking them in every call.
-        Layers whose options differ run one after the other all the same.
       remat: compute each layer again in the backward pass, and keep its input only.
       qkv_bias_by_heads: whether each number of heads has its own bias of queries, keys and values. A whole
         official checkpoint can be converted to such a network only, see `supernets.convert`.
+      form: of the supernet; see `jaxnas.supernet`.
 
     Raises:
       ValueError: image size not a multiple of the patch, a space without the four decisions or with
         options that are no sizes, or an attribute that is none of its values.
     """
 
-    space: Space
     image_size: int
     patch_size: int
     num_classes: int
@@ -116,10 +225,8 @@ class ViT(nn.Module):
     max_relative_position: int = 14
     absolute_positions: bool = True
     drop_path_rate: float = 0.0
-    sharing: Sharing = "entangled"
     dtype: Any = jnp.float32
     init_std: float | None = None
-    scan_layers: bool = False
     remat: bool = False
     qkv_bias_by_heads: bool = False
 
@@ -131,8 +238,6 @@ class ViT(nn.Module):
                 f"ViT: max_relative_position {self.max_relative_position} and drop_path_rate "
                 f"{self.drop_path_rate}; expected at least 0, and 0 to less than 1."
             )
-        if self.sharing not in get_args(Sharing):
-            raise ValueError(f"sharing is {self.sharing!r}, expected one of {', '.join(get_args(Sharing))}.")
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}; "
@@ -141,76 +246,44 @@ class ViT(nn.Module):
             )
         check_space("ViT", self.space)
 
-    @nn.compact
-    def __call__(
-        self, images: jax.Array, arch: dict[str, jax.Array] | None = None, *, train: bool = False
-    ) -> jax.Array:
-        """Classifies images with the sub-network `arch`.
+    def places(self) -> Iterator[Place]:
+        """See `Declared`."""
+        return layer_places(self.space)
 
-        Args:
-          images: float [B, image_size, image_size, channels].
-          arch: architecture of the space, hard or soft (weights that sum to 1); not needed if the space has
-            only one.
-          train: whether drop path is on (needs the "dropout" random stream).
+    def module(self, sizes: Mapping[str, int]) -> nn.Module:
+        """See `Declared`."""
+        return self.make(Transformer, **layer_sizes(sizes))
 
-        Returns:
-          float32 logits [B, num_classes].
+    def stacked(self) -> dict[Path, tuple[str, int]]:
+        """See `Declared`."""
+        layers = range(_layers(self.space) if self.qkv_bias_by_heads else 0)
+        return {("params", f"block_{i}", "attention", "qkv_bias"): ("num_heads", i) for i in layers}
 
-        Raises:
-          ValueError: images of another size; an architecture that doesn't fit the space.
-        """
-        check_images(images, self.image_size)
-        decisions = Decisions(self.space, arch, initializing=self.is_initializing())
-        embed = width(lambda dim: dim, decisions["embed_dim"], axis="embed")
-        common = dict(dtype=self.dtype, sharing=self.sharing)
 
-        patches = PatchEmbed(self.patch_size, name="patch_embed", **common)(images, embed)
-        patches = patches.reshape(images.shape[0], -1, embed.maximum)  # [B, T - 1, E]
-        x = Tokens(positions=self.absolute_positions, name="tokens", **common)(patches, embed)
-        x = self._layers(x, embed, decisions, train)  # [B, T, E]
-        x = LayerNorm(name="norm", **common)(x, embed, max_branches=1)
-        x = x[:, 1:].mean(axis=1)  # [B, E]
-        classes = fixed(self.num_classes, "classes")
-        head = Dense(kernel_init=trunc_normal, name="head", **common)(x, embed, classes, max_branches=1)
-        return head.astype(jnp.float32)
+def _layers(space: Space) -> int:
+    return int(space["depth"].table.max())
 
-    def _layers(self, x: jax.Array, embed: Width, decisions: Decisions, train: bool) -> jax.Array:
-        count = int(self.space.choices["depth"].table.max())
-        # Rising over all stored layers, whatever runs; as in the official code.
-        rates = [self.drop_path_rate * layer / max(count - 1, 1) for layer in range(count)]
-        side = self.image_size // self.patch_size
-        make = functools.partial(
-            Block,
-            grid=(side, side),
-            head_dim=self.head_dim,
-            max_relative_position=self.max_relative_position,
-            dtype=self.dtype,
-            sharing=self.sharing,
-            init_std=self.init_std,
-            qkv_bias_by_heads=self.qkv_bias_by_heads,
+
+def layer_places(space: Space) -> Iterator[Place]:
+    """What a space of `jaxnas.spaces.vit` sets in a transformer of the layers "block_0", "block_1", ..."""
+    yield Place("width", (("embed_dim", None),), int)
+    for i in range(_layers(space)):
+        yield Place(f"block_{i}/attention/heads", (("num_heads", i),), int)
+        yield Place(
+            f"block_{i}/mlp/hidden",
+            (("embed_dim", None), ("mlp_ratio", i)),
+            lambda size, ratio: int(size * ratio),
         )
-
-        def inputs(layer: int) -> dict[str, Any]:
-            drops = train and self.drop_path_rate > 0
-            return layer_widths(decisions, layer) | ({"drop_path_rate": rates[layer]} if drops else {})
-
-        def call(block: Block, x: jax.Array, inputs: dict[str, Any]) -> tuple[jax.Array, None]:
-            return block(x, embed, **inputs), None
-
-        # A network of one architecture has nothing to choose and is the plain one.
-        scan = self.scan_layers and self.space.cardinality > 1
-        of_layers = [inputs(layer) for layer in range(count)]
-        return run_layers(self, make, call, x, of_layers, scan=scan, remat=self.remat)[0]
+        yield Place(f"block_{i}", (("depth", None),), lambda depth, i=i: int(i < depth))
 
 
-def layer_widths(decisions: Decisions, layer: int) -> dict[str, Width]:
-    """The heads and the hidden channels of a layer, and its gate, over the space of `jaxnas.spaces.vit`."""
-    ratio = decisions["mlp_ratio", layer]
-    return {
-        "heads": width(lambda heads: heads, decisions["num_heads", layer], axis="heads"),
-        "hidden": width(lambda dim, r: int(dim * r), decisions["embed_dim"], ratio, axis="mlp"),
-        "gate": width(lambda depth: int(layer < depth), decisions["depth"]),
-    }
+def layer_sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The width, and the heads and hidden channels of each layer, of the sizes of `layer_places`."""
+    layers = [name for name in sizes if "/" not in name and name != "width"]
+    heads, hidden = (
+        tuple(sizes[f"{x}/{name}"] for x in layers) for name in ("attention/heads", "mlp/hidden")
+    )
+    return {"width": sizes["width"], "heads": heads, "hidden": hidden}
 
 
 def check_space(network: str, space: Space) -> None:

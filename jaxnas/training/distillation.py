@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -144,29 +143,18 @@ class Distillation:
         return self.temperature**2 * soft + self.label_weight * predictions.loss
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class _AsEvaluated:
     """A network that runs as in an evaluation, also where it is asked to train."""
 
     net: Any
 
-    def apply(
-        self,
-        variables: Any,
-        inputs: Any,
-        arch: Any = None,
-        *,
-        train: bool = False,
-        rngs: Any = None,
-        mutable: Any = False,
-    ) -> Any:
-        outputs = self.net.apply(variables, inputs, train=False)
-        return outputs if mutable is False else (outputs, {})
+    def apply(self, variables: Any, inputs: Any, arch: Any = None, *, train: bool, **options: Any) -> Any:
+        """See `jaxnas.network`."""
+        return self.net.apply(variables, inputs, train=False, **options)
 
 
-def teacher_logits(
-    task: Task, net: nn.Module, variables: Any, batch: Any, carry: Any, key: jax.Array
-) -> jax.Array:
+def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any, key: jax.Array) -> jax.Array:
     """What a trained network predicts for a batch as it is augmented by the key, without dropout.
 
     Raises:

@@ -79,7 +79,7 @@ def check_given(**given: Any) -> None:
 
 def prepare(
     task: Task,
-    net: nn.Module,
+    net: Any,
     training: Training,
     recipe: Recipe,
     mesh: Mesh,
@@ -145,7 +145,7 @@ def prepare(
 
 def initial_state(
     task: Task,
-    net: nn.Module,
+    net: Any,
     training: Training,
     recipe: Recipe,
     optimizer: optax.GradientTransformation,
@@ -173,7 +173,7 @@ def initial_state(
 
 def abstract_state(
     task: Task,
-    net: nn.Module,
+    net: Any,
     training: Training,
     recipe: Recipe,
     optimizer: optax.GradientTransformation,

@@ -45,7 +45,7 @@ def active_masks(net: nn.Module, inputs: Any) -> Callable[[Arch], Any]:
 
 def differentiate(
     task: Task,
-    net: nn.Module,
+    net: Any,
     recipe: Recipe,
     schedule: optax.Schedule,
     mesh: Mesh,
@@ -111,7 +111,7 @@ def sort_channels(net: nn.Module, inputs: Any, state: TrainState) -> TrainState:
 
 def make_step(
     task: Task,
-    net: nn.Module,
+    net: Any,
     recipe: Recipe,
     optimizer: tuple[optax.GradientTransformation, optax.Schedule],
     mesh: Mesh,

@@ -25,23 +25,20 @@ class LayoutSpec:
       table_of: the active sizes of elastic atoms.
       gate: 1 where the variable is used at all, else 0.
       centred: atoms whose active part is their centre; that of all others is a prefix.
+      names: logical names of the axes: "mlp" of hidden channels.
     """
 
     layouts: tuple[Layout, ...]
     table_of: tuple[tuple[int, Table], ...]
     gate: Table = constant(1)
     centred: frozenset[int] = frozenset()
+    names: tuple[str | None, ...] = ()
     option: None = None
 
     @functools.cached_property
     def axes(self) -> tuple[Table, ...]:
         """The active size of each axis."""
         return tuple(table_of(layout, dict(self.table_of)) for layout in self.layouts)
-
-    @property
-    def names(self) -> tuple[None, ...]:
-        """Names of axes that may be sorted alone: none, since an axis may have several factors and pieces."""
-        return (None,) * len(self.layouts)
 
     @functools.cached_property
     def sizes(self) -> tuple[Table, ...]:
@@ -119,8 +116,8 @@ class TurnSpec:
         return tuple(own)
 
     @property
-    def names(self) -> tuple[None, ...]:
-        """Names of axes that may be sorted alone: none."""
+    def names(self) -> tuple[str | None, ...]:
+        """Names of the axes, "mlp" of those that may be sorted alone."""
         return self.specs[0].names
 
     @property
@@ -187,7 +184,7 @@ class TurnSpec:
 
 def active_part(full: int, size: Any, centred: bool, lib: Any) -> Any:
     """The active positions of an atom, bool [full size]."""
-    places = lib.arange(full) - ((full - size) // 2 if centred else 0)
+    places = lib.arange(full, dtype=np.int32) - ((full - size) // 2 if centred else 0)
     return (places >= 0) & (places < size)
 
 

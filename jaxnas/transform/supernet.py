@@ -29,8 +29,9 @@ from jaxnas.transform.places import Depth, Place, Size, Skip, places_of
 from jaxnas.transform.program import Operation
 from jaxnas.transform.sizes import NONE, Region, Sizes, outermost_first, place_of
 from jaxnas.transform.specs import LayoutSpec, TurnSpec
-from jaxnas.transform.ties import Layout, atoms_of
+from jaxnas.transform.ties import Layout, Sum, atoms_of
 
+Form = Literal["auto", "masked", "switch"]
 # The mean share of products below which the form is "switch". One H200 was slower with branches at .7;
 # smaller shares have not been measured there.
 _BORDERS = {"cpu": 0.85, "gpu": 0.5, "tpu": 0.5}
@@ -42,7 +43,7 @@ def supernet(
     *,
     decisions: Mapping[str, Choice] | None = None,
     shared: Sequence[str] = (),
-    form: Literal["auto", "masked", "switch"] = "auto",
+    form: Form = "auto",
 ) -> Supernet:
     """Makes a supernet of an analyzed network.
 
@@ -73,7 +74,11 @@ def supernet(
             "another pattern."
         )
     named, places = places_of(groups, choices, {**own, **(decisions or {})}, shared)
-    net = Supernet(groups, Space(**named), places, "masked")
+    return in_form(Supernet(groups, Space(**named), places, "masked"), form)
+
+
+def in_form(net: Supernet, form: Form) -> Supernet:
+    """The network in another form; see `supernet`."""
     if form == "auto":
         border = _BORDERS.get(jax.default_backend(), 0.5)
         form = "switch" if net.mean_products() < border else "masked"
@@ -372,7 +377,15 @@ class Supernet:
         own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
         used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
-        return LayoutSpec(layouts, own, gate, centred & {a for a, _ in own})
+        names = tuple("mlp" if self._hidden & atoms_of(x).keys() else None for x in layouts)
+        return LayoutSpec(layouts, own, gate, centred & {a for a, _ in own}, names)
+
+    @functools.cached_property
+    def _hidden(self) -> frozenset[int]:
+        """Hidden channels that are axes of their own everywhere, so that they may be put in another order."""
+        axes = [layout for every in self.groups.layouts.values() for layout in every]
+        parts = {atom for x in axes for atom in atoms_of(x) if len(x) > 1 or isinstance(x[0], Sum)}
+        return frozenset(one.atom for one in self.groups if one.kind == "hidden") - parts
 
     def _scans(self, traced: Traced) -> dict[int, ByTurn]:
         """The scans that have sizes or modules by turn, by the identity of their operations."""

@@ -43,7 +43,7 @@ def fields(config):
         (DIGITS, "task.mixup=1", 1.0),
         (DIGITS, "task.data=a=b", "a=b"),
         (DIGITS, "network.dtype=bfloat16", jnp.bfloat16),
-        (DIGITS, "network.scan_layers=True", True),
+        (DIGITS, "network.form=switch", "switch"),
         (DIGITS, "training.clip=0.25", 0.25),
         (DIGITS, "training.batch_size=none", None),
         (DIGITS, "search.strategy.evaluations=100", 100),

@@ -69,12 +69,12 @@ def text_reference(weights, inputs, arch):
         return nn.LayerNorm(epsilon=1e-5).apply({"params": params}, x)
 
     def attention(x, name, mask):
-        parts = ("query", "key", "value", "out")
-        params = {
-            part: {"kernel": weights[f"{name}/{part}_kernel"], "bias": weights[f"{name}/{part}_bias"]}
-            for part in parts
-        }
-        _, heads, size = params["query"]["kernel"].shape
+        kernels, biases = jnp.moveaxis(weights[f"{name}/qkv_kernel"], 1, 0), weights[f"{name}/qkv_bias"]
+        out, bias = (weights[f"{name}/projection/{one}"] for one in ("kernel", "bias"))
+        _, _, heads, size = kernels.shape
+        params = {"out": {"kernel": out.reshape(heads, size, -1), "bias": bias}}
+        for part, *own in zip(("query", "key", "value"), kernels, biases, strict=True):
+            params[part] = dict(zip(("kernel", "bias"), own, strict=True))
         layer = nn.MultiHeadDotProductAttention(heads, qkv_features=heads * size)
         return layer.apply({"params": params}, x, mask=mask[:, None, None, :])
 

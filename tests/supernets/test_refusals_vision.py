@@ -35,7 +35,7 @@ def test_vits_that_cannot_be():
         (lambda: of_layers(Choice(1, 2).repeat(2)), ValueError, "'num_heads'", "3", "got 2"),
         (lambda: of_layers(Choice(1, 2)), ValueError, "'num_heads'", "one for all"),
         (lambda: vit(image_size=10), ValueError, "image_size", "10"),
-        (lambda: vit(sharing="Classic"), ValueError, "sharing", "'Classic'"),
+        (lambda: vit(form="mask"), ValueError, "form", "'mask'"),
         (lambda: vit(drop_path_rate=1.0), ValueError, "drop_path_rate", "1.0"),
         (lambda: vit(max_relative_position=-1), ValueError, "max_relative_position", "-1"),
         (lambda: of_vit(embed_dim=(0, 8)), ValueError, "'embed_dim'", "[0]"),
@@ -57,7 +57,7 @@ def test_architectures_and_images_of_another_network():
         return {key: x for key, x in arch.items() if key != name}
 
     refusals.check(
-        (lambda: run(images=jnp.zeros((2, 8, 8, 3))), ValueError, "channels", "3"),
+        (lambda: run(images=jnp.zeros((2, 8, 8, 3))), ValueError, "patch_embed/projection/kernel", "48"),
         (lambda: run(None), ValueError, "arch"),
         (lambda: run(arch | {"width": arch["depth"]}), ValueError, "'width'"),
         (lambda: run(without("depth")), ValueError, "'depth'"),

@@ -15,7 +15,6 @@ from small_nets import CLASSES, SHAPE, difference, jit, normal, sample, setting,
 
 import jaxnas
 from jaxnas import spaces, supernets
-from jaxnas.elastic import stack_layers
 from jaxnas.elastic.layers import drop_path
 from jaxnas.training import make_mesh
 
@@ -30,7 +29,7 @@ def test_extract_fails_where_the_networks_differ(monkeypatch):
 
 
 @pytest.mark.eight_devices
-@pytest.mark.parametrize("name", ["narrow", *tiers.nightly("scanned")])
+@pytest.mark.parametrize("name", ["narrow", *tiers.nightly("switch")])
 def test_a_population_over_devices_is_the_loop(name):
     """One architecture after the other on each device: real branches, which `vmap` has not."""
     case, mesh = setting(name), make_mesh(4)
@@ -48,17 +47,16 @@ def test_a_population_over_devices_is_the_loop(name):
 
 @pytest.mark.hlo
 @pytest.mark.eight_devices
-@pytest.mark.parametrize("name", ["scanned", *tiers.nightly("narrow")])
+@pytest.mark.parametrize("name", ["switch", *tiers.nightly("narrow")])
 def test_rows_on_several_devices_are_not_gathered(name):
     case, mesh = setting(name), make_mesh(2)
-    params = stack_layers(case.params) if name == "scanned" else case.params
 
     def loss(params, images, arch):
         return jnp.mean(jnp.square(case.net.apply({"params": params}, images, arch)))
 
     everywhere, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
     gradient = jit(jax.grad(loss), in_shardings=(everywhere, rows, everywhere), out_shardings=everywhere)
-    promises.check_only_sums(gradient.lower(params, normal(4, *SHAPE[1:]), case.space.largest()))
+    promises.check_only_sums(gradient.lower(case.params, normal(4, *SHAPE[1:]), case.space.largest()))
 
 
 @pytest.mark.more
@@ -117,13 +115,19 @@ def test_drop_path_rises_linearly_to_the_last_stored_block():
         rates = {}
 
         def note(call, args, kwargs, context, rates=rates):
+            if isinstance(context.module, nn.Dropout) and not context.module.deterministic:
+                rates[context.module.path[0]] = context.module.rate
             if "drop_path_rate" in kwargs:
                 rates[context.module.name] = kwargs["drop_path_rate"]
             return call(*args, **kwargs)
 
         images = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
         with nn.intercept_methods(note):
-            jax.eval_shape(functools.partial(net.init, train=train), jax.random.key(0), images)
+            key = jax.random.key(0)
+            variables = jax.eval_shape(net.init, key, images)
+            rates.clear()
+            apply = functools.partial(net.apply, train=train, rngs=key)
+            jax.eval_shape(apply, variables, images, net.space.largest())
         assert list(rates.values()) == (pytest.approx(expected) if train else expected)
 
 
@@ -155,18 +159,19 @@ def test_initial_values(init_std):
 def test_traced_indices_out_of_range_are_the_nearest_ones():
     """A program cannot refuse the value of an array; it must not run another mixture of options either.
 
-    Layer by layer, in a loop, and of costs; whoever gives the values themselves is told.
+    In both forms, and of costs; whoever gives the values themselves is told.
     """
-    case, scanned = setting("narrow"), setting("scanned")
+    case = setting("narrow")
+    nets = [case.net.clone(form=form) for form in ("masked", "switch")]
     costs = jaxnas.cost(case.net, SHAPE)
     traced = jit(costs)
-    run = jit(lambda one, arch: one.net.apply(one.variables, one.images, arch), static_argnums=0)
+    run = jit(lambda net, arch: net.apply(case.variables, case.images, arch), static_argnums=0)
     sizes = {name: np.broadcast_to(choice.sizes, choice.shape) for name, choice in case.space.decisions}
     for shift in (5, -5):
         known = {name: np.int32(size - 1 if shift > 0 else 0 * size) for name, size in sizes.items()}
         beyond = {name: np.int32(x + shift) for name, x in known.items()}
-        for one in (case, scanned):
-            assert difference(run(one, beyond), run(one, known)) <= 1e-6
+        for net in nets:
+            assert difference(run(net, beyond), run(net, known)) <= 1e-6
         assert traced(beyond) == traced(known)
         for call in (costs, functools.partial(case.net.apply, case.variables, case.images)):
             with pytest.raises(ValueError, match="'embed_dim'"):

@@ -119,7 +119,7 @@ def test_a_training_goes_on_with_other_numbers_of_model_devices(tmp_path):
 def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_active_parts_move():
     task, space = task_of("images"), spaces.vit((32, 48), (2,), (2, 4), (1.0, 2.0))
     sizes = dict(image_size=4, patch_size=2, num_classes=2, head_dim=16, max_relative_position=1)
-    net = supernets.ViT(space, scan_layers=True, **sizes)
+    net = supernets.ViT(space, form="masked", **sizes)
     largest = 4 * int(jaxnas.cost(net, task.inputs)(space.largest())["params"])  # bytes
     stored = 4 * sum(leaf.size for leaf in jax.tree.leaves(jaxnas.init(net, jax.random.key(0), task.inputs)))
     arguments, moved = {}, {}
@@ -133,7 +133,8 @@ def test_a_supernet_takes_the_less_memory_the_more_devices_share_it_and_only_act
     # Gathered for the forward and for the backward pass. XLA counts branches of the largest sizes.
     assert moved[4]["all-gather"] <= 2.2 * largest
     for sizes in moved.values():
-        assert sizes["all-reduce"] <= 1.1 * largest and "all-to-all" not in sizes
+        assert sizes["all-reduce"] <= 1.1 * largest
+        assert sizes.get("all-to-all", 0) <= 0.05 * largest  # the tables of relative positions
 
 
 def test_devices_evaluate_different_architectures_and_say_what_one_says():

@@ -14,7 +14,6 @@ from small_nets import difference
 from small_tasks import net_of, perceptron, task_of
 
 from jaxnas import training
-from jaxnas.elastic import stack_layers
 from jaxnas.training import Training, Uniform, make_mesh
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.calls import several
@@ -24,7 +23,7 @@ from jaxnas.training.prepare import prepare
 from jaxnas.training.step import active_masks
 
 TASK, NET = task_of("images"), perceptron(5, (1, 2, 3, 4))
-SCANNED = net_of("images", scan=True)
+VIT = net_of("images")
 WIDEST = 4
 SETTINGS = Training(steps=40, learning_rate=1e-2, warmup_steps=4)
 SGD = optax.sgd(0.1), optax.constant_schedule(0.1)
@@ -60,20 +59,19 @@ def used_by(arch, params):
     return used
 
 
-layer_masks = functools.cache(lambda: jax.jit(active_masks(SCANNED, TASK.inputs)))
+layer_masks = functools.cache(lambda: jax.jit(active_masks(VIT, TASK.inputs)))
 
 
 def used_by_layers(arch, params):
-    """Those of layers that are scanned."""
-    active = stack_layers(layer_masks()(arch))
-    return jax.tree.map(lambda mask, leaf: np.broadcast_to(mask, leaf.shape), active, params)
+    """Those of a transformed network."""
+    return jax.tree.map(lambda mask, leaf: np.broadcast_to(mask, leaf.shape), layer_masks()(arch), params)
 
 
 @pytest.mark.parametrize(
     ("used", "freeze", "settings"),
     [
         (used_by, True, {}),
-        (used_by_layers, True, {"net": SCANNED}),
+        (used_by_layers, True, {"net": VIT}),
         (used_by, False, {"freeze_inactive": False}),  # as official code does
     ],
 )
