@@ -29,6 +29,7 @@ from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import executors, files, processes, report, runs, supernets, training
 from jaxnas.supernets.convert import from_torch_autoformer, read_checkpoint
+from jaxnas.training.plain import to_dict
 
 
 def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tuple[binary.Session, Any]:
@@ -112,6 +113,9 @@ def main() -> int:
                 **common,
             )
         spaces = runs.read_spaces(workdir)
+        described = binary.described(config)
+        if config.pretrained:  # its places, which the page draws
+            described["network"] |= to_dict(net)
         result = runs.finish(
             task,
             net,
@@ -119,7 +123,7 @@ def main() -> int:
             found,
             workdir,
             costs=costs,
-            config=binary.described(config),
+            config=described,
             mesh=mesh,
             named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
             spaces=() if spaces is None else spaces.sampled,

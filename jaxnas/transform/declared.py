@@ -106,10 +106,11 @@ class Declared:
         found = _supernet(self, inputs).annotations(inputs)
         specs, variables = dict(found.specs), flatten(found.variables)
         for path, decision in self._stacked(None).items():
-            count, spec, x = len(decision.options), specs[path[1:]], variables[path]
+            count, spec, box = len(decision.options), specs[path[1:]], variables[path]
             option = Table((decision.name,), (count,), tuple(range(count)))
             specs[path[1:]] = ParameterSpec(spec.axes, spec.names, spec.gate, option)
-            variables[path] = jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
+            rows = jax.ShapeDtypeStruct((count, *box.value.shape), box.value.dtype)
+            variables[path] = nn.LogicallyPartitioned(rows, (None, *box.names))
         return dataclasses.replace(found, specs=specs, variables=unflatten(variables))
 
     def _of_module(self, inputs: Any) -> Annotations:

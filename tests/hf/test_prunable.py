@@ -151,7 +151,7 @@ def test_one_command_from_a_folder_to_a_folder(folder, text, tmp_path):
     )
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 def test_an_image_classifier_is_shrunk_on_images(tmp_path):
     """In Python; images are standardized as the checkpoint says, and the folder found is loaded again."""
     make("vit", tmp_path / "vit")
