@@ -25,6 +25,8 @@ def panel(run: Run) -> str:
             "Each row is a block of the network, in its order. A bar is as long, and as dark, as the share "
             "of a size that is kept; what is skipped is hollow."
         )
+        rest = kept.beside(places, architecture)
+        text += f" Chosen beside the sizes: {svg.esc(words.listed(rest))}." if rest else ""
         parts = [say(text), kept.draw(places, architecture)]
     elif is_transformer(architecture):
         text = (

@@ -43,6 +43,14 @@ def programs(program: Program) -> Iterator[Program]:
             yield from programs(body)
 
 
+def in_order(program: Program) -> Iterator[Operation]:
+    """The operations of a program, each before those of its bodies."""
+    for op in program.operations:
+        yield op
+        for body in op.bodies:
+            yield from in_order(body)
+
+
 def within(op: Operation, module: str) -> bool:
     """Whether an operation is below a module."""
     wanted = tuple(module.split("/"))

@@ -108,13 +108,18 @@ class Supernet:
     def described(self) -> dict[str, Any]:
         """What a record of a run holds of the network, beside its program: its space and its places."""
         traced = self.groups.traced(self.groups.inputs, False)
-        order = {name: number for number, name in enumerate(regions.scopes(traced))}
+        order: dict[str, int] = {}
+        ends: dict[str, int] = {}  # Linen calls the blocks of a mixture within it, and stores them elsewhere
+        for number, op in enumerate(regions.in_order(traced.program)):
+            for stop in range(1, len(op.scope) + 1):
+                order.setdefault("/".join(op.scope[:stop]), number)
+                ends.setdefault(op.scope[stop - 1], number)
         known = self.groups.groups
 
         def called(place: Place) -> tuple[int, int, int]:
-            parts = place.name.split("/")[: -1 if place.name in known else None]
+            parts = place.name.split("/")[: -1 if place.name in known else None] or [""]
             prefixes = ("/".join(parts[:stop]) for stop in range(len(parts), 0, -1))
-            found = [order[prefix] for prefix in prefixes if prefix in order] or [-1]
+            found = [order[prefix] for prefix in prefixes if prefix in order] or [ends.get(parts[-1], -1)]
             return found[-1], -1 if place.turn is None else place.turn, found[0]
 
         places = {}

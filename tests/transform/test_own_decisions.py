@@ -11,6 +11,7 @@ import refusals
 
 import jaxnas
 from jaxnas import Choice, Size, Space, elastic, network, testing
+from jaxnas.report import kept
 from jaxnas.tensors import flatten, unflatten
 
 KEY = jax.random.key(0)
@@ -213,6 +214,15 @@ def test_mistakes_are_refused():
             "Cnn",
         ),
     )
+
+
+def test_places_are_recorded_in_the_order_of_calls():
+    """Also of blocks that Linen stores outside of the mixture that calls them."""
+    module, inputs, choices = CASES["mlp"]
+    groups = jaxnas.analyze(module, jaxnas.init(module, KEY, inputs), inputs)
+    places = jaxnas.supernet(groups, choices, form="masked").described()["places"]
+    assert list(places) == ["width", *(f"Hidden_{i}/hidden" for i in range(4)), "last/hidden"]
+    assert kept.beside(places, {"op": ["skip", "wide"], "width": 4}) == ["op skip wide"]
 
 
 def test_sizes_may_follow_the_modules_own_decisions():
