@@ -136,7 +136,7 @@ class Tokens(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, T - 1, E] to [B, T, E]."""
         first = self.param("cls", trunc_normal, x.shape[2:]).astype(x.dtype)
-        x = jnp.concatenate([jnp.broadcast_to(first[None, None], (len(x), 1, x.shape[2])), x], axis=1)
+        x = jnp.concatenate([jnp.broadcast_to(first[None, None], (x.shape[0], 1, x.shape[2])), x], axis=1)
         if self.positions:
             x = x + self.param("positions", trunc_normal, x.shape[1:]).astype(x.dtype)[None]
         return x
