@@ -101,10 +101,16 @@ class Block(nn.Module):
     attention: Callable[..., nn.Module]
     mlp: Callable[..., nn.Module]
     dropout: Callable[[], nn.Module]
+    remat: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, *mask: jax.Array) -> jax.Array:
         """Maps tokens [B, T, E] to the same shape."""
+        run = nn.remat(Block.run) if self.remat else Block.run
+        return run(self, x, *mask)
+
+    def run(self, x: jax.Array, *mask: jax.Array) -> jax.Array:
+        """Runs the block, of which the backward pass may keep the input only."""
         x = x + self.dropout()(self.attention(name="attention")(norm("attention_norm", x), *mask))
         return x + self.dropout()(self.mlp(name="mlp")(norm("mlp_norm", x)))
 
@@ -136,7 +142,7 @@ class Tokens(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, T - 1, E] to [B, T, E]."""
         first = self.param("cls", trunc_normal, x.shape[2:]).astype(x.dtype)
-        x = jnp.concatenate([jnp.broadcast_to(first[None, None], (len(x), 1, x.shape[2])), x], axis=1)
+        x = jnp.concatenate([jnp.broadcast_to(first[None, None], (x.shape[0], 1, x.shape[2])), x], axis=1)
         if self.positions:
             x = x + self.param("positions", trunc_normal, x.shape[1:]).astype(x.dtype)[None]
         return x
@@ -180,9 +186,8 @@ class Transformer(nn.Module):
             # Of whole examples, at rates that rise over all stored layers; as in the official code.
             rate = self.drop_path_rate * i / max(len(self.heads) - 1, 1)
             drop = functools.partial(nn.Dropout, rate, broadcast_dims=(1, 2), deterministic=not train)
-            make = nn.remat(Block) if self.remat else Block
             mlp = functools.partial(Mlp, hidden, **common)
-            x = make(attention, mlp, drop, name=f"block_{i}")(x)
+            x = Block(attention, mlp, drop, self.remat, name=f"block_{i}")(x)
         x = norm("norm", x)[:, 1:].mean(axis=1)
         head = nn.Dense(self.num_classes, dtype=self.dtype, kernel_init=trunc_normal, name="head")
         return head(x).astype(jnp.float32)
@@ -266,11 +271,11 @@ def _layers(space: Space) -> int:
 
 def layer_places(space: Space) -> Iterator[Place]:
     """What a space of `jaxnas.spaces.vit` sets in a transformer of the layers "block_0", "block_1", ..."""
-    yield Place("width", (("embed_dim", None),), int)
+    yield Place("norm/scale[0]", (("embed_dim", None),), int)
     for i in range(_layers(space)):
-        yield Place(f"block_{i}/attention/heads", (("num_heads", i),), int)
+        yield Place(f"block_{i}/attention/qkv_bias[1]", (("num_heads", i),), int)
         yield Place(
-            f"block_{i}/mlp/hidden",
+            f"block_{i}/mlp/in/bias[0]",
             (("embed_dim", None), ("mlp_ratio", i)),
             lambda size, ratio: int(size * ratio),
         )
@@ -279,11 +284,12 @@ def layer_places(space: Space) -> Iterator[Place]:
 
 def layer_sizes(sizes: Mapping[str, int]) -> dict[str, Any]:
     """The width, and the heads and hidden channels of each layer, of the sizes of `layer_places`."""
-    layers = [name for name in sizes if "/" not in name and name != "width"]
+    layers = [name for name in sizes if "/" not in name]
     heads, hidden = (
-        tuple(sizes[f"{x}/{name}"] for x in layers) for name in ("attention/heads", "mlp/hidden")
+        tuple(sizes[f"{layer}/{axis}"] for layer in layers)
+        for axis in ("attention/qkv_bias[1]", "mlp/in/bias[0]")
     )
-    return {"width": sizes["width"], "heads": heads, "hidden": hidden}
+    return {"width": sizes["norm/scale[0]"], "heads": heads, "hidden": hidden}
 
 
 def check_space(network: str, space: Space) -> None:

@@ -157,7 +157,7 @@ class Task(Protocol):
 
     def predict(
         self,
-        net: nn.Module,
+        net: Any,
         variables: Any,
         arch: Arch | None,
         batch: Batch,

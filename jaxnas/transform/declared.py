@@ -50,7 +50,7 @@ class Declared:
             raise ValueError(f"{type(self).__name__}: form is {self.form!r}, expected one of {forms}.")
 
     def places(self) -> Iterable[Place]:
-        """What decisions set: the sizes of groups of the analyzed module, and whether parts of it run."""
+        """What decisions set: sizes, by an axis of a parameter as "mlp/kernel[1]", and modules that run."""
         raise NotImplementedError
 
     def module(self, sizes: Mapping[str, int]) -> nn.Module:
@@ -148,9 +148,14 @@ def _supernet(net: Declared, inputs: Any) -> Supernet:
 
 @functools.lru_cache(maxsize=128)
 def _by_inputs(net: Declared, *inputs: Any) -> Supernet:
-    tables = {place: place.table(net.space) for place in net.places()}
-    places = tuple(place for place, table in tables.items() if len(set(table.values)) > 1)
-    return in_form(Supernet(_analyzed(_module(net), *inputs), net.space, places, "masked"), net.form)
+    groups = _analyzed(_module(net), *inputs)
+    names = {f"{'/'.join(path[1:])}[{i}]": group.name for group in groups for path, i in group.places}
+    places = tuple(
+        dataclasses.replace(place, name=names.get(place.name, place.name))
+        for place in net.places()
+        if len(set(place.table(net.space).values)) > 1
+    )
+    return in_form(Supernet(groups, net.space, places, "masked"), net.form)
 
 
 @functools.lru_cache(maxsize=64)

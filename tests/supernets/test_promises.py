@@ -329,7 +329,8 @@ def remat_case(name):
         texts = test_dartformer.TEXTS
         return net, promises.positive_variables(net, texts), texts, net.space.soften(sample(net.space, 0))
     case = case_of(name)
-    net = case.net.clone(space=case.net.space.restrict(depth_1=1), drop_path_rate=0.3)
+    depth = "depth" if name == "narrow" else "depth_1"
+    net = case.net.clone(space=case.net.space.restrict(**{depth: 1}), drop_path_rate=0.3)
     return net, case.variables, case.inputs, sample(net.space, 0)
 
 
@@ -345,7 +346,7 @@ def derivatives(name, remat):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["DARTFormer", "swin", "hybrid"])
+@pytest.mark.parametrize("name", ["DARTFormer", "swin", "hybrid", "narrow"])
 def test_layers_are_computed_again_where_that_is_asked(name):
     """And what a network declares of itself does not change."""
     found = [derivatives(name, remat) for remat in (False, True)]
@@ -356,7 +357,7 @@ def test_layers_are_computed_again_where_that_is_asked(name):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["DARTFormer", *tiers.nightly("swin", "hybrid")])
+@pytest.mark.parametrize("name", ["DARTFormer", *tiers.nightly("swin", "hybrid", "narrow")])
 def test_computed_again_gives_the_gradients_of_computed_once(name):
     """Of weights and of a soft architecture, with random streams and batch statistics."""
     found = [jit(one)(*given) for one, given in (derivatives(name, remat) for remat in (False, True))]
