@@ -12,6 +12,7 @@ left out by influence and by replacement.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -38,9 +39,11 @@ _SHARES = flags.DEFINE_list("shares", ["0.85", "0.6"], "Of the parameters withou
 _STEPS = flags.DEFINE_integer("steps", 0, "Of the distillation of the first seed's networks; 0 for none.")
 _LENGTH = flags.DEFINE_integer("length", 256, "Tokens of a text.")
 _LIMIT = flags.DEFINE_integer("limit", 1, "Texts by which networks are compared.")
+_METHODS = flags.DEFINE_list("methods", ["solver", "uniform", "random"], "Which are compared.")
 _DEPTH = flags.DEFINE_boolean("depth", False, "Whether to compare rules for layers, too.")
 
 ATTENTION, MLP = "layers_*/attention", "layers_*/mlp"
+_LEAST = 0.93  # of a budget, that a candidate uses
 HIDDEN, HEADS = f"{MLP}/hidden", f"{ATTENTION}/kv_heads"
 
 
@@ -92,6 +95,42 @@ class Bench:
         """On the test text."""
         return float(self.test(self.variables, jax.tree.map(jnp.asarray, arch))["perplexity"])
 
+    @functools.cached_property
+    def replacements(self) -> np.ndarray:
+        """The scores of all replacements; `seconds` has how long they take."""
+        space, codes = self.net.space, self.replacing.replaced.codes
+        rows = [space.decode(code) for code in codes]
+        self.scores(rows[:1], self.divergence)  # compiles
+        begun = time.perf_counter()
+        scores = self.scores(rows, self.divergence)
+        self.seconds = time.perf_counter() - begun
+        return scores
+
+    def solver(self, most: int) -> Arch:
+        """The exact choice of replacements within a number of parameters."""
+        return search.knapsack(
+            self.replacing.replaced, self.replacements, self.cost, {"params": (None, most)}
+        )
+
+    def uniform(self, most: int) -> Arch:
+        """The best of the candidates of one size for all layers that use the budget."""
+        near = [x for x in uniform(self.net.space, self.influence) if _LEAST * most < self.params(x) <= most]
+        return near[int(np.argmax(self.scores(near, self.loss)))]
+
+    def random(self, most: int) -> Arch:
+        """The best of 16 random architectures that use the budget."""
+        bounds = {"params": (int(_LEAST * most), most)}
+        drawn = search.RandomSearch(self.net.space, self.cost, bounds, evaluations=16, batch=16)
+        archs, _ = drawn.ask(drawn.init(jax.random.key(self.seed)))
+        some = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(16)]
+        return some[int(np.argmax(self.scores(some, self.divergence)))]
+
+    def layers(self) -> dict[str, list[int]]:
+        """All layers by two rules, the least important last."""
+        archs = [without(self.net.space, [i]) for i in range(len(self.influence))]
+        by_replacement = np.argsort(self.scores(archs, self.divergence)).tolist()
+        return {"influence": self.influence, "replacement": by_replacement}
+
     def distilled(self, arch: Arch, steps: int) -> float:
         """The perplexity after a distillation from the whole network."""
         inputs, space = self.task.inputs, self.net.space
@@ -115,48 +154,25 @@ def main(_: list[str]) -> None:
 
     for number, seed in enumerate(map(int, _SEEDS.value)):
         bench = Bench(task, seed)
-        space, replaced = bench.net.space, bench.replacing.replaced
-        whole = bench.params(space.largest())
+        whole = bench.params(bench.net.space.largest())
         if number == 0:
-            tell(method="whole", params=whole, perplexity=bench.perplexity(space.largest()))
-        rows = [space.decode(code) for code in replaced.codes]
-        bench.scores(rows[:1], bench.divergence)  # compiles
-        begun = time.perf_counter()
-        scores = bench.scores(rows, bench.divergence)
-        tell(method="scores", seed=seed, replacements=len(rows), seconds=time.perf_counter() - begun)
+            tell(method="whole", params=whole, perplexity=bench.perplexity(bench.net.space.largest()))
         embeddings = bench.net.vocabulary * bench.net.module.width
-        for share in map(float, _SHARES.value):
-            most = int(embeddings + share * (whole - embeddings))
-            bounds, found = {"params": (None, most)}, {}
-            begun = time.perf_counter()
-            found["solver"] = search.knapsack(replaced, scores, bench.cost, bounds)
-            seconds = time.perf_counter() - begun
-            few = [x for x in uniform(space, bench.influence) if 0.93 * most < bench.params(x) <= most]
-            found["uniform"] = few[int(np.argmax(bench.scores(few, bench.loss)))]
-            drawn = search.RandomSearch(space, bench.cost, bounds, evaluations=16, batch=16)
-            archs, _ = drawn.ask(drawn.init(jax.random.key(seed)))
-            some = [jax.tree.map(lambda x, i=i: x[i], archs) for i in range(16)]
-            found["random"] = some[int(np.argmax(bench.scores(some, bench.divergence)))]
-            for method, arch in found.items():
-                record: dict[str, Any] = dict(
-                    method=method, seed=seed, share=share, params=bench.params(arch)
-                )
-                record["perplexity"] = bench.perplexity(arch)
-                if _STEPS.value and number == 0:
-                    record |= dict(steps=_STEPS.value, distilled=bench.distilled(arch, _STEPS.value))
-                if method == "solver":
-                    record |= dict(seconds=seconds, estimated=-replaced.total(scores, arch))
-                tell(**record)
+        for method, share in itertools.product(_METHODS.value, map(float, _SHARES.value)):
+            arch = getattr(bench, method)(int(embeddings + share * (whole - embeddings)))
+            record: dict[str, Any] = dict(method=method, seed=seed, share=share, params=bench.params(arch))
+            record["perplexity"] = bench.perplexity(arch)
+            if method == "solver":
+                replaced = bench.replacing.replaced
+                record |= dict(seconds=bench.seconds, estimated=-replaced.total(bench.replacements, arch))
+            if _STEPS.value and number == 0:
+                record |= dict(steps=_STEPS.value, distilled=bench.distilled(arch, _STEPS.value))
+            tell(**record)
         if _DEPTH.value:
-            layers = range(len(bench.influence))
-            alone_scores = bench.scores([without(space, [i]) for i in layers], bench.divergence)
-            by_replacement = np.argsort(alone_scores).tolist()  # the one that is missed most first
-            for name, order in (("influence", bench.influence), ("replacement", by_replacement)):
+            for name, order in bench.layers().items():
                 for count in (2, 4, 6):
-                    arch = without(space, order[-count:])
-                    tell(
-                        method=name, seed=seed, layers=len(layers) - count, perplexity=bench.perplexity(arch)
-                    )
+                    arch, left = without(bench.net.space, order[-count:]), len(order) - count
+                    tell(method=name, seed=seed, layers=left, perplexity=bench.perplexity(arch))
 
 
 if __name__ == "__main__":

@@ -33,11 +33,13 @@ class Replacing:
     replaced: search.Replacements
 
     def strategies(self, cost: Cost, bounds: Any, samples: int, batch: int) -> dict[str, Any]:
-        """The evaluation of all replacements, and random search within the bounds beside it."""
+        """The evaluation of all replacements, and random search within the bounds if it has `samples`."""
         space, pool = self.replaced.space, search.Pool(self.replaced.codes)
-        found = {"found": search.Listed(space, cost, given=pool, batch=batch, name="replacements")}
-        baseline = search.RandomSearch(space, cost=cost, bounds=bounds, evaluations=samples, batch=batch)
-        return found | ({"random search": baseline} if samples else {})
+        listed = search.Listed(space, cost, given=pool, batch=batch, name="replacements")
+        if not samples:
+            return {"found": listed}
+        random = search.RandomSearch(space, cost=cost, bounds=bounds, evaluations=samples, batch=batch)
+        return {"found": listed, "random search": random}
 
     def choose(
         self,

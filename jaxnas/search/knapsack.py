@@ -9,6 +9,7 @@ so another bound is one more call of `knapsack`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -139,10 +140,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
             f"scores: expected {len(replaced.places)} finite numbers, one for each architecture; got shape "
             f"{scores.shape}{'' if np.isfinite(scores).all() else ' with numbers that are not finite'}."
         )
-    costs: dict[str, np.ndarray] = {
-        name: np.asarray(x, np.float64)
-        for name, x in bounds_lib.costs_of(replaced.space, cost, replaced.codes).items()
-    }
+    costs = _costs_of(replaced, cost)
     if unknown := [name for name, *_ in limits if name not in costs]:
         raise ValueError(f"bounds: {unknown[0]!r} is no cost; expected one of {sorted(costs)}.")
     change = {name: x - x[0] for name, x in costs.items()}
@@ -169,16 +167,23 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     for row in picked:
         code = np.where(replaced.codes[row] != base, replaced.codes[row], code)
     arch = replaced.space.decode(code)
-    now: dict[str, Any] = bounds_lib.costs_of(replaced.space, cost, code[None])
+    now: dict[str, Any] = dict(cost(arch))
     for name, *_ in limits:
         expected = costs[name][0] + change[name][picked].sum()
-        if not math.isclose(float(now[name][0]), expected, rel_tol=1e-6):
+        if not math.isclose(float(now[name]), expected, rel_tol=1e-6):
             raise ValueError(
-                f"{name} does not add up over the places: the network has {float(now[name][0]):g}, and the "
+                f"{name} does not add up over the places: the network has {float(now[name]):g}, and the "
                 f"sum is {expected:g}. Decisions that change each other's cost belong in one place, and a "
                 "width of the whole network in none."
             )
     return arch
+
+
+@functools.lru_cache(maxsize=8)  # other bounds are other calls
+def _costs_of(replaced: Replacements, cost: Cost) -> dict[str, np.ndarray]:
+    """The costs of the architectures, float64 [n] by name."""
+    costs = bounds_lib.costs_of(replaced.space, cost, replaced.codes)
+    return {name: np.asarray(x, np.float64) for name, x in costs.items()}
 
 
 def _ranges(replaced: Replacements, change: Any, costs: Any, limits: bounds_lib.Bounds) -> str:
