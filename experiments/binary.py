@@ -485,6 +485,7 @@ def make_session(config: Config, data_dir: str | None, source_dir: str | None) -
     if not config.pretrained:
         return Session(config, config.task.load(data_dir, source_dir), network, mesh, deciding)
     task = network.adapted(network.adapted(config.task).load(data_dir, source_dir))
+    print("reading the checkpoint and ordering its parts by importance", file=sys.stderr, flush=True)
     net, variables = network.load(task, mesh, config.seed)
     return Session(config, task, net, mesh, deciding, variables)
 
