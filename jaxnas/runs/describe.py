@@ -35,11 +35,13 @@ def describe_run(
 
 
 def describe_task(task: Task) -> TaskOf:
-    """The task's part of a result."""
+    """The task's part of a result; of a text, as many tokens as an evaluation takes."""
+    most = getattr(task, "evaluation_tokens", None)
+    sizes = {x: n if x == "train" or most is None else min(n, most) for x, n in task.sizes.items()}
     return TaskOf(
         name=task.name,
         examples=task.examples,
-        sizes=dict(task.sizes),
+        sizes=sizes,
         metrics=tuple(MetricOf(name=m.name, unit=m.unit, direction=m.direction) for m in task.metrics),
         details=files.plain(dict(task.details())),
         inputs=f"{describe(task.inputs)}, with any number of rows, {task.preparation()}",

@@ -17,6 +17,7 @@ from jaxnas.space import Arch
 from jaxnas.tasks import Task
 from jaxnas.training.imitation import Imitation
 
+_NEAR = 0.9  # of an upper bound, that random architectures cost at least
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)  # of the largest network's cost
 
 
@@ -38,7 +39,16 @@ class Replacing:
         listed = search.Listed(space, cost, given=pool, batch=batch, name="replacements")
         if not samples:
             return {"found": listed}
-        random = search.RandomSearch(space, cost=cost, bounds=bounds, evaluations=samples, batch=batch)
+        # Most architectures within an upper bound are far below it, and worse for that alone.
+        near = {
+            name: (_NEAR * most if least is None and most is not None else least, most)
+            for name, (least, most) in bounds.items()
+        }
+        try:
+            search.check_bounds(space, cost, near)
+        except ValueError:  # None uses so much of the budget.
+            near = bounds
+        random = search.RandomSearch(space, cost=cost, bounds=near, evaluations=samples, batch=batch)
         return {"found": listed, "random search": random}
 
     def choose(
