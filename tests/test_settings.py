@@ -59,6 +59,7 @@ NO_SETTINGS = {
     *(training.Problem, training.Replay, training.Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
     runs.LivePage,
+    search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
 # Bounds of costs and of options, which may lie below 0.

@@ -141,7 +141,8 @@ def test_a_config_is_plain_json_with_a_line_for_each_field(name):
     plain = config_lib.to_dict(config)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["task"]["type"] == type(config.task).__name__ and plain["name"] == name
-    assert Space.from_json(plain["network"]["space"]) == config.network.space
+    if not config.pretrained:  # a checkpoint's space is known when it is read
+        assert Space.from_json(plain["network"]["space"]) == config.network.space
 
     def count(value):
         objects = dataclasses.is_dataclass(value) and not isinstance(value, (type, Space))
