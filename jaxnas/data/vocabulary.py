@@ -291,11 +291,10 @@ def read_tokenizer(path: str | os.PathLike) -> TokenizerVocabulary:
     file = given / TOKENIZER if given.is_dir() else given
     if not file.is_file():
         raise FileNotFoundError(f"tokenizer={str(path)!r}: there is no {file}.")
+    package = _tokenizers()
     try:
         definition = file.read_text(encoding="utf-8")
-        known = _tokenizers().Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
-    except ImportError:
-        raise
+        known = package.Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
     except Exception as error:  # The package raises no class of its own.
         raise ValueError(f"{file} is no tokenizer: {error}") from error
     words = [""] * (1 + max(known.values(), default=0))

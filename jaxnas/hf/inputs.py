@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from jaxnas import files
+from jaxnas.data.vocabulary import TOKENIZER
 from jaxnas.hf.checkpoint import Config
 
 _log = logging.getLogger(__name__)
 PREPROCESSOR = "preprocessor_config.json"
+_DEFAULTS = (("image_mean", 0.5), ("image_std", 0.5))
 
 
 def adapted(task: Any, config: Config) -> Any:
@@ -46,9 +48,6 @@ def adapted(task: Any, config: Config) -> Any:
     return dataclasses.replace(task, data=dataclasses.replace(dataset, mean=mean, std=std))
 
 
-_DEFAULTS = (("image_mean", 0.5), ("image_std", 0.5))
-
-
 def check_data(task: Any, config: Config) -> None:
     """Compares the tokens of a text, or the classes of images, with those of a checkpoint.
 
@@ -68,7 +67,7 @@ def check_data(task: Any, config: Config) -> None:
 
 
 def _check_tokens(vocabulary: Any, config: Config) -> None:
-    file, size = config.folder / "tokenizer.json", config.values["vocab_size"]
+    file, size = config.folder / TOKENIZER, config.values["vocab_size"]
     advice = f"Give tokenizer={str(config.folder)!r} where the text is loaded."
     definition = getattr(vocabulary, "definition", None)
     if definition is None or vocabulary.size > size:

@@ -271,15 +271,16 @@ def retrain(
     mesh = training.mesh() if mesh is None else mesh
     costs = cost(net, task.inputs) if costs is None else costs
     small, start = net.clone(space=space.fix(arch)), None
-    if variables is not None:
-        _, small, start = alone(net, processes.on_host(variables), arch, task.inputs)
+    host = None if variables is None else processes.on_host(variables)
+    if host is not None:
+        _, small, start = alone(net, host, arch, task.inputs)
     if distill is not None and distill.teacher is None:
-        if variables is None:
+        if host is None:
             raise ValueError(
                 "retrain: the distillation has no teacher, and without variables there is no largest network "
                 "to be one. Give Distillation(teacher=...), or start from inherited weights."
             )
-        _, *teacher = alone(net, processes.on_host(variables), space.largest(), task.inputs)
+        _, *teacher = alone(net, host, space.largest(), task.inputs)
         distill = dataclasses.replace(distill, teacher=Teacher(*teacher))
     whole = task.whole()
     trained = fit(

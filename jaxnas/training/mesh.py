@@ -143,11 +143,7 @@ def _parameter_specs(
     net: nn.Module, inputs: Any, devices: int, params: Any
 ) -> dict[tuple[str, ...], tuple[tuple[int, ...], P]]:
     """For each parameter its shape and how it is divided, by path."""
-    if hasattr(net, "annotations"):
-        boxed = annotated(net, inputs).variables["params"]
-    else:
-        arch = jax.eval_shape(net.space.smallest)
-        boxed = jax.eval_shape(net.init, jax.random.key(0), inputs, arch)["params"]
+    boxed = annotated(net, inputs).variables["params"]
     names = {
         path: leaf.names if isinstance(leaf, nn.LogicallyPartitioned) else (None,) * leaf.ndim
         for path, leaf in flatten(boxed).items()

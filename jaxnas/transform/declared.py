@@ -104,13 +104,13 @@ class Declared:
         if self.space.cardinality == 1:
             return self._of_module(inputs)
         found = _supernet(self, inputs).annotations(inputs)
-        specs, variables = dict(found.specs), flatten(found.variables)
+        # Without names of axes: a module that flattens its kernels would move heads between devices.
+        specs, variables = dict(found.specs), flatten(nn.meta.unbox(found.variables))
         for path, decision in self._stacked(None).items():
-            count, spec, box = len(decision.options), specs[path[1:]], variables[path]
+            count, spec, x = len(decision.options), specs[path[1:]], variables[path]
             option = Table((decision.name,), (count,), tuple(range(count)))
             specs[path[1:]] = ParameterSpec(spec.axes, spec.names, spec.gate, option)
-            rows = jax.ShapeDtypeStruct((count, *box.value.shape), box.value.dtype)
-            variables[path] = nn.LogicallyPartitioned(rows, (None, *box.names))
+            variables[path] = jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
         return dataclasses.replace(found, specs=specs, variables=unflatten(variables))
 
     def _of_module(self, inputs: Any) -> Annotations:

@@ -62,10 +62,12 @@ def test_the_choice_is_that_of_brute_force():
             with pytest.raises(ValueError, match="params.*bytes"):
                 search.knapsack(replaced, scores, cost, bounds)
             continue
-        code = np.asarray(SPACE.encode(search.knapsack(replaced, scores, cost, bounds)))
+        arch = search.knapsack(replaced, scores, cost, bounds)
+        code = np.asarray(SPACE.encode(arch))
         assert inside[[np.array_equal(code, one) for one in codes]].all()
         best = sums(replaced, scores, codes[inside]).max()
         np.testing.assert_allclose(sums(replaced, scores, code[None])[0], best, atol=1e-9)
+        np.testing.assert_allclose(replaced.total(scores, arch), scores[0] + best, atol=1e-9)
     assert 0 < refused < 100
 
 
