@@ -19,7 +19,7 @@ from small_nets import difference
 from small_tasks import disturbed, net_of, perceptron, task_of
 
 import jaxnas
-from jaxnas import files, report, runs, search, training
+from jaxnas import files, report, runs, search, tasks, training
 from jaxnas.training import ConfigMismatch, DivergedError, Fixed, Relaxed, Stopped, Training, Uniform, fit
 from jaxnas.training.ahead import Ahead
 from jaxnas.training.fit import PARTS, restore
@@ -395,7 +395,7 @@ def test_an_evaluation_has_the_standard_error_of_the_mean_of_its_batches():
     metrics, errors = evaluate.with_errors(variables, arch)
     batches = TASK.evaluation("test", 6, None)
     sums = [
-        TASK.loss(NET, variables, arch, jax.tree.map(lambda x, i=i: x[i], batches), (), None, False)[1][1]
+        TASK.loss(tasks.Call(NET, variables, arch, jax.tree.map(lambda x, i=i: x[i], batches)))[1][1]
         for i in range(5)
     ]
     for metric in TASK.metrics:
