@@ -61,7 +61,7 @@ def main():
     images, labels = digits.images.astype("uint8"), digits.target
     task = tasks.Images(data=data.from_arrays(images[:1280], labels[:1280], images[1280:], labels[1280:]))
     trained = training.fit(task, Network(SPACE), training.Training(steps=200, learning_rate=1e-2))
-    settings = runs.Search(strategy=search.Evolution(SPACE, evaluations=16), most_share=0.6)
+    settings = runs.Search(runs.ByStrategy(search.Evolution(SPACE, evaluations=16)), most_share=0.6)
     workdir = parser.parse_args().workdir
     result = runs.search_and_finish(task, Network(SPACE), trained.variables, settings, workdir=workdir)
     print(result.found.architecture, result.found.metrics["test"])

@@ -200,6 +200,10 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
     if own and config.retraining is None:
         shared = override(config, [text for text in assignments if text not in own])
         return override(dataclasses.replace(shared, retraining=shared.training), own)
+    # Objects that are named by their class come first, and then their fields.
+    named = [text for text in assignments if _classes(config, text.partition("=")[0].strip())]
+    if 0 < len(named) < len(assignments):
+        return override(override(config, named), [text for text in assignments if text not in named])
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -211,7 +215,19 @@ def override(config: Config, assignments: Sequence[str]) -> Config:
     return _replace(config, changes)
 
 
+def _classes(config: Config, name: str) -> Mapping[str, type]:
+    """The classes by name that a field takes an object of; {} for other fields."""
+    *path, last = name.split(".")
+    holder: Any = functools.reduce(lambda value, part: getattr(value, part, None), path, config)
+    fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else ()
+    return next((field.metadata.get("classes", {}) for field in fields if field.name == last), {})
+
+
 def _parse(config: Config, name: str, text: str, assignment: str) -> Any:
+    if classes := _classes(config, name):
+        if text != "none" and text not in classes:
+            raise ConfigError(f"--set {assignment}: {name} takes none or one of {', '.join(classes)}")
+        return None if text == "none" else classes[text]()
     fields = _leaves(config)
     if name not in fields:
         inner = [known for known in fields if known.startswith(f"{name}.")]

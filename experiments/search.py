@@ -2,7 +2,7 @@
 
   python -m experiments.search --config=autoformer_digits --workdir=runs/digits
   python -m experiments.search --config=autoformer_digits --workdir=runs/digits \\
-      --set search.strategy.evaluations=400
+      --set search.method.strategy.evaluations=400
 
 Each workdir is of a supernet that experiments.train_supernet has trained, with the same --config.
 Architectures are compared on the search role of the data, which training did not see. The found one is
@@ -42,9 +42,9 @@ def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tupl
     net, method = session.net, session.config.search.method
     if not isinstance(net, supernets.ViT):
         raise ConfigError(f"--supernet is for a ViT, and the network is a {type(net).__name__}.")
-    if method not in (None, "strategy"):
+    if not isinstance(method, (type(None), runs.ByStrategy)):
         raise ConfigError(
-            f"--supernet has weights and no architecture parameters, and search.method is {method!r}; "
+            f"--supernet has weights and no architecture parameters, and search.method is {method.name}; "
             "set search.method=strategy."
         )
     # The official code's biases of queries, keys and values depend on the number of heads.
@@ -67,10 +67,11 @@ def on_workers(executor: Executor | None, config: Config) -> dict[str, executors
     values, search = flags.FLAGS, config.search
     if executor is None:
         return {"trials": None, "alone": None}
-    if search.method != "trials" and not search.finalists and not search.ranked:
+    finalists = search.method.finalists if isinstance(search.method, runs.ByStrategy) else 0
+    if not isinstance(search.method, runs.Trials) and not finalists and not search.ranked:
         raise ConfigError(
             f"--executor={values.executor} is for what a search trains alone, and this one trains nothing: "
-            "search.method is not trials, and search.finalists and search.ranked are 0. Leave it out."
+            "search.method is not trials, has no finalists, and search.ranked is 0. Leave it out."
         )
     if values.supernet:
         raise ConfigError("--executor and --supernet do not go together: workers have the config's network.")
@@ -94,11 +95,13 @@ def main() -> int:
         task, net, settings = session.task, session.net, config.search
         costs, mesh = session.costs(workdir), session.mesh
         common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=mesh)
-        if state is None and settings.method not in runs.BY_BUDGET:
-            raise ConfigError(f"search.method is {settings.method}, which needs a training of the supernet.")
-        by_budget = settings.method in runs.BY_BUDGET
+        by_budget = isinstance(settings.method, runs.BY_BUDGET)
         if settings.method is None:
             by_budget = state is None or state.logits == ()
+        if state is None and settings.method is not None and not by_budget:
+            raise ConfigError(
+                f"search.method is {settings.method.name}, which needs a training of the supernet."
+            )
         if state is None or by_budget:
             found = runs.search_space(
                 task, net, variables, settings, training=config.alone, alone=workers["alone"], **common

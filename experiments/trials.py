@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.binary import Asked
 from experiments.configs import CONFIGS
+from jaxnas import runs
 from jaxnas.space import Arch, Space
 from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.ranking import scores_alone, usual_together
@@ -30,7 +31,8 @@ def _session(job: Asked) -> tuple[Space, Scores, Scores]:
     made = job.session(config)
     task, net, mesh, settings = made.task, made.net, made.mesh, config.search
     evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
-    steps, seed = settings.trial_steps, config.seed
+    seed, method = config.seed, settings.method
+    steps = method.steps if isinstance(method, runs.Trials) else ()
     trials = make_trials(task, net, config.training, steps, evaluate, mesh, seed=seed)
 
     def alone(archs: Arch, steps: Any) -> np.ndarray:

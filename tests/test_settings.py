@@ -51,17 +51,24 @@ SETTINGS = {
     tasks.Language: {"data": "enwik8", "length": 8},
     tasks.Table: {"data": task_of("table").data},
     tasks.Text: {"data": "sst5"},
+    runs.ByStrategy: {},
+    runs.Perturbation: {},
+    runs.Pruning: {},
+    runs.Replacements: {},
+    runs.Sampling: {},
     runs.Search: {},
+    runs.Trials: {},
     runs.SpaceEvolution: {},
 }
 # What these packages give back, or hand to the functions of a user.
 NO_SETTINGS = {
-    *(training.Problem, training.Replay, training.Seeds),
+    *(training.Problem, training.Seeds),
     *(search.EvolvedSpace, search.Result, search.Shift, search.Standing, search.State),
     runs.LivePage,
     search.Listed,  # its pool says how many evaluations there are
 }
 GROUPS = {training.Training: "training.", runs.Search: "search.", runs.SpaceEvolution: "evolution."}
+GROUPS |= dict.fromkeys(runs.METHODS.values(), "search.method.")
 # Bounds of costs and of options, which may lie below 0.
 ANY_SIGN = {(search.ShiftRule, "least"), (search.ShiftRule, "most")}
 ANY_SIGN |= {(runs.Search, "least"), (runs.Search, "most"), (runs.SpaceEvolution, "most")}
@@ -82,7 +89,7 @@ def number_fields(cls):
 
 def test_every_public_class_with_numbers_is_looked_at():
     packages = (training, search, predictors, tasks, runs)
-    public = {getattr(package, name) for package in packages for name in package.__all__}
+    public = [getattr(package, name) for package in packages for name in package.__all__]
     classes = {cls for cls in public if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
     assert {cls for cls in classes if number_fields(cls)} - NO_SETTINGS == set(SETTINGS)
 
@@ -114,7 +121,7 @@ def test_a_number_among_arguments_that_cannot_be_right_is_refused():
 
 @pytest.mark.parametrize(
     ("cls", "name", "settings"),
-    [(runs.Search, "trial_steps", {}), (tasks.Text, "lengths", {"data": "sst5"})],
+    [(runs.Trials, "steps", {}), (tasks.Text, "lengths", {"data": "sst5"})],
 )
 def test_whole_numbers_that_increase_are_that(cls, name, settings):
     for value in ((), (5, 3), (5, 5), (0, 2), (float("nan"),), (2.5,), (True, 3), "x", 5, (3, "x")):

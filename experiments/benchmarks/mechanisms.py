@@ -41,16 +41,19 @@ _EVEN = Relaxed(order="joint", relaxation="average")
 
 def searches(heads: bool, space: Any) -> dict[str, tuple[Any, runs.Search]]:
     """By name: the recipe of the supernet, and how the architecture is found."""
-    removals = ("pruning", "strongest") if heads else ("perturbation",)
-    found: dict[str, tuple[Any, runs.Search]] = {
-        name: (_EVEN, runs.Search(method=name, limit=5 if name == "pruning" else None)) for name in removals
-    }
+    removals: dict[str, runs.Search] = {"perturbation": runs.Search(runs.Perturbation())}
+    if heads:
+        removals = {
+            "pruning": runs.Search(runs.Pruning(), limit=5),
+            "strongest": runs.Search(runs.Pruning(at_once=True)),
+        }
+    found: dict[str, tuple[Any, runs.Search]] = {name: (_EVEN, one) for name, one in removals.items()}
     strategy: search.Strategy = search.RandomSearch(space, evaluations=space.cardinality)
     if heads:  # of more networks than can all be evaluated
         sizes = dict(population=20, parents=10, mutations=10, crossovers=10)
         strategy = search.Evolution(space, evaluations=_EVALUATIONS.value, **sizes)
-    found["evolution"] = (Uniform(), runs.Search(method="strategy", strategy=strategy))
-    found["gumbel"] = (Relaxed(order="first", every=1, start_temperature=2.0), runs.Search(method="argmax"))
+    found["evolution"] = (Uniform(), runs.Search(runs.ByStrategy(strategy)))
+    found["gumbel"] = (Relaxed(order="first", every=1, start_temperature=2.0), runs.Search(runs.Argmax()))
     return found
 
 

@@ -36,7 +36,7 @@ def config(name, task):
         task=task,
         network=supernets.ViT(space, init_std=0.1, **sizes),
         training=settings,
-        search=runs.Search(strategy=strategy, most_share=0.6, limit=4),
+        search=runs.Search(runs.ByStrategy(strategy), most_share=0.6, limit=4),
     )
 
 

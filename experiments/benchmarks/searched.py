@@ -52,7 +52,9 @@ def main() -> None:
         return tested[code]
 
     bounds = config.search.bounds(search.reachable(space, costs))
-    template: Any = config.search.strategy or search.Evolution(space, evaluations=300)
+    template: Any = getattr(config.search.method, "strategy", None) or search.Evolution(
+        space, evaluations=300
+    )
     evolution = dataclasses.replace(template, space=space, cost=costs, bounds=bounds)
     part = evolution.batch
     for budget in map(int, flags.FLAGS.budgets or [evolution.evaluations]):

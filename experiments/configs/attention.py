@@ -41,7 +41,7 @@ DARTFORMER_LISTOPS = Config(
         evaluate_every=1000,
     ),
     recipe=Relaxed(order="joint", relaxation="average"),
-    search=runs.Search(method="perturbation"),
+    search=runs.Search(runs.Perturbation()),
     architectures=_ALONE,
 )
 
@@ -93,7 +93,7 @@ DARTFORMER_HEADS_SMALL = dataclasses.replace(
     ),
     network=_LISTOPS_SMALL.clone(space=spaces.dartformer(heads=2), num_heads=2, max_length=100),
     training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1000),
-    search=runs.Search(method="pruning", limit=4, tune_steps=10),
+    search=runs.Search(runs.Pruning(tune_steps=10), limit=4),
     architectures={name: {"mechanism": [name] * 2} for name in spaces.DARTFORMER},
 )
 
@@ -119,7 +119,7 @@ DARTFORMER_IMDB_SMALL = dataclasses.replace(
     ),
     network=_LISTOPS_SMALL.clone(num_classes=2, vocabulary=256, max_length=256),
     training=dataclasses.replace(DARTFORMER_LISTOPS_SMALL.training, steps=1200),
-    search=runs.Search(method="perturbation", limit=10),
+    search=runs.Search(runs.Perturbation(), limit=10),
 )
 
 # ---- AutoAttend: a supernet of a random architecture in each step, then evolution.
@@ -163,7 +163,7 @@ AUTOATTEND_SST = Config(
         evaluate_every=2000,
         checkpoint_every=2000,
     ),
-    search=runs.Search(strategy=_evolution(_SST.space, 500, 5, 100)),
+    search=runs.Search(runs.ByStrategy(_evolution(_SST.space, 500, 5, 100))),
     retraining=Training(
         steps=12_000, batch_size=128, learning_rate=5e-4, weight_decay=0.0, clip=1.0, evaluate_every=1000
     ),
@@ -179,7 +179,7 @@ AUTOATTEND_SST_SMALL = dataclasses.replace(
     ),
     network=_SST_SMALL,
     training=dataclasses.replace(AUTOATTEND_SST.training, steps=4000, batch_size=64, learning_rate=2e-3),
-    search=runs.Search(strategy=_evolution(_SST_SMALL.space, 100, 4, 25)),
+    search=runs.Search(runs.ByStrategy(_evolution(_SST_SMALL.space, 100, 4, 25))),
     retraining=dataclasses.replace(
         AUTOATTEND_SST.alone, steps=2000, batch_size=64, learning_rate=1e-3, evaluate_every=250
     ),
@@ -217,7 +217,7 @@ def _nodes(
         task=tasks.Graphs(data=name, normalize=True, sparse=name != "pubmed"),
         network=network,
         training=training,
-        search=runs.Search(strategy=_evolution(network.space, 500, 5, 100)),
+        search=runs.Search(runs.ByStrategy(_evolution(network.space, 500, 5, 100))),
         # As the papers train, with an L2 term in place of a decoupled decay.
         retraining=dataclasses.replace(training, steps=600, weight_decay=0.0, l2=5e-4, evaluate_every=10),
     )

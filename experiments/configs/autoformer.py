@@ -35,7 +35,7 @@ DIGITS = Config(
         evaluate_every=200,
         checkpoint_every=500,
     ),
-    search=runs.Search(strategy=search.Evolution(_DIGITS.space, evaluations=300), most_share=0.6),
+    search=runs.Search(runs.ByStrategy(search.Evolution(_DIGITS.space, evaluations=300)), most_share=0.6),
 )
 
 DIGITS_GUMBEL = dataclasses.replace(
@@ -51,7 +51,7 @@ DIGITS_GUMBEL = dataclasses.replace(
         cost_weight=0.5,
         target=0.5,
     ),
-    search=runs.Search(method="sampling", samples=32, slack=0.2, most_share=0.6),
+    search=runs.Search(runs.Sampling(samples=32, slack=0.2), most_share=0.6),
 )
 
 # Kept short: the supernet is not converged after it.
@@ -69,8 +69,10 @@ FASHION_MNIST = Config(
         checkpoint_every=250,
     ),
     search=runs.Search(
-        strategy=search.Evolution(
-            _FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10
+        runs.ByStrategy(
+            search.Evolution(
+                _FASHION.space, evaluations=60, population=20, parents=5, mutations=10, crossovers=10
+            )
         ),
         most_share=0.6,
     ),
@@ -92,7 +94,9 @@ FASHION_MNIST_SMALL = dataclasses.replace(
         checkpoint_every=2000,
         steps_per_call=10,
     ),
-    search=runs.Search(strategy=search.Evolution(_FASHION_SMALL.space, evaluations=200), most_share=0.5),
+    search=runs.Search(
+        runs.ByStrategy(search.Evolution(_FASHION_SMALL.space, evaluations=200)), most_share=0.5
+    ),
 )
 
 # ---- CIFAR-10.
@@ -123,7 +127,7 @@ CIFAR10 = Config(
         steps_per_call=10,
     ),
     recipe=Sandwich(),
-    search=runs.Search(strategy=search.Evolution(_CIFAR.space, evaluations=1000), most_share=0.5),
+    search=runs.Search(runs.ByStrategy(search.Evolution(_CIFAR.space, evaluations=1000)), most_share=0.5),
 )
 
 _CIFAR_SMALL = _CIFAR.clone(
@@ -144,7 +148,9 @@ CIFAR10_SMALL = dataclasses.replace(
     recipe=Uniform(),
     search=dataclasses.replace(
         FASHION_MNIST.search,
-        strategy=dataclasses.replace(FASHION_MNIST.search.strategy, space=_CIFAR_SMALL.space),
+        method=runs.ByStrategy(
+            dataclasses.replace(FASHION_MNIST.search.method.strategy, space=_CIFAR_SMALL.space)
+        ),
     ),
 )
 
@@ -192,7 +198,7 @@ def _imagenet(size: str, most: float) -> Config:
             checkpoint_every=_EPOCH,
             steps_per_call=10,
         ),
-        search=runs.Search(strategy=evolution, most=most),
+        search=runs.Search(runs.ByStrategy(evolution), most=most),
         retraining=Training(steps=40 * _EPOCH, batch_size=1024, learning_rate=5e-4),
         architectures={"published": spaces.published_options(size)},
     )

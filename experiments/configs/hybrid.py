@@ -35,7 +35,7 @@ DIGITS = Config(
     ),
     recipe=_RECIPE,
     search=runs.Search(
-        strategy=search.Evolution(_DIGITS.space, evaluations=150), budget="macs", most_share=0.5
+        runs.ByStrategy(search.Evolution(_DIGITS.space, evaluations=150)), budget="macs", most_share=0.5
     ),
 )
 
@@ -48,7 +48,8 @@ NASVIT_DIGITS = dataclasses.replace(
     about="NASViT's blocks after convolutions, on 8 x 8 digits: about ten minutes on two cores.",
     network=_NASVIT_DIGITS,
     search=dataclasses.replace(
-        DIGITS.search, strategy=search.Evolution(_NASVIT_DIGITS.space, evaluations=150)
+        DIGITS.search,
+        method=runs.ByStrategy(search.Evolution(_NASVIT_DIGITS.space, evaluations=150)),
     ),
 )
 
@@ -62,7 +63,7 @@ FASHION_MNIST = dataclasses.replace(
         DIGITS.training, steps=2000, warmup_steps=100, evaluate_every=500, checkpoint_every=250
     ),
     search=dataclasses.replace(
-        DIGITS.search, strategy=search.Evolution(_SMALL.space, evaluations=100), limit=4
+        DIGITS.search, method=runs.ByStrategy(search.Evolution(_SMALL.space, evaluations=100)), limit=4
     ),
 )
 
@@ -110,7 +111,7 @@ IMAGENET = Config(
         steps_per_call=10,
     ),
     recipe=_RECIPE,
-    search=runs.Search(strategy=search.Evolution(_NASVIT, evaluations=1000), budget="macs", most=3e8),
+    search=runs.Search(runs.ByStrategy(search.Evolution(_NASVIT, evaluations=1000)), budget="macs", most=3e8),
 )
 
 CONFIGS = (DIGITS, NASVIT_DIGITS, FASHION_MNIST, CIFAR10, IMAGENET)

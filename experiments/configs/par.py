@@ -115,9 +115,7 @@ WIKITEXT2_SMALL = Config(
     recipe=_relaxed(
         10, start=500, every=2, learning_rate=0.1, cost="latency_ms", cost_weight=0.5, target=0.55
     ),
-    search=runs.Search(
-        method="sampling", samples=32, limit=50, canonical=spaces.without_gaps, budget="latency_ms"
-    ),
+    search=runs.Search(runs.Sampling(samples=32), limit=50, budget="latency_ms"),
     retraining=_EPOCH,
     latency=True,
     measure=measure_blocks,
@@ -132,11 +130,9 @@ WIKITEXT2_DEEP = dataclasses.replace(
     recipe=dataclasses.replace(WIKITEXT2_SMALL.recipe, target=0.42, reference=stacks(16)["interleaved"]),
     search=dataclasses.replace(
         WIKITEXT2_SMALL.search,
-        method="trials",
-        samples=16,
-        slack=0.05,
-        explore=0.5,
-        trial_steps=(300, 900),
+        method=runs.Trials(
+            samples=16, slack=0.05, explore=0.5, steps=(300, 900), canonical=spaces.without_gaps
+        ),
     ),
     architectures=stacks(16),
 )

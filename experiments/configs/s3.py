@@ -65,7 +65,7 @@ DIGITS = Config(
         steps_per_call=10,
     ),
     evolution=_EVOLUTION,
-    search=runs.Search(strategy=search.Evolution(_SPACE, evaluations=200), most_share=0.6),
+    search=runs.Search(runs.ByStrategy(search.Evolution(_SPACE, evaluations=200)), most_share=0.6),
 )
 
 _CIFAR = dataclasses.replace(
@@ -103,7 +103,7 @@ CIFAR10 = dataclasses.replace(
     ),
     training=Training(steps=50_000, batch_size=256, learning_rate=1e-3, warmup_steps=2000, steps_per_call=10),
     evolution=runs.SpaceEvolution(steps=20_000, rules=rules((16, 8, 4), (1, 2, 4, 8, 16), 16, 8)),
-    search=runs.Search(strategy=search.Evolution(_WIDE, evaluations=1000), most_share=0.5),
+    search=runs.Search(runs.ByStrategy(search.Evolution(_WIDE, evaluations=1000)), most_share=0.5),
 )
 
 CONFIGS = (DIGITS, _CIFAR, CIFAR10)

@@ -18,7 +18,7 @@ DECODER = Config(
     network=hf.Prunable(checkpoint=""),
     training=dataclasses.replace(_DISTILLING, steps=1000),
     recipe=Sandwich(random=1, distill=_KL),
-    search=runs.Search(method="replacements", limit=2, most_share=0.7),
+    search=runs.Search(runs.Replacements(), limit=2, most_share=0.7),
     distill=_KL,
     retraining=_DISTILLING,
 )
@@ -37,7 +37,7 @@ VIT = dataclasses.replace(
     name="shrink_vit",
     about="A ViT or DeiT of Hugging Face, on a folder of images of its classes.",
     task=tasks.Images(data="images", image_size=224, flip=True),
-    search=runs.Search(method="replacements", limit=1, most_share=0.7),
+    search=runs.Search(runs.Replacements(), limit=1, most_share=0.7),
     retraining=dataclasses.replace(_DISTILLING, batch_size=32),
 )
 

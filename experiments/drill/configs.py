@@ -43,12 +43,12 @@ SPACE = Space(hidden=Choice(8, 16, 32).repeat(2))
 _EVOLUTION = search.Evolution(SPACE, evaluations=48, population=8, parents=3, mutations=4, crossovers=3)
 _RELAXED = Relaxed(start=10, every=2, learning_rate=0.05, cost="params", cost_weight=0.5, target=0.5)
 _MOVING = runs.SpaceEvolution(turns=1, sample=24, top=6, rules={"hidden": search.ShiftRule(threshold=0.03)})
-_TRIALS = runs.Search(method="trials", samples=6, trial_steps=(2, 4), eta=2, limit=2)
+_TRIALS = runs.Search(runs.Trials(samples=6, steps=(2, 4), eta=2), limit=2)
 CONFIGS = {
     config.name: config
     for config in (
-        _config("one_shot", Uniform(), runs.Search(strategy=_EVOLUTION, most_share=0.8)),
+        _config("one_shot", Uniform(), runs.Search(runs.ByStrategy(_EVOLUTION), most_share=0.8)),
         _config("relaxed", _RELAXED, _TRIALS),
-        _config("evolving", Uniform(), runs.Search(strategy=_EVOLUTION, most_share=0.8), _MOVING),
+        _config("evolving", Uniform(), runs.Search(runs.ByStrategy(_EVOLUTION), most_share=0.8), _MOVING),
     )
 }

@@ -9,20 +9,40 @@ The binaries call these functions, and so may anyone with a task and a network o
 from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
 from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, search_and_finish, timed_calls
 from jaxnas.runs.live_page import LivePage
+from jaxnas.runs.methods import (
+    BY_BUDGET,
+    METHODS,
+    Argmax,
+    ByStrategy,
+    Perturbation,
+    Pruning,
+    Replacements,
+    Sampling,
+    Search,
+    Trials,
+)
 from jaxnas.runs.publishing import publish
 from jaxnas.runs.ranking import rank
-from jaxnas.runs.searching import BY_BUDGET, METHODS, Found, Search, search_space, select
+from jaxnas.runs.searching import Found, search_space
+from jaxnas.runs.selecting import select
 from jaxnas.runs.space_evolution import SpaceEvolution, Spaces, evolve, measure_last, read_spaces
 from jaxnas.runs.timing import costs_with_latency
 
 __all__ = [
     "BY_BUDGET",
     "METHODS",
+    "Argmax",
+    "ByStrategy",
     "Found",
     "LivePage",
+    "Perturbation",
+    "Pruning",
+    "Replacements",
+    "Sampling",
     "Search",
     "SpaceEvolution",
     "Spaces",
+    "Trials",
     "costs_with_latency",
     "describe_run",
     "describe_space",

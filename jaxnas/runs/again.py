@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxnas import files, search
-from jaxnas.runs.searching import Search
+from jaxnas.runs.methods import METHODS, Search
 from jaxnas.training.plain import field_names
 from jaxnas.training.settings import SETTINGS, Training
 
-_MODULES = {Training: "training", Search: "runs"}
+_MODULES = {Training: "training", **dict.fromkeys((Search, *METHODS.values()), "runs")}
 
 
 def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:

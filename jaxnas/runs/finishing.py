@@ -23,9 +23,10 @@ from jaxnas.report import result as results
 from jaxnas.report.result import Network, Result, SampledSpaceOf
 from jaxnas.runs import again
 from jaxnas.runs.describe import describe_run
+from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
 from jaxnas.runs.ranking import rank
-from jaxnas.runs.searching import Found, Search, search_space
+from jaxnas.runs.searching import Found, search_space
 from jaxnas.runs.timing import costs_with_latency, time_found
 from jaxnas.space import Arch
 from jaxnas.subnet import alone

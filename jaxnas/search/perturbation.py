@@ -23,7 +23,7 @@ def perturbation(
     key: jax.Array,
     *,
     tune: Callable[[Arch], None] | None = None,
-    renormalise: bool = False,
+    renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
     """The architecture that is left when decisions are made one by one, in random order.
 
@@ -38,7 +38,7 @@ def perturbation(
         once for each decision, with as many rows as the decision has options, and one.
       key: of the order.
       tune: called with the soft architecture after each decision, to train the weights under it.
-      renormalise: whether the weights of the other options are made to sum to one again. The authors' code
+      renormalize: whether the weights of the other options are made to sum to one again. The authors' code
         leaves them as they are.
 
     Returns:
@@ -62,7 +62,7 @@ def perturbation(
         place = () if position is None else (position,)
         rows = {key: np.repeat(x[None], len(options) + 1, axis=0) for key, x in soft.items()}
         for option in range(len(options)):
-            remove(rows[name][(option + 1, *place)], option, renormalise)
+            remove(rows[name][(option + 1, *place)], option, renormalize)
         drops = falls(evaluate, rows, f"{name!r}{'' if position is None else f' at {position}'}")
         best = int(np.argmax(drops))
         soft[name][place] = np.eye(soft[name].shape[-1], dtype=np.float32)[best]
@@ -72,11 +72,11 @@ def perturbation(
     return space.harden(jax.tree.map(jnp.asarray, soft)), found
 
 
-def remove(weights: np.ndarray, option: int, renormalise: bool) -> None:
+def remove(weights: np.ndarray, option: int, renormalize: bool) -> None:
     """Takes the weight of an option from weights [options], in place."""
     whole = weights.sum()
     weights[option] = 0
-    if renormalise and weights.sum() > 0:
+    if renormalize and weights.sum() > 0:
         weights *= whole / weights.sum()
 
 

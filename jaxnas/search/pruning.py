@@ -23,7 +23,7 @@ def pruning(
     *,
     at_once: bool = False,
     tune: Callable[[Arch], None] | None = None,
-    renormalise: bool = False,
+    renormalize: bool = False,
 ) -> tuple[Arch, list[dict[str, Any]]]:
     """The options of the strongest blocks, as many as there are positions.
 
@@ -35,7 +35,7 @@ def pruning(
       at_once: whether all blocks that go are chosen in the first round. Otherwise the weakest one goes in
         each round.
       tune: called with the soft architecture after each round but the last, to train the weights under it.
-      renormalise: whether the weights of a position are made to keep their sum when a block goes.
+      renormalize: whether the weights of a position are made to keep their sum when a block goes.
 
     Returns:
       The hard architecture, and what was found in each round: the "name" of the decision, its "position",
@@ -58,14 +58,14 @@ def pruning(
     while len(blocks) > choice.length:
         rows = np.repeat(soft[None], len(blocks) + 1, axis=0)
         for row, (position, option) in enumerate(blocks, 1):
-            remove(rows[row, position], option, renormalise)
+            remove(rows[row, position], option, renormalize)
         drops = falls(evaluate, {name: rows}, f"{name!r}")
         count = len(blocks) - choice.length if at_once else 1
         removed = [blocks[i] for i in np.argsort(drops, kind="stable")[:count]]
         found = {"name": name, "position": None, "blocks": [named[block] for block in blocks]}
         rounds.append(found | {"drops": drops.tolist(), "removed": [named[block] for block in removed]})
         for position, option in removed:
-            remove(soft[position], option, renormalise)
+            remove(soft[position], option, renormalize)
         blocks = [block for block in blocks if block not in removed]
         if tune is not None and len(blocks) > choice.length:
             tune({name: jnp.asarray(soft)})

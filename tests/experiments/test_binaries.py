@@ -29,7 +29,7 @@ DIGITS, MORE = "autoformer_digits", ("tiny_shakespeare", "s3_digits")
 EVERY = ("training.log_every=5", "training.evaluate_every=20", "training.checkpoint_every=10")
 SHORT = (*EVERY, "training.steps=40", "training.warmup_steps=5")
 EVOLUTION = tuple(
-    f"search.strategy.{name}={number}"
+    f"search.method.strategy.{name}={number}"
     for name, number in dict(evaluations=24, population=8, parents=3, mutations=4, crossovers=3).items()
 )
 FLOWS = {
@@ -53,8 +53,8 @@ FLOWS = {
         *(f"network.{name}" for name in ("width=16", "num_heads=2", "head_dim=8", "hidden=32")),
         *("network.memory_length=8", "task.length=16", "training.batch_size=4"),
         *("recipe.start=10", "recipe.confidence=none"),
-        *(f"search.{name}" for name in ("method=trials", "samples=4", "explore=0.5", "limit=4", "eta=2")),
-        "search.trial_steps=2,4",
+        *("search.method=trials", "search.limit=4"),
+        *(f"search.method.{name}" for name in ("samples=4", "explore=0.5", "eta=2", "steps=2,4")),
     ),
 }
 # What a flow leaves that must be the same after kills.

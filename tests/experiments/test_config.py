@@ -21,7 +21,7 @@ from jaxnas.tasks import Images
 from jaxnas.training import Fixed, Relaxed, Training, Uniform
 
 DIGITS, GUMBEL = CONFIGS["autoformer_digits"], CONFIGS["autoformer_digits_gumbel"]
-WORDS = CONFIGS["wikitext2_small"]
+WORDS, DEEP = CONFIGS["wikitext2_small"], CONFIGS["wikitext2_deep"]
 
 
 def get(config, name):
@@ -46,10 +46,10 @@ def fields(config):
         (DIGITS, "network.form=switch", "switch"),
         (DIGITS, "training.clip=0.25", 0.25),
         (DIGITS, "training.batch_size=none", None),
-        (DIGITS, "search.strategy.evaluations=100", 100),
+        (DIGITS, "search.method.strategy.evaluations=100", 100),
         (DIGITS, "search.most_share=none", None),
-        (DIGITS, "search.trial_steps=(10, 20,30)", (10, 20, 30)),
-        (DIGITS, "search.trial_steps=7", (7,)),
+        (DEEP, "search.method.steps=(10, 20,30)", (10, 20, 30)),
+        (DEEP, "search.method.steps=7", (7,)),
         (DIGITS, "latency=true", True),
         (GUMBEL, "recipe.order=joint", "joint"),
         (GUMBEL, "recipe.cost=none", None),
@@ -82,6 +82,12 @@ def test_a_space_is_set_by_a_call(config, text, space):
     assert changed.network.head_dim == config.network.head_dim
 
 
+def test_an_object_is_set_by_its_class_and_then_by_its_fields():
+    changed = config_lib.override(DIGITS, ["search.method.steps=2,4", "search.method=trials"])
+    assert changed.search.method == runs.Trials(steps=(2, 4))
+    assert config_lib.override(changed, ["search.method=none"]).search.method is None
+
+
 def test_what_changes_no_weights_may_differ_when_a_run_goes_on():
     again = config_lib.override(DIGITS, ["network.remat=true", "training.prefetch=0", "search.limit=3"])
     assert binary.deciding_of(again) == binary.deciding_of(DIGITS)
@@ -108,7 +114,7 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "seeds=3", "'seed'", "'task.seed'"),
         case(DIGITS, "network.embd=3", "network.embd"),
         case(DIGITS, "network.parent=3", "'network.parent'"),
-        case(DIGITS, "search.strategy.space=par(6)", "'search.strategy.space'"),
+        case(DIGITS, "search.method.strategy.space=par(6)", "'search.method.strategy.space'"),
         case(DIGITS, "training=3", "training.steps", "training.batch_size"),
         case(DIGITS, "seed", "name=value"),
         case(DIGITS, "seed=1.5", "seed", "integer", "'1.5'"),
@@ -119,8 +125,8 @@ def test_a_wrong_assignment_says_what_was_expected():
         case(DIGITS, "task.label_smoothing=2", "label_smoothing is 2.0"),
         case(DIGITS, "network.dtype=int8", "network.dtype", "bfloat16", "'int8'"),
         case(DIGITS, "network.dtype=float33", "bfloat16", "'float33'"),
-        case(DIGITS, "search.method=argmin", "search.method is 'argmin'", "strategy"),
-        case(DIGITS, "search.trial_steps=1,a", "1,1", "'1,a'"),
+        case(DIGITS, "search.method=argmin", "search.method", "argmax"),
+        case(DEEP, "search.method.steps=1,a", "1,1", "'1,a'"),
         case(DIGITS, "recipe=relaxed", "recipe.distill", "recipe.spread"),
         case(WORDS, "architectures=x", "architectures"),
         case(DIGITS, "network.space=6", "vit(...)"),
@@ -295,9 +301,8 @@ def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_ref
 
     refusals.check(
         (lambda: runs.Search(most=9, most_share=0.5), ValueError, "search.most is 9", "most_share"),
-        (lambda: runs.Search(method="strongest", tune_steps=3), ValueError, "tune_steps"),
-        (lambda: runs.Search(tune_steps=3), ValueError, "tune_steps"),
-        (lambda: runs.Search(method="sampling", renormalise=True), ValueError, "renormalise"),
+        (lambda: runs.Pruning(at_once=True, tune_steps=3), ValueError, "tune_steps is 3", "at_once"),
+        (lambda: runs.Search("strategy"), TypeError, "'strategy'", "ByStrategy"),
         *map(named, (*result.OWN_NAMES, "random:3")),
         *map(compared, (*result.OWN_NAMES, "random:3", "another")),
     )

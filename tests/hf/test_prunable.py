@@ -110,7 +110,7 @@ def test_one_command_from_a_folder_to_a_folder(folder, text, tmp_path):
         "task.evaluation_rows": 4,
         "search.budget": "memory",
         "search.most_share": 0.8,
-        "search.samples": 3,
+        "search.method.samples": 3,
         "retraining.steps": 3,
         "retraining.warmup_steps": 1,
     }
@@ -165,7 +165,7 @@ def test_an_image_classifier_is_shrunk_on_images(tmp_path):
     task = cuts.adapted(tasks.Images(data=own, evaluation_batch_size=16))
     np.testing.assert_allclose(task.preprocess({"image": np.full((1, 1, 1, 3), 255.0)}), 2.0, rtol=1e-6)
     net, variables = cuts.load(task)
-    settings = runs.Search(method="replacements", most_share=0.7, samples=2, limit=1)
+    settings = runs.Search(runs.Replacements(samples=2), most_share=0.7, limit=1)
     result = runs.search_and_finish(task, net, variables, settings, workdir=tmp_path / "run")
     whole = hf.whole(tmp_path / "run/subnet")
     again, stored = whole.load(task)
@@ -202,7 +202,6 @@ def test_mistakes(folder, text, task, loaded):
         (lambda: data.from_text(text, tokenizer=str(damaged)), ValueError, str(damaged)),
         (lambda: data.from_text(text, tokenizer=str(text.parent)[:-1] + ".json"), FileNotFoundError, "json"),
         (lambda: net.save(folder.with_name("out"), variables), ValueError, f"{net.space.cardinality:,}"),
-        (lambda: runs.Search(method="replacements", finalists=2), ValueError, "finalists", "replacements"),
         (
             lambda: runs.retrain(task, net, arch, training, folder, distill=Distillation()),
             ValueError,

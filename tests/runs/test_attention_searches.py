@@ -55,11 +55,15 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
         template = search.Evolution(
             net.space, evaluations=8, random_first=4, population=2, parents=2, mutations=2, crossovers=0
         )
-        settings = runs.Search(strategy=template)
+        settings = runs.Search(runs.ByStrategy(template))
         found = runs.search_space(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
     else:
         tune_steps = 0 if method == "strongest" else 2
-        settings = runs.Search(method=method, tune_steps=tune_steps, renormalise=tune_steps > 0, limit=1)
+        given = dict(tune_steps=tune_steps, renormalize=tune_steps > 0)
+        made = runs.Perturbation(**given)
+        if method != "perturbation":
+            made = runs.Pruning(at_once=method == "strongest", **given)
+        settings = runs.Search(made, limit=1)
         found = runs.select(
             task, net, trained.state, settings, recipe=recipe, training=TRAINING, workdir=tmp_path, mesh=mesh
         )

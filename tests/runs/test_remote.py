@@ -37,7 +37,7 @@ def run(workdir):
         assert trained.times == files.read_json(root / "times.json")
         for evaluations in (4, 6):
             strategy = search.RandomSearch(net.space, evaluations=evaluations, batch=2)
-            settings = runs.Search(strategy=strategy, baseline=False, limit=2)
+            settings = runs.Search(runs.ByStrategy(strategy, baseline=False), limit=2)
             result = runs.search_and_finish(task, net, trained.variables, settings, workdir=root, **common)
         assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
         arch = net.space.from_dict(result.found.architecture)

@@ -26,9 +26,16 @@ RECIPES = {
     "first": lambda space: Relaxed(order="first", **RELAXED),
     "second": lambda space: Relaxed(order="second", relaxation="softmax", **RELAXED),
 }
-SEARCH = runs.Search(
-    samples=4, explore=0.5, trial_steps=(1, 2), eta=2, limit=2, budget="macs", most_share=0.9
-)
+METHODS = {
+    "replacements": runs.Replacements(samples=4),
+    "argmax": runs.Argmax(),
+    "sampling": runs.Sampling(samples=4, explore=0.5),
+    "trials": runs.Trials(samples=4, explore=0.5, steps=(1, 2), eta=2),
+    "perturbation": runs.Perturbation(tune_steps=1),
+    "pruning": runs.Pruning(),
+    "strongest": runs.Pruning(at_once=True),
+}
+SEARCH = runs.Search(limit=2, budget="macs", most_share=0.9)
 
 
 TRAINED = tiers.pairs(RECIPES, TASKS, (("second", "graphs"), ("sandwich", "language"), ("joint", "text")))
@@ -76,21 +83,21 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     impossible |= {} if side_by_side else {"pruning": "Choice", "strongest": "Choice"}
 
     def select(method):
-        settings = dataclasses.replace(SEARCH, method=method, tune_steps=int(method == "perturbation"))
+        settings = dataclasses.replace(SEARCH, method=METHODS[method])
         return runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
 
-    for method in runs.METHODS:
+    for method in ("strategy", *METHODS):
         if method == "strategy":
             strategy = search.Evolution(
                 space, evaluations=6, population=3, parents=2, mutations=1, crossovers=1
             )
-            settings = dataclasses.replace(SEARCH, strategy=strategy)
+            settings = dataclasses.replace(SEARCH, method=runs.ByStrategy(strategy))
             found = runs.search_space(task, net, trained.variables, settings, **common)
             bound = 0.9 * int(costs(space.largest())["macs"])
             assert int(costs(found.arch)["macs"]) <= bound and set(found.others) == {"random search"}
             continue
         if method == "replacements":
-            settings = dataclasses.replace(SEARCH, method=method)
+            settings = dataclasses.replace(SEARCH, method=METHODS[method])
             if kind == "table":  # predictions without classes have no divergence
                 with pytest.raises(ValueError, match="regression"):
                     runs.search_space(task, net, trained.variables, settings, **common)
@@ -142,7 +149,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
 def test_the_calls_on_a_page_make_the_run_again(tmp_path):
     task, net = task_of("images"), perceptron()
     strategy = search.Evolution(net.space, evaluations=4, population=2, parents=1, mutations=1, crossovers=1)
-    settings = runs.Search(strategy=strategy, baseline=False, budget="macs", most_share=0.9)
+    settings = runs.Search(runs.ByStrategy(strategy, baseline=False), budget="macs", most_share=0.9)
     trained = fit(task, net, TRAINING, recipe=Sandwich(random=1), seed=3, workdir=tmp_path / "DIR")
     first = runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path / "DIR", seed=2)
     calls = first.config["again"]

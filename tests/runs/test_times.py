@@ -16,13 +16,15 @@ from jaxnas.training.prepare import prepare
 TASK, NET = task_of("images"), perceptron()
 RECIPE = Relaxed(order="first", start=1, every=1)
 TRAINING = Training(steps=2, batch_size=8, learning_rate=1e-2, warmup_steps=1)
-OWN = {  # what only some settings have
-    "replacements": dict(baseline=False),
-    "strategy": dict(strategy=search.RandomSearch(NET.space, evaluations=4, batch=2)),
-    "trials": dict(samples=2, trial_steps=(1,)),
-    "perturbation": dict(tune_steps=1),
+RANDOM = runs.ByStrategy(search.RandomSearch(NET.space, evaluations=4, batch=2))
+METHODS = {name: method() for name, method in runs.METHODS.items()} | {
+    "replacements": runs.Replacements(samples=0),
+    "strategy": RANDOM,
+    "trials": runs.Trials(samples=2, steps=(1,)),
+    "perturbation": runs.Perturbation(tune_steps=1),
+    "strongest": runs.Pruning(at_once=True),
 }
-TRAINS, EVALUATES = ("trials", "perturbation"), set(runs.METHODS) - {"argmax"}
+TRAINS, EVALUATES = ("trials", "perturbation"), set(METHODS) - {"argmax"}
 QUICK = ("strategy", "argmax")
 
 
@@ -31,16 +33,16 @@ def state():
     return prepare(TASK, NET, TRAINING, RECIPE, make_mesh(1))[0]
 
 
-@pytest.mark.parametrize("method", tiers.cases(runs.METHODS, QUICK))
+@pytest.mark.parametrize("method", tiers.cases(METHODS, QUICK))
 def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, caplog):
     """Not even an older search of the same workdir, by another method, is taken for it."""
     path = tmp_path / "search" / "times.json"
     path.parent.mkdir()
     files.write_json(path, {"seconds": 1e9})
-    settings = runs.Search(method=method, limit=1, **OWN.get(method, {}))
+    settings = runs.Search(METHODS[method], limit=1)
     common = dict(training=TRAINING, workdir=tmp_path, mesh=make_mesh(1))
     with caplog.at_level(logging.INFO, "jaxnas"):
-        if method in runs.BY_BUDGET:
+        if isinstance(METHODS[method], runs.BY_BUDGET):
             found = runs.search_space(TASK, NET, state.variables, settings, **common)
         else:
             found = runs.select(TASK, NET, state, settings, recipe=RECIPE, **common)
@@ -54,7 +56,7 @@ def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, c
 
 
 def test_a_random_search_has_no_other_one_beside_it(state):
-    settings = runs.Search(limit=1, strategy=OWN["strategy"]["strategy"])
+    settings = runs.Search(RANDOM, limit=1)
     found = runs.search_space(TASK, NET, state.variables, settings, mesh=make_mesh(1))
     assert not found.others and [one.name for one in found.searches] == ["random"]
 
@@ -62,8 +64,8 @@ def test_a_random_search_has_no_other_one_beside_it(state):
 def test_sampling_takes_the_best_and_never_a_nan(state, monkeypatch):
     def select(*scores):
         evaluator = types.SimpleNamespace(examples=12, scores=lambda *_: np.asarray(scores, np.float32))
-        monkeypatch.setattr(runs.searching, "make_evaluator", lambda *_, **__: evaluator)
-        settings = runs.Search(method="sampling", samples=3)
+        monkeypatch.setattr(runs.selecting, "make_evaluator", lambda *_, **__: evaluator)
+        settings = runs.Search(runs.Sampling(samples=3))
         return runs.select(TASK, NET, state, settings, recipe=RECIPE, training=TRAINING, mesh=make_mesh(1))
 
     found = select(0.1, 0.3, math.nan)

@@ -10,14 +10,17 @@ import objectives
 import pytest
 
 from jaxnas import executors, search
-from jaxnas.runs import Search
-from jaxnas.runs.searching import _history, _race
+from jaxnas.runs import Trials
+from jaxnas.runs.searching import history_of
+from jaxnas.runs.selecting import race as raced
 from jaxnas.search import Candidates
 from jaxnas.space import Choice, Space
 from jaxnas.training.clock import Clock
+from jaxnas.training.keys import stream
+from jaxnas.training.trials import on_workers
 
 SPACE = Space(op=Choice(*range(9)))
-SETTINGS = Search(method="trials", trial_steps=(1, 2, 3), eta=2)
+METHOD = Trials(steps=(1, 2, 3), eta=2)
 DRAWN = Candidates({"op": np.arange(9, dtype=np.int32)}, np.zeros(9, bool))
 
 
@@ -37,11 +40,13 @@ def race(workdir, folder, executor=None):
     """The winner, the scores of all, the history as it is written, and how often each trial was begun."""
     calls = None if executor is None else executors.Calls(objectives.raced, executor, str(folder))
     before = len(list(folder.glob("*-*")))
-    kept = {"history_path": _history(workdir), "objective": "raced"}
+    kept = {"history_path": history_of(workdir), "objective": "raced"}
     trials = functools.partial(in_turn, folder)
-    arch, told = _race(SPACE, SETTINGS, trials, DRAWN, 0, kept, calls, Clock(("step",)))
+    if calls is not None:
+        trials = on_workers(calls, SPACE, Clock(("step",)))
+    arch, told = raced(SPACE, METHOD, DRAWN, trials, stream(0, "trials"), kept, calls)
     begun = len(list(folder.glob("*-*"))) - before
-    return int(arch["op"]), told, _history(workdir).read_bytes(), begun
+    return int(arch["op"]), told, history_of(workdir).read_bytes(), begun
 
 
 def test_a_race_on_workers_is_that_of_the_loop_and_goes_on_when_one_was_killed(tmp_path, folder):

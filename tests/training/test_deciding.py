@@ -98,7 +98,7 @@ def test_the_workdir_of_another_training_is_refused(tmp_path):
 
 def test_the_history_of_a_search_is_of_its_weights_and_data(tmp_path):
     task, net = make_task(), make_net()
-    settings = runs.Search(strategy=search.RandomSearch(net.space, evaluations=2), baseline=False)
+    settings = runs.Search(runs.ByStrategy(search.RandomSearch(net.space, evaluations=2), baseline=False))
 
     def found(seed=0, task=task, settings=settings):
         variables = jaxnas.init(net, jax.random.key(seed), task.inputs)

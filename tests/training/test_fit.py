@@ -237,7 +237,7 @@ def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_pa
         train(disturbed(4, stop_by(signal.SIGINT)), tmp_path)
     found = found_in(tmp_path)
     assert not found.complete
-    settings = runs.Search(strategy=search.RandomSearch(NET.space, evaluations=2), baseline=False)
+    settings = runs.Search(runs.ByStrategy(search.RandomSearch(NET.space, evaluations=2), baseline=False))
 
     def run(settings):
         common = dict(workdir=tmp_path, mesh=MESH)
@@ -466,7 +466,7 @@ def test_what_does_not_fit_the_task_or_the_network_is_refused(tmp_path):
         kind(progress=1),
         kind(task=type(TASK)),
         kind(net=type(NET)),
-        (lambda: runs.Search(strategy=search.Evolution), TypeError, "Evolution", "instance"),
+        (lambda: runs.Search(runs.ByStrategy(search.Evolution)), TypeError, "Evolution", "instance"),
     )
 
 

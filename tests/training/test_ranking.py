@@ -82,9 +82,9 @@ def test_the_page_shows_what_was_ranked(tmp_path):
 @pytest.mark.more
 def test_the_best_of_the_finalists_is_found():
     strategy = search.RandomSearch(NET.space, evaluations=6, batch=6)
-    settings = runs.Search(strategy=strategy, finalists=3, finalist_steps=4, baseline=False)
+    settings = runs.Search(runs.ByStrategy(strategy, finalists=3, finalist_steps=4, baseline=False))
     found = runs.search_space(TASK, NET, VARIABLES, settings, training=TRAINING)
-    plain = dataclasses.replace(settings, finalists=0)
+    plain = dataclasses.replace(settings, method=runs.ByStrategy(strategy, baseline=False))
     first = runs.search_space(TASK, NET, VARIABLES, plain)
     assert NET.space.to_dict(found.others["best inherited"]) == NET.space.to_dict(first.arch)
     scores = make_evaluator(TASK, NET, "search").scores
@@ -172,12 +172,12 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
     check(
         (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), ValueError, "count is 1"),
         settings("search.ranked is 1", ranked=1),
-        settings("search.finalists is -1", finalists=-1),
+        (lambda: runs.ByStrategy(finalists=-1), ValueError, "search.method.finalists is -1"),
         *(
             searched("did you mean 'params'", budget="para", **x)
             for x in ({}, {"most": 1e6}, {"most_share": 0.5})
         ),
-        searched("search.finalists is 2; say by `training`", finalists=2),
+        searched("finalists is 2; say by `training`", method=runs.ByStrategy(finalists=2)),
         searched("NaN or infinite values in the weights", jax.tree.map(lambda x: x * np.nan, VARIABLES)),
         searched("missing", {"params": {"other": np.ones(3)}}),
         (finished, ValueError, "say by `training` how they are trained alone"),

@@ -1,0 +1,278 @@
+"""An architecture by the architecture parameters of a search: argmax, draws, trials, removals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxnas import processes, search
+from jaxnas.cost import Cost
+from jaxnas.executors import Calls
+from jaxnas.report.result import Candidate, SelectionOf
+from jaxnas.runs.methods import Argmax, Perturbation, Pruning, Sampling, Search, Trials
+from jaxnas.runs.ranking import kendall_tau
+from jaxnas.runs.searching import Found, check_complete, history_of, tell
+from jaxnas.space import Arch, Space
+from jaxnas.tasks import Task
+from jaxnas.training import relaxations
+from jaxnas.training.clock import Clock
+from jaxnas.training.deciding import scoring_alone
+from jaxnas.training.evaluate import Evaluator, make_evaluator
+from jaxnas.training.keys import stream
+from jaxnas.training.progress import Progress
+from jaxnas.training.recipe import Recipe
+from jaxnas.training.relaxed import Relaxed
+from jaxnas.training.settings import Training
+from jaxnas.training.state import TrainState
+from jaxnas.training.trials import begin, make_trials, make_tuner, on_workers
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """A supernet that architectures are selected from, and what they are evaluated with."""
+
+    task: Task
+    net: nn.Module
+    state: TrainState
+    training: Training
+    mesh: Mesh
+    seed: int
+    evaluate: Evaluator
+    clock: Clock
+
+
+def select(
+    task: Task,
+    net: nn.Module,
+    state: TrainState,
+    settings: Search,
+    *,
+    recipe: Recipe,
+    training: Training,
+    costs: Cost | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike | None = None,
+    mesh: Mesh | None = None,
+    trials: Calls | None = None,
+) -> Found:
+    """Selects an architecture by the architecture parameters of a search.
+
+    A supernet without architecture parameters counts as one for which all options are equally probable.
+
+    Args:
+      task, net: what was trained.
+      state: the last one of the training.
+      settings: whose method is `Argmax` (the default), `Sampling`, `Trials`, `Perturbation` or `Pruning`.
+      recipe, training: as in the training.
+      costs, seed, mesh: see `search_space`.
+      workdir: trials are kept in search/history.jsonl, and where the time went in search/times.json.
+      trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
+
+    Raises:
+      ValueError: `Argmax` without architecture parameters; draws that all miss the target, or whose scores
+        are all no numbers.
+    """
+    check_complete(workdir, settings)
+    space, mesh = net.space, training.mesh() if mesh is None else mesh
+    method = Argmax() if settings.method is None else settings.method
+    has_logits = state.logits != ()
+    logits = processes.on_host(state.logits) if has_logits else space.logits()
+    even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
+    probabilities = (relaxations.average if even else relaxations.softmax)(logits)
+    clock, history = Clock(("input", "step", "evaluation")), history_of(workdir)
+    found: dict[str, Any] = {}
+    if isinstance(method, Argmax):
+        if not has_logits or even:
+            raise ValueError(
+                "runs.Argmax() needs architecture parameters that were trained, by a recipe such as "
+                "Relaxed(relaxation='gumbel_softmax'); take Sampling, Trials, Perturbation or ByStrategy."
+            )
+        arch = search.argmax(space, logits)
+    else:
+        evaluate = make_evaluator(task, net, "search", mesh=mesh, limit=settings.limit)
+        trained = _Trained(task, net, state, training, mesh, seed, evaluate, clock)
+        found["examples"] = evaluate.examples
+        if isinstance(method, Perturbation):
+            arch, found["decisions"] = _without_options(trained, method, probabilities)
+        else:
+            drawn = _draw(method, recipe, space, logits, costs, seed)
+            with clock.part("evaluation"):
+                supernet = evaluate.scores(state.evaluated(), drawn.archs)
+            told: list[tuple[float, ...]] = [()] * len(supernet)
+            if isinstance(method, Trials):
+                here = make_trials(task, net, training, method.steps, evaluate, mesh, seed=seed, clock=clock)
+                kept: dict[str, Any] = {}
+                if history is not None:
+                    about = {"trained_on": scoring_alone(task, net, training)}
+                    kept = {"history_path": history, "objective": about}
+                calls = here if trials is None else on_workers(trials, space, clock)
+                arch, told = race(space, method, drawn, calls, stream(seed, "trials"), kept, trials)
+                found["trial_steps"] = method.steps
+                found["kendall_tau"] = kendall_tau(supernet, [scores[0] for scores in told])
+            else:
+                usable = np.isfinite(supernet)
+                if not usable.any():
+                    raise ValueError(
+                        f"sampling: none of the {len(supernet)} scores is a number; look at the evaluation."
+                    )
+                arch = _row(drawn.archs, int(np.argmax(np.where(usable, supernet, -np.inf))))
+            metric = task.metrics[0]
+            found["candidates"] = tuple(
+                Candidate(
+                    architecture=space.to_dict(_row(drawn.archs, row)),
+                    explored=bool(drawn.explored[row]),
+                    supernet=float(metric.score(supernet[row])),
+                    trials=tuple(float(metric.score(score)) for score in told[row]),
+                )
+                for row in range(len(supernet))
+            )
+    selection = SelectionOf(
+        method=method.called if isinstance(method, Pruning) else method.name,
+        steps=int(state.step),
+        probabilities={name: np.asarray(x, np.float64).tolist() for name, x in probabilities.items()},
+        confidence=float(relaxations.confidence(probabilities)),
+        **found,
+    )
+    times = clock.shares("selection")
+    tell(times, history)
+    return Found(arch, selection=selection, times=times)
+
+
+def _without_options(
+    trained: _Trained, method: Perturbation, weights: Arch
+) -> tuple[Arch, tuple[dict[str, Any], ...]]:
+    """The architecture by what the supernet loses without each option, and what was found on the way."""
+    space, variables, clock, tune = trained.net.space, trained.state.evaluated(), trained.clock, None
+    if method.tune_steps:
+        tuner = make_tuner(
+            *(trained.task, trained.net, trained.training, method.tune_steps, trained.state, trained.mesh),
+            seed=trained.seed,
+            clock=clock,
+        )
+
+        def tune(arch: Arch) -> None:
+            nonlocal variables
+            variables = tuner(arch)
+
+    done = 0
+
+    def scores(archs: Arch) -> np.ndarray:
+        # In parts of one size: every call has another number of architectures, and would be compiled anew.
+        nonlocal done
+        measured = []
+        count, part = len(next(iter(archs.values()))), trained.mesh.size
+        for i in range(0, count, part):
+            one = jax.tree.map(lambda x, i=i: x[i : i + part], archs)
+            with clock.part("evaluation"):
+                measured.append(trained.evaluate.scores(variables, one, part))
+            done += len(measured[-1])
+            shown.update(done)
+        return np.concatenate(measured)
+
+    key = stream(trained.seed, "selection")
+    options: dict[str, Any] = {"tune": tune, "renormalize": method.renormalize}
+    name = method.called if isinstance(method, Pruning) else method.name
+    with Progress(_evaluations(space, method), label=f"{name}, evaluation") as shown:
+        if isinstance(method, Pruning):
+            arch, found = search.pruning(space, weights, scores, at_once=method.at_once, **options)
+        else:
+            arch, found = search.perturbation(space, weights, scores, key, **options)
+    return arch, tuple(found)
+
+
+def _evaluations(space: Space, method: Perturbation) -> int:
+    """How many soft architectures a selection by removals evaluates."""
+    positions, blocks = space.length, int(space.sizes.sum())
+    if not isinstance(method, Pruning):
+        return blocks + positions
+    least = blocks if method.at_once else positions + 1
+    return sum(left + 1 for left in range(least, blocks + 1))
+
+
+def _draw(
+    method: Sampling, recipe: Recipe, space: Any, logits: Arch, costs: Cost | None, seed: int
+) -> search.Candidates:
+    relative, low, high = None, None, None
+    if isinstance(recipe, Relaxed) and recipe.cost is not None:
+        relative = recipe.relative_cost(space, costs)
+        low, high = (1 - method.slack) * recipe.target, recipe.target
+    return search.candidates(
+        space,
+        logits,
+        stream(seed, "selection"),
+        method.samples,
+        explore=method.explore,
+        explore_key=stream(seed, "exploration"),
+        cost=relative,
+        low=low,
+        high=high,
+        canonical=method.canonical if isinstance(method, Trials) else None,
+    )
+
+
+def race(
+    space: Space,
+    method: Trials,
+    drawn: search.Candidates,
+    trials: Callable[[Arch, Any], np.ndarray],
+    key: jax.Array,
+    kept: Mapping[str, Any],
+    calls: Calls | None = None,
+) -> tuple[Arch, list[tuple[float, ...]]]:
+    """The winner of successive halving among candidates, and the scores of each, rung by rung.
+
+    On workers the trials of a rung begin together. They are told one by one and in order as they are here, so
+    that the history is the same.
+
+    Args:
+      space: of the candidates.
+      method: the rungs.
+      drawn: the candidates.
+      trials: from architectures and the number of a rung to scores.
+      key: of the race.
+      kept: where `search.run` keeps its history.
+      calls: the trials on workers, to begin them ahead; None for here.
+    """
+    codes, count = np.asarray(space.encode(drawn.archs)), len(method.steps)
+    racing = search.SuccessiveHalving(
+        space, given=search.Pool(codes), fidelities=count, eta=method.eta, batch=1
+    )
+    rungs = dataclasses.replace(racing, batch=len(codes))
+
+    def begin_rung(state: search.State) -> None:
+        assert calls is not None
+        archs, asked = rungs.ask(state)  # All that are left of the rung, whatever their scores will be.
+        begin(calls, space, jax.tree.map(lambda x: x[asked.valid], archs), int(rungs.fidelity(asked)))
+
+    with Progress(racing.evaluations, label="trials") as progress:
+        result = search.run(
+            racing,
+            trials,
+            key,
+            batched=True,
+            name="trials",
+            **kept,
+            before=None if calls is None else begin_rung,
+            progress=lambda standing: progress.update(standing.evaluations, standing.figures()),
+        )
+    told = [
+        (np.asarray(space.encode(space.from_dict(line["architecture"]))), line["score"])
+        for line in result.history
+    ]
+    scores = [
+        tuple(math.nan if score is None else score for code, score in told if np.array_equal(code, own))
+        for own in codes
+    ]
+    return result.arch, scores
+
+
+def _row(archs: Arch, row: int) -> Arch:
+    return jax.tree.map(lambda x: x[row], archs)
