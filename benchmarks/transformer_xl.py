@@ -1,6 +1,6 @@
 """The PAR supernet against extracted networks: time of a gradient, hard, scanned and soft.
 
-  python -m experiments.benchmarks.transformer_xl --out=transformer_xl.json
+  python -m benchmarks.transformer_xl --out=transformer_xl.json
 
 All calls of one architecture are made in turn; shown are means over architectures of the ratio of medians
 to the extracted network of the same architecture, compiled for it alone. Random tokens: no data needed.

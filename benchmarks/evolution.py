@@ -1,6 +1,6 @@
 """A thousand searches as one program, against the same algorithm as a Python loop and in NumPy.
 
-  python -m experiments.benchmarks.evolution --data_dir=tabular --out=evolution.json
+  python -m benchmarks.evolution --data_dir=tabular --out=evolution.json
 
 Regularized evolution on NAS-Bench-201 (CIFAR-10), 500 evaluations, three ways: the vmapped scan over all
 seeds, shared by the cores; a loop in plain Python, one search after the other; and NumPy with an axis of

@@ -1,7 +1,7 @@
 """What a training step needs on many devices, by a compiler and without the devices.
 
-  python -m experiments.benchmarks.scale --platform=cpu --devices=8,64 --size=base --batch=4096
-  python -m experiments.benchmarks.scale --platform=tpu --devices=8,64,256 --size=base --batch=4096
+  python -m benchmarks.scale --platform=cpu --devices=8,64 --size=base --batch=4096
+  python -m benchmarks.scale --platform=tpu --devices=8,64,256 --size=base --batch=4096
 
 Compiles the step of an AutoFormer supernet ahead of time, for simulated CPU devices or, with `pip install
 '.[tpu]'` and no TPU, by the TPU's own compiler for slices of TPU v5e. Prints for each number of devices
@@ -33,8 +33,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 import jaxnas
+from benchmarks.collectives import communicated
 from experiments import binary
-from experiments.benchmarks.collectives import communicated
 from jaxnas import files, spaces, supernets, tasks, training
 from jaxnas.training.mesh import rows_of
 from jaxnas.training.prepare import abstract_state

@@ -1,7 +1,7 @@
 """DARTFormer's searches beside the truth: every mechanism of attention trained alone, over several seeds.
 
-  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
-  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads --alone=
+  python -m benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
+  python -m benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads --alone=
 
 First each mechanism is trained alone, or those that `--alone` names. Then a supernet is trained for each kind
 of search and each seed, and what the search finds is compared with that: how much the supernet loses without
@@ -22,8 +22,8 @@ from typing import Any
 from absl import flags
 from scipy.stats import kendalltau
 
+from benchmarks import over_seeds
 from experiments import binary
-from experiments.benchmarks import over_seeds
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training

@@ -1,7 +1,7 @@
 """What AutoAttend found on a text beside a Transformer and a BiGRU, over many seeds and several data sets.
 
-  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
-  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
+  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
+  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
 
 "found" is what a search with `--config` found, and "random search" what the random search beside it found.
 "transformer" has as many layers and is as wide. "bigru" is one bidirectional GRU between the same stem and
@@ -22,8 +22,8 @@ import flax.linen as nn
 import jax
 from absl import flags
 
+from benchmarks import over_seeds
 from experiments import binary
-from experiments.benchmarks import over_seeds
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training

@@ -1,8 +1,8 @@
 """What a supernet costs against the networks it contains: compile time and step time.
 
-  python -m experiments.benchmarks.steps --network=convolutions --size=64
-  python -m experiments.benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
-  python -m experiments.benchmarks.steps --config=dartformer_listops_small --batch=32
+  python -m benchmarks.steps --network=convolutions --size=64
+  python -m benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
+  python -m benchmarks.steps --config=dartformer_listops_small --batch=32
 
 "convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch
 normalisation. "swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its
@@ -11,7 +11,7 @@ measured of a forward pass, or of a gradient in training: the processor time of 
 the largest extracted network, and the time of a call, over that of the network extracted at the same
 architecture. Calls are timed in turns in one process; shown are medians over repeats, by the clock and in
 processor time. Only the latter says something of a machine that others use too, and only of CPUs.
-`experiments.benchmarks.elastic` is the one for AutoFormer's networks.
+`benchmarks.elastic` is the one for AutoFormer's networks.
 """
 
 from __future__ import annotations

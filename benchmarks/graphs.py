@@ -1,7 +1,7 @@
 """Networks on the citation networks, over many seeds: mean and standard deviation on the test nodes.
 
-  python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
-  python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
+  python -m benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
+  python -m benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
 
 Each network is kept where it was best on the 500 nodes for validation. The settings are those of the papers
 (Kipf and Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021,
@@ -22,9 +22,9 @@ import jax
 import optax
 from absl import flags
 
+from benchmarks import over_seeds
 from experiments import binary
 from experiments import config as config_lib
-from experiments.benchmarks import over_seeds
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks

@@ -1,8 +1,8 @@
 """What a supernet costs against the networks it contains: time, compile time, memory.
 
-  python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
-  python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
-  python -m experiments.benchmarks.elastic --dtype=bfloat16 --batch=256 --form=masked
+  python -m benchmarks.elastic --space=tiny --out=elastic_tiny.json
+  python -m benchmarks.elastic --space=wide --architectures=8 --repeats=7
+  python -m benchmarks.elastic --dtype=bfloat16 --batch=256 --form=masked
 
 For sampled architectures: the supernet at that architecture in both forms, and the extracted network compiled
 for it alone; with PyTorch installed, also a plain PyTorch network of the same sizes on the same device, with
@@ -230,7 +230,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def _torch_call(space: Any, arch: Any, kind: str) -> Callable[[], Any] | None:
     """Forward or gradient of a plain PyTorch network of the same sizes; None without PyTorch."""
     try:
-        from experiments.benchmarks.torch_vit import timing_call
+        from benchmarks.torch_vit import timing_call
     except ImportError:
         return None
     values = space.to_dict(arch)

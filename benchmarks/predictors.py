@@ -1,7 +1,7 @@
 """Predictors on tabular benchmarks: rank correlation.
 
-  python -m experiments.benchmarks.predictors --table=nasbench201 --out=nasbench201.json
-  python -m experiments.benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
+  python -m benchmarks.predictors --table=nasbench201 --out=nasbench201.json
+  python -m benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
 
 Kendall's tau-b between predictions and test accuracy of all architectures, trained on the validation accuracy
 of N random ones. Settings were chosen on nasbench_graph_cora. `experiments.compare` counts what searches by a

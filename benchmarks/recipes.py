@@ -1,7 +1,7 @@
 """Recipes beside each other: what the networks of a supernet are worth after as many passes, and its ranking.
 
-  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --seeds=3
-  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --time
+  python -m benchmarks.recipes --config=autoformer_digits --data_dir=DIR --seeds=3
+  python -m benchmarks.recipes --config=autoformer_digits --data_dir=DIR --time
 
 Every recipe trains its supernet for as many forward and backward passes on a batch, so that one with four
 networks in a step makes a quarter of the steps. The same random architectures are measured with the weights

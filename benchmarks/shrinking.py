@@ -1,6 +1,6 @@
 """A checkpoint cut by three methods under two budgets, before and after a small distillation.
 
-  python -m experiments.benchmarks.shrinking --checkpoint=smollm2 --text=train.txt --test=test.txt \\
+  python -m benchmarks.shrinking --checkpoint=smollm2 --text=train.txt --test=test.txt \\
       --output=shrinking.jsonl --seeds=0,1,2 --steps=100
 
 Methods: "solver" (replacements and an integer program), "uniform" (one size for all layers, or the least
@@ -21,9 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import jaxnas
+from experiments import binary
 from jaxnas import data, files, hf, search, tasks
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
@@ -142,7 +143,7 @@ class Bench:
         return float(make_evaluator(self.task, small, "test")(trained.variables)["perplexity"])
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     text = data.from_text(_TEXT.value, test=_TEST.value, tokenizer=_CHECKPOINT.value)
     task = tasks.Language(
         data=text, length=_LENGTH.value, evaluation_rows=1, evaluation_tokens=16 * _LENGTH.value + 1
@@ -176,4 +177,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)
