@@ -1,4 +1,4 @@
-"""The documents: their Python examples run, their links lead somewhere, and the README stays short."""
+"""The documents: their Python examples run, their links lead somewhere, and they stay short."""
 
 import itertools
 import pathlib
@@ -83,3 +83,8 @@ def test_the_readme_is_short_and_so_is_training_to_report_of_a_users_own_network
     (block,) = (block for block in blocks if "data.from_arrays" in block)
     assert "training.fit(" in block and "runs.search_and_finish(" in block
     assert len([line for line in block.splitlines() if line.strip()]) < 30
+
+
+def test_the_documents_stay_within_their_budget_of_words():
+    words = {name_of(path): len(path.read_text().split()) for path in DOCUMENTS}
+    assert sum(words.values()) <= 15_000, words
