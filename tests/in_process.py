@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import re
 import runpy
 import signal
 import sys
@@ -21,8 +22,8 @@ class Done(NamedTuple):
 
 
 def run(binary, *arguments):
-    """What `python -m experiments.<binary> <arguments>` does, or `python -m benchmarks.<name>`."""
-    name = binary if binary.startswith("benchmarks.") else f"experiments.{binary}"
+    """What `python -m experiments.<binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
+    name = binary if binary.startswith(("benchmarks.", "tools.")) else f"experiments.{binary}"
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that was imported
         return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments)
@@ -81,7 +82,7 @@ def _own_flags():
         ours = {
             name: (module, flags.FLAGS[name])
             for name, module in found.items()
-            if "experiments" in module or "benchmarks" in module
+            if {"experiments", "benchmarks", "tools"} & set(re.split(r"[./]", module))
         }
         for name in ours:
             delattr(flags.FLAGS, name)

@@ -67,7 +67,7 @@ def test_links_files_programs_and_configs_exist():
         targets = re.findall(r"\]\(([^)\s]+)\)", text)
         local = {target.partition("#")[0] for target in targets if "://" not in target} - {""}
         named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", text))
-        programs = re.findall(r"\b((?:experiments|jaxnas|benchmarks)(?:\.\w+)+) --", text)
+        programs = re.findall(r"\b((?:experiments|jaxnas|benchmarks|tools)(?:\.\w+)+) --", text)
         named |= {name.replace(".", "/") + ".py" for name in programs}
         configs = set(re.findall(r"--config=(\w+)(?![\w./<])", text)) - set(CONFIGS)
         lost = {target for target in local if not (path.parent / target).exists()} | configs

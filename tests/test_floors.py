@@ -23,9 +23,9 @@ FLOORS = (
     ("report",),
     ("runs",),
     ("experiments",),
-    ("benchmarks",),
+    ("benchmarks", "tools"),
 )
-TOP = ("experiments", "benchmarks")  # these take names from the package itself
+TOP = ("experiments", "benchmarks", "tools")  # these take names from the package itself
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -40,7 +40,7 @@ def imported(path):
         if not isinstance(node, ast.ImportFrom):
             continue
         package, *rest = (node.module or "").split(".")
-        if package in ("experiments", "benchmarks"):
+        if package in TOP:
             yield package, node.lineno
         elif package == "jaxnas":
             for name in [rest[0]] if rest else [alias.name for alias in node.names]:
@@ -48,7 +48,7 @@ def imported(path):
 
 
 def test_a_room_imports_only_from_floors_below():
-    files = [path for name in ("jaxnas", "experiments", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    files = [path for name in ("jaxnas", *TOP) for path in (ROOT / name).rglob("*.py")]
     assert len(files) > 80
     rooms = {path: room_of(path) for path in files}
     assert set(rooms.values()) - {"__init__"} == set(FLOOR)
