@@ -34,7 +34,7 @@ def python_of(text):
 
 @pytest.fixture
 def files(tmp_path):
-    """A folder with the files of a reader, which the README names."""
+    """A folder with the files of a reader, which the documents name."""
     for name in ("cat", "dog"):
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for number in range(10):
