@@ -91,10 +91,10 @@ class Shapes(tasks.Task):
     def preprocess(self, batch):
         return batch["image"].astype(jnp.float32) / 255
 
-    def loss(self, net, variables, arch, batch, carry, key, train):
-        logits = tasks.apply(net, variables, self.preprocess(batch), arch, key, train)
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), batch["label"])
-        return jnp.mean(loss), (carry, {})
+    def loss(self, call):
+        logits = call.apply(self.preprocess(call.batch)).astype(jnp.float32)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, call.batch["label"])
+        return jnp.mean(loss), (call.carry, {})
 
 
 def devices_of(count: int) -> list:

@@ -325,21 +325,17 @@ class Session:
     deciding: dict[str, Any]
     pretrained: Any = None
 
-    def evolved(self, workdir: pathlib.Path, *, measured: bool = True) -> Session:
+    def evolved(self, workdir: pathlib.Path) -> Session:
         """The session with the network of the last space, if the config lets its space evolve.
 
-        Args:
-          workdir: of the training.
-          measured: whether the last space must have been measured, as it is when its supernet is trained.
-
         Raises:
-          FileNotFoundError: it has not come to its end.
+          FileNotFoundError: the evolution has not come to its end.
         """
         if self.config.evolution is None:
             return self
         spaces, turns = runs.read_spaces(workdir), self.config.evolution.turns
         done = 0 if spaces is None else len(spaces.sampled)
-        if spaces is None or done < turns + measured:
+        if spaces is None or done <= turns:
             raise FileNotFoundError(
                 f"{workdir} has measured {done} of the {turns + 1} spaces of its evolution. First run "
                 "experiments.train_supernet to its end, with the same --config, --set and --workdir."

@@ -11,7 +11,6 @@ Then: python -m experiments.search with the same --config and --workdir; each --
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from absl import flags
@@ -19,7 +18,7 @@ from absl import flags
 from experiments import binary
 from experiments.config import one_line, pretty
 from experiments.configs import CONFIGS
-from jaxnas import files, report, runs, training
+from jaxnas import report, runs, training
 
 
 def _number(count: int) -> str:
@@ -48,16 +47,6 @@ def train() -> None:
             f"{task.examples} to train on, {session.mesh.size} device(s)",
             flush=True,
         )
-        if flags.FLAGS.replay:
-            session = session.evolved(workdir, measured=False)
-            step = training.replay(
-                *(task, session.net, settings, workdir),
-                recipe=config.recipe,
-                cost=session.costs(workdir),
-                **common,
-            )
-            print(json.dumps(files.plain(dataclasses.asdict(step)), indent=2), flush=True)
-            return
         binary.store(config, workdir, ran=False)
         start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
@@ -98,5 +87,4 @@ def train() -> None:
 if __name__ == "__main__":
     binary.define_flags(CONFIGS)
     flags.DEFINE_boolean("verbose", False, "Print every setting, and not the config's name alone.")
-    flags.DEFINE_boolean("replay", False, "Instead, repeat the step that the training here diverged at.")
     binary.run(main)

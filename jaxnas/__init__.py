@@ -1,6 +1,9 @@
 """Neural architecture search in JAX: one compiled supernet for every architecture of a space."""
 
-from jaxnas import elastic, hf, latency, search, spaces, supernets, testing
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxnas import elastic, latency, search, spaces, testing
 from jaxnas.artifacts import export_subnet, load_subnet, save_subnet
 from jaxnas.calibration import calibrate
 from jaxnas.choice import Choice
@@ -9,6 +12,9 @@ from jaxnas.space import Space
 from jaxnas.subnet import Subnet, extract, init
 from jaxnas.transform import Depth, Size, Skip, analyze, order, rank_modules, supernet
 from jaxnas.weights import carry_weights
+
+if TYPE_CHECKING:
+    from jaxnas import data, hf, predictors, report, runs, supernets, tabular, tasks, training
 
 __version__ = "0.1.0"
 
@@ -23,6 +29,7 @@ __all__ = [
     "calibrate",
     "carry_weights",
     "cost",
+    "data",
     "elastic",
     "export_subnet",
     "extract",
@@ -31,11 +38,26 @@ __all__ = [
     "latency",
     "load_subnet",
     "order",
+    "predictors",
     "rank_modules",
+    "report",
+    "runs",
     "save_subnet",
     "search",
     "spaces",
     "supernet",
     "supernets",
+    "tabular",
+    "tasks",
     "testing",
+    "training",
 ]
+
+# Imported when they are first used: `import jaxnas` loads the library and not the laboratory.
+_LATER = ("data", "hf", "predictors", "report", "runs", "supernets", "tabular", "tasks", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return importlib.import_module(f"jaxnas.{name}")
+    raise AttributeError(f"module 'jaxnas' has no attribute {name!r}")

@@ -24,7 +24,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxnas import files, network, supernets
+from jaxnas import files, network
 from jaxnas.calibration import check_calibrated
 from jaxnas.choice import nearest
 from jaxnas.inputs import describe, one_example, specification, with_batch
@@ -43,12 +43,6 @@ FUNCTION = (
     "apply.stablehlo"  # of a network without a class to make it anew: from variables and inputs to outputs
 )
 PREPROCESSING = "preprocessing.json"  # how inputs are made; a run writes it beside the others
-# All that `supernets` exports, so that `load_subnet` finds them by name.
-_OURS = {
-    name: value
-    for name, value in vars(supernets).items()
-    if isinstance(value, type) and issubclass(value, nn.Module | Declared)
-}
 _DTYPES = {
     name: getattr(jnp, name)
     for name in (
@@ -65,6 +59,18 @@ _TENSOR_DTYPES = {
     **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
 _LARGEST = 2**28  # most elements of an example, and positions of a space; a file with more is damaged
+
+
+@functools.cache
+def _ours() -> dict[str, Any]:
+    """The networks of `jaxnas.supernets` by name, for `load_subnet`; imported late, since few need them."""
+    from jaxnas import supernets
+
+    return {
+        name: value
+        for name, value in vars(supernets).items()
+        if isinstance(value, type) and issubclass(value, nn.Module | Declared)
+    }
 
 
 def save_subnet(
@@ -101,7 +107,7 @@ def save_subnet(
     network.check_contract(net)
     _check_single(net.space)
     name = type(net).__name__
-    if _OURS.get(name, type(net)) is not type(net):
+    if _ours().get(name, type(net)) is not type(net):
         raise ValueError(f"Rename the class {name}: it would be loaded as jaxnas.supernets.{name}.")
     flat = flatten(network.collections(variables))
     example = one_example(inputs)
@@ -136,7 +142,7 @@ def save_subnet(
 
 def needs_module(net: nn.Module) -> bool:
     """Whether `load_subnet` must be given the class of a network, which is none of ours."""
-    return isinstance(net, nn.Module | Declared) and type(net).__name__ not in _OURS
+    return isinstance(net, nn.Module | Declared) and type(net).__name__ not in _ours()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -418,12 +424,12 @@ def _module(description: dict[str, Any], module: Any) -> Any:
     if not isinstance(name, str) or not isinstance(values, dict):
         raise ValueError("'module' is no string, or 'fields' no dict.")
     if module is None:
-        if name not in _OURS:
+        if name not in (known := _ours()):
             raise ValueError(
-                f"unknown module {name!r}{nearest(name, _OURS) or '.'} Known: {sorted(_OURS)}. A network of "
+                f"unknown module {name!r}{nearest(name, known) or '.'} Known: {sorted(known)}. A network of "
                 f"your own is loaded by load_subnet(path, module={name})."
             )
-        module = _OURS[name]
+        module = _ours()[name]
     elif module.__name__ != name:
         raise ValueError(f"it is of the module {name!r}, and not of {module.__name__!r}.")
     fields = _fields(module)

@@ -111,7 +111,7 @@ def logits(model, inputs):
     else:
         inputs = torch.tensor(inputs, dtype=torch.int64)
     with torch.no_grad():
-        return model(inputs).logits.numpy()
+        return model(inputs).logits.float().numpy()
 
 
 def reloaded(folder, kind):

@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
@@ -68,3 +70,17 @@ def test_tests_mirror_the_packages():
         for name in ("jaxnas", "tests")
     )
     assert folders == packages | {"experiments"}
+
+
+def test_importing_the_library_loads_no_laboratory():
+    """And every package is an attribute of it, imported when it is first used."""
+    code = """
+import sys, jaxnas
+loaded = {name.split(".")[1] for name in sys.modules if name.startswith("jaxnas.")}
+print(*loaded & set(jaxnas._LATER), *{"orbax", "sklearn", "tensorflow_datasets"} & set(sys.modules))
+for name in jaxnas._LATER:
+    assert getattr(jaxnas, name).__name__ == f"jaxnas.{name}"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -4,11 +4,12 @@ from jaxnas.tasks.graphs import Graphs
 from jaxnas.tasks.images import Images
 from jaxnas.tasks.language import Language
 from jaxnas.tasks.table import Table
-from jaxnas.tasks.task import ROLES, Metric, Predictions, Task, apply, check_fits, check_predicts
+from jaxnas.tasks.task import ROLES, Call, Metric, Predictions, Task, check_fits, check_predicts
 from jaxnas.tasks.text import Text
 
 __all__ = [
     "ROLES",
+    "Call",
     "Graphs",
     "Images",
     "Language",
@@ -17,7 +18,6 @@ __all__ = [
     "Table",
     "Task",
     "Text",
-    "apply",
     "check_fits",
     "check_predicts",
 ]

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,9 +13,8 @@ import optax
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.data.labelled import Labelled
-from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
+from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 L = TypeVar("L", bound=Labelled)
 
@@ -90,27 +88,21 @@ class Classification(Named[L], Generic[L]):
         """The classes of a batch, float32 [B, classes], each row with a single 1."""
         return jax.nn.one_hot(batch["label"], self.dataset.num_classes, dtype=jnp.float32)
 
-    def predict(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
+    def predict(self, call: Call) -> tuple[Predictions, Any]:
         """Logits [B, classes], mean cross-entropy in nats, and sums "correct", "nats" and "examples"."""
-        if train:
-            assert key is not None
-            augment_key, net_key = jax.random.split(key)
-            inputs, targets = self.augmented(batch, augment_key)
+        batch = call.batch
+        if call.key is not None:
+            augment_key, net_key = jax.random.split(call.key)
+            call, (inputs, targets) = (
+                dataclasses.replace(call, key=net_key),
+                self.augmented(batch, augment_key),
+            )
             targets = optax.smooth_labels(targets, self.label_smoothing)
             weight = jnp.ones(targets.shape[:1], jnp.float32)
         else:
-            net_key, inputs, targets = None, self.preprocess(batch), self.targets(batch)
+            inputs, targets = self.preprocess(batch), self.targets(batch)
             weight = batch["weight"]
-        logits = apply(net, variables, inputs, arch, net_key, train).astype(jnp.float32)  # [B, classes]
+        logits = call.apply(inputs).astype(jnp.float32)  # [B, classes]
         if logits.shape != targets.shape:
             raise ValueError(
                 f"the network gives logits {list(logits.shape)} for a batch of {targets.shape[0]} of "
@@ -120,4 +112,4 @@ class Classification(Named[L], Generic[L]):
         # Mixed examples have no label of their own: their likeliest one counts.
         correct = jnp.argmax(logits, axis=1) == jnp.argmax(targets, axis=1)
         loss, sums = loss_and_sums(nats, correct, weight)
-        return Predictions(logits, weight, loss, sums), carry
+        return Predictions(logits, weight, loss, sums), call.carry

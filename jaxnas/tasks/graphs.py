@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +15,9 @@ import scipy.sparse
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts
-from jaxnas.space import Arch
 from jaxnas.tasks.classification import METRICS, loss_and_sums
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Predictions, apply
+from jaxnas.tasks.task import Batch, Call, Predictions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,18 +152,10 @@ class Graphs(Named[data_lib.Graphs]):
         """The network's inputs by name."""
         return {name: batch[name] for name in self._arrays}
 
-    def predict(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
+    def predict(self, call: Call) -> tuple[Predictions, Any]:
         """Logits [G, N, classes], mean cross-entropy over nodes, and sums "correct", "nats", "examples"."""
-        logits = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
+        batch = call.batch
+        logits = call.apply(self.preprocess(batch)).astype(jnp.float32)
         expected = (*batch["label"].shape, self.dataset.num_classes)
         if logits.shape != expected:
             raise ValueError(
@@ -175,7 +165,7 @@ class Graphs(Named[data_lib.Graphs]):
         weight, label = batch["weight"], jnp.maximum(batch["label"], 0)  # nodes without a label weigh nothing
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, label)  # [G, N]
         loss, sums = loss_and_sums(nats, jnp.argmax(logits, axis=2) == label, weight)
-        return Predictions(logits, weight, loss, sums), carry
+        return Predictions(logits, weight, loss, sums), call.carry
 
     def _rows(self, role: str, allowed: tuple[str, ...], use: str) -> np.ndarray:
         """The graphs of a role that may be used so."""

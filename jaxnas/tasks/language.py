@@ -6,16 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.files import as_path
-from jaxnas.space import Arch
 from jaxnas.tasks.named import Named
-from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
+from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 METRICS = (
     Metric("nats", "nats per token", "min", lambda sums: sums["nats"] / sums["tokens"]),
@@ -141,55 +139,37 @@ class Language(Named[data_lib.Corpus]):
         """Inputs of blocks are remembered as [blocks, rows, ...], documents as [rows, ...]."""
         return carry.replace(inputs=1, documents=0) if carry else ()
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+    def loss(self, call: Call) -> tuple[jax.Array, tuple[Any, Sums]]:
         """Mean negative log-likelihood in nats per token; the sums hold "nats", "tokens", "bytes"."""
-        if carry == ():
-            predicted, _ = self.predict(net, variables, arch, batch, carry, key, train)
+        if call.carry == ():
+            predicted, _ = self.predict(call)
             return predicted.loss, ((), predicted.sums)
         # With the targets a network computes their likelihoods alone.
-        inputs = {**self._inputs(batch, carry), "targets": batch["targets"]}
-        scores, carry = apply(net, variables, inputs, arch, key, train)  # [B, T]
-        loss, sums, _ = self._measure(scores, batch, train)
+        scores, carry = call.apply({**self._inputs(call), "targets": call.batch["targets"]})  # [B, T]
+        loss, sums, _ = self._measure(scores, call)
         return loss, (carry, sums)
 
-    def predict(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
+    def predict(self, call: Call) -> tuple[Predictions, Any]:
         """Log-probabilities of all tokens, [B, T, vocabulary], and the loss; see `Task.predict`."""
-        outputs = apply(net, variables, self._inputs(batch, carry), arch, key, train)
-        logits, carry = (jax.nn.log_softmax(outputs), ()) if carry == () else outputs
-        scores = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]  # [B, T]
-        loss, sums, weight = self._measure(scores, batch, train)
+        outputs = call.apply(self._inputs(call))
+        logits, carry = (jax.nn.log_softmax(outputs), ()) if call.carry == () else outputs
+        scores = jnp.take_along_axis(logits, call.batch["targets"][..., None], axis=-1)[..., 0]  # [B, T]
+        loss, sums, weight = self._measure(scores, call)
         return Predictions(logits, weight, loss, sums), carry
 
-    def _inputs(self, batch: Batch, carry: Any) -> dict[str, Any]:
+    def _inputs(self, call: Call) -> dict[str, Any]:
         """What a network is given of a batch and the memory."""
+        batch, carry = call.batch, call.carry
         if carry == ():
             return {"tokens": batch["tokens"]}
         inputs = {"tokens": batch["tokens"], "memory": carry.forget(batch["first"])}
         return {**inputs, "documents": batch["documents"]} if self.by_document else inputs
 
-    def _measure(self, scores: jax.Array, batch: Batch, train: bool) -> tuple[jax.Array, Sums, jax.Array]:
+    def _measure(self, scores: jax.Array, call: Call) -> tuple[jax.Array, Sums, jax.Array]:
         """The loss, the sums and the weights of the log-probabilities of targets, float32 [B, T]."""
-        weight = jnp.ones_like(scores) if train else batch["weight"]
+        weight = jnp.ones_like(scores) if call.train else call.batch["weight"]
         # Of a training batch the bytes are not known, only how many a token has on average.
         average = self.dataset.train.n_bytes / len(self.dataset.train)
-        count = jnp.sum(weight * average) if train else jnp.sum(batch["bytes"])
+        count = jnp.sum(weight * average) if call.train else jnp.sum(call.batch["bytes"])
         sums = {"nats": -jnp.sum(scores * weight), "tokens": jnp.sum(weight), "bytes": count}
         return sums["nats"] / jnp.maximum(sums["tokens"], 1), sums, weight

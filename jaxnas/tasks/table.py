@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxnas import data as data_lib
-from jaxnas.space import Arch
 from jaxnas.tasks.classification import METRICS, Classification
-from jaxnas.tasks.task import Batch, Metric, Predictions, Sums, apply
+from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,40 +70,22 @@ class Table(Classification[data_lib.Table]):
         """Standardized rows, float32 [B, F]."""
         return batch["row"]
 
-    def predict(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
+    def predict(self, call: Call) -> tuple[Predictions, Any]:
         """As of `Classification`; refused for a regression."""
         if not self.dataset.classes:
             raise ValueError(
                 f"{self.name} is a regression, whose networks predict no classes, which distillation needs. "
                 "Choose a recipe without one, as training.Uniform() or training.Sandwich(distill=None)."
             )
-        return super().predict(net, variables, arch, batch, carry, key, train)
+        return super().predict(call)
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+    def loss(self, call: Call) -> tuple[jax.Array, tuple[Any, Sums]]:
         """As of `Classification`; for a regression the mean squared error of standardized targets [B, 1]."""
         if self.dataset.classes:
-            return super().loss(net, variables, arch, batch, carry, key, train)
-        target = batch["label"]  # [B]
-        weight = jnp.ones_like(target) if train else batch["weight"]
-        outputs = apply(net, variables, self.preprocess(batch), arch, key, train).astype(jnp.float32)
+            return super().loss(call)
+        target = call.batch["label"]  # [B]
+        weight = jnp.ones_like(target) if call.train else call.batch["weight"]
+        outputs = call.apply(self.preprocess(call.batch)).astype(jnp.float32)
         if outputs.shape != (len(target), 1):
             raise ValueError(
                 f"the network gives {list(outputs.shape)} for a batch of {len(target)} rows of a regression; "
@@ -117,7 +97,7 @@ class Table(Classification[data_lib.Table]):
             "target_squares": jnp.sum(jnp.square(target) * weight),
             "examples": jnp.sum(weight),
         }
-        return sums["squares"] / jnp.maximum(sums["examples"], 1), (carry, sums)
+        return sums["squares"] / jnp.maximum(sums["examples"], 1), (call.carry, sums)
 
 
 def _explained(sums: Sums) -> jax.Array:

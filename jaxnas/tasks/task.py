@@ -67,6 +67,44 @@ class Predictions:
     sums: Sums
 
 
+@flax.struct.dataclass
+class Call:
+    """A call of a network on a batch, which a task computes its loss from.
+
+    Attributes:
+      net, variables: the network.
+      arch: its architecture, hard or soft; None if it has only one.
+      batch: of `Task.batches` or `Task.evaluation`.
+      carry: of the batch before; see `Task.carry`.
+      key: of augmentation and dropout, consumed; None in an evaluation.
+    """
+
+    net: Any = flax.struct.field(pytree_node=False)
+    variables: Any
+    arch: Arch | None
+    batch: Batch
+    carry: Any = ()
+    key: jax.Array | None = None
+
+    @property
+    def train(self) -> bool:
+        """Whether the network runs as in training."""
+        return self.key is not None
+
+    def apply(self, inputs: Any) -> Any:
+        """Calls the network on the inputs that the task made of the batch.
+
+        In training, a network uses the statistics of the batch; what it would store of them is dropped,
+        since `jaxnas.calibrate` makes them for each architecture.
+        """
+        if self.key is None:
+            return self.net.apply(self.variables, inputs, self.arch, train=False)
+        stored = [name for name in self.variables if name != "params"]
+        # A stream that is not named here is taken from "params", as Linen does.
+        rngs = {"dropout": self.key, "params": jax.random.fold_in(self.key, 0)}
+        return self.net.apply(self.variables, inputs, self.arch, train=True, rngs=rngs, mutable=stored)[0]
+
+
 class Batches(Protocol):
     """The batches of a role: `at(n)` is the n-th, a pytree of arrays with rows in front.
 
@@ -129,46 +167,20 @@ class Task(Protocol):
         """The network's inputs of a batch, without augmentation; traceable."""
         ...
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+    def loss(self, call: Call) -> tuple[jax.Array, tuple[Any, Sums]]:
         """The loss of a network on a batch; traceable.
-
-        Args:
-          net, variables, arch: the network; `arch` is hard, soft, or None if it has only one.
-          batch: of `batches` or `evaluation`.
-          carry: of the batch before; see `carry`.
-          key: of augmentation and dropout, consumed; None where `train` is False.
-          train: whether to augment, and to run the network as in training.
 
         Returns:
           The loss, float32 [], and what goes to the next batch, with sums over the batch's examples
           for `Metric.value`, float32 [] each. By default those of `predict`.
         """
-        predictions, carry = self.predict(net, variables, arch, batch, carry, key, train)
+        predictions, carry = self.predict(call)
         return predictions.loss, (carry, predictions.sums)
 
-    def predict(
-        self,
-        net: Any,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[Predictions, Any]:
+    def predict(self, call: Call) -> tuple[Predictions, Any]:
         """What `loss` is computed from, and what goes to the next batch; for distillation; traceable.
 
-        Args:
-          net, variables, arch, batch, carry, key, train: as of `loss`; the same key augments a batch alike.
+        The same key augments a batch alike.
 
         Raises:
           ValueError: the task has no predictions of classes.
@@ -258,32 +270,6 @@ def check_predicts(task: Task) -> None:
         )
 
 
-def apply(
-    net: nn.Module, variables: Any, inputs: Any, arch: Arch | None, key: jax.Array | None, train: bool
-) -> Any:
-    """Calls a network as a task does.
-
-    In training, a network uses the statistics of the batch; what it would store of them is dropped,
-    since `jaxnas.calibrate` makes them for each architecture.
-
-    Args:
-      net, variables, inputs, arch: the network and what it takes.
-      key: of all random streams of the network, consumed; None where `train` is False.
-      train: whether the network runs as in training.
-
-    Returns:
-      What the network returns.
-    """
-    if not train:
-        return net.apply(variables, inputs, arch, train=False)
-    assert key is not None
-    stored = [name for name in variables if name != "params"]
-    # A stream that is not named here is taken from "params", as Linen does.
-    rngs = {"dropout": key, "params": jax.random.fold_in(key, 0)}
-    outputs, _ = net.apply(variables, inputs, arch, train=True, rngs=rngs, mutable=stored)
-    return outputs
-
-
 def check_task(task: Any) -> None:
     """Refuses an object that is no task, such as a data set.
 
@@ -321,7 +307,7 @@ def check_fits(task: Task, net: nn.Module) -> None:
 
     def loss(variables: Any, arch: Arch, key: jax.Array) -> Any:
         batch = jax.tree.map(jnp.asarray, task.batches("train", 1, 0).at(0))
-        return task.loss(net, variables, arch, batch, task.carry(net, 1), key, True)
+        return task.loss(Call(net, variables, arch, batch, task.carry(net, 1), key))
 
     row = describe(task.inputs)
     try:

@@ -10,7 +10,6 @@ from jaxnas.training.preemption import Stopped
 from jaxnas.training.recipe import Gradients, Problem, Recipe
 from jaxnas.training.recipes import Fair, Fixed, Progressive, Sandwich, Uniform
 from jaxnas.training.relaxed import Relaxed
-from jaxnas.training.replay import Replay, replay
 from jaxnas.training.samplers import Attentive, Random, Stratified
 from jaxnas.training.seeds import Seeds, train_seeds
 from jaxnas.training.settings import Training
@@ -34,7 +33,6 @@ __all__ = [
     "Random",
     "Recipe",
     "Relaxed",
-    "Replay",
     "Sandwich",
     "Seeds",
     "Stopped",
@@ -51,7 +49,6 @@ __all__ = [
     "make_mesh",
     "make_step",
     "open_workdir",
-    "replay",
     "restore",
     "train_seeds",
 ]

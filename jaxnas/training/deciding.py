@@ -17,7 +17,7 @@ from jax.extend import core
 
 from jaxnas import files
 from jaxnas.subnet import init
-from jaxnas.tasks import Task
+from jaxnas.tasks import Call, Task
 from jaxnas.training.checkpoint import checksums
 from jaxnas.training.plain import field_names, to_dict
 from jaxnas.training.recipe import Recipe
@@ -139,7 +139,7 @@ def _loss_program(task: Task, net: nn.Module, role: str) -> dict[str, str]:
     shapes = jax.eval_shape(lambda key: init(net, key, task.inputs), key), jax.eval_shape(net.space.smallest)
 
     def loss(variables: Any, arch: Any, batch: Any, carry: Any, key: jax.Array) -> Any:
-        return task.loss(net, variables, arch, batch, carry, key, True)
+        return task.loss(Call(net, variables, arch, batch, carry, key))
 
     return program_digest(loss, *shapes, batch, task.carry(net, 1), key)
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxnas.artifacts import load_subnet
 from jaxnas.checks import check_numbers
 from jaxnas.choice import nearest
-from jaxnas.tasks import Predictions, Task
+from jaxnas.tasks import Call, Predictions, Task
 
 Divergence = Callable[[jax.Array, jax.Array], jax.Array]
 _CLIP = 5.0  # of the ratio of probabilities, to the power of alpha
@@ -173,7 +173,7 @@ def teacher_logits(task: Task, net: Any, variables: Any, batch: Any, carry: Any,
         )
     evaluated: Any = _AsEvaluated(net)
     try:
-        predictions, _ = task.predict(evaluated, variables, None, batch, carry, key, True)
+        predictions, _ = task.predict(Call(evaluated, variables, None, batch, carry, key))
     except ValueError as error:
         raise ValueError(
             f"the teacher, a {type(net).__name__}, does not fit {task.name}: {error}. A teacher takes the "

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import operator
-import pathlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,12 +14,11 @@ import numpy as np
 from jaxnas import files
 from jaxnas.processes import is_first, on_host
 from jaxnas.space import Space
-from jaxnas.training.metrics import JsonlWriter
 
 if TYPE_CHECKING:
     from jaxnas.training.store import Store
 
-DIVERGED, MENDED = "diverged.json", "mends.jsonl"
+DIVERGED = "diverged.json"
 # The settings that may be changed after a training has diverged, of a supernet or of a network alone.
 MENDS = tuple(
     f"{group}.{name}"
@@ -85,9 +82,7 @@ class Course:
         return self.smoothed > self.limit
 
 
-def check_steps(
-    space: Space, flags: list[tuple[range, Any, Any, Any]], store: Store, seed: int, key: jax.Array
-) -> None:
+def check_steps(space: Space, flags: list[tuple[range, Any, Any, Any]], store: Store, seed: int) -> None:
     """Moves the store's course on, and raises DivergedError for a step at which the training diverged.
 
     Args:
@@ -95,7 +90,7 @@ def check_steps(
       flags: of each call, the numbers of its steps from 0, whether each was finite (bool, [steps] or []),
         the architectures that they trained, or None, and their losses.
       store: of the training; the step is written down in its folder.
-      seed, key: of the run.
+      seed: of the run.
     """
     for numbers, finite, _, losses in flags:
         finite, losses = np.atleast_1d(finite), np.atleast_1d(losses)  # [steps of the call]
@@ -103,7 +98,7 @@ def check_steps(
             store.course = store.course.after(number + 1, float(loss)) if is_finite else store.course
             if not is_finite or store.course.ruined:
                 step = store.course.since if is_finite else number + 1
-                raise diverged(step, store, seed, key, space, _archs_of(step, flags))
+                raise diverged(step, store, seed, space, _archs_of(step, flags))
 
 
 def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
@@ -115,7 +110,7 @@ def _archs_of(step: int, flags: list[tuple[range, Any, Any, Any]]) -> Any:
 
 
 def diverged(
-    step: int, store: Store, seed: int, key: jax.Array, space: Space | None = None, archs: Any = None
+    step: int, store: Store, seed: int, space: Space | None = None, archs: Any = None
 ) -> DivergedError:
     """The error of a step, counted from 1, which is written down in the folder of the store.
 
@@ -125,14 +120,14 @@ def diverged(
     Args:
       step: its number, from 1.
       store: of the training.
-      seed, key: of the run.
+      seed: of the run.
       space, archs: the architectures that the step trained, a batch of them, if they are known and hard.
     """
     course = store.course
     good = store.last_before(course.since - 1 if course.bad else step)
     trained = [] if space is None or archs is None else space.to_dicts(archs)
     if store.folder is not None and is_first():
-        record = {"step": step, "architectures": trained, "seed": seed, "key": key_of(key, step)}
+        record = {"step": step, "architectures": trained, "seed": seed}
         files.write_json(store.folder / DIVERGED, record)
     which = f" It trained {json.dumps(files.plain(trained[0]))}." if len(trained) == 1 else ""
     what = f"The loss or a gradient of step {step} is not finite."
@@ -144,7 +139,7 @@ def diverged(
     kept = "There is no checkpoint before it" if good is None else f"Checkpoint {good} is good and is kept"
     advice = (
         f"{kept}: start again with the same workdir and a smaller training.learning_rate, with "
-        "training.clip=1, or with a longer training.warmup_steps, and the run goes on from what is kept."
+        "training.clip=1, or with a longer training.warmup_steps, and the run resumes from what is kept."
     )
     if step == 1:
         advice = (
@@ -152,42 +147,4 @@ def diverged(
             "data that are not finite or very large, and for tokens beyond the sizes of the network: Flax "
             "makes NaN of a token that an embedding has no row for."
         )
-    return DivergedError(
-        f"{what}{which} {advice} `--replay` of experiments.train_supernet, or training.replay, shows "
-        "what that step did."
-    )
-
-
-def key_of(key: jax.Array, step: int) -> list[int]:
-    """The data of the key that a step, counted from 1, draws from; the key is the run's."""
-    return np.asarray(jax.random.key_data(jax.random.fold_in(key, step - 1))).tolist()
-
-
-def keep_mends(
-    folder: pathlib.Path, start: int, before: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
-    """Records in mends.jsonl the settings with which a training that diverged goes on from a checkpoint.
-
-    Settings that were tried from the same checkpoint before, and diverged again, have no part in the
-    weights: their records are removed.
-
-    Args:
-      folder: of the training.
-      start: the step of the checkpoint.
-      before, config: the config of the checkpoint, and the one to go on with.
-    """
-    pairs = {name: (_field(before, name), _field(config, name)) for name in MENDS}
-    changes = {name: {"before": old, "now": new} for name, (old, new) in pairs.items() if old != new}
-    if changes or (folder / MENDED).exists():
-        writer = JsonlWriter(folder / MENDED, resume=start - 1)
-        if changes:
-            found = folder / DIVERGED
-            step = files.read_json(found)["step"] if found.exists() else None
-            writer.write({"step": start, "diverged": step, "changes": changes})
-
-
-def _field(config: Any, name: str) -> Any:
-    """A value of nested dictionaries by its dotted name; None if there is none."""
-    for part in name.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
+    return DivergedError(f"{what}{which} {advice}")

@@ -25,7 +25,7 @@ from jaxnas.cost import Cost, cost
 from jaxnas.network import check_contract, check_variables, variable_shapes
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Metric, Task
-from jaxnas.tasks.task import Sums, check_role, check_task
+from jaxnas.tasks.task import Call, Sums, check_role, check_task
 from jaxnas.training.mesh import everywhere, make_mesh, on_mesh, place, program_of, rows_of
 
 Metrics = dict[str, Any]
@@ -258,7 +258,7 @@ def sums_by_batch(
     """The sums of each batch of `Task.evaluation`, float32 [batches] by name; traceable."""
 
     def one(carry: Any, batch: Any) -> tuple[Any, Any]:
-        _, (carry, sums) = task.loss(net, variables, arch, batch, carry, None, False)
+        _, (carry, sums) = task.loss(Call(net, variables, arch, batch, carry))
         return carry, sums
 
     return lax.scan(one, carry, batches)[1]

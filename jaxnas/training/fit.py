@@ -103,9 +103,8 @@ def fit(
       seed: of everything that is random.
       workdir: checkpoints/ and metrics.jsonl go there; None to keep nothing. So does times.jsonl, with the
         seconds between two records and the shares of input, step, evaluation and checkpoint in them, which
-        differ from run to run; diverged.json, with the step, the architectures and the key of a step that
-        is not finite, until the training is complete; and mends.jsonl, with the settings that a training
-        that diverged went on with.
+        differ from run to run; and diverged.json, with the step and the architectures of a step that is not
+        finite, until the training is complete.
       config: compared with that of a checkpoint, as what decides the weights always is: task, data, network
         and its program, recipe, settings, `variables`, `optimizer` and `seed`.
       may_differ: (dotted) fields that may differ from those of a checkpoint; "program" for changed code that
@@ -283,7 +282,7 @@ def _loop(
             saves = done % training.every("checkpoint") == 0 or last or stopped
             if done % training.log_every == 0 or saves:
                 with clock.part("step"):
-                    check_steps(space, flags, store, seed, state.key)
+                    check_steps(space, flags, store, seed)
                     logged: dict[str, Any] = {"step": done, "split": "train", **_plain(metrics)}
                 flags = []
                 if done % training.log_every == 0 or last:
@@ -298,13 +297,13 @@ def _loop(
                     record(watched)
                 last = last or enough
             if last and store.course.bad:
-                raise diverged(store.course.since, store, seed, state.key)
+                raise diverged(store.course.since, store, seed)
             if (saves or last) and not store.course.bad:
                 with clock.part("checkpoint"):
                     try:
                         store.save(done, state, last, score)
                     except NotFinite as error:
-                        raise diverged(done, store, seed, state.key) from error
+                        raise diverged(done, store, seed) from error
             if stopped or last:
                 times = clock.shares(steps=done - start)
                 _log.info(times_line(times))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxnas.space import Arch
 from jaxnas.tasks import Metric, Task
-from jaxnas.tasks.task import Batch, Sums, check_predicts
+from jaxnas.tasks.task import Batch, Call, Sums, check_predicts
 from jaxnas.training.distillation import kl
 
 METRIC = Metric("kl", "nats", "min", lambda sums: sums["kl"] / sums["predictions"])
@@ -80,7 +80,7 @@ class Imitation(Task):
     @functools.cached_property
     def _reference(self) -> Any:
         def predict(variables: Any, arch: Any, batch: Any, carry: Any) -> tuple[jax.Array, Any]:
-            made, carry = self.task.predict(self.net, variables, arch, batch, carry, None, False)
+            made, carry = self.task.predict(Call(self.net, variables, arch, batch, carry))
             return made.logits, carry
 
         return jax.jit(predict)
@@ -89,19 +89,10 @@ class Imitation(Task):
         """See `Task`."""
         return self.task.preprocess(batch["batch"] if "reference" in batch else batch)
 
-    def loss(
-        self,
-        net: nn.Module,
-        variables: Any,
-        arch: Arch | None,
-        batch: Batch,
-        carry: Any,
-        key: jax.Array | None,
-        train: bool,
-    ) -> tuple[jax.Array, tuple[Any, Sums]]:
+    def loss(self, call: Call) -> tuple[jax.Array, tuple[Any, Sums]]:
         """The mean divergence in nats; the sums hold "kl" and "predictions"."""
-        made, carry = self.task.predict(net, variables, arch, batch["batch"], carry, key, train)
-        total = jnp.sum(kl(batch["reference"], made.logits) * made.weight)
+        made, carry = self.task.predict(dataclasses.replace(call, batch=call.batch["batch"]))
+        total = jnp.sum(kl(call.batch["reference"], made.logits) * made.weight)
         count = jnp.sum(made.weight)
         return total / jnp.maximum(count, 1), (carry, {"kl": total, "predictions": count})
 

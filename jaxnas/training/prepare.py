@@ -20,7 +20,7 @@ from jaxnas.elastic.loop import stack_layers
 from jaxnas.network import check_variables
 from jaxnas.processes import on_host
 from jaxnas.subnet import init
-from jaxnas.tasks import Task, apply, check_fits
+from jaxnas.tasks import Call, Task, check_fits
 from jaxnas.training.keys import check_seed, stream
 from jaxnas.training.mesh import everywhere, place, shard_batch, state_sharding
 from jaxnas.training.recipe import Recipe
@@ -217,7 +217,7 @@ def _stacked(net: nn.Module, variables: Any, inputs: Any) -> Any:
         stacked = {**variables, "params": stack_layers(variables["params"])}
         given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
         arch = net.space.smallest()
-        jax.eval_shape(lambda v: apply(net, v, given, arch, jax.random.key(0), True), stacked)
+        jax.eval_shape(lambda v: Call(net, v, arch, None, key=jax.random.key(0)).apply(given), stacked)
     except (ValueError, ScopeParamNotFoundError):  # its layers only have the same names
         return variables
     return stacked

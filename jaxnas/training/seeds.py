@@ -21,7 +21,7 @@ from jaxnas.choice import nearest
 from jaxnas.space import Arch
 from jaxnas.subnet import init
 from jaxnas.tasks import Metric, Task, check_fits
-from jaxnas.tasks.task import check_role, check_task
+from jaxnas.tasks.task import Call, check_role, check_task
 from jaxnas.training.divergence import DivergedError
 from jaxnas.training.evaluate import is_batch, metrics_of, sums_by_batch
 from jaxnas.training.keys import stream
@@ -152,7 +152,7 @@ def train_seeds(
         key = jax.random.fold_in(run.key, step)
 
         def loss(params: Any) -> Any:
-            return task.loss(net, {"params": params}, arch_of(run), batch, run.carry, key, True)
+            return task.loss(Call(net, {"params": params}, arch_of(run), batch, run.carry, key))
 
         params = run.variables["params"]
         grads, (carry, _) = jax.grad(loss, has_aux=True)(params)

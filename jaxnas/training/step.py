@@ -21,7 +21,7 @@ from jaxnas import network
 from jaxnas.cost import Cost
 from jaxnas.elastic.loop import STACKED, stack_layers
 from jaxnas.space import Arch
-from jaxnas.tasks import Task, check_predicts
+from jaxnas.tasks import Call, Task, check_predicts
 from jaxnas.training import optimizer as optimizer_lib
 from jaxnas.training.distillation import teacher_logits
 from jaxnas.training.mesh import everywhere, program_of, rows_of
@@ -57,9 +57,9 @@ def differentiate(
 ) -> tuple[TrainState, Gradients]:
     """The state that a step starts from, as the recipe leaves it, and the step's gradients; traceable."""
 
-    def call(of_task: Callable[..., Any], params: Any, arch: Any, *given: Any) -> Any:
+    def call(of_task: Callable[[Call], Any], params: Any, arch: Any, *given: Any) -> Any:
         try:
-            return of_task(net, {**state.variables, "params": params}, arch, *given, True)
+            return of_task(Call(net, {**state.variables, "params": params}, arch, *given))
         except Exception as error:  # whatever a network says that never met weights of options
             if not _is_soft(arch):
                 raise

@@ -14,7 +14,7 @@ from jaxnas import files
 from jaxnas.processes import check_shared, is_first
 from jaxnas.training.checkpoint import Checkpointer
 from jaxnas.training.deciding import compared_with
-from jaxnas.training.divergence import DIVERGED, MENDED, MENDS, Course, keep_mends
+from jaxnas.training.divergence import DIVERGED, MENDS, Course
 from jaxnas.training.metrics import JsonlWriter, check_unchanged
 from jaxnas.training.state import TrainState
 
@@ -108,7 +108,6 @@ class Store:
         restored = self._checkpointer.restore(state, self._config, may_differ, differ=differ)
         if restored is None:
             if is_first():
-                (self.folder / MENDED).unlink(missing_ok=True)  # of a training whose checkpoints are gone
                 self._open(None, None)
             return state, 0, False
         step, state, metadata = restored
@@ -117,7 +116,6 @@ class Store:
             check_unchanged(self.folder / RECORDS, digest)
             return state, step, True
         if is_first():
-            keep_mends(self.folder, step, metadata.get("config", {}), self._config)
             self._open(step, digest)
         return state, step, False
 

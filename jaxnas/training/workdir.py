@@ -10,10 +10,12 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
+import tensorstore
+
 from jaxnas import files, processes
-from jaxnas.training import lease
 
 LOCK = ".lock"
+ANSWER = 60.0  # seconds that an object store has to answer
 
 
 class WorkdirError(RuntimeError):
@@ -24,10 +26,10 @@ class WorkdirError(RuntimeError):
 def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Creates a workdir and holds it for this run until the context ends.
 
-    The kernel drops the lock when its process ends, however it ends: a killed run leaves nothing
-    to clean up. The file `.lock` stays; it only says who was last. Of several processes that are one run,
-    the first holds it. In an object store the holder renews its lock, and one that was killed is known by
-    two minutes of silence, for which the next run waits; see `lease`.
+    On a disk the kernel drops the lock when its process ends, however it ends; the file `.lock` stays and
+    only says who was last. In an object store the lock is an object that the run creates and removes: a run
+    that was killed leaves it, and the next one says which object to remove. Of several processes that are
+    one run, the first holds the lock.
 
     Args:
       path: the directory, or gs://bucket/folder; parents are created.
@@ -49,7 +51,7 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         try:
             workdir.mkdir(parents=True, exist_ok=True)
             if files.is_remote(workdir):
-                held.enter_context(lease.hold(workdir / LOCK, _holder()))
+                held.enter_context(_object(os.fspath(workdir / LOCK)))
             else:
                 lock = os.open(workdir / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
                 held.callback(os.close, lock)
@@ -87,6 +89,50 @@ def _lock(lock: int, path: pathlib.Path) -> None:
         raise BlockingIOError(holder or "just starting") from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{_holder()}\n".encode(), 0)
+
+
+@contextlib.contextmanager
+def _object(path: str) -> Iterator[None]:
+    """Holds an object as a lock: it is created on the condition that there is none.
+
+    Args:
+      path: of the object, gs://bucket/folder/name.
+
+    Raises:
+      BlockingIOError: there is one; the message says of which process, and how to remove it.
+      OSError: the store does not answer, or refuses.
+    """
+    bucket, _, name = path.removeprefix("gs://").partition("/")
+    folder, _, name = name.rpartition("/")
+    # Not by its address, in which TensorStore gives # ? and % a meaning.
+    place = {"driver": "gcs", "bucket": bucket, "path": folder + "/" if folder else ""}
+    with _answers(path):
+        store = tensorstore.KvStore.open(place).result(timeout=ANSWER)
+        found = store.read(name).result(timeout=ANSWER)
+        mine = b""
+        if found.state == "missing":
+            written = store.write(name, _holder(), if_equal=found.stamp.generation).result(timeout=ANSWER)
+            mine = written.generation
+        if not mine:
+            holder = store.read(name).result(timeout=ANSWER).value.decode(errors="replace").strip()
+            raise BlockingIOError(f"{holder}; if that process is gone, remove {path}")
+    try:
+        yield
+    finally:
+        with _answers(path):
+            store.write(name, None, if_equal=mine).result(timeout=ANSWER)
+
+
+@contextlib.contextmanager
+def _answers(path: str) -> Iterator[None]:
+    """Failures of a store as OSError; TensorStore has a kind of its own for each status."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise OSError(f"the lock {path} cannot be read or written: {reason}") from error
 
 
 def _holder() -> str:

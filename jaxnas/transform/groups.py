@@ -36,7 +36,8 @@ class Group:
     Attributes:
       name: by the module that it is in, as "encoder/layer_0/mlp/hidden".
       kind: "width" (of a stream), "hidden", "channels", "heads", "kv_heads", "queries" (heads for each of
-        these), "head_dim", "value_dim", or "kernel" (of a convolution, whose active part is its centre).
+        these), "head_dim", "value_dim", "experts" (each with kernels of its own), or "kernel" (of a
+        convolution, whose active part is its centre).
       size: in the network as it is.
       atom: its number in the analysis.
       places: the variables that have it, with the axis.
@@ -445,6 +446,8 @@ def _kinds(trace: Trace, places: Any, uses: Any, arrays: list[tuple[Layout, ...]
             kinds[atom] = "kernel"
         elif "batched" in used.get(atom, ()):
             kinds[atom] = "heads"
+        elif {"expert", "scaled"} & used.get(atom, set()):
+            kinds[atom] = "experts"
         elif {"added", "made"} <= used.get(atom, set()) and len(makers) > 1:
             kinds[atom] = _WIDTH
         elif "channels" in used.get(atom, ()):

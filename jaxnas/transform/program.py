@@ -202,7 +202,8 @@ class Trace:
                     if place in reduced:
                         self.uses.append(("compared" if plain else "read", axis, origin))
                     elif place in batched:
-                        self.uses.append(("batched", axis, origin))
+                        use = ("batched" if reduced else "scaled") if plain else "expert"
+                        self.uses.append((use, axis, origin))
                     elif origin is not None:
                         self.uses.append(("made", axis, origin))
         elif name == "conv_general_dilated" and origins[1] is not None:

@@ -274,7 +274,7 @@ def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_netwo
     again, loaded = jaxnas.load_subnet(tmp_path / "subnet")
     assert again == net
     batch = {name: x[0] for name, x in task.evaluation("test", 96).items()}
-    loss = jit(lambda variables: task.loss(again, variables, None, batch, (), None, False)[0])
+    loss = jit(lambda variables: task.loss(tasks.Call(again, variables, None, batch))[0])
     losses = [loss(x) for x in (loaded, variables, other)]
     np.testing.assert_allclose(losses[0], measured["loss"], rtol=1e-3)
     assert np.min(np.abs(np.diff(losses))) > 5e-3  # stored statistics are used where none are made

@@ -59,7 +59,7 @@ def test_training_sees_the_labels_of_training_nodes_alone(variables):
     batch, arch, key = ONE.batches("train", 1, 0).at(0), NET.space.largest(), jax.random.key(0)
 
     def loss(label):
-        return float(ONE.loss(NET, variables, arch, {**batch, "label": label}, (), key, True)[0])
+        return float(ONE.loss(tasks.Call(NET, variables, arch, {**batch, "label": label}, key=key))[0])
 
     label = batch["label"]
     held_out, own = label.copy(), label.copy()
@@ -206,10 +206,12 @@ def test_sparse_features_are_the_same_ones(kind, normalize):
 
         def loss(task, params, arch, batches, net=net):
             def of_training(params):
-                return task.loss(net, {"params": params}, arch, batches[0], (), jax.random.key(1), True)[0]
+                return task.loss(
+                    tasks.Call(net, {"params": params}, arch, batches[0], key=jax.random.key(1))
+                )[0]
 
             first = jax.tree.map(lambda x: x[0], batches[1])
-            tested = task.loss(net, {"params": params}, arch, first, (), None, False)[0]
+            tested = task.loss(tasks.Call(net, {"params": params}, arch, first))[0]
             return jax.value_and_grad(of_training)(params), tested
 
         losses = [jax.jit(functools.partial(loss, task)) for task in (dense, sparse)]

@@ -66,7 +66,7 @@ def test_scores_do_not_depend_on_how_many_are_asked_for_at_once():
 def test_the_training_loss_is_cross_entropy_with_smoothed_labels():
     task = dataclasses.replace(PLAIN, label_smoothing=0.2)
     batch, arch = TASK.batches("train", 8, 0).at(0), NET.space.largest()
-    loss, (_, sums) = task.loss(NET, VARIABLES, arch, batch, (), jax.random.key(0), True)
+    loss, (_, sums) = task.loss(tasks.Call(NET, VARIABLES, arch, batch, key=jax.random.key(0)))
     logits = logits_of(batch["image"], arch)
     targets = 0.8 * np.eye(2)[batch["label"]] + 0.1
     expected = -np.mean(np.sum(targets * log_probabilities(logits), axis=1))
@@ -89,7 +89,7 @@ def test_images_are_augmented_in_training_only(setting):
     def losses(of, train):
         given = batch if train else {**batch, "weight": np.ones(16, np.float32)}
         keys = [jax.random.key(number) if train else None for number in range(2)]
-        return [float(of.loss(NET, VARIABLES, arch, given, (), key, train)[0]) for key in keys]
+        return [float(of.loss(tasks.Call(NET, VARIABLES, arch, given, key=key))[0]) for key in keys]
 
     plain = losses(PLAIN, False)[0]
     assert losses(task, False) == [plain] * 2

@@ -9,6 +9,7 @@ from small_nets import jit
 from small_tasks import net_of, task_of
 
 import jaxnas
+from jaxnas import tasks
 from jaxnas.training import make_evaluator, make_mesh
 
 TASK, NET = task_of("language"), net_of("language", scan=True)
@@ -73,7 +74,7 @@ def test_the_training_loss_is_the_mean_over_all_tokens_and_the_memory_goes_on(va
     net, key = NET.clone(dropout=0.0), jax.random.key(0)
     task = dataclasses.replace(TASK, by_document=False)
     batches = task.batches("train", 4, 0)
-    run = jit(lambda batch, carry: task.loss(net, variables, ARCH, batch, carry, key, True))
+    run = jit(lambda batch, carry: task.loss(tasks.Call(net, variables, ARCH, batch, carry, key)))
     apply = jit(lambda inputs: net.apply(variables, inputs, ARCH))
     carry, memory = task.carry(net, 4), net.empty_memory(4)
     for number in range(2):

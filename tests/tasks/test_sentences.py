@@ -40,7 +40,7 @@ def test_the_words_decide_and_not_what_fills_a_row_up(variables):
     arch, key = NET.space.largest(), jax.random.key(0)
 
     def loss(batch):
-        return float(TASK.loss(NET, variables, arch, batch, (), key, True)[0])
+        return float(TASK.loss(tasks.Call(NET, variables, arch, batch, key=key))[0])
 
     filled = {**batch, "tokens": np.where(batch["mask"], batch["tokens"], 0)}
     other = {**batch, "tokens": np.where(batch["mask"], 5, batch["tokens"])}
@@ -91,9 +91,9 @@ def test_each_length_is_compiled_once_and_a_resumed_training_is_the_same(task_wi
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Counted(tasks.Text):
-        def loss(self, net, variables, arch, batch, *more):
-            traces.append(batch["tokens"].shape)
-            return super().loss(net, variables, arch, batch, *more)
+        def loss(self, call):
+            traces.append(call.batch["tokens"].shape)
+            return super().loss(call)
 
     fields = {field.name: getattr(task_with_vectors, field.name) for field in dataclasses.fields(tasks.Text)}
     task, net = Counted(**fields), VectorReader(Space(hidden=Choice(2, 4)), dim=3)

@@ -90,9 +90,9 @@ def test_even_weights_have_no_temperature_to_log():
 class Plain(tasks.Images):
     """Images without anything random in their loss, as written out by hand below."""
 
-    def loss(self, net, variables, arch, batch, carry, key, train):
-        batch = {**batch, "weight": jnp.ones(batch["label"].shape, jnp.float32)}
-        return super().loss(net, variables, arch, batch, carry, None, False)
+    def loss(self, call):
+        batch = {**call.batch, "weight": jnp.ones(call.batch["label"].shape, jnp.float32)}
+        return super().loss(call.replace(batch=batch, key=None))
 
 
 @pytest.mark.parametrize("order", ["first", "second", "joint"])

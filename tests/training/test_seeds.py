@@ -11,6 +11,7 @@ from small_nets import take
 from small_tasks import TASKS, net_of, task_of
 
 import jaxnas
+from jaxnas import tasks
 from jaxnas.supernets import GAT, GCN
 from jaxnas.training import DivergedError, Training, make_evaluator, make_mesh, train_seeds
 from jaxnas.training.keys import stream
@@ -40,7 +41,7 @@ def by_hand(seed, metric, patience):
 
     @jax.jit
     def grads_of(params, batch, key):
-        return jax.grad(lambda p: TASK.loss(NET, {"params": p}, ARCH, batch, (), key, True)[0])(params)
+        return jax.grad(lambda p: TASK.loss(tasks.Call(NET, {"params": p}, ARCH, batch, key=key))[0])(params)
 
     best, best_step = None, 0
     for step in range(12):

@@ -204,8 +204,8 @@ def test_a_teacher_of_other_classes_or_of_another_kind_is_refused(tmp_path):
     untrained = Uniform(distill=Distillation(teacher=training.Teacher(NET, {"params": {}})))
 
     class OwnLoss(tasks.Images):
-        def loss(self, *given):
-            return super().loss(*given)
+        def loss(self, call):
+            return super().loss(call)
 
     def case(name, recipe, **more):
         return lambda: stepped(recipe, **more), ValueError, name
@@ -358,5 +358,5 @@ def test_what_cannot_be_right_is_refused():
         (lambda: Stratified(candidates=1), ValueError, "candidates is 1"),
         (lambda: Distillation(divergence="k"), ValueError, "'k'"),
         (lambda: Distillation(temperature=0.0), ValueError, "temperature is 0.0"),
-        (lambda: Bare().predict(None, None, None, None, None, None, True), ValueError, "Bare has no method"),
+        (lambda: Bare().predict(tasks.Call(None, None, None, None)), ValueError, "Bare has no method"),
     )

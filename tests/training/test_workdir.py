@@ -1,5 +1,6 @@
 """A workdir is held by one run; its JSON lines resume exactly."""
 
+import concurrent.futures
 import io
 import itertools
 import json
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import jax.numpy as jnp
@@ -163,3 +165,44 @@ def test_a_signal_asks_to_stop_and_a_second_one_acts_as_before(number):
         assert len(seen) == 2
     finally:
         signal.signal(number, before)
+
+
+def test_a_workdir_in_a_bucket_is_held_by_one_run(bucket, store):
+    """Created and removed as an object of its name; one of a killed run is named, with what to remove."""
+    for run in ("gs://bucket/run", "gs://bucket/run#1", "gs://bucket/run%201"):
+        lock = f"{run.removeprefix('gs://')}/.lock"
+
+        def enter(run=run):
+            return workdir.open_workdir(run).__enter__()
+
+        with workdir.open_workdir(run) as held:
+            assert str(held) == run and f"pid {os.getpid()} on " in bucket[lock][0].decode()
+            check((enter, workdir.WorkdirError, run, str(os.getpid()), f"remove {run}/.lock"))
+        assert lock not in bucket
+        store.put(lock, b"pid 7 on lost")
+        check((enter, workdir.WorkdirError, "pid 7 on lost", f"remove {run}/.lock"))
+        del bucket[lock]
+
+
+def test_a_store_that_fails_is_an_error_of_the_workdir(bucket, store, monkeypatch):
+    monkeypatch.setattr(store, "put", lambda *_: 1 / 0)
+    monkeypatch.setattr(workdir, "ANSWER", 0.5)
+    check((lambda: workdir.open_workdir("gs://bucket/run").__enter__(), workdir.WorkdirError, "bucket/run"))
+
+
+def test_of_many_that_want_a_bucket_one_gets_it(bucket):
+    outcomes, done = [], threading.Event()
+
+    def want(_):
+        try:
+            with workdir.open_workdir("gs://bucket/run"):
+                outcomes.append("held")
+                done.wait(30)
+        except workdir.WorkdirError:
+            outcomes.append("refused")
+        if outcomes.count("refused") == 5:
+            done.set()
+
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        list(threads.map(want, range(6)))
+    assert sorted(outcomes) == ["held", *["refused"] * 5]

@@ -127,6 +127,49 @@ class Normalized(nn.Module):
         return nn.Dense(3)(layers(nn.Dense(6)(x), None)[0])
 
 
+class Unusual(nn.Module):
+    """A transposed convolution, a quantized product, experts, and a scan within a scan."""
+
+    @nn.compact
+    def __call__(self, x):
+        class Quantized(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                kernel = self.param("kernel", nn.initializers.normal(), (x.shape[-1], 12))
+                scale = jnp.max(jnp.abs(kernel), axis=0)[None] / 127
+                rounded = jnp.round(kernel / scale).astype(jnp.int8)
+                y = jnp.matmul((8 * x).astype(jnp.int8), rounded, preferred_element_type=jnp.int32)
+                return y.astype(jnp.float32) * scale
+
+        class Experts(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                shapes = {"up": (4, x.shape[-1], 10), "down": (4, 10, x.shape[-1])}
+                init = nn.initializers.normal()
+                up, down = (self.param(name, init, shape) for name, shape in shapes.items())
+                gates = jax.nn.softmax(nn.Dense(4, name="gate")(x))
+                hidden = nn.relu(jnp.einsum("bd,edf->bef", x, up))
+                return x + jnp.einsum("be,bef,efd->bd", gates, hidden, down)
+
+        class Inner(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return x + nn.Dense(x.shape[-1], name="out")(jnp.tanh(nn.Dense(14, name="in")(x))), None
+
+        class Outer(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return scan(Inner, 2)(name="inner")(x, None)[0], None
+
+        def scan(module, length):
+            return nn.scan(module, variable_axes={"params": 0}, split_rngs={"params": True}, length=length)
+
+        x = nn.relu(nn.Conv(8, (3, 3), name="down")(x))
+        x = nn.relu(nn.ConvTranspose(6, (4, 4), strides=(2, 2), name="up")(x)).mean((1, 2))
+        x = Experts(name="experts")(Quantized(name="quantized")(x))
+        return nn.Dense(3, name="head")(scan(Outer, 3)(name="outer")(x, None)[0])
+
+
 def weights(model, inputs):
     """Variables that matter: nowhere zero."""
     draw = np.random.default_rng(0)
@@ -270,6 +313,16 @@ def test_groups_are_named_after_modules(case):
     }[groups.model.name]
     assert names.items() <= {group.name: group.size for group in groups}.items(), str(groups)
     assert str(groups).startswith("group") and "\nfixed, " in str(groups)
+
+
+def test_unusual_operations_are_exact_in_both_forms():
+    groups = jaxnas.analyze(Unusual(), weights(Unusual(), IMAGES), IMAGES)
+    sizes = {"down/channels": 8, "up/channels": 6, "up/kernel": 4, "experts/experts": 4, "experts/hidden": 10}
+    assert (
+        sizes.items() | {("outer/inner/hidden", 14)} <= {group.name: group.size for group in groups}.items()
+    )
+    for form in ("masked", "switch"):
+        testing.check_network(jaxnas.supernet(groups, every(groups, {}), form=form), IMAGES)
 
 
 @pytest.fixture(scope="module")
