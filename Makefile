@@ -51,7 +51,7 @@ lint: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) "$${XDG_CACHE_HOME:-$$HOME/.cache}/jaxnas-tests" .pytest_cache .ruff_cache .hypothesis build *.egg-info
-	find jaxnas experiments tests -name __pycache__ -prune -exec rm -rf {} +
+	find jaxnas experiments benchmarks tools tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.made:
 	@if [ -z "$(PYTHON)" ]; then \

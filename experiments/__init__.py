@@ -1,4 +1,4 @@
-"""The laboratory: five binaries, their configs, and benchmarks."""
+"""The laboratory: five binaries and their configs."""
 
 import signal
 import sys

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import re
 import runpy
 import signal
 import sys
@@ -21,8 +22,8 @@ class Done(NamedTuple):
 
 
 def run(binary, *arguments):
-    """What `python -m experiments.<binary> <arguments>` does."""
-    name = f"experiments.{binary}"
+    """What `python -m experiments.<binary> <arguments>` does; or of `benchmarks.<name>`, `tools.<name>`."""
+    name = binary if binary.startswith(("benchmarks.", "tools.")) else f"experiments.{binary}"
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, name, raising=False)  # runpy warns of a module that was imported
         return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), arguments)
@@ -73,12 +74,16 @@ def main(binary, *arguments, code=0):
 
 @contextlib.contextmanager
 def _own_flags():
-    """Without the flags of other programs of `experiments`, which an import defines too."""
+    """Without the flags of other programs, which an import defines too."""
     app.define_help_flags()  # absl's own, which it defines once in a process
 
     def take():
         found = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in flags.FLAGS}
-        ours = {name: (found[name], flags.FLAGS[name]) for name in found if "experiments" in found[name]}
+        ours = {
+            name: (module, flags.FLAGS[name])
+            for name, module in found.items()
+            if {"experiments", "benchmarks", "tools"} & set(re.split(r"[./]", module))
+        }
         for name in ours:
             delattr(flags.FLAGS, name)
         return ours

@@ -25,7 +25,7 @@ from jaxnas.tensors import Path, check_tensors, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 _AXIS = "model"
-_GGUF = "A GGUF file is converted by `python -m experiments.convert_gguf --gguf=FILE --output=FOLDER`."
+_GGUF = "In a clone, `python -m tools.convert_gguf --gguf=FILE --output=FOLDER` converts a GGUF file."
 # Of a tokenizer, of generation and of the preparation of images: copied as they are.
 _COPIED = (
     "tokenizer*",

@@ -188,7 +188,7 @@ class SupervisedTransformer:
     quantiles of ranks. Members differ in their initial weights and their batches.
 
     Do not take it first: a `GaussianProcess` on the features of paths ranked better at each size that was
-    measured (docs/benchmarks/predictors.md). On tokens alone this one ranks better than a process on one-hot
+    measured (docs/benchmarks/strategies.md). On tokens alone this one ranks better than a process on one-hot
     decisions where few cells are known, and no better where many are. It is for inputs with features beside
     the tokens, and for experiments with losses and pretraining.
 

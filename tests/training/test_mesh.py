@@ -14,7 +14,7 @@ from small_nets import difference
 from small_tasks import TASKS, disturbed, net_of, perceptron, task_of
 
 import jaxnas
-from experiments.benchmarks.collectives import communicated
+from benchmarks.collectives import communicated
 from jaxnas import files, spaces, supernets, training
 from jaxnas.training import Relaxed, Sandwich, Training, Uniform, fit, make_evaluator, make_mesh
 from jaxnas.training.prepare import prepare

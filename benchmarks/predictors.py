@@ -1,11 +1,11 @@
-"""Predictors on tabular benchmarks: rank correlation.
+"""Rank correlation of predictors on tabular benchmarks.
 
-  python -m experiments.benchmarks.predictors --table=nasbench201 --out=nasbench201.json
-  python -m experiments.benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
+  python -m benchmarks.predictors --table=nasbench201 --out=nasbench201.json
+  python -m benchmarks.predictors --table=nasbench_graph_cora --predictors=gp,mlp
 
 Kendall's tau-b between predictions and test accuracy of all architectures, trained on the validation accuracy
-of N random ones. Settings were chosen on nasbench_graph_cora. `experiments.compare` counts what searches by a
-predictor need until they find the best architecture.
+of N random ones. Settings were chosen on nasbench_graph_cora. `experiments.compare` counts the evaluations
+that searches with a predictor need to find the best architecture.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from experiments import binary, strategies
 from jaxnas import files, predictors, tabular
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
-_TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Which table.")
+_TABLE = flags.DEFINE_enum("table", "nasbench201", tabular.names(), "Table.")
 _PREDICTORS = flags.DEFINE_list(
     "predictors",
     ["gp", "mlp", "transformer", "transformer_tokens"],
@@ -33,8 +33,8 @@ _PREDICTORS = flags.DEFINE_list(
     "transformer_supervised (trained on accuracies, no path counts), transformer_plain (not pretrained).",
 )
 _SIZES = flags.DEFINE_list("sizes", ["78", "156", "469", "781"], "Training sizes.")
-_DRAWS = flags.DEFINE_integer("draws", 10, "Training sets of each size.")
-_STEPS = flags.DEFINE_integer("steps", 2500, "Of the Transformer's pretraining, without accuracies.")
+_DRAWS = flags.DEFINE_integer("draws", 10, "Training sets per size.")
+_STEPS = flags.DEFINE_integer("steps", 2500, "Pretraining steps of the Transformer, without accuracies.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 Table = dict[str, Any]

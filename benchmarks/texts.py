@@ -1,13 +1,13 @@
-"""What AutoAttend found on a text beside a Transformer and a BiGRU, over many seeds and several data sets.
+"""AutoAttend's networks compared with a Transformer and a BiGRU on texts, over seeds and data sets.
 
-  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
-  python -m experiments.benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
+  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --seeds=5
+  python -m benchmarks.texts --source_dir=DIR --workdir=runs/sst --sets=trec,mr,subj,cr
 
-"found" is what a search with `--config` found, and "random search" what the random search beside it found.
-"transformer" has as many layers and is as wide. "bigru" is one bidirectional GRU between the same stem and
-head. An architecture that the config names, as "published" of `autoattend_sst`, is taken by that name. All
-tune the vectors of words with `--set network.tune_vectors=true`. All are trained from scratch by the config's
-`retraining`, and each seed is kept where it was best on the held-out texts (Guan et al., ICML 2021, section
+"found" is the network that a search with `--config` found, and "random search" that of its random search.
+"transformer" has the same depth and width. "bigru" is one bidirectional GRU between the same stem and head.
+Names of the config's `architectures`, such as "published" of `autoattend_sst`, work too.
+`--set network.tune_vectors=true` tunes the word vectors of all. Every network is trained from scratch by
+the config's `retraining` and keeps its best step on the held-out texts (Guan et al., ICML 2021, section
 5.1).
 """
 
@@ -22,19 +22,19 @@ import flax.linen as nn
 import jax
 from absl import flags
 
+from benchmarks import over_seeds
 from experiments import binary
-from experiments.benchmarks import over_seeds
 from experiments.config import Config, ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, files, spaces, supernets, tasks, training
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
-_WORKDIR = flags.DEFINE_string("workdir", None, "Of the search, for found and random search.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Workdir of the search, for found and random search.")
 _SETS = flags.DEFINE_list(
     "sets", ["sst5"], "Names of data sets; the phrases of sst5 and sst2 are trained on."
 )
-_NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Which.")
-_SEEDS = flags.DEFINE_integer("seeds", 5, "How many.", lower_bound=1)
+_NETWORKS = flags.DEFINE_list("networks", ["found", "random search", "transformer", "bigru"], "Networks.")
+_SEEDS = flags.DEFINE_integer("seeds", 5, "Number of seeds.", lower_bound=1)
 
 
 def text_task(config: Config, name: str) -> tasks.Text:

@@ -1,11 +1,11 @@
-"""A thousand searches as one program, against the same algorithm as a Python loop and in NumPy.
+"""A thousand searches as one program, compared with a Python loop and with NumPy.
 
-  python -m experiments.benchmarks.evolution --data_dir=tabular --out=evolution.json
+  python -m benchmarks.evolution --data_dir=tabular --out=evolution.json
 
-Regularized evolution on NAS-Bench-201 (CIFAR-10), 500 evaluations, three ways: the vmapped scan over all
-seeds, shared by the cores; a loop in plain Python, one search after the other; and NumPy with an axis of
-searches. The last two are written here without anything of jaxnas but the table. Times are taken in turns.
-What each found is compared with what the program found by a two-sample Kolmogorov-Smirnov test.
+Regularized evolution on NAS-Bench-201 (CIFAR-10), 500 evaluations, three ways: a vmapped scan over all
+seeds, divided over the cores; a plain Python loop, one search after the other; and NumPy with an axis of
+searches. The last two use nothing of jaxnas but the table. The three alternate. A two-sample
+Kolmogorov-Smirnov test compares what they find.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from jaxnas.tabular.anytime import anytime
 
 _DATA = flags.DEFINE_string("data_dir", None, "Where the tables are; by default $JAXNAS_DATA.")
 _SEEDS = flags.DEFINE_integer("seeds", 1000, "Searches of the program and of NumPy.")
-_LOOPS = flags.DEFINE_integer("loops", 200, "Searches of the plain loop, in all.")
-_EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Of each search.")
+_LOOPS = flags.DEFINE_integer("loops", 200, "Searches of the Python loop in total.")
+_EVALUATIONS = flags.DEFINE_integer("evaluations", 500, "Evaluations per search.")
 _DEVICES = flags.DEFINE_integer("devices", os.cpu_count(), "CPU devices that share the searches.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Times each of the three runs.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each of the three.")
 _REPORT = flags.DEFINE_string("report_metric", "test_accuracy", "Metric of the incumbent that is compared.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 POPULATION, SAMPLE = 50, 10

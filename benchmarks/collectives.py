@@ -1,4 +1,4 @@
-"""What a compiled program communicates, read from its text: bytes by kind of collective."""
+"""Bytes that a compiled program communicates, by kind of collective, read from its text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 
 def communicated(text: str) -> dict[str, tuple[int, int]]:
-    """Bytes that each device gets or gives in one call, and collectives, by kind.
+    """Bytes that each device communicates in one call, and numbers of collectives, by kind.
 
-    The size of a collective is that of its result (of a reduce-scatter, that of its operands). What is in a
-    loop counts for each turn, and of the branches of a conditional the dearest one counts.
+    The size of a collective is that of its result (of a reduce-scatter, that of its operands). Loop bodies
+    count once per iteration, and the most expensive branch of a conditional counts.
 
     Args:
       text: of a compiled program, `compiled.as_text()`.

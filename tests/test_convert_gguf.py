@@ -1,4 +1,4 @@
-"""What `python -m experiments.convert_gguf` refuses. A real file is in tests/hf/test_smollm2.py."""
+"""What `python -m tools.convert_gguf` refuses. A real file is in tests/hf/test_smollm2.py."""
 
 import importlib.util
 
@@ -18,5 +18,5 @@ def test_refusals(tmp_path, monkeypatch):
         (real, tmp_path / "out", "jaxnas[gguf]"),
     ]
     for source, output, name in cases:
-        said = in_process.main("convert_gguf", f"--gguf={source}", f"--output={output}", code=2)
+        said = in_process.main("tools.convert_gguf", f"--gguf={source}", f"--output={output}", code=2)
         assert name in said

@@ -1,13 +1,13 @@
-"""Networks on the citation networks, over many seeds: mean and standard deviation on the test nodes.
+"""Networks on citation networks over many seeds: mean and standard deviation on the test nodes.
 
-  python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
-  python -m experiments.benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
+  python -m benchmarks.graphs --source_dir=DIR --graphs=cora,citeseer --seeds=20
+  python -m benchmarks.graphs --source_dir=DIR --graphs=cora --networks=found --workdir=runs/cora
 
-Each network is kept where it was best on the 500 nodes for validation. The settings are those of the papers
-(Kipf and Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021,
-section 5.2). "found" is what a search with `--config=autoattend_<graph>` found, and "random search" what the
-random search beside it found. Both are trained from scratch; with `--inherited` the found one begins with the
-supernet's weights, as the paper trains on graphs.
+Each network keeps its best step on the 500 validation nodes. The settings are those of the papers (Kipf and
+Welling, ICLR 2017, section 5.2; Velickovic et al., ICLR 2018, section 3.3; Guan et al., ICML 2021, section
+5.2). "found" is the network that a search with `--config=autoattend_<graph>` found, and "random search"
+that of its random search. Both are trained from scratch; `--inherited` starts the found network from the
+supernet's weights, as the paper does on graphs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import jax
 import optax
 from absl import flags
 
+from benchmarks import over_seeds
 from experiments import binary
 from experiments import config as config_lib
-from experiments.benchmarks import over_seeds
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import files, load_subnet, tasks
@@ -35,19 +35,17 @@ flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
 _SOURCE = flags.DEFINE_string(
     "source_dir", None, "Folder with cora.npz, or with planetoid/cora.npz.", required=True
 )
-_GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Which.")
+_GRAPHS = flags.DEFINE_list("graphs", ["cora", "citeseer", "pubmed"], "Data sets.")
 _NETWORKS = flags.DEFINE_list("networks", ["gcn", "gat"], "gcn, gat, found, random search.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Of a search, for found and random search.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Workdir of a search, for found and random search.")
 _SET = flags.DEFINE_multi_string("set", [], "Fields of that search's config to replace, as network.width=64.")
-_INHERITED = flags.DEFINE_boolean("inherited", False, "Begin with the supernet's weights.")
-_SEEDS = flags.DEFINE_integer("seeds", 20, "How many.")
-_STEPS = flags.DEFINE_integer("steps", None, "At most; by default 200 of GCN and 1,000 of GAT.")
-_PATIENCE = flags.DEFINE_integer(
-    "patience", 100, "Steps without a better network after which a seed is done."
-)
-_METRIC = flags.DEFINE_enum("metric", "loss", ["accuracy", "loss"], "By which a network is the best.")
+_INHERITED = flags.DEFINE_boolean("inherited", False, "Start from the supernet's weights.")
+_SEEDS = flags.DEFINE_integer("seeds", 20, "Number of seeds.")
+_STEPS = flags.DEFINE_integer("steps", None, "Maximal steps; by default 200 for GCN and 1,000 for GAT.")
+_PATIENCE = flags.DEFINE_integer("patience", 100, "Steps without improvement after which a seed ends.")
+_METRIC = flags.DEFINE_enum("metric", "loss", ["accuracy", "loss"], "Metric of the best step.")
 _NORMALIZE = flags.DEFINE_boolean("normalize", True, "Divide the features of each node by their sum.")
-_DROPOUT = flags.DEFINE_float("dropout", None, "Another one than that of the paper.")
+_DROPOUT = flags.DEFINE_float("dropout", None, "Dropout in place of the paper's.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
 

@@ -1,13 +1,13 @@
-"""A checkpoint cut by three methods under two budgets, before and after a small distillation.
+"""Perplexity of a checkpoint cut by three methods under two budgets, before and after a short distillation.
 
-  python -m experiments.benchmarks.shrinking --checkpoint=smollm2 --text=train.txt --test=test.txt \\
+  python -m benchmarks.shrinking --checkpoint=smollm2 --text=train.txt --test=test.txt \\
       --output=shrinking.jsonl --seeds=0,1,2 --steps=100
 
-Methods: "solver" (replacements and an integer program), "uniform" (one size for all layers, or the least
-influential layers left out; the candidate with the best loss) and "random" (the best of 16 by divergence).
-Budgets are shares of the parameters without the embeddings. A seed draws the calibration texts. Each result
-is a line of the output; perplexities are of the first 4,096 tokens of the test text. With --depth also layers
-left out by influence and by replacement.
+Methods: "solver" (replacements and an integer program), "uniform" (one size for all layers, or without the
+least influential layers; the candidate with the lowest loss) and "random" (the best of 16 by divergence).
+Budgets are shares of the parameters without the embeddings. The seed draws the calibration texts. Each
+result is a line of the output. Perplexities are of the first 4,096 tokens of the test text. `--depth` adds
+networks without the layers of least influence and of lowest replacement score.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 import jaxnas
+from experiments import binary
 from jaxnas import data, files, hf, search, tasks
 from jaxnas.runs.replacing import replacing
 from jaxnas.space import Arch, Space
@@ -31,16 +32,18 @@ from jaxnas.subnet import alone
 from jaxnas.training import Distillation, Fixed, Teacher, Training, fit, make_evaluator
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "Folder of a decoder.", required=True)
-_TEXT = flags.DEFINE_string("text", None, "Text to calibrate, search and distil on.", required=True)
+_TEXT = flags.DEFINE_string("text", None, "Text to calibrate, search and distill on.", required=True)
 _TEST = flags.DEFINE_string("test", None, "Text to measure on.", required=True)
 _OUTPUT = flags.DEFINE_string("output", None, "File of JSON lines, which grows.", required=True)
-_SEEDS = flags.DEFINE_list("seeds", ["0"], "Of calibrations.")
-_SHARES = flags.DEFINE_list("shares", ["0.85", "0.6"], "Of the parameters without embeddings.")
-_STEPS = flags.DEFINE_integer("steps", 0, "Of the distillation of the first seed's networks; 0 for none.")
+_SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of the calibration.")
+_SHARES = flags.DEFINE_list(
+    "shares", ["0.85", "0.6"], "Budgets, as shares of the parameters without embeddings."
+)
+_STEPS = flags.DEFINE_integer("steps", 0, "Distillation steps of the first seed's networks; 0 for none.")
 _LENGTH = flags.DEFINE_integer("length", 256, "Tokens of a text.")
 _LIMIT = flags.DEFINE_integer("limit", 1, "Texts by which networks are compared.")
-_METHODS = flags.DEFINE_list("methods", ["solver", "uniform", "random"], "Which are compared.")
-_DEPTH = flags.DEFINE_boolean("depth", False, "Whether to compare rules for layers, too.")
+_METHODS = flags.DEFINE_list("methods", ["solver", "uniform", "random"], "Methods.")
+_DEPTH = flags.DEFINE_boolean("depth", False, "Compare rules for layers, too.")
 
 ATTENTION, MLP = "layers_*/attention", "layers_*/mlp"
 _LEAST = 0.93  # of a budget, that a candidate uses
@@ -142,7 +145,7 @@ class Bench:
         return float(make_evaluator(self.task, small, "test")(trained.variables)["perplexity"])
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     text = data.from_text(_TEXT.value, test=_TEST.value, tokenizer=_CHECKPOINT.value)
     task = tasks.Language(
         data=text, length=_LENGTH.value, evaluation_rows=1, evaluation_tokens=16 * _LENGTH.value + 1
@@ -176,4 +179,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

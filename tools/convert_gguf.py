@@ -1,7 +1,7 @@
 """Converts a GGUF file, as llama.cpp reads it, to a checkpoint of Hugging Face for `jaxnas.hf.load`.
 
   pip install 'jaxnas[gguf]'
-  python -m experiments.convert_gguf --gguf=SmolLM2-135M-Instruct.Q4_1.gguf --output=smollm2
+  python -m tools.convert_gguf --gguf=SmolLM2-135M-Instruct.Q4_1.gguf --output=smollm2
 
 The file is read by transformers, which turns quantized weights into float32. The folder has config.json,
 model.safetensors and the files of the tokenizer.

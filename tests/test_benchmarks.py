@@ -1,23 +1,35 @@
-"""Benchmark programs, tried out on toys."""
+"""Benchmark programs: each starts, and two run on toys."""
 
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import in_process
 import pytest
 
-pytestmark = pytest.mark.nightly
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
+SOURCES = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+PROGRAMS = sorted(name for name, source in SOURCES.items() if '__name__ == "__main__"' in source)
 
 
 def run(benchmark, *arguments):
     fast = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    command = [sys.executable, "-m", f"experiments.benchmarks.{benchmark}", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | fast, capture_output=True, text=True)
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_program_lists_its_flags(name):
+    shown = in_process.main(f"benchmarks.{name}", "--help")
+    defined = re.findall(r"flags\.DEFINE_\w+\(\s*\"(\w+)\"", SOURCES[name])
+    assert defined and all(f"  --{flag}:" in shown or f"  --[no]{flag}:" in shown for flag in defined)
+    assert f"python -m benchmarks.{name} --" in SOURCES[name]
+
+
+@pytest.mark.nightly
 def test_what_is_done_of_the_recipes_is_kept_and_not_mixed_with_other_settings(tmp_path):
     kept, picture = tmp_path / "recipes.json", tmp_path / "recipes.png"
     settings = ["network.space=vit((8, 16), (1,), (1, 2), (1.0,))", "training.batch_size=8"]
@@ -46,6 +58,7 @@ def test_what_is_done_of_the_recipes_is_kept_and_not_mixed_with_other_settings(t
     assert refused.returncode != 0 and "is of other settings (passes)" in refused.stderr
 
 
+@pytest.mark.nightly
 def test_the_more_devices_share_parameters_the_less_state_each_has_and_the_more_is_gathered(tmp_path):
     rows = []
     for model in (1, 2):

@@ -1,13 +1,13 @@
-"""What a training step needs on many devices, by a compiler and without the devices.
+"""Memory, communication and time of a training step on many devices, by a compiler and without the devices.
 
-  python -m experiments.benchmarks.scale --platform=cpu --devices=8,64 --size=base --batch=4096
-  python -m experiments.benchmarks.scale --platform=tpu --devices=8,64,256 --size=base --batch=4096
+  python -m benchmarks.scale --platform=cpu --devices=8,64 --size=base --batch=4096
+  python -m benchmarks.scale --platform=tpu --devices=8,64,256 --size=base --batch=4096
 
 Compiles the step of an AutoFormer supernet ahead of time, for simulated CPU devices or, with `pip install
-'.[tpu]'` and no TPU, by the TPU's own compiler for slices of TPU v5e. Prints for each number of devices
-the memory of a device, the bytes that it communicates in a step by kind of collective, and bounds of the
-step's time by the chip's published figures: products at full speed, communication at full speed, and the
-efficiency if neither hides the other. The largest architecture counts.
+'.[tpu]'` and no TPU, for slices of TPU v5e by the TPU's own compiler. For each number of devices it prints
+the memory of a device, the bytes that it communicates in a step by kind of collective, and bounds on the
+step's time from the chip's published figures: products at full speed, communication at full speed, and the
+efficiency if neither hides the other. All are of the largest architecture.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 import jaxnas
+from benchmarks.collectives import communicated
 from experiments import binary
-from experiments.benchmarks.collectives import communicated
 from jaxnas import files, spaces, supernets, tasks, training
 from jaxnas.training.mesh import rows_of
 from jaxnas.training.prepare import abstract_state
 
-_PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler; tpu needs libtpu.")
+_PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Compiler; tpu needs libtpu.")
 _DEVICES = flags.DEFINE_list("devices", ["8"], "Numbers of devices.")
-_MODEL = flags.DEFINE_integer("model_devices", 1, "How many devices share each parameter.")
+_MODEL = flags.DEFINE_integer("model_devices", 1, "Devices that share each parameter.")
 _SIZE = flags.DEFINE_enum(
-    "size", "base", ["toy", "tiny", "small", "base"], "Of AutoFormer's spaces; toy tries the program out."
+    "size", "base", ["toy", "tiny", "small", "base"], "AutoFormer's space; toy is for tests."
 )
-_BATCH = flags.DEFINE_integer("batch", 4096, "Images of a step, over all devices.")
-_REMAT = flags.DEFINE_boolean("remat", False, "Layers are computed again in the backward pass.")
+_BATCH = flags.DEFINE_integer("batch", 4096, "Images per step, over all devices.")
+_REMAT = flags.DEFINE_boolean("remat", False, "Recompute layers in the backward pass.")
 _EXTRACTED = flags.DEFINE_boolean(
-    "extracted", False, "The largest architecture alone in place of the supernet."
+    "extracted", False, "The largest architecture alone instead of the supernet."
 )
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.")
 
@@ -65,7 +65,7 @@ class Chip:
     """Published figures of a chip."""
 
     flops: float  # a second, in bfloat16
-    link: float  # bytes a second that a chip exchanges with its neighbours, all links together
+    link: float  # bytes a second that a chip exchanges with its neighbors, all links together
 
 
 # Google Cloud's page of TPU v5e: 197 TFLOP/s, 1,600 Gbit/s between chips.

@@ -1,4 +1,4 @@
-"""What benchmarks of networks trained with several seeds share: two flags, and the accuracies of a line."""
+"""Flags and accuracies of benchmarks that train a network with several seeds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxnas.training.seeds import Seeds
 
 FIRST = flags.DEFINE_integer("first", 0, "The first seed.")
 _TOGETHER = flags.DEFINE_integer(
-    "together", None, "Seeds at once; one on a CPU if not given, and else all.", lower_bound=1
+    "together", None, "Seeds trained at once; by default one on a CPU, else all.", lower_bound=1
 )
 
 
 def together() -> int | None:
-    """How many seeds are trained at once: as the flag says, or what is usual on this device."""
+    """The number of seeds trained at once: the flag, or the default of this device."""
     return _TOGETHER.value or usual_together()
 
 
@@ -26,8 +26,8 @@ def accuracies(found: Seeds) -> dict[str, list[float]]:
       found: of a task with the metric "accuracy".
 
     Returns:
-      By role ("test") its mean and its standard deviation over seeds, which is 0 of a single one, and by
-      "test_by_seed" each of them.
+      Mean and standard deviation over seeds by role ("test"), the deviation 0 for a single seed, and each
+      value by "test_by_seed".
     """
     line = {}
     for role, metrics in found.metrics.items():
