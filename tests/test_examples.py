@@ -36,8 +36,8 @@ def test_any_network(library, tmp_path, monkeypatch):
     training_of, search_of = training.Training, runs.Search
     monkeypatch.setattr(training, "Training", lambda **given: training_of(**given | {"steps": 10}))
     monkeypatch.setattr(jaxnas, "supernet", functools.partial(jaxnas.supernet, form="masked"))
-    few = {"method": "sampling", "samples": 2, "most_share": 1.0}
-    monkeypatch.setattr(runs, "Search", lambda **given: search_of(**given | few))
+    few = {"method": runs.Replacements(samples=0), "most_share": 1.0}
+    monkeypatch.setattr(runs, "Search", lambda *_, **given: search_of(**given | few))
     (tmp_path / "text.txt").write_text("Call me whatever you like. " * 400)
     in_process.script(ROOT / "examples" / f"any_{library}.py", "text.txt")
     assert (tmp_path / "runs" / f"any_{library}" / "subnet" / "model.stablehlo").is_file()

@@ -24,7 +24,7 @@ from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
 from jaxnas.runs.alone import trained_alone
 from jaxnas.runs.live_page import LivePage
-from jaxnas.runs.methods import ByStrategy, Replacements, Search
+from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
 from jaxnas.runs.replacing import replacing
 from jaxnas.runs.timing import costs_with_latency
 from jaxnas.space import Arch
@@ -94,12 +94,18 @@ def search_space(
       What was found, and where the time went, which is logged at the level INFO, too.
 
     Raises:
+      TypeError: a method that is a selection.
       ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
         finalists without a `training`; weights of another network, or that are not finite; a history of other
         weights or data; a training in the workdir that was stopped, without `settings.incomplete`.
     """
     settings = Search() if settings is None else settings
     method = ByStrategy() if settings.method is None else settings.method
+    if not isinstance(method, BY_BUDGET):
+        raise TypeError(
+            f"search_space: search.method is {method!r}, which runs.select takes; expected runs.ByStrategy() or "
+            "runs.Replacements()."
+        )
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
     if finalists and training is None:
         raise ValueError(

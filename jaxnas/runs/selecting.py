@@ -17,7 +17,7 @@ from jaxnas import processes, search
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.report.result import Candidate, SelectionOf
-from jaxnas.runs.methods import Argmax, Perturbation, Pruning, Sampling, Search, Trials
+from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
 from jaxnas.space import Arch, Space
@@ -77,12 +77,15 @@ def select(
       trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
 
     Raises:
+      TypeError: a method that evaluates architectures within a budget.
       ValueError: `Argmax` without architecture parameters; draws that all miss the target, or whose scores
         are all no numbers.
     """
     check_complete(workdir, settings)
     space, mesh = net.space, training.mesh() if mesh is None else mesh
     method = Argmax() if settings.method is None else settings.method
+    if isinstance(method, BY_BUDGET):
+        raise TypeError(f"select: search.method is {method!r}, which runs.search_space takes.")
     has_logits = state.logits != ()
     logits = processes.on_host(state.logits) if has_logits else space.logits()
     even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"

@@ -180,6 +180,12 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
         searched("finalists is 2; say by `training`", method=runs.ByStrategy(finalists=2)),
         searched("NaN or infinite values in the weights", jax.tree.map(lambda x: x * np.nan, VARIABLES)),
         searched("missing", {"params": {"other": np.ones(3)}}),
+        (
+            lambda: runs.search_space(TASK, NET, VARIABLES, runs.Search(runs.Argmax())),
+            TypeError,
+            "Argmax()",
+            "runs.select",
+        ),
         (finished, ValueError, "say by `training` how they are trained alone"),
         (lambda: train_seeds(TASK, NET, TRAINING, [1], arch=two), ValueError, "2 architectures and 1 seeds"),
     )
