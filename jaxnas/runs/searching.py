@@ -103,8 +103,8 @@ def search_space(
     method = ByStrategy() if settings.method is None else settings.method
     if not isinstance(method, BY_BUDGET):
         raise TypeError(
-            f"search_space: search.method is {method!r}, which runs.select takes; expected runs.ByStrategy() or "
-            "runs.Replacements()."
+            f"search_space: search.method is {method!r}, which runs.select takes; expected runs.ByStrategy() "
+            "or runs.Replacements()."
         )
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
     if finalists and training is None:
@@ -178,7 +178,7 @@ def search_space(
                 return float(scores(jax.tree.map(lambda x: jnp.asarray(x)[None], arch), rows)[0])
 
             archs[label], told = replaced.choose(result.history, score, costs, settings.budget, bounds)
-        elif finalists and training is not None:
+        elif isinstance(method, ByStrategy) and finalists and training is not None:
             shortened, first = training.shortened(method.finalist_steps), result.arch
             with clock.part("step"):
                 archs[label] = best_alone(
