@@ -1,4 +1,4 @@
-"""A convolutional network of your own: kernel sizes, expansions, width and depth, with batch normalisation.
+"""A convolutional network of your own: kernel sizes, expansions, width and depth, with batch normalization.
 
     python examples/own_convolutions.py --workdir=runs/own_convolutions
 

@@ -1,4 +1,4 @@
-"""Data of your own: arrays, a folder of images, a text, and labelled sentences, each in one call.
+"""Data of your own: arrays, a folder of images, a text, and labeled sentences, each in one call.
 
     python examples/own_data.py --workdir=runs/own_data
 

@@ -266,7 +266,7 @@ def points_of(every: dict[str, Curves], unit: float | None) -> np.ndarray:
     return np.unique(points.round().astype(int)) if unit is None else points
 
 
-def summarise(
+def summarize(
     name: str, curves: Curves, seconds: np.ndarray, at: np.ndarray, marks: np.ndarray
 ) -> dict[str, Any]:
     """The curves and figures of one strategy, for the table, the page and the JSON file."""
@@ -458,7 +458,7 @@ def main() -> None:
             curves[name] = curves_of(table, strategy, ran, end, metric, report)
             seconds[name] = np.asarray([part["seconds"] for part in parts.pop(name)])
         at, marks = points_of(curves, unit), marks * (unit or 1)
-        summaries = [summarise(name, curves[name], seconds[name], at, marks) for name in curves]
+        summaries = [summarize(name, curves[name], seconds[name], at, marks) for name in curves]
         objective = table.objectives[report]
         rank(summaries, objective == "max")
         best_arch, found_best = table.best(metric)

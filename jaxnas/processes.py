@@ -34,7 +34,7 @@ class ProcessesDisagree(ValueError):
 def start(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:
     """Joins the processes of a run; before anything else of JAX is used.
 
-    TPU pods, Slurm, Open MPI and Kubernetes jobs are recognised by JAX, and then nothing has to be given.
+    TPU pods, Slurm, Open MPI and Kubernetes jobs are recognized by JAX, and then nothing has to be given.
 
     Args:
       coordinator: address and port of the first process, as "10.0.0.1:1234".
@@ -43,7 +43,7 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
 
     Raises:
       ValueError: only some of the three are given, an index that is not below the count or that another
-        process has, or nothing is given and JAX recognises nothing.
+        process has, or nothing is given and JAX recognizes nothing.
       TimeoutError: processes that did not come, which are named.
       RuntimeError: the coordinator does not answer.
     """
@@ -60,7 +60,7 @@ def start(coordinator: str | None = None, count: int | None = None, index: int |
         jax.distributed.initialize(coordinator, count, index, heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError as error:
         raise ValueError(
-            "JAX does not recognise a cluster here. Outside of a TPU pod, Slurm, Open MPI and Kubernetes "
+            "JAX does not recognize a cluster here. Outside of a TPU pod, Slurm, Open MPI and Kubernetes "
             f"give the coordinator's address, the number of processes and the index of this one ({error})."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Sub-networks: initialise the supernet, extract a network of exactly one architecture, verify it."""
+"""Sub-networks: initialize the supernet, extract a network of exactly one architecture, verify it."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def check_counts(
         small = net.clone(space=space.fix(arch))
         what = f"{name} at the architecture {space.to_dict(arch)}"
     try:
-        # Traced apart from the initialisation, whose own products are none of the network's.
+        # Traced apart from the initialization, whose own products are none of the network's.
         variables = network.variable_shapes(small, example)
         program = jax.make_jaxpr(small.apply)(variables, example)
     except Exception as error:

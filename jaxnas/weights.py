@@ -45,7 +45,7 @@ def carry_weights(
     """Copies the weights of a supernet into those of a supernet of another space, as far as both store them.
 
     Arrays of the same name are compared axis by axis. Where the sizes differ, the first entries are copied
-    along an axis whose size a decision sets, and the middle ones where its active part is its centre, as the
+    along an axis whose size a decision sets, and the middle ones where its active part is its center, as the
     taps of a convolution. An array that differs along any other axis stays new, since the entries there do
     not mean the same: those of a table of relative positions, or classes. An array with own values for each
     option stays new unless the options are the same.
@@ -172,13 +172,13 @@ def _overlap(
     from_old, to_new = [], []
     for axis, (before, after) in enumerate(zip(old.shape, new.shape, strict=True)):
         elastic = any(len(set(spec.axes[axis].values)) > 1 for spec in (old_spec, new_spec))
-        centred = axis in new_spec.centred
-        # Sizes of which one is even and the other odd have no common centre.
-        if before != after and (not elastic or (centred and (after - before) % 2)):
+        centered = axis in new_spec.centered
+        # Sizes of which one is even and the other odd have no common center.
+        if before != after and (not elastic or (centered and (after - before) % 2)):
             return None
         size = min(before, after)
         for slices, stored in ((from_old, before), (to_new, after)):
-            start = (stored - size) // 2 if centred else 0
+            start = (stored - size) // 2 if centered else 0
             slices.append(slice(start, start + size))
     return tuple(from_old), tuple(to_new)
 

@@ -35,7 +35,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if os.environ["JAX_PLATFORMS"] != "cpu":
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
 else:
-    # Programs here are compiled more often than they run long: less optimised, a third less time in all.
+    # Programs here are compiled more often than they run long: less optimized, a third less time in all.
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 # Tracing makes many objects that live long: Python looks for garbage among them less often.

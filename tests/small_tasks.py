@@ -45,7 +45,7 @@ def random_sentences(random):
 
 
 def random_graph(random, nodes=6):
-    """A graph of two classes, in whose features a node's neighbours show its class."""
+    """A graph of two classes, in whose features a node's neighbors show its class."""
     labels = random.integers(0, 2, nodes)
     labels[:2] = 0, 1
     i, j = np.triu_indices(nodes, 1)
@@ -91,7 +91,7 @@ def net_of(kind, scan=False):
     if kind == "text":
         return Reader(Space(embed=Choice(4, 8), hidden=Choice(4, 8, 16)), vocabulary=6)
     if kind == "graphs":
-        return Neighbours(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
+        return Neighbors(Space(op=Choice("linear", "gcn", "gat"), hidden=Choice(4, 8, 16)))
     if kind == "table":
         return supernets.TableMlp(spaces.mlp((4, 8), (1, 2), (4, 8)), num_outputs=1, dropout=0.1)
     sizes = dict(vocabulary=256, width=8, num_heads=2, head_dim=4, hidden=16, memory_length=4)
@@ -128,7 +128,7 @@ class Reader(Elastic):
         return Dense(name="out")(x, hidden, fixed(2))
 
 
-class Neighbours(Elastic):
+class Neighbors(Elastic):
     """An operation on graphs, and a hidden layer for each node."""
 
     def body(self, inputs, decisions, train):

@@ -365,7 +365,7 @@ def test_other_collections_are_cut_too():
 
 
 class Normalised(Elastic):
-    """Flax's batch normalisation at momenta that differ, in the blocks of a mixture too."""
+    """Flax's batch normalization at momenta that differ, in the blocks of a mixture too."""
 
     space: Space = Space(op=Choice("narrow", "wide"))
 
@@ -411,7 +411,7 @@ def test_calibration_is_the_statistics_of_all_data():
 
 
 class Kept(Base):
-    """What no batch makes, in "batch_stats" beside a batch normalisation, and in a collection of its own."""
+    """What no batch makes, in "batch_stats" beside a batch normalization, and in a collection of its own."""
 
     written: str = "batch_stats"
 

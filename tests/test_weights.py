@@ -122,7 +122,7 @@ SMALL = Convolution(Space(size=Choice(1, 3), width=Choice(2, 4)))
 LARGE = Convolution(Space(size=Choice(3, 5), width=Choice(4, 6)))
 
 
-def test_a_kernel_is_carried_at_its_centre():
+def test_a_kernel_is_carried_at_its_center():
     given, fresh = random(SMALL, 0), random(LARGE, 1)
     grown = jaxnas.carry_weights(SMALL, given, LARGE, fresh, SHAPE).variables
     cut = jaxnas.carry_weights(LARGE, fresh, SMALL, given, SHAPE).variables

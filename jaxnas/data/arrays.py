@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxnas.data.datasets import Dataset, moments
-from jaxnas.data.labelled import make_splits, number_labels, some
+from jaxnas.data.labeled import make_splits, number_labels, some
 
 
 def from_arrays(
@@ -26,7 +26,7 @@ def from_arrays(
 ) -> Dataset:
     """Makes a data set of arrays, and holds part of the training images out for the other roles.
 
-    Values may have any unit, as 0 to 255 or 0 to 1: networks get images standardised by the mean and the
+    Values may have any unit, as 0 to 255 or 0 to 1: networks get images standardized by the mean and the
     standard deviation of each channel of the training images. Integers from 0 to 255 are kept as uint8,
     all others as float32.
 

@@ -77,7 +77,7 @@ def erase(
       area: (smallest, largest) share of the image, drawn uniformly.
       aspect: height / width is log-uniform in [aspect, 1 / aspect].
       value: what to fill with, in the images' units; None for a standard normal number in each channel of
-        each pixel, as DeiT does with standardised images.
+        each pixel, as DeiT does with standardized images.
     """
 
     def one(key, image):
@@ -192,7 +192,7 @@ def cutmix(
 ) -> tuple[jax.Array, jax.Array]:
     """Replaces a box of each image by that of another of the batch (Yun et al. 2019, algorithm 1).
 
-    The box has the shape of the image, its centre lies anywhere in it, and what reaches over the border is
+    The box has the shape of the image, its center lies anywhere in it, and what reaches over the border is
     cut off. The labels are blended by the areas that are left.
 
     Args:

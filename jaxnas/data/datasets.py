@@ -15,7 +15,7 @@ from absl import logging
 from jaxnas import files
 from jaxnas.data.copies import local_copy
 from jaxnas.data.encoded import Decoder, Prepared, decoding_pool
-from jaxnas.data.labelled import Labelled
+from jaxnas.data.labeled import Labeled
 from jaxnas.data.splits import SourceImages, Split, hold_out, permutation, select
 
 _CHUNK = 256  # Examples read at a time where all of a split are gone through.
@@ -23,15 +23,15 @@ _SAMPLE = 2048  # Images that the moments are estimated from, where each has to 
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Dataset(Labelled):
-    """Real images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labelled`.
+class Dataset(Labeled):
+    """Real images with labels, in disjoint splits of numbers [n, H, W, C]; see `Labeled`.
 
     Args:
       mean: float32 [C], over `train` alone, in the units of the stored values.
       std: float32 [C], likewise; 1 for a channel that is constant.
 
     Raises:
-      ValueError: images of another shape or dtype than those of `train`, or as `Labelled`.
+      ValueError: images of another shape or dtype than those of `train`, or as `Labeled`.
     """
 
     mean: np.ndarray

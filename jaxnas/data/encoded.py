@@ -112,7 +112,7 @@ class Decoder:
       records: the encoded images.
       height: of the decoded images, in pixels.
       width: likewise.
-      channels: 3 for colours, 1 for grey.
+      channels: 3 for colors, 1 for gray.
       pool: of processes that decode, see `decoding_pool`; None to decode in this one.
 
     Raises:

@@ -14,7 +14,7 @@ from absl import logging
 from jaxnas import files
 from jaxnas.checks import check_flags
 from jaxnas.choice import nearest
-from jaxnas.data.labelled import as_labels, check_classes, number_labels
+from jaxnas.data.labeled import as_labels, check_classes, number_labels
 from jaxnas.data.roles import ROLES, check_role, read_only
 
 NAMES = ("cora", "citeseer", "pubmed")
@@ -60,9 +60,9 @@ class Graphs:
         taken: dict[str, np.ndarray] = {}
         for role, nodes in self.roles.items():
             check_role(role)
-            if unlabelled := int(np.sum(nodes & (self.labels < 0))):
+            if unlabeled := int(np.sum(nodes & (self.labels < 0))):
                 raise ValueError(
-                    f"{self.name}: {unlabelled:,} nodes of the role {role!r} have no label; leave them out "
+                    f"{self.name}: {unlabeled:,} nodes of the role {role!r} have no label; leave them out "
                     "of all roles."
                 )
             if not nodes.any():
@@ -189,7 +189,7 @@ def from_graphs(
     most = max((len(graph.features) for graph in graphs), default=0)
     roles = {role: np.zeros((len(graphs), most), bool) for role in ROLES if role in owners}
     for row, (graph, role) in enumerate(zip(graphs, owners, strict=True)):
-        roles[role][row, : len(graph.labels)] = graph.labelled
+        roles[role][row, : len(graph.labels)] = graph.labeled
     return _joined(name, graphs, roles, classes)
 
 
@@ -247,7 +247,7 @@ class _Graph:
     features: np.ndarray
     edges: np.ndarray
     labels: np.ndarray
-    labelled: np.ndarray  # bool [N]
+    labeled: np.ndarray  # bool [N]
     duplicates: int
     self_loops: int
 
@@ -294,8 +294,8 @@ class _Graph:
             edges = np.concatenate([edges, edges[:, ::-1]])
         numbers = np.unique(edges[:, 1] * count + edges[:, 0])  # by target, then by source
         directed = np.stack([numbers % count, numbers // count], axis=1).astype(np.int32)
-        labelled = labels != ("" if labels.dtype.kind in "UTO" else -1)
-        return cls(features, directed, labels, labelled, int((~loops).sum()) - distinct, int(loops.sum()))
+        labeled = labels != ("" if labels.dtype.kind in "UTO" else -1)
+        return cls(features, directed, labels, labeled, int((~loops).sum()) - distinct, int(loops.sum()))
 
 
 def _joined(
@@ -306,11 +306,11 @@ def _joined(
         raise ValueError(f"{name}: there is no graph; give some to train on and some for the test.")
     nodes = max(len(graph.labels) for graph in graphs)
     edges = max(1, *(len(graph.edges) for graph in graphs))  # arrays without elements are a case of their own
-    given = np.concatenate([graph.labels[graph.labelled] for graph in graphs])
+    given = np.concatenate([graph.labels[graph.labeled] for graph in graphs])
     numbers, classes = number_labels(given, classes, f"{name}: labels")
     labels = np.full((len(graphs), nodes), -1, np.int32)
-    labelled = _stacked([graph.labelled for graph in graphs], nodes)
-    labels[labelled] = numbers
+    labeled = _stacked([graph.labeled for graph in graphs], nodes)
+    labels[labeled] = numbers
     duplicates, self_loops = (sum(getattr(g, kind) for g in graphs) for kind in ("duplicates", "self_loops"))
     if duplicates or self_loops:
         logging.info(

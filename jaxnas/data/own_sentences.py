@@ -1,4 +1,4 @@
-"""Labelled texts of one's own: a file of tab-separated values, or lists."""
+"""Labeled texts of one's own: a file of tab-separated values, or lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxnas.choice import nearest
 from jaxnas.data.encoding import Encoding
-from jaxnas.data.labelled import number_labels, some
+from jaxnas.data.labeled import number_labels, some
 from jaxnas.data.sentences import Sentences, make_sentences
 from jaxnas.data.source_files import read_text
 from jaxnas.files import as_path
@@ -34,7 +34,7 @@ def from_texts(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Sentences:
-    """Makes labelled sentences of lists of texts. The vocabulary is that of the texts to train on alone.
+    """Makes labeled sentences of lists of texts. The vocabulary is that of the texts to train on alone.
 
     Args:
       texts: to train on.
@@ -100,7 +100,7 @@ def from_tsv(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Sentences:
-    """Makes labelled sentences of a file of tab-separated values, plain or compressed.
+    """Makes labeled sentences of a file of tab-separated values, plain or compressed.
 
     A row is a line, and a tab ends a column; quotation marks mean nothing. The vocabulary is that of the rows
     to train on alone, and other words become `<unk>`.

@@ -16,7 +16,7 @@ from jaxnas.data.arrays import image_dataset
 from jaxnas.data.copies import local_copy
 from jaxnas.data.datasets import Dataset
 from jaxnas.data.encoded import UNREADABLE, Decoder, Files, decoding_pool
-from jaxnas.data.labelled import some
+from jaxnas.data.labeled import some
 from jaxnas.data.splits import SourceImages, select
 
 # What folders of roles are called, in capital letters or small ones.
@@ -32,7 +32,7 @@ _ROLES = {
 }
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits a channel
-_GREY = ("1", "L", "LA")
+_GRAY = ("1", "L", "LA")
 
 
 def from_folder(
@@ -52,7 +52,7 @@ def from_folder(
 
     The folder holds `class/image.png`, or `train/class/image.png` with `test/class/...` and perhaps
     `validation/...` and `search/...` beside it, or other usual names of these roles, as `Training`. Images
-    may lie deeper in the folder of their class. They become uint8 [n, H, W, 1] if all of them are grey, else
+    may lie deeper in the folder of their class. They become uint8 [n, H, W, 1] if all of them are gray, else
     [n, H, W, 3], without transparency, turned as their EXIF data say. Files that are no images by their names
     are left out with a warning.
 
@@ -209,7 +209,7 @@ def _read(
             f"{root}: images are of {len(sizes):,} sizes, height x width: {some(shown)}. Say to which size "
             "they shall be scaled, as size=(64, 64)."
         )
-    mode = "L" if modes.keys() <= set(_GREY) else "RGB"
+    mode = "L" if modes.keys() <= set(_GRAY) else "RGB"
     stacked = np.stack([np.asarray(image.convert(mode)) for image in images])
     return stacked if mode == "RGB" else stacked[..., None], np.array(rows)
 
@@ -234,7 +234,7 @@ def _on_demand(
         if modes[row] not in _BYTES:
             deep.append(str(path.relative_to(root)))
     _report(root, len(paths), unreadable, deep, skip)
-    rows, channels = np.array(list(modes)), 1 if set(modes.values()) <= set(_GREY) else 3
+    rows, channels = np.array(list(modes)), 1 if set(modes.values()) <= set(_GRAY) else 3
     records = Files(root, [str(paths[row].relative_to(root)) for row in rows])
     decoder = Decoder(records, *size, channels, decoding_pool(workers))
     return SourceImages(decoder, np.arange(len(rows)), (*size, channels)), rows
@@ -257,7 +257,7 @@ def _report(root: pathlib.Path, count: int, unreadable: list[str], deep: list[st
 
 
 def _open(path: pathlib.Path) -> tuple[Image.Image, str]:
-    """The image of a file, grey or in colours, and Pillow's mode of it; all errors of Pillow pass."""
+    """The image of a file, gray or in colors, and Pillow's mode of it; all errors of Pillow pass."""
     with Image.open(path) as file:
         image = ImageOps.exif_transpose(file)
-        return image.convert("L" if file.mode in _GREY else "RGB"), file.mode
+        return image.convert("L" if file.mode in _GRAY else "RGB"), file.mode

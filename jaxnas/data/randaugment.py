@@ -42,12 +42,12 @@ def randaugment(
 
     Args:
       key: random key.
-      images: uint8 [B, H, W, C], grey (C = 1) or in colours (C = 3), which use the range 0 to 255.
+      images: uint8 [B, H, W, C], gray (C = 1) or in colors (C = 3), which use the range 0 to 255.
       magnitude: mean strength of the operations, from 0 to 10.
       count: operations for each image, drawn with replacement from `OPERATIONS`.
       deviation: standard deviation of the strength, which is then cut to 0 to 10.
       probability: of applying an operation that was drawn.
-      fill: what comes in from outside of an image, a value or [C]; the mean colour in the recipes.
+      fill: what comes in from outside of an image, a value or [C]; the mean color in the recipes.
 
     Returns:
       uint8 [B, H, W, C].
@@ -85,7 +85,7 @@ def operate(
       operation: int32 [], its place in `OPERATIONS`.
       level: float32 [], its strength, from 0 to 10.
       sign: float32 [], 1 or -1: to which side an image is moved, and whether a contrast, brightness,
-        colour or sharpness grows or shrinks.
+        color or sharpness grows or shrinks.
       fill: what comes in from outside, a value or [C].
 
     Returns:
@@ -100,7 +100,7 @@ def operate(
             lambda: _moved(image, _matrices(image, sign * strength)[operation], fill),
             lambda: _mapped(image, _tables(image, strength, sign)[operation - end_of_moves]),
             lambda: _blend(
-                jnp.where(operation == end_of_tables, _grey(image), _smooth(image)), image, strength, sign
+                jnp.where(operation == end_of_tables, _gray(image), _smooth(image)), image, strength, sign
             ),
         ),
     )
@@ -127,7 +127,7 @@ def _moved(image: jax.Array, matrix: jax.Array, fill: jax.typing.ArrayLike) -> j
     height, width, _ = image.shape
     rows, columns = (
         jnp.arange(length, dtype=jnp.float32) + 0.5 for length in (height, width)
-    )  # their centres
+    )  # their centers
     y, x = jnp.meshgrid(rows, columns, indexing="ij")  # [H, W]
     x, y = (a * x + b * y + c for a, b, c in matrix)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -165,7 +165,7 @@ def _tables(image: jax.Array, strength: jax.Array, sign: jax.Array) -> jax.Array
     added = jnp.floor(110 * strength).astype(jnp.int32)
     solarize_add = jnp.where(values < 128, values + added, values)
 
-    mean = jnp.floor(jnp.mean(_grey(image).astype(jnp.float32)) + 0.5)
+    mean = jnp.floor(jnp.mean(_gray(image).astype(jnp.float32)) + 0.5)
     factor, levels = 1 + 0.9 * sign * strength, values.astype(jnp.float32)
     contrast, brightness = mean + factor * (levels - mean), factor * levels
 
@@ -187,7 +187,7 @@ def _blend(plain: jax.Array, image: jax.Array, strength: jax.Array, sign: jax.Ar
     return jnp.clip(blended, 0, 255).astype(jnp.uint8)
 
 
-def _grey(image: jax.Array) -> jax.Array:
+def _gray(image: jax.Array) -> jax.Array:
     """The luma of an image by ITU-R 601, in all its channels, uint8 [H, W, C]."""
     if image.shape[-1] == 1:
         return image
@@ -197,7 +197,7 @@ def _grey(image: jax.Array) -> jax.Array:
 
 
 def _smooth(image: jax.Array) -> jax.Array:
-    """Each pixel with 5 parts and its eight neighbours with 1 part of 13; the border as it is."""
+    """Each pixel with 5 parts and its eight neighbors with 1 part of 13; the border as it is."""
     height, width = image.shape[:2]
     wide = image.astype(jnp.float32)
     total = 4 * wide[1:-1, 1:-1]

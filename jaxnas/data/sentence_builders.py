@@ -1,4 +1,4 @@
-"""TFDS builders that prepare labelled texts as array_record, without TensorFlow and offline."""
+"""TFDS builders that prepare labeled texts as array_record, without TensorFlow and offline."""
 
 import os
 import re
@@ -37,7 +37,7 @@ _TREE = re.compile(r"\(([0-4]) |([^() ]+)|(\))| +|(.)")
 _D20 = Rule(examples=90_000, search_examples=2_000, max_depth=20, max_args=5, min_length=0, max_length=1_000)
 
 
-class _LabelledTexts(OfflineBuilder, skip_registration=True):
+class _LabeledTexts(OfflineBuilder, skip_registration=True):
     """What the builders below share: a part is given as its texts and its labels."""
 
     CLASSES: tuple[str, ...] = ("negative", "positive")
@@ -51,7 +51,7 @@ class _LabelledTexts(OfflineBuilder, skip_registration=True):
             yield i, {"text": text, "label": label}
 
 
-class Sst5(_LabelledTexts, skip_registration=True):
+class Sst5(_LabeledTexts, skip_registration=True):
     """The Stanford Sentiment Treebank: sentences of film reviews in five classes, and all their phrases."""
 
     name = "sst5"
@@ -116,7 +116,7 @@ def _phrases(line: str, where: str) -> list[tuple[str, int]]:
     raise ValueError(f"{where} is no tree as (4 (2 a) (3 film)): {line[:60]!r}")
 
 
-class Trec(_LabelledTexts, skip_registration=True):
+class Trec(_LabeledTexts, skip_registration=True):
     """TREC: questions by what they ask for, in six classes."""
 
     name = "trec"
@@ -130,11 +130,11 @@ class Trec(_LabelledTexts, skip_registration=True):
             for split in ("train", "test")
         }
         return {
-            split: _part(*_read_labelled(path, len(self.CLASSES), "latin-1")) for split, path in paths.items()
+            split: _part(*_read_labeled(path, len(self.CLASSES), "latin-1")) for split, path in paths.items()
         }
 
 
-class _OnePart(_LabelledTexts, skip_registration=True):
+class _OnePart(_LabeledTexts, skip_registration=True):
     """Texts in one file, of which a tenth is for the test: always the same, in proportion to the classes."""
 
     FILE: str
@@ -143,7 +143,7 @@ class _OnePart(_LabelledTexts, skip_registration=True):
     def read(self, folder):
         """Returns the two parts, in the order of the file."""
         path = find_source(folder, (self.FILE,), self.MANUAL_DOWNLOAD_INSTRUCTIONS)
-        texts, labels = _read_labelled(path, len(self.CLASSES), self.ENCODING)
+        texts, labels = _read_labeled(path, len(self.CLASSES), self.ENCODING)
         rows = stratified(np.array(labels), round(len(labels) * _TEST_SHARE), 0, "test")
         return {
             split: _part([texts[i] for i in own], [labels[i] for i in own])
@@ -180,7 +180,7 @@ class Mpqa(_OnePart, skip_registration=True):
     MANUAL_DOWNLOAD_INSTRUCTIONS = f"It is mpqa.all. {SENT_CONV_WHERE}"
 
 
-class ImdbReviews(_LabelledTexts, skip_registration=True):
+class ImdbReviews(_LabeledTexts, skip_registration=True):
     """IMDB: film reviews as they were written, negative or positive."""
 
     name = "imdb_reviews"
@@ -203,7 +203,7 @@ class ImdbReviews(_LabelledTexts, skip_registration=True):
         return parts
 
 
-class ListOps(_LabelledTexts, skip_registration=True):
+class ListOps(_LabeledTexts, skip_registration=True):
     """ListOps: the official test expressions, and others that were made by the same rule to train on."""
 
     name = "listops"
@@ -239,7 +239,7 @@ def _part(texts: Sequence[str], labels: Sequence[int]) -> Part:
     return "\n".join(texts).encode(), np.array(labels, np.uint8)
 
 
-def _read_labelled(path: os.PathLike, classes: int, encoding: str) -> tuple[list[str], list[int]]:
+def _read_labeled(path: os.PathLike, classes: int, encoding: str) -> tuple[list[str], list[int]]:
     """The texts and labels of a file with a label, a space and a text in each line.
 
     Some of these files have lines that end behind the label. There is nothing to read in them.

@@ -12,7 +12,7 @@ from absl import logging
 
 from jaxnas.data.datasets import check_prepared, class_names, examples, open_prepared
 from jaxnas.data.encoding import Encoding, Parts, count_unknown
-from jaxnas.data.labelled import Labelled, make_splits, number_labels
+from jaxnas.data.labeled import Labeled, make_splits, number_labels
 from jaxnas.data.roles import ROLES
 from jaxnas.data.splits import Split
 from jaxnas.data.vectors import Vectors, read_vectors
@@ -23,7 +23,7 @@ _PARTED = {"sst5": "words", "sst2": "words", "listops": "symbols"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Sentences(Labelled):
+class Sentences(Labeled):
     """Texts with labels, in disjoint splits of "tokens" int32 [n, T] and "mask" bool [n, T].
 
     The mask is True where there is a token. Behind the end of a text is `<eos>`, where tokens are words, and
@@ -38,7 +38,7 @@ class Sentences(Labelled):
       vectors: of the tokens, which a network gets beside them; None for none.
 
     Raises:
-      ValueError: tokens that are not integers, or not in the vocabulary, or as `Labelled`.
+      ValueError: tokens that are not integers, or not in the vocabulary, or as `Labeled`.
     """
 
     vocabulary: Vocabulary
@@ -118,7 +118,7 @@ def load_sentences(
     search_fraction: float | None = None,
     seed: int = 0,
 ) -> Sentences:
-    """Loads labelled texts by name, and encodes them by the vocabulary of those to train on.
+    """Loads labeled texts by name, and encodes them by the vocabulary of those to train on.
 
     "sst5", "sst2", "trec", "mr", "subj", "cr", "mpqa", "imdb_reviews" and "listops" are prepared from their
     original files in `source_dir`. Any other name is a TFDS dataset that was prepared as array_record before,
@@ -134,7 +134,7 @@ def load_sentences(
       source_dir: folder with original files, also in its subfolders, needed once for those above.
       encoding: how texts become tokens; None for the usual one of the data: words as they are of "sst5" and
         "sst2", symbols of "listops", and English words of others.
-      phrases: train on every labelled phrase of the training part's trees, each different one once;
+      phrases: train on every labeled phrase of the training part's trees, each different one once;
         of "sst5" and "sst2". The other roles are whole sentences.
       search_fraction: share of the training part that is held out for a search, stratified; None for 0.2
         where there is no official validation part.
@@ -156,7 +156,7 @@ def load_sentences(
     check_prepared(name, builder.info, ("text", "label"), ("train", "test"))
     if phrases and "phrases" not in builder.info.splits:
         found = ", ".join(sorted(builder.info.splits))
-        raise ValueError(f"{name} has no labelled phrases, only {found}; phrases=True is for sst5 and sst2.")
+        raise ValueError(f"{name} has no labeled phrases, only {found}; phrases=True is for sst5 and sst2.")
     official = {"train": "phrases" if phrases else "train", "validation": "validation", "test": "test"}
     read = {role: _read(builder, part) for role, part in official.items() if part in builder.info.splits}
     classes = class_names(builder.info, [labels for _, labels in read.values()])

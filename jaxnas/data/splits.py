@@ -1,4 +1,4 @@
-"""Labelled examples of one role, and the deterministic draws that data depend on."""
+"""Labeled examples of one role, and the deterministic draws that data depend on."""
 
 import dataclasses
 import functools
@@ -167,7 +167,7 @@ def _joined(first: np.ndarray | SourceImages, second: np.ndarray | SourceImages)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """Labelled examples that know what they may be used for.
+    """Labeled examples that know what they may be used for.
 
     Args:
       role: "train", "search", "validation" or "test".

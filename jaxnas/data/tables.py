@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxnas.data.labelled import Labelled, make_splits, number_labels
+from jaxnas.data.labeled import Labeled, make_splits, number_labels
 from jaxnas.data.splits import Split
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Table(Labelled):
-    """Standardized rows of numbers in disjoint splits; see `Labelled`.
+class Table(Labeled):
+    """Standardized rows of numbers in disjoint splits; see `Labeled`.
 
     A row is "row" of its split, float32 [F]. A label is the number of a class, int32, or a standardized
     target, float32.

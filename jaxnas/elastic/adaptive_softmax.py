@@ -343,12 +343,12 @@ def _scores(
 ) -> jax.Array:
     """The log-softmax of `_logits`, of one word in each row: words int [N], float32 [N]."""
     x = _project(hidden, projection, dtype)
-    normaliser = jax.nn.logsumexp(_logits(x, None, table, bias, dtype), axis=1)
+    normalizer = jax.nn.logsumexp(_logits(x, None, table, bias, dtype), axis=1)
     # The logit of the target is computed again from the vector of that word. To pick it from the logits
     # would take another pass over [N, K], here and in the backward pass.
     vectors = jnp.take(table, words, axis=0, mode="clip").astype(dtype)  # [N, d]
     logit = jnp.sum(x.astype(jnp.float32) * vectors.astype(jnp.float32), axis=1)
-    return logit + jnp.take(bias, words, mode="clip") - normaliser
+    return logit + jnp.take(bias, words, mode="clip") - normalizer
 
 
 def choose_cutoffs(

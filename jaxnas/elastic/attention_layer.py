@@ -67,7 +67,7 @@ def _grouped(x: jax.Array, groups: int) -> jax.Array:
 class Attention(nn.Module):
     """Weight-entangled self-attention; width, query heads, key-value heads and their width are elastic.
 
-    With fewer key-value heads than query heads, neighbouring query heads share one (grouped queries, Ainslie
+    With fewer key-value heads than query heads, neighboring query heads share one (grouped queries, Ainslie
     et al., EMNLP 2023): head h uses number `h // (heads // kv_heads)`.
 
     Example, in the `compact` method of a network whose residual stream has the width `embed`, with two

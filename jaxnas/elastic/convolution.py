@@ -1,6 +1,6 @@
 """Convolutions whose channels and kernel size are chosen at call time.
 
-The kernel is stored at its largest size. A smaller one is its centre or, if asked for, the centre after a
+The kernel is stored at its largest size. A smaller one is its center or, if asked for, the center after a
 learned transformation (Once-for-All, Cai et al., ICLR 2020, section 3.2).
 """
 
@@ -26,8 +26,8 @@ Padding = str | tuple[Pair, Pair]
 _Static = tuple[Pair, Padding, int]  # strides, padding and groups of features
 
 
-def centre(kernel: jax.Array, size: int) -> jax.Array:
-    """The centre [size, size, ...] of a kernel [largest, largest, ...]."""
+def center(kernel: jax.Array, size: int) -> jax.Array:
+    """The center [size, size, ...] of a kernel [largest, largest, ...]."""
     start = (kernel.shape[0] - size) // 2
     return kernel[start : start + size, start : start + size]
 
@@ -89,12 +89,12 @@ class _Convolve:
         return y + others[0].astype(self.dtype)[None, None, None] if self.bias else y
 
     def _kernel(self, kernel: jax.Array, matrices: tuple[jax.Array, ...], size: int) -> jax.Array:
-        """The kernel [size, size, in, out]: the centre, transformed at each size on the way to it."""
+        """The kernel [size, size, in, out]: the center, transformed at each size on the way to it."""
         for smaller, matrix in zip(self.transformed[1:], matrices, strict=True):
             if smaller >= size:
-                kernel = centre(kernel, smaller)
+                kernel = center(kernel, smaller)
                 kernel = (matrix @ kernel.reshape(smaller**2, -1)).reshape(kernel.shape)
-        return centre(kernel, size)
+        return center(kernel, size)
 
 
 class Conv(nn.Module):
@@ -151,7 +151,7 @@ class Conv(nn.Module):
           Images in `dtype`, zero beyond `width_out`.
 
         Raises:
-          ValueError: a kernel that is larger than the images; sizes of which one isn't the centre of the
+          ValueError: a kernel that is larger than the images; sizes of which one isn't the center of the
             other; other widths in and out for a depthwise convolution.
         """
         self._check(x, width_in, width_out, size)
@@ -162,7 +162,7 @@ class Conv(nn.Module):
         taps = Width(stored, size.values)
         inner = fixed(1) if self.depthwise else width_in
         axes = (taps, taps, inner, width_out)
-        operands = [parameter(self, "kernel", self.kernel_init, axes, gate=gate, centred=(0, 1))]
+        operands = [parameter(self, "kernel", self.kernel_init, axes, gate=gate, centered=(0, 1))]
         names = ["tall wide one out" if self.depthwise else "tall wide in out"]
         if self.use_bias:
             operands.append(parameter(self, "bias", self.bias_init, (width_out,), gate=gate))
@@ -218,7 +218,7 @@ class Conv(nn.Module):
         if len({one % 2 for one in (*sizes, *self.transformed)}) > 1:
             raise ValueError(
                 f"{name} has kernels of the sizes {sorted({*sizes, *self.transformed})}. A smaller kernel is "
-                "the centre of a larger one, so give only odd sizes or only even ones."
+                "the center of a larger one, so give only odd sizes or only even ones."
             )
         if self.transformed and not set(sizes) <= set(self.transformed):
             raise ValueError(f"{name} has kernels of the sizes {sizes}, but transformed={self.transformed}.")

@@ -1,4 +1,4 @@
-"""Elastic layers: dense, MLP, layer normalisation, patch embedding, tokens and positions, drop path."""
+"""Elastic layers: dense, MLP, layer normalization, patch embedding, tokens and positions, drop path."""
 
 from __future__ import annotations
 
@@ -133,40 +133,40 @@ class Dense(DenseParameters):
         return y.reshape(*x.shape[:-1], width_out.maximum)
 
 
-def normalise(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
-    """Layer normalisation of rows x [N, D], computed in float32."""
+def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, dtype: Any) -> jax.Array:
+    """Layer normalization of rows x [N, D], computed in float32."""
     rows = x.astype(jnp.float32)
-    centred = rows - jnp.mean(rows, axis=1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=1, keepdims=True)
-    y = centred * jax.lax.rsqrt(variance + epsilon) * scale[None, :] + bias[None, :]
+    centered = rows - jnp.mean(rows, axis=1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=1, keepdims=True)
+    y = centered * jax.lax.rsqrt(variance + epsilon) * scale[None, :] + bias[None, :]
     return y.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Normalise:
-    """`normalise` as a function that can be compared with others, and a form of it with a mask [D]."""
+    """`normalize` as a function that can be compared with others, and a form of it with a mask [D]."""
 
     epsilon: float
     dtype: Any
 
     def __call__(self, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-        return normalise(x, scale, bias, self.epsilon, self.dtype)
+        return normalize(x, scale, bias, self.epsilon, self.dtype)
 
     def masked(self, masks: Masks, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
         mask = masks["embed"][None, :]
         count = jnp.sum(mask)
         rows = x.astype(jnp.float32)
         mean = jnp.sum(rows, axis=1, keepdims=True) / count
-        centred = (rows - mean) * mask
-        variance = jnp.sum(centred * (rows - mean), axis=1, keepdims=True) / count
-        y = centred * jax.lax.rsqrt(variance + self.epsilon)
+        centered = (rows - mean) * mask
+        variance = jnp.sum(centered * (rows - mean), axis=1, keepdims=True) / count
+        y = centered * jax.lax.rsqrt(variance + self.epsilon)
         y = y * scale[None, :] + bias[None, :] * mask
         return y.astype(self.dtype)
 
 
 @flax.struct.dataclass
 class Norm:
-    """The parameters of a layer normalisation, for a layer that normalises its input itself.
+    """The parameters of a layer normalization, for a layer that normalizes its input itself.
 
     Attributes:
       scale, bias: [maximum].
@@ -184,9 +184,9 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True)
 class _Normalised:
-    """A function of normalised rows: takes x, scale, bias and the other operands of `function`.
+    """A function of normalized rows: takes x, scale, bias and the other operands of `function`.
 
-    Both are one function, so that normalised rows need not be padded and cut again in between. They are not
+    Both are one function, so that normalized rows need not be padded and cut again in between. They are not
     kept either: the backward pass computes them again.
     """
 
@@ -204,7 +204,7 @@ class _Normalised:
         return self.function.masked(masks, self.norm.masked(masks, x, scale, bias), *others)
 
 
-def run_normalised(
+def run_normalized(
     norm: Norm | None,
     function: Any,
     axes: str,
@@ -213,7 +213,7 @@ def run_normalised(
     *operands: jax.Array,
     **options: Any,
 ) -> jax.Array:
-    """`run` for a function of rows x [N, embed] with a `masked` form, which `norm` normalises first."""
+    """`run` for a function of rows x [N, embed] with a `masked` form, which `norm` normalizes first."""
     if norm is None:
         return run(function, axes, widths, x, *operands, masked=function.masked, **options)
     first, others = axes.split(",", 1)
@@ -223,16 +223,16 @@ def run_normalised(
 
 
 class LayerNormParameters(nn.Module):
-    """Declares the parameters of a layer normalisation, for a layer that normalises its input itself.
+    """Declares the parameters of a layer normalization, for a layer that normalizes its input itself.
 
-    Example, an MLP with its normalisation as one operation:
+    Example, an MLP with its normalization as one operation:
 
         norm = elastic.LayerNormParameters(name="norm")(embed)
         x = x + elastic.Mlp(name="mlp")(x, embed, hidden, norm=norm)
 
     Attributes:
       epsilon: added to the variance; by default that of PyTorch.
-      dtype: of the normalised rows.
+      dtype: of the normalized rows.
     """
 
     epsilon: float = 1e-5
@@ -240,7 +240,7 @@ class LayerNormParameters(nn.Module):
 
     @nn.compact
     def __call__(self, width: Width, *, gate: Width | None = None) -> Norm:
-        """Returns the normalisation, for a layer that takes one.
+        """Returns the normalization, for a layer that takes one.
 
         Args:
           width: active channels.
@@ -255,7 +255,7 @@ class LayerNormParameters(nn.Module):
 
 
 class LayerNorm(LayerNormParameters):
-    """Layer normalisation over the active channels (AutoFormer, section 3.1) as a layer of its own.
+    """Layer normalization over the active channels (AutoFormer, section 3.1) as a layer of its own.
 
     Example, in the `compact` method of a network whose residual stream has the width `embed`:
 
@@ -349,7 +349,7 @@ class Mlp(nn.Module):
           x: with zeros beyond `embed`.
           embed, hidden: active widths of x and between the two layers.
           gate: 0 where the layer is skipped, which gives zeros.
-          norm: a layer normalisation to apply to x first, of a `LayerNormParameters`.
+          norm: a layer normalization to apply to x first, of a `LayerNormParameters`.
         """
         declare = functools.partial(DenseParameters, self.kernel_init)
         rows = math.prod(x.shape[1:-1])
@@ -359,7 +359,7 @@ class Mlp(nn.Module):
         )
         axes = "rows embed, embed hidden, hidden, hidden embed, embed -> rows embed"
         widths = {"embed": embed, "hidden": hidden}
-        y = run_normalised(
+        y = run_normalized(
             norm,
             _Mlp(self.dtype, self.activation),
             axes,

@@ -38,7 +38,7 @@ def run_layer(
       remat: whether the backward pass computes the layer again, so that of the layer only x is kept.
       gate: a width of 1, or of 0 where the layer is skipped and x goes on as it is. `call` has to give the
         same there; with a gate nothing of it runs, while operations write the zeros that are added to x. It
-        is no use while parameters are initialised, while collections are written, and if it is soft.
+        is no use while parameters are initialized, while collections are written, and if it is soft.
 
     Returns:
       What `call` returns.
@@ -78,7 +78,7 @@ def run_layers(
         x, _ = elastic.run_layers(self, elastic.Mlp, call, x, inputs, scan=self.scan_layers)
 
     A scan is possible where the layers differ in values only. Otherwise they are unrolled all the same: if
-    their choices have different options, while parameters are initialised, and while collections are written,
+    their choices have different options, while parameters are initialized, and while collections are written,
     as annotations and batch statistics are.
 
     Args:

@@ -1,4 +1,4 @@
-"""Batch normalisation of an elastic number of channels.
+"""Batch normalization of an elastic number of channels.
 
 Its statistics belong to no architecture: they are a function of weights, architecture and data. In training
 those of the batch are used, and `jaxnas.calibrate` makes the stored ones for one architecture.
@@ -44,18 +44,18 @@ class _Normalise:
 class _NormaliseBatch:
     """Normalises rows x [N, C] by their own statistics, which it returns too, without a gradient."""
 
-    normalise: _Normalise
+    normalize: _Normalise
 
     def __call__(self, x: jax.Array, scale: jax.Array, bias: jax.Array, *, keep: Keep) -> Arrays:
         rows = x.astype(jnp.float32)
         mean = keep(jnp.mean(rows, axis=0))
         variance = keep(jnp.mean(jnp.square(rows - mean[None, :]), axis=0))
-        y = self.normalise(x, scale, bias, mean, variance)
+        y = self.normalize(x, scale, bias, mean, variance)
         return y, lax.stop_gradient(mean), lax.stop_gradient(variance)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over the active channels, for arrays with channels last.
+    """Batch normalization over the active channels, for arrays with channels last.
 
     In training the statistics of the batch are used. Where "batch_stats" is mutable, running averages of them
     are stored there, as Flax does: `momentum * old + (1 - momentum) * batch`, with the biased variance. Those
@@ -111,16 +111,16 @@ class BatchNorm(nn.Module):
         ]
         for name in ("mean", "var"):
             annotate(self, name, (width,), gate=gate)
-        normalise = _Normalise(self.epsilon, self.dtype, self.activation)
+        normalize = _Normalise(self.epsilon, self.dtype, self.activation)
         options = dict(gate=gate, maskable=("channels",), max_branches=max_branches)
         operands, axes = (as_rows(x), scale, bias), "rows channels, channels, channels"
         if not train:
             axes += ", channels, channels -> rows channels"
             statistics = [variable.value for variable in stored]
-            y = run(normalise, axes, {"channels": width}, *operands, *statistics, **options)
+            y = run(normalize, axes, {"channels": width}, *operands, *statistics, **options)
             return y.reshape(x.shape)
         axes += " -> rows channels, channels, channels"
-        y, *batch = run(_NormaliseBatch(normalise), axes, {"channels": width}, *operands, **options)
+        y, *batch = run(_NormaliseBatch(normalize), axes, {"channels": width}, *operands, **options)
         if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
             active = width.mask() > 0
             if gate is not None:

@@ -40,14 +40,14 @@ class ParameterSpec:
       names: logical name of each axis, or None.
       gate: 1 where the parameter is used at all (a layer within the depth), else 0.
       option: which entry of a leading axis is in use, where each option has its own; or None.
-      centred: positions of the axes whose active part is their centre; that of all others is a prefix.
+      centered: positions of the axes whose active part is their center; that of all others is a prefix.
     """
 
     axes: tuple[Table, ...]
     names: tuple[str | None, ...]
     gate: Table
     option: Table | None = None
-    centred: tuple[int, ...] = ()
+    centered: tuple[int, ...] = ()
 
     @functools.cached_property
     def sizes(self) -> tuple[Table, ...]:
@@ -94,7 +94,7 @@ class ParameterSpec:
 
     def _start(self, axis: int, size: Any) -> Any:
         """Where the active part of an axis begins."""
-        return (self.axes[axis].maximum - size) // 2 if axis in self.centred else 0
+        return (self.axes[axis].maximum - size) // 2 if axis in self.centered else 0
 
 
 def parameter(
@@ -105,7 +105,7 @@ def parameter(
     *,
     gate: Width | None = None,
     options: tuple[Width, ...] | None = None,
-    centred: tuple[int, ...] = (),
+    centered: tuple[int, ...] = (),
 ) -> jax.Array:
     """Declares a parameter of a module at its maximal size, float32, and records its annotation.
 
@@ -117,7 +117,7 @@ def parameter(
       gate: 0 or 1, whether the parameter is in use.
       options: if given, the parameter has its own values for each distinct
         combination of these widths, and the ones in use are returned.
-      centred: positions of the axes whose active part is their centre, as the taps of a convolution; that of
+      centered: positions of the axes whose active part is their center, as the taps of a convolution; that of
         all others is a prefix.
 
     Returns:
@@ -142,7 +142,7 @@ def parameter(
         stored_init = nn.initializers.zeros  # asked for its shape alone, by Flax or by `jaxnas.annotations`
     boxed = nn.with_logical_partitioning(stored_init, stored_names)
     value: jax.Array = module.param(name, boxed, stored_shape)  # pyrefly: ignore[bad-assignment] # it unboxes
-    annotate(module, name, widths, gate=gate, option=option, centred=centred)
+    annotate(module, name, widths, gate=gate, option=option, centered=centered)
     if choice is None or option is None:
         return value
     return _pick_option(choice, widths, value)
@@ -155,12 +155,12 @@ def annotate(
     *,
     gate: Width | None = None,
     option: Table | None = None,
-    centred: tuple[int, ...] = (),
+    centered: tuple[int, ...] = (),
 ) -> None:
     """Says how large a stored array of a module is in each architecture, so that extraction can cut it.
 
     `parameter` does this for parameters. Call it for a variable of another collection, as the running
-    mean of a batch normalisation.
+    mean of a batch normalization.
 
     Args:
       module: the Linen module that holds the array.
@@ -168,13 +168,13 @@ def annotate(
       widths: one for each axis.
       gate: 0 or 1, whether the array is in use.
       option: which entry of a leading axis is in use, if there is one more axis in front.
-      centred: positions of the axes whose active part is their centre.
+      centered: positions of the axes whose active part is their center.
     """
     if not _declares(module):
         return
     gate_table = constant(1) if gate is None else gate.table
     tables, names = tuple(w.table for w in widths), tuple(w.axis for w in widths)
-    spec = ParameterSpec(tables, names, gate_table, option, centred)
+    spec = ParameterSpec(tables, names, gate_table, option, centered)
     module.sow(SPECS, name, spec, init_fn=lambda: spec, reduce_fn=lambda _, new: new)
 
 

@@ -98,7 +98,7 @@ def _drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
     return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
 
 
-def _normalise(norm: Norm, x: jax.Array) -> jax.Array:
+def _normalize(norm: Norm, x: jax.Array) -> jax.Array:
     width = x.shape[-1]
     return norm(x.reshape(-1, width)).reshape(x.shape)
 
@@ -131,7 +131,7 @@ class _Block(nn.Module):
         if self.pre_norm:
             return x + _drop(branch, keep, self.dropout)
         rows = (x + _drop(branch, keep, self.dropout)).reshape(x.shape[0], -1)
-        return _normalise(norm, _kept(rows, rows.shape[1]).reshape(x.shape))
+        return _normalize(norm, _kept(rows, rows.shape[1]).reshape(x.shape))
 
 
 class RelativeAttention(_Block):
@@ -180,7 +180,7 @@ class RelativeAttention(_Block):
         keys, unit = context.mask.shape[-1], queries * width
         past = jnp.concatenate([context.memory.astype(x.dtype), x], axis=1)  # [B, S, D]
         if self.pre_norm:
-            past = _normalise(norm, past)
+            past = _normalize(norm, past)
         query = self._product(past[:, keys - queries :], kernels["query"], unit)
         key = self._product(past, kernels["key"], unit)
         value = self._product(past, kernels["value"], unit)
@@ -248,7 +248,7 @@ class FeedForward(_Block):
         keep: tuple[jax.Array | None, jax.Array | None],
     ) -> jax.Array:
         batch, queries, width = x.shape
-        rows = (_normalise(norm, x) if self.pre_norm else x).reshape(-1, width)
+        rows = (_normalize(norm, x) if self.pre_norm else x).reshape(-1, width)
         rows = affine(rows, *layers[0], self.dtype)
         rows = _kept(rows.reshape(batch, -1), queries * width).reshape(rows.shape)
         rows = affine(_drop(jax.nn.relu(rows), keep[0], self.dropout), *layers[1], self.dtype)

@@ -62,7 +62,7 @@ def run(
     A function may have keyword-only parameters, which `run` fills:
 
     * One with the name of a width gets its active size, a Python int. Such a width needs no axis: the size of
-      a convolution's kernel has none, since the small kernel is the centre of the large one and no prefix.
+      a convolution's kernel has none, since the small kernel is the center of the large one and no prefix.
     * `sizes` gets the active sizes of all widths, by name.
     * `keep` gets a function that returns its argument, and has that array stored for the backward pass.
       `hidden = keep(x @ kernel)` is then not computed again. All that is not kept is computed again.

@@ -1,4 +1,4 @@
-"""What predictors that are trained by gradients share: centred and scaled inputs, and the loop of steps."""
+"""What predictors that are trained by gradients share: centered and scaled inputs, and the loop of steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +18,14 @@ def scaling(groups: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], 
     count = jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)
     mean = [jnp.where(mask[:, None], group, 0).sum(0) / count for group in groups]
     scale = [
-        jnp.sqrt(jnp.sum(jnp.where(mask[:, None], group - centre[None], 0) ** 2) / count + 1e-6)
-        for group, centre in zip(groups, mean, strict=True)
+        jnp.sqrt(jnp.sum(jnp.where(mask[:, None], group - center[None], 0) ** 2) / count + 1e-6)
+        for group, center in zip(groups, mean, strict=True)
     ]
     return mean, scale
 
 
 def columns(groups: list[jax.Array], mean: list[jax.Array], scale: list[jax.Array]) -> jax.Array:
-    """All groups side by side, float32 [N, F], each centred and scaled as a whole; there is at least one."""
+    """All groups side by side, float32 [N, F], each centered and scaled as a whole; there is at least one."""
     parts = [(group - m[None]) / s for group, m, s in zip(groups, mean, scale, strict=True)]
     # The squared columns of all groups together have a mean of about one.
     total = sum(part.shape[1] for part in parts)

@@ -19,7 +19,7 @@ class GaussianProcess:
 
     The kernel is `signal^2 exp(-1/2 sum_g d_g^2 / scale_g^2) + slope^2 mean_g <a_g, b_g> / size_g`,
     where the groups g are the leaves of the inputs and d_g^2 is the squared distance in a group,
-    over its mean `size_g` over the points in use. The hyper-parameters maximise the marginal likelihood
+    over its mean `size_g` over the points in use. The hyper-parameters maximize the marginal likelihood
     times weak log-normal priors, by a fixed number of Adam steps in the logarithm.
 
     On CPUs JAX factors matrices by SciPy's BLAS, whose threads wait for each other on a busy machine: a fit
@@ -28,7 +28,7 @@ class GaussianProcess:
     `jaxnas.search.blas.one_thread()`, since threads are no part of a program.
 
     Attributes:
-      ranks: fit normal quantiles of ranks; else standardised targets.
+      ranks: fit normal quantiles of ranks; else standardized targets.
       linear: whether the linear term is there.
       steps: of Adam; 0 keeps the initial hyper-parameters.
       learning_rate: of Adam.

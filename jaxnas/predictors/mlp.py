@@ -28,13 +28,13 @@ class _Mlp(nn.Module):
 class MlpEnsemble:
     """An ensemble of multi-layer perceptrons that differ in their initial weights and their points.
 
-    Each group of inputs (leaf) is centred and scaled as a whole. The loss is the squared error plus
+    Each group of inputs (leaf) is centered and scaled as a whole. The loss is the squared error plus
     `ranking` times the logistic loss of all pairs in the wrong order. Each member leaves out a share
     of the points, so members differ where there are few of them (BANANAS, arXiv 1910.11858, has the
     ensemble's spread as its uncertainty).
 
     Attributes:
-      ranks: fit normal quantiles of ranks; else standardised targets.
+      ranks: fit normal quantiles of ranks; else standardized targets.
       members, width, layers: of the ensemble.
       steps, learning_rate, decay: of AdamW on all points at once.
       ranking: weight of the pairs.

@@ -28,8 +28,8 @@ def standardize(targets: jax.Array, mask: jax.Array) -> jax.Array:
     """The targets in use with mean 0 and standard deviation 1, float32 [N]; others are 0."""
     clean = jnp.where(mask, targets, 0.0).astype(jnp.float32)
     count = jnp.maximum(_count(mask), 1)
-    centred = jnp.where(mask, clean - clean.sum() / count, 0.0)
-    return centred / jnp.sqrt((centred**2).sum() / count + 1e-12)
+    centered = jnp.where(mask, clean - clean.sum() / count, 0.0)
+    return centered / jnp.sqrt((centered**2).sum() / count + 1e-12)
 
 
 def prepare(targets: Any, mask: Any, ranks: bool) -> tuple[jax.Array, jax.Array]:

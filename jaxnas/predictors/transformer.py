@@ -106,7 +106,7 @@ class TransformerPredictor:
     def pretrain(self, key: jax.Array, inputs: Any) -> Any:
         """The encoders' weights, a pytree with a leading axis of members.
 
-        Inputs are those of unlabelled architectures [N, ...]; the loss is the squared error of the
+        Inputs are those of unlabeled architectures [N, ...]; the loss is the squared error of the
         features, each group counting the same. Pure; under jit it is one program.
 
         Raises:
@@ -204,7 +204,7 @@ class SupervisedTransformer:
       steps, batch, learning_rate, decay: of AdamW; the rate falls along a cosine. Batches are drawn
         from the points in use, with replacement.
       structure: whether the head sees the features beside the learned vector.
-      ranks: fit normal quantiles of ranks; else standardised targets.
+      ranks: fit normal quantiles of ranks; else standardized targets.
       start: weights of the encoders to start from, of as many members; None for random ones.
     """
 
@@ -328,7 +328,7 @@ class SupervisedTransformer:
         return matrices(inputs["features"]) if self.structure else []
 
     def _features(self, inputs: Any, mean: list, scale: list) -> jax.Array:
-        """The features float32 [N, F], each group centred and scaled as a whole; F is 0 without any."""
+        """The features float32 [N, F], each group centered and scaled as a whole; F is 0 without any."""
         if not (groups := self._groups(inputs)):
             return jnp.zeros((jax.tree.leaves(inputs["tokens"])[0].shape[0], 0), jnp.float32)
         return columns(groups, mean, scale)

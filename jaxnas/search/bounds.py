@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnas.search.neighbours import neighbours
+from jaxnas.search.neighbors import neighbors
 from jaxnas.space import Arch, Space, nearest
 
 Cost = Callable[[Arch], Mapping[str, Any]]
@@ -19,7 +19,7 @@ _ENUMERATED = 20_000  # Spaces up to this many architectures are listed, which m
 _ATTEMPTS = 100  # Rounds of the walk towards bounds, of 1,024 architectures each.
 
 
-def normalise(bounds: Any) -> Bounds:
+def normalize(bounds: Any) -> Bounds:
     """Bounds {name: (min | None, max | None)} as a hashable tuple of (name, min, max).
 
     Raises:
@@ -106,7 +106,7 @@ def feasible(space: Space, cost: Cost | None, bounds: Bounds, codes: jax.Array) 
 
 
 @functools.lru_cache(maxsize=32)
-def catalogue(space: Space) -> np.ndarray | None:
+def catalog(space: Space) -> np.ndarray | None:
     """The codes of all architectures of a small space, int32 [n, length]; None of a large one."""
     if space.cardinality > _ENUMERATED:
         return None
@@ -130,7 +130,7 @@ def _mutants(space: Space, key: jax.Array, codes: jax.Array) -> jax.Array:
     return jax.vmap(mutant)(jax.random.split(key, 1024), codes[rows])
 
 
-_neighbours = jax.jit(neighbours, static_argnums=0)
+_neighbors = jax.jit(neighbors, static_argnums=0)
 
 
 def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
@@ -150,7 +150,7 @@ def reachable(space: Space, cost: Cost) -> dict[str, tuple]:
       {name: (min, max)}, as plain numbers.
     """
     with jax.ensure_compile_time_eval():
-        codes = catalogue(space)
+        codes = catalog(space)
         if codes is not None:
             costs = _host(costs_of(space, cost, jnp.asarray(codes)))
             return {name: (x.min().item(), x.max().item()) for name, x in costs.items()}
@@ -177,7 +177,7 @@ def _host(costs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
 def _climb(space: Space, cost: Cost, name: str, code: jax.Array, sign: int) -> int | float:
     best = _host(costs_of(space, cost, code[None]))[name][0]
     while True:  # ends: each round improves strictly, and a space is finite
-        around = _neighbours(space, code)
+        around = _neighbors(space, code)
         values = _host(costs_of(space, cost, around))[name]
         row = int(np.argmax(sign * values))
         if not sign * values[row] > sign * best:
@@ -202,7 +202,7 @@ def check_bounds(space: Space, cost: Cost | None, bounds: Any) -> np.ndarray:
         by a walk towards the bounds over 100 x 1,024 architectures.
     """
     with jax.ensure_compile_time_eval():
-        return _find(space, cost, normalise(bounds))
+        return _find(space, cost, normalize(bounds))
 
 
 @functools.lru_cache(maxsize=32)
@@ -230,7 +230,7 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
             # Of a space that is too large to be listed, the range is what a climb found.
             none = (
                 "no architecture has"
-                if catalogue(space) is not None
+                if catalog(space) is not None
                 else ("no architecture was found that has")
             )
             raise ValueError(
@@ -238,7 +238,7 @@ def _find(space: Space, cost: Cost | None, bounds: Bounds) -> np.ndarray:
                 f"from {_text(least)} to {_text(most)}. Change the bound or the "
                 "space."
             )
-    codes, tried = catalogue(space), space.cardinality
+    codes, tried = catalog(space), space.cardinality
     if codes is not None:
         found = codes[np.asarray(feasible(space, cost, bounds, jnp.asarray(codes)))][:64]
         costs = _host(costs_of(space, cost, jnp.asarray(codes)))

@@ -134,7 +134,7 @@ def knapsack(replaced: Replacements, scores: Any, cost: Cost, bounds: Any) -> Ar
     """
     from scipy import optimize, sparse  # a quarter of the time of `import jaxnas`
 
-    limits = bounds_lib.normalise(bounds)
+    limits = bounds_lib.normalize(bounds)
     scores = np.asarray(scores, np.float64)
     if scores.shape != replaced.places.shape or not np.isfinite(scores).all():
         raise ValueError(

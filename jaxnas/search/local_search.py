@@ -1,4 +1,4 @@
-"""Local search: from an architecture to a better neighbour, until there is none (White et al., 2021)."""
+"""Local search: from an architecture to a better neighbor, until there is none (White et al., 2021)."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnas.search.neighbours import neighbours
+from jaxnas.search.neighbors import neighbors
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy, canonical
@@ -27,7 +27,7 @@ class Climb:
 class LocalSearch(Strategy):
     """Climbs by single changes and starts anew at a local optimum; use as `Strategy`.
 
-    Evaluates the neighbours of where it is (architectures that differ in one decision) in random
+    Evaluates the neighbors of where it is (architectures that differ in one decision) in random
     order and moves to the first better one. When all were evaluated it goes to a random
     architecture. Nothing is evaluated twice (Local Search is State of the Art for NAS Benchmarks,
     UAI 2021, algorithm 1, with the first improvement instead of the best).
@@ -47,15 +47,15 @@ class LocalSearch(Strategy):
     def ask(self, state: State) -> tuple[Arch, State]:
         """A batch of architectures and the next state; see `Strategy`."""
         key, order_key, ask_key = jax.random.split(state.key, 3)
-        around = canonical(self, neighbours(self.space, state.memory.code))
+        around = canonical(self, neighbors(self.space, state.memory.code))
         started = state.memory.score > -jnp.inf
         groups = [(jax.random.permutation(order_key, around), jnp.where(started, self.batch, 0))]
         archs, state = propose(self, dataclasses.replace(state, key=key), ask_key, groups)
         asked = self.space.encode(archs)
-        is_neighbour = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
-        # At a local optimum all neighbours are known, and what is asked for is random. With a score of
+        is_neighbor = jnp.any(jnp.all(asked[:, None, :] == around[None, :, :], axis=2), axis=1)
+        # At a local optimum all neighbors are known, and what is asked for is random. With a score of
         # -infinity for the place that is left, the climb goes on from whatever is told.
-        leave = ~jnp.any(is_neighbour & state.valid)
+        leave = ~jnp.any(is_neighbor & state.valid)
         score = jnp.where(leave, -jnp.inf, state.memory.score)
         return archs, dataclasses.replace(state, memory=Climb(state.memory.code, score))
 

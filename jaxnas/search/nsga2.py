@@ -25,7 +25,7 @@ class Survivors:
     Attributes:
       rows: of the history, from the best down; -1 where there is none. int32 [P]
       rank: the front of each. int32 [P]
-      crowding: the distance of its neighbours in that front. float32 [P]
+      crowding: the distance of its neighbors in that front. float32 [P]
     """
 
     rows: jax.Array
@@ -45,7 +45,7 @@ class NSGA2(Strategy):
 
     The first generation is random. Each later one has children of two parents from binary
     tournaments by front, then by crowding: crossover, then mutation. The better half of parents and
-    children survives. All scores are maximised; negate what is to be small.
+    children survives. All scores are maximized; negate what is to be small.
 
     It follows the paper but for what a discrete space asks for: crossover takes each element from
     either parent, mutation draws options anew, and no architecture is evaluated twice, so that a

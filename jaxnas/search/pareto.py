@@ -1,6 +1,6 @@
 """Several scores at once: dominance, fronts, crowding and hypervolume, on the device.
 
-All take scores to be maximised, as everywhere in jaxnas; negate what is to be small. Shapes are
+All take scores to be maximized, as everywhere in jaxnas; negate what is to be small. Shapes are
 fixed: rows where `valid` is False, or that hold a NaN, do not count. N points, M objectives.
 """
 
@@ -66,7 +66,7 @@ def non_dominated_rank(
 
 @jax.jit
 def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-    """How far the neighbours of each point are in its front: more is less crowded.
+    """How far the neighbors of each point are in its front: more is less crowded.
 
     As in Deb et al. (2002, section III-B), but that the gaps of all objectives are averaged and not summed.
     That, and the order of rows with equal scores, are those of pymoo.
@@ -77,7 +77,7 @@ def crowding_distance(objectives: jax.Array, rank: jax.Array, valid: jax.Array |
       valid: the rows that count, bool [N]; by default all.
 
     Returns:
-      float32 [N]: the gap between the two neighbours as a part of the front's range, averaged over
+      float32 [N]: the gap between the two neighbors as a part of the front's range, averaged over
       objectives; infinite at the ends of each objective, and in fronts of one or two; 0 in rows
       that are not valid. An objective in which a front has one value, or an infinite range, adds 0.
     """

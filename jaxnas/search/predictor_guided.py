@@ -1,4 +1,4 @@
-"""Search guided by a predictor that is refitted as results arrive (Bayesian optimisation)."""
+"""Search guided by a predictor that is refitted as results arrive (Bayesian optimization)."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ class PredictorGuided(Strategy):
     First `initial` random architectures; then, refitting before each choice, that of the largest
     acquisition among the candidates: the whole space where it can be listed (or a given pool), else
     mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
-    A failed evaluation counts as the worst score so far, so that its neighbourhood is avoided; what
+    A failed evaluation counts as the worst score so far, so that its neighborhood is avoided; what
     is being evaluated meanwhile counts as a score in the middle, so that the next one is elsewhere
     (a constant liar: Ginsbourger et al. 2010).
     Use as `Strategy`.

@@ -175,7 +175,7 @@ def listed(strategy: Strategy) -> np.ndarray | None:
 @functools.lru_cache(maxsize=32)
 def _listed(space: Space, cost: Any, bounds: Any, function: Any, pool: Any) -> np.ndarray | None:
     with jax.ensure_compile_time_eval():
-        codes = bounds_lib.catalogue(space) if pool is None else np.asarray(pool.codes)
+        codes = bounds_lib.catalog(space) if pool is None else np.asarray(pool.codes)
         if codes is None:
             return None
         if function is not None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts
-from jaxnas.search.neighbours import mutate_one
+from jaxnas.search.neighbors import mutate_one
 from jaxnas.search.proposals import propose
 from jaxnas.search.state import State
 from jaxnas.search.strategy import Strategy

@@ -169,7 +169,7 @@ class Reinforce(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class PPO(Reinforce):
-    """Proximal policy optimisation: several clipped steps on each batch; see `Reinforce`.
+    """Proximal policy optimization: several clipped steps on each batch; see `Reinforce`.
 
     Attributes:
       clip: how far from 1 the ratio of the new to the old probability may be; beyond, it is cut off.

@@ -202,11 +202,11 @@ def fit_line(found: OptionErrors) -> tuple[float, float, float]:
     if len(found.options) < 2 or any(isinstance(option, str) for option in found.options):
         raise ValueError(f"fit_line: a line needs two options that are numbers; got {found.options}.")
     values = np.asarray(found.options, np.float64)
-    centred = values - values.mean()
-    factors = centred / (centred @ centred)  # the slope is a sum of the errors with these factors
+    centered = values - values.mean()
+    factors = centered / (centered @ centered)  # the slope is a sum of the errors with these factors
     slope = float(factors @ found.errors)
     around = found.errors - found.errors.mean()
-    all_of_it, rest = float(around @ around), float(np.sum((around - slope * centred) ** 2))
+    all_of_it, rest = float(around @ around), float(np.sum((around - slope * centered) ** 2))
     explained = min(max(1 - rest / all_of_it, 0.0), 1.0) if all_of_it > 0 else 0.0
     return slope, float(np.linalg.norm(found.deviations @ factors)), explained
 

@@ -107,7 +107,7 @@ class Strategy:
                     f"{type(self).__name__}: {name} is {value!r}, expected a function of an architecture, "
                     f"such as {example}."
                 )
-        object.__setattr__(self, "bounds", bounds_lib.normalise(self.bounds))
+        object.__setattr__(self, "bounds", bounds_lib.normalize(self.bounds))
         check_counts(self, "evaluations", "batch")
 
     @property

@@ -108,7 +108,7 @@ def run_graph(
     context: Context,
     dropout: float,
     attention_dropout: float,
-    normalise: bool,
+    normalize: bool,
     attention_macs: int,
     train: bool,
 ) -> jax.Array:
@@ -129,7 +129,7 @@ def run_graph(
       context: which copies of an operation's weights are told apart; see `OperationUses`.
       dropout: of the results of layers.
       attention_dropout: of attention weights.
-      normalise: whether an attention ends with a layer normalisation; not with a last layer of another kind.
+      normalize: whether an attention ends with a layer normalization; not with a last layer of another kind.
       attention_macs: multiply-accumulates of `attend` on one example.
       train: whether dropout is on.
 
@@ -150,7 +150,7 @@ def run_graph(
     numbers = as_numbers(space, arch, names)
     count, single = len(numbers["source"]), space.cardinality == 1
     groups = _groups(count, layer, last, x)
-    norm, norms = nn.LayerNorm(parent=None) if normalise else None, None
+    norm, norms = nn.LayerNorm(parent=None) if normalize else None, None
     if norm is not None:
         norms = bank(network, "norm", lambda key: _init(norm, key, x, ()), NormUses(space), arch)
     if network.is_mutable_collection(MACS) and not network.is_initializing():

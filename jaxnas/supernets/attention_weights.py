@@ -226,7 +226,7 @@ class OperationUses:
 
 @dataclasses.dataclass(frozen=True)
 class NormUses:
-    """Each layer has a normalisation of its own, which an attention uses; see `elastic.bank.Uses`."""
+    """Each layer has a normalization of its own, which an attention uses; see `elastic.bank.Uses`."""
 
     space: Space
 

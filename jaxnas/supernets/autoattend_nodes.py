@@ -165,7 +165,7 @@ class AutoAttendNodes(nn.Module):
             context=self.context,
             dropout=0.0,  # The next operation, or the head, drops its input.
             attention_dropout=self.dropout,
-            normalise=False,
+            normalize=False,
             attention_macs=0,  # Sums over edges are no products of matrices.
             train=train,
         )

@@ -52,9 +52,9 @@ class Identity(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Layer normalisation, a convolution along the text, a ReLU.
+    """Layer normalization, a convolution along the text, a ReLU.
 
-    The convolution is a dense layer of each word and its neighbours: within a switch, XLA for CPUs takes
+    The convolution is a dense layer of each word and its neighbors: within a switch, XLA for CPUs takes
     several times as long for a gradient of `nn.Conv`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Convolution(nn.Module):
 
 
 class MaxPool(nn.Module):
-    """Layer normalisation, and the maximum of each word and its two neighbours."""
+    """Layer normalization, and the maximum of each word and its two neighbors."""
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array, *, train: bool = False) -> jax.Array:
@@ -89,7 +89,7 @@ class MaxPool(nn.Module):
 
 
 class BidirectionalGRU(nn.Module):
-    """Layer normalisation, and the sum of a GRU in each direction.
+    """Layer normalization, and the sum of a GRU in each direction.
 
     Attributes:
       dropout: of the result.
@@ -128,7 +128,7 @@ def attention(
 class AutoAttendText(nn.Module):
     """AutoAttend's supernet for texts; see `spaces.autoattend`.
 
-    Words are vectors that the task gives, as GloVe's, or else an embedding that is learned. A normalisation
+    Words are vectors that the task gives, as GloVe's, or else an embedding that is learned. A normalization
     and a dense layer make of them the input of the layers. The head sees the greatest value of each channel
     of the last layer over the text. With the space of one architecture it is that plain network.
 
@@ -226,7 +226,7 @@ class AutoAttendText(nn.Module):
             context=self.context,
             dropout=self.dropout,
             attention_dropout=self.dropout,
-            normalise=True,
+            normalize=True,
             attention_macs=2 * length**2 * self.width * x.shape[0] // batch,
             train=train,
         )

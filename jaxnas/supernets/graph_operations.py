@@ -37,7 +37,7 @@ class Edges:
       sources, targets: the nodes that each edge joins, int32 [E].
       mask: 1, and 0 for what fills a graph up, float32 [E].
       coefficients: 1 / sqrt(edges into the source * edges into the target), and 0 behind the mask,
-        float32 [E]. For a graph without directions this is the symmetric normalisation of its adjacency.
+        float32 [E]. For a graph without directions this is the symmetric normalization of its adjacency.
     """
 
     sources: jax.Array
@@ -235,7 +235,7 @@ class GCNConv(nn.Module):
 
     Attributes:
       features: out.
-      self_loops: whether a node counts among its neighbours; without, A stands for A + I.
+      self_loops: whether a node counts among its neighbors; without, A stands for A + I.
     """
 
     features: int
@@ -250,7 +250,7 @@ class GCNConv(nn.Module):
 
 
 class SAGEConv(nn.Module):
-    """The mean of the neighbours and the node itself, each by a matrix (Hamilton et al., NeurIPS 2017)."""
+    """The mean of the neighbors and the node itself, each by a matrix (Hamilton et al., NeurIPS 2017)."""
 
     features: int
 
@@ -258,10 +258,10 @@ class SAGEConv(nn.Module):
     def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         # The mean of products is the product of the mean, and mostly narrower.
-        neighbours = propagate(
-            graph.edges, Product(self.features, name="neighbours")(x), graph.edges.mask[:, None]
+        neighbors = propagate(
+            graph.edges, Product(self.features, name="neighbors")(x), graph.edges.mask[:, None]
         )
-        mean = neighbours / jnp.maximum(graph.degrees, 1)[:, None]
+        mean = neighbors / jnp.maximum(graph.degrees, 1)[:, None]
         return _bias(self, mean + Product(self.features, name="root")(x))
 
 
@@ -273,8 +273,8 @@ class ARMAConv(nn.Module):
     @nn.compact
     def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
-        neighbours = Product(self.features, name="neighbours")(x)
-        y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
+        neighbors = Product(self.features, name="neighbors")(x)
+        y = propagate(graph.edges, neighbors, graph.edges.coefficients[:, None])
         return nn.relu(_bias(self, y + Product(self.features, name="root")(x)))
 
 
@@ -291,8 +291,8 @@ class ChebConv(nn.Module):
     def __call__(self, x: Features, graph: Graph, *, train: bool = False) -> jax.Array:
         """Takes x [N, in], gives [N, features]."""
         # The Laplacian of products is the product of the Laplacian, and mostly narrower.
-        neighbours = Product(self.features, name="linear_1")(x)
-        y = propagate(graph.edges, neighbours, graph.edges.coefficients[:, None])
+        neighbors = Product(self.features, name="linear_1")(x)
+        y = propagate(graph.edges, neighbors, graph.edges.coefficients[:, None])
         return _bias(self, Product(self.features, name="linear_0")(x) - y)
 
 
@@ -304,7 +304,7 @@ class GATConv(nn.Module):
       heads: of attention.
       merge: how heads become one: "concatenate", where each has features / heads, or their "mean".
       dropout: probability that the weight of an edge is dropped in training.
-      sum_dropout: probability that a projected feature is dropped in training, where neighbours are summed.
+      sum_dropout: probability that a projected feature is dropped in training, where neighbors are summed.
     """
 
     features: int
@@ -326,7 +326,7 @@ class GeoLayer(nn.Module):
     "const" 1; "gcn" 1 / sqrt(d_u d_v); "gat" leaky_relu(<a, h_v> + <b, h_u>); "sym_gat" that of both
     directions added; "cos" <a * h_v, b * h_u>; "linear" tanh(<b, h_u>); "gene_linear" <c, tanh(a * h_v + b *
     h_u)>. All but the first two become weights by a softmax over the edges that lead to v. A node counts
-    among its neighbours.
+    among its neighbors.
 
     Attributes:
       features: out.

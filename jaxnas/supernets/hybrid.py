@@ -106,7 +106,7 @@ def pool(x: jax.Array, stride: int) -> jax.Array:
 
 
 class ConvNorm(nn.Module):
-    """A convolution, batch normalisation and, if given, an activation."""
+    """A convolution, batch normalization and, if given, an activation."""
 
     train: bool
     stride: int = 1
@@ -287,7 +287,7 @@ class Resized(nn.Module):
 
 
 def resize(images: jax.Array, size: int) -> jax.Array:
-    """Bilinear interpolation of images [B, H, W, C] to [B, size, size, C], pixel centres half a pixel in.
+    """Bilinear interpolation of images [B, H, W, C] to [B, size, size, C], pixel centers half a pixel in.
 
     By look-ups: matrix products, as `jax.image.resize` has them, would count among a network's own.
     """

@@ -30,7 +30,7 @@ from jaxnas.elastic.layers import (
     PatchEmbed,
     drop_branch,
     normal,
-    normalise,
+    normalize,
     trunc_normal,
 )
 from jaxnas.elastic.loop import run_layer
@@ -120,17 +120,17 @@ class _NormalisedDense:
     def __call__(self, x: jax.Array, *weights: jax.Array) -> jax.Array:
         norm_scale, norm_bias, kernel, *bias = weights
         rows = x.reshape(x.shape[0], -1)
-        rows = normalise(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
+        rows = normalize(rows, norm_scale.reshape(-1), norm_bias.reshape(-1), 1e-5, self.dtype)
         y = rows @ kernel.reshape(rows.shape[1], -1).astype(self.dtype)
         y = y.reshape(x.shape[0], *kernel.shape[2:])
         return y + bias[0].astype(self.dtype)[None] if bias else y
 
 
 class NormalisedDense(nn.Module):
-    """A layer normalisation and a dense layer, of channels in several parts of one elastic width.
+    """A layer normalization and a dense layer, of channels in several parts of one elastic width.
 
     Attributes:
-      parts_in: of the input, normalised together: 4 where patches are merged.
+      parts_in: of the input, normalized together: 4 where patches are merged.
       parts_out: of the output: 3 for queries, keys and values.
       use_bias: whether the dense layer adds one.
       dtype: of the computation; parameters are float32.
@@ -231,7 +231,7 @@ class Block(nn.Module):
         """From queries, keys and values [B, H, W, 3, Q] to [B, H, W, Q]."""
         offsets = Width(combine(lambda size: 2 * size - 1, window.table), window.values)
         axes = (offsets, offsets, heads)
-        table = parameter(self, "relative_bias", trunc_normal, axes, gate=gate, centred=(0, 1))
+        table = parameter(self, "relative_bias", trunc_normal, axes, gate=gate, centered=(0, 1))
         dim = Width(combine(lambda q, h: q // h, qkv.table, heads.table), {**qkv.values, **heads.values})
         tokens = x.shape[1] * x.shape[2]
         record_macs(self, gated_macs(gate, lambda size, q: 2 * tokens * size**2 * q, window, qkv))
@@ -252,7 +252,7 @@ class Swin(nn.Module):
 
     Stage i, from 1 on, has `depth_i` blocks of the width `embed_dim_i`, and each block its own `window_i`,
     `num_heads_i`, `mlp_ratio_i` and `qkv_dim_i`, the width of queries, keys and values of all heads together.
-    Between two stages four neighbouring patches are merged, and the width of the next stage is free. All
+    Between two stages four neighboring patches are merged, and the width of the next stage is free. All
     sizes are read from the space. Every other block of a stage shifts its windows by half of their size, and
     a window as large as the map is not shifted.
 

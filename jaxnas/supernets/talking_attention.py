@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.elastic.attention import products
-from jaxnas.elastic.convolution import centre, convolve
+from jaxnas.elastic.convolution import center, convolve
 from jaxnas.elastic.layers import Initializer, affine, trunc_normal
 from jaxnas.elastic.parameter import gated_macs, parameter, record_macs
 from jaxnas.elastic.switch import Keep, run
@@ -136,7 +136,7 @@ class TalkingAttention(nn.Module):
             "heads heads, heads, heads dim embed, embed -> batch rows columns embed",
             {"embed": embed, "heads": heads},
             x,
-            relative_bias(centre(table, 2 * side - 1)),
+            relative_bias(center(table, 2 * side - 1)),
             *weights,
             gate=gate,
             maskable=("embed", "heads"),

@@ -67,7 +67,7 @@ class TransformerXL(nn.Module):
       memory_length: M, how many tokens of the past attention sees beyond its segment.
       cutoffs, div_value, tie_projections: of the adaptive softmax and input; () and 1 are plain ones.
       dropout: of embeddings, branches and hidden activations; `attention_dropout` of the weights.
-      pre_norm: normalise what enters a branch and not, as published, what leaves the sum.
+      pre_norm: normalize what enters a branch and not, as published, what leaves the sum.
       same_length: every query sees exactly M keys (for evaluation).
       clamp_length: all larger distances count as this one, for evaluations with a longer memory than the
         training had; None for no such limit.

@@ -12,11 +12,11 @@ import optax
 
 from jaxnas import data as data_lib
 from jaxnas.checks import check_counts, check_numbers
-from jaxnas.data.labelled import Labelled
+from jaxnas.data.labeled import Labeled
 from jaxnas.tasks.named import Named
 from jaxnas.tasks.task import Batch, Call, Metric, Predictions, Sums
 
-L = TypeVar("L", bound=Labelled)
+L = TypeVar("L", bound=Labeled)
 
 METRICS = (
     Metric("accuracy", "%", "max", lambda sums: sums["correct"] / sums["examples"]),

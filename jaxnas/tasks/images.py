@@ -26,7 +26,7 @@ _MEMORY = 16 * 2**30  # Bytes of decoded images that an evaluation may hold; Ima
 class Images(Classification[data_lib.Dataset]):
     """Classification of images of one size.
 
-    A network takes standardised images, float32 [B, H, W, C], and gives logits [B, classes].
+    A network takes standardized images, float32 [B, H, W, C], and gives logits [B, classes].
 
     Attributes:
       data: the name of a data set, see `jaxnas.data.load`, the path of a folder of images, or the data
@@ -153,14 +153,14 @@ class Images(Classification[data_lib.Dataset]):
         return jax.ShapeDtypeStruct((1, *self.dataset.image_shape), jnp.float32)
 
     def preparation(self) -> str:
-        """The standardisation, with its numbers for each channel."""
+        """The standardization, with its numbers for each channel."""
         mean, std = (
             ", ".join(f"{x:.6g}" for x in values) for values in (self.dataset.mean, self.dataset.std)
         )
-        return f"standardised by the training images: (images - [{mean}]) / [{std}]"
+        return f"standardized by the training images: (images - [{mean}]) / [{std}]"
 
     def details(self) -> Mapping[str, Any]:
-        """The size of an image, the number of classes, and what images are standardised by."""
+        """The size of an image, the number of classes, and what images are standardized by."""
         dataset = self.dataset
         return {
             "image_shape": list(dataset.image_shape),

@@ -1,4 +1,4 @@
-"""Language modelling by recurrent networks: each batch goes on where the one before stopped."""
+"""Language modeling by recurrent networks: each batch goes on where the one before stopped."""
 
 from __future__ import annotations
 

@@ -316,7 +316,7 @@ def check_fits(task: Task, net: nn.Module) -> None:
         if _takes_soft(functools.partial(jax.eval_shape, run, key), net.space):
             raise ValueError(
                 f"{name} takes soft architectures alone, weights of the options of each decision. A network "
-                "must take hard ones, an index for each, too: it is initialised and extracted with them. "
+                "must take hard ones, an index for each, too: it is initialized and extracted with them. "
                 f"The layers of jaxnas.elastic take both. It fails with {type(error).__name__}: {error}"
             ) from error
         raise ValueError(

@@ -41,7 +41,7 @@ class Text(Classification[data_lib.Sentences]):
         evaluations have in any case. A training step is compiled once for each.
       keep: which part of a text is kept that is too long, its "start" or its "end".
       max_words: how many words the vocabulary has, beside `<unk>` and `<eos>`; None for all.
-      phrases: train on all labelled phrases of the trees of "sst5" and "sst2".
+      phrases: train on all labeled phrases of the trees of "sst5" and "sst2".
       embeddings: a file of GloVe's, by its path or by its name among the original files, as "glove6b_50d".
         Its vectors stay as they are. A token that it does not have gets one that is drawn.
       embedding_dim: G, if it is to be checked; None for that of the file.

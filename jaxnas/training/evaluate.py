@@ -90,7 +90,7 @@ class Evaluator:
         """The metrics of one architecture, and the standard error of each, by name.
 
         The error is that of the mean over the role's data: a jackknife that leaves out one batch at a time
-        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Neighbouring tokens of a
+        (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11). Neighboring tokens of a
         text say much the same, and batches are far longer than that.
 
         Args:

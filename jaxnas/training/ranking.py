@@ -78,7 +78,7 @@ def scores_alone(
         evaluate = make_evaluator(task, net, "search", mesh=mesh)
         row_by_row(make_trials(task, net, training, (training.steps,), evaluate, mesh, seed=seed), 0)
     else:
-        # Measured once, at the end, as the inherited weights are: those of the best step would be favoured.
+        # Measured once, at the end, as the inherited weights are: those of the best step would be favored.
         once = dataclasses.replace(training, evaluate_every=training.steps, average=0.0)
         train_seeds(
             *(task, net, once, [seed] * len(rows)),

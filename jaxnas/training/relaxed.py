@@ -40,7 +40,7 @@ class Relaxed:
       learning_rate, weight_decay: of Adam on the logits.
       temperature: its course over all steps, "constant", "exponential" or "linear".
       start_temperature, end_temperature: its ends.
-      cost: name of the cost that is penalised, as "macs"; None for none.
+      cost: name of the cost that is penalized, as "macs"; None for none.
       cost_weight: of the term `max(0, expected cost / target - 1)` (Planer, arXiv 2208.14580).
       target: the cost to reach, as a share of that of `reference`. Both are counted above the cost of the
         smallest network, which every network has.
@@ -94,7 +94,7 @@ class Relaxed:
 
     @property
     def needs_cost(self) -> bool:
-        """A cost that is penalised, or only shown, is asked for."""
+        """A cost that is penalized, or only shown, is asked for."""
         return self.cost is not None
 
     @property

@@ -134,7 +134,7 @@ def make_step(
       steps: of the whole training.
       cost: of architectures, for recipes that ask for one.
       freeze_inactive: leave parameters untouched, bit for bit, that no trained architecture uses; False
-        is the official AutoFormer behaviour, where decay and momentum move them.
+        is the official AutoFormer behavior, where decay and momentum move them.
       average: decay of the average of the parameters, as 0.999; needed if the state has one.
 
     Returns:

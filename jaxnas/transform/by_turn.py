@@ -18,16 +18,16 @@ from jaxnas.transform.sizes import Region, Row, Sizes, Turns
 from jaxnas.transform.specs import active_part
 
 
-def mask_of_width(one: Width, full: int, centred: bool) -> Any:
+def mask_of_width(one: Width, full: int, centered: bool) -> Any:
     """The weight of each position of a group, bool (hard) or float (soft), [full]."""
     if one.is_fixed:
-        return active_part(full, one.maximum, centred, np)
+        return active_part(full, one.maximum, centered, np)
     choice = joint(one)
     sizes = np.array([row[0] for row in choice.rows], np.int32)
     if choice.is_soft:
-        active = np.stack([active_part(full, size, centred, np) for size in sizes]).astype(np.float32)
+        active = np.stack([active_part(full, size, centered, np) for size in sizes]).astype(np.float32)
         return choice.weights() @ jnp.asarray(active)
-    return active_part(full, jnp.asarray(sizes)[choice.index()], centred, jnp)
+    return active_part(full, jnp.asarray(sizes)[choice.index()], centered, jnp)
 
 
 def runs_of_width(one: Width) -> Any:

@@ -37,7 +37,7 @@ class Group:
       name: by the module that it is in, as "encoder/layer_0/mlp/hidden".
       kind: "width" (of a stream), "hidden", "channels", "heads", "kv_heads", "queries" (heads for each of
         these), "head_dim", "value_dim", "experts" (each with kernels of its own), or "kernel" (of a
-        convolution, whose active part is its centre).
+        convolution, whose active part is its center).
       size: in the network as it is.
       atom: its number in the analysis.
       places: the variables that have it, with the axis.

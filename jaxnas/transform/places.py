@@ -244,7 +244,7 @@ def _check_sizes(pattern: str, choice: Choice, matches: list[Group]) -> None:
                 )
             if group.kind == "kernel" and (group.size - option) % 2:
                 raise ValueError(
-                    f"{pattern!r}: a kernel of {option} has no common centre with the {group.size} of "
+                    f"{pattern!r}: a kernel of {option} has no common center with the {group.size} of "
                     f"{group.name}."
                 )
 

@@ -24,14 +24,14 @@ class LayoutSpec:
       layouts: the factors of each axis.
       table_of: the active sizes of elastic atoms.
       gate: 1 where the variable is used at all, else 0.
-      centred: atoms whose active part is their centre; that of all others is a prefix.
+      centered: atoms whose active part is their center; that of all others is a prefix.
       names: logical names of the axes: "mlp" of hidden channels.
     """
 
     layouts: tuple[Layout, ...]
     table_of: tuple[tuple[int, Table], ...]
     gate: Table = constant(1)
-    centred: frozenset[int] = frozenset()
+    centered: frozenset[int] = frozenset()
     names: tuple[str | None, ...] = ()
     option: None = None
 
@@ -84,7 +84,7 @@ class LayoutSpec:
     def _masks(self, sizes: dict[int, Any], lib: Any) -> dict[int, Any]:
         full = {atom: size for layout in self.layouts for atom, size in atoms_of(layout).items()}
         return {
-            atom: active_part(full[atom], size, atom in self.centred, lib)
+            atom: active_part(full[atom], size, atom in self.centered, lib)
             for atom, size in sizes.items()
             if atom in full
         }
@@ -121,9 +121,9 @@ class TurnSpec:
         return self.specs[0].names
 
     @property
-    def centred(self) -> frozenset[int]:
-        """Atoms whose active part is their centre."""
-        return self.specs[0].centred
+    def centered(self) -> frozenset[int]:
+        """Atoms whose active part is their center."""
+        return self.specs[0].centered
 
     @property
     def sizes(self) -> tuple[Table, ...]:
@@ -182,9 +182,9 @@ class TurnSpec:
         return tuple(rows)
 
 
-def active_part(full: int, size: Any, centred: bool, lib: Any) -> Any:
+def active_part(full: int, size: Any, centered: bool, lib: Any) -> Any:
     """The active positions of an atom, bool [full size]."""
-    places = lib.arange(full, dtype=np.int32) - ((full - size) // 2 if centred else 0)
+    places = lib.arange(full, dtype=np.int32) - ((full - size) // 2 if centered else 0)
     return (places >= 0) & (places < size)
 
 

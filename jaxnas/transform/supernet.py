@@ -378,12 +378,12 @@ class Supernet:
     def _spec(self, layouts: tuple[Layout, ...], used: Sequence[Table], turn: int | None) -> LayoutSpec:
         """What a variable is made of, in one turn of a scan or outside of scans, and when it is read."""
         tables = self._tables(turn)
-        centred = frozenset(group.atom for group in self.groups if group.kind == "kernel")
+        centered = frozenset(group.atom for group in self.groups if group.kind == "kernel")
         own = tuple((a, t) for a, t in tables.items() if any(a in atoms_of(x) for x in layouts))
         used = list(dict.fromkeys(used or [constant(1)]))
         gate = constant(1) if constant(1) in used else combine(lambda *x: max(x), *used)
         names = tuple("mlp" if self._hidden & atoms_of(x).keys() else None for x in layouts)
-        return LayoutSpec(layouts, own, gate, centred & {a for a, _ in own}, names)
+        return LayoutSpec(layouts, own, gate, centered & {a for a, _ in own}, names)
 
     @functools.cached_property
     def _hidden(self) -> frozenset[int]:
@@ -459,11 +459,11 @@ class Supernet:
                 made = one.small(made, widths)
             return made
         full = {group.atom: group.size for group in self.groups}
-        masks = {atom: mask_of_width(w, full[atom], centred) for atom, (w, centred) in chosen.items()}
+        masks = {atom: mask_of_width(w, full[atom], centered) for atom, (w, centered) in chosen.items()}
         sizes = {atom: size_of_mask(mask) for atom, mask in masks.items()}
         hard, switched = not any(joint(w).is_soft for w in widths.values()), None
         if self.form == "switch" and hard:
-            switched = {atom: w for atom, (w, centred) in chosen.items() if not centred}
+            switched = {atom: w for atom, (w, centered) in chosen.items() if not centered}
         by_turn = {key: one.masked(widths, switched is not None) for key, one in scans.items()}
         for one in by_turn.values():
             sizes, masks = {**sizes, **one.rows.sizes}, {**masks, **one.rows.masks}

@@ -10,7 +10,7 @@ from small_tasks import random_images
 from jaxnas import data, tasks
 
 
-def test_arrays_are_held_out_in_proportion_and_standardised_by_the_rest():
+def test_arrays_are_held_out_in_proportion_and_standardized_by_the_rest():
     images, labels = np.random.default_rng(0).normal(3, 2, (50, 3, 3)), np.arange(50) % 5
     dataset = data.from_arrays(images, labels, images[:10], labels[:10], search_fraction=0.2)
     assert np.bincount(dataset.search.labels).tolist() == [2] * 5

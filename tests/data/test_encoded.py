@@ -170,7 +170,7 @@ def test_too_many_images_for_the_memory_are_refused(tmp_path, monkeypatch):
     assert task.evaluation("search", limit=1)["label"].shape == (1, 4)
 
 
-def test_grey_folders_have_one_channel(tmp_path):
+def test_gray_folders_have_one_channel(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for i in range(5):

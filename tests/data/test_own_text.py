@@ -1,4 +1,4 @@
-"""A user's own text file, and labelled sentences in a TSV."""
+"""A user's own text file, and labeled sentences in a TSV."""
 
 import gzip
 
@@ -69,7 +69,7 @@ def write(path, pairs, header="text\tlabel"):
     return path
 
 
-def test_labelled_sentences_are_tokens_with_a_mask(tmp_path):
+def test_labeled_sentences_are_tokens_with_a_mask(tmp_path):
     path = write(tmp_path / "films.tsv", [*rows(40), ('a\u2028long one, "quoted', "up")])
     given = data.from_tsv(path, length=3)
     task = tasks.Text(data=given)

@@ -62,9 +62,9 @@ def test_train_may_be_a_class(tmp_path):
     assert data.from_folder(tmp_path).classes == ("Train", "car")
 
 
-def test_grey_and_coloured_images_turned_and_scaled(tmp_path):
+def test_gray_and_colored_images_turned_and_scaled(tmp_path):
     write(tmp_path, {"cat": 5, "dog": 5})
-    picture(255, mode="L").save(tmp_path / "cat" / "grey.jpg")
+    picture(255, mode="L").save(tmp_path / "cat" / "gray.jpg")
     picture(255, mode="P").save(tmp_path / "dog" / "palette.gif")
     turned = picture(255)
     exif = turned.getexif()

@@ -15,7 +15,7 @@ from small_nets import difference, jit, normal, take
 
 from jaxnas import Choice, Space
 from jaxnas.elastic import Attention, BatchNorm, Conv, Decision, Decisions, Dense, Embedding, fixed, width
-from jaxnas.elastic.convolution import centre as center
+from jaxnas.elastic.convolution import center as center
 
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402

@@ -71,7 +71,7 @@ def test_failures_are_counted_and_a_search_keeps_away_from_an_option_that_always
     np.testing.assert_array_equal(states.skipped, np.isnan(states.scores).sum(1))
 
 
-def test_a_history_is_recognised_with_features_made_anew(tmp_path):
+def test_a_history_is_recognized_with_features_made_anew(tmp_path):
     """As in another process, where a function is at another place."""
     path, pool = tmp_path / "history.jsonl", np.asarray(OPS.encode(OPS.sample(KEYS[0], 100)))
 

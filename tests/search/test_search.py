@@ -105,7 +105,7 @@ def test_tight_bounds_are_filled_from_what_is_feasible():
 def test_integer_costs_are_compared_exactly():
     value = {"params": jnp.asarray([2**24, 2**24 + 1], jnp.int32)}
     for high, second in ((2**24, False), (2**24 + 0.5, False), (2**24 + 1, True), (2**40, True)):
-        inside = bounds_lib.within(bounds_lib.normalise({"params": (None, high)}), value)
+        inside = bounds_lib.within(bounds_lib.normalize({"params": (None, high)}), value)
         assert inside.tolist() == [True, second]
 
 

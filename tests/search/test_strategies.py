@@ -14,7 +14,7 @@ import tiers
 from small_searches import SMALL, SPACE, cost, evaluate, params
 
 from jaxnas import search
-from jaxnas.search.neighbours import mutate_one, neighbours
+from jaxnas.search.neighbors import mutate_one, neighbors
 from jaxnas.space import Choice, Space
 
 
@@ -195,7 +195,7 @@ def test_a_mutation_changes_one_active_decision_and_reaches_every_option():
     code = SPACE.encode(SPACE.from_dict(dict(width=2, depth=4, op=[0, 1, 2, 0])))
     keys = jax.random.split(jax.random.key(0), 6000)
     mutants = np.asarray(jax.jit(jax.vmap(lambda key: mutate_one(SPACE, key, code)))(keys))
-    around = {tuple(row) for row in np.asarray(neighbours(SPACE, code)).tolist()} - {tuple(code.tolist())}
+    around = {tuple(row) for row in np.asarray(neighbors(SPACE, code)).tolist()} - {tuple(code.tolist())}
     assert {tuple(row) for row in mutants.tolist()} == around
     # Six decisions count, each as often as another, and so does each of a decision's other options.
     widths, depths = (np.bincount(mutants[:, k])[:4] for k in (0, 1))

@@ -79,8 +79,8 @@ GCN = named(lin__weight="linear/kernel", bias="bias")
 SGC = named(lin__weight="linear/kernel", lin__bias="bias")
 LINEAR = named(weight="linear/kernel", bias="linear/bias")
 CHEB = named(lins__0__weight="linear_0/kernel", lins__1__weight="linear_1/kernel", bias="bias")
-SAGE = named(lin_l__weight="neighbours/kernel", lin_r__weight="root/kernel", lin_l__bias="bias")
-ARMA = named(init_weight=("neighbours/kernel", 1), root_weight=("root/kernel", 2), bias=("bias", 3))
+SAGE = named(lin_l__weight="neighbors/kernel", lin_r__weight="root/kernel", lin_l__bias="bias")
+ARMA = named(init_weight=("neighbors/kernel", 1), root_weight=("root/kernel", 2), bias=("bias", 3))
 LAYERS = {  # ours: theirs, and their parameters of ours
     "cora/gcn": (lambda g: g.GCNConv(WIDTH, OUT, add_self_loops=False), GCN),
     "cora/sage": (lambda g: g.SAGEConv(WIDTH, OUT), SAGE),
@@ -138,12 +138,12 @@ def by_hand(coefficient, p, x, edges, heads):
         return np.tanh(a * h[v, k] + b * h[u, k]) @ p["joined"][:, 0]
 
     out = np.zeros_like(h)
-    for v, neighbours in into.items():
+    for v, neighbors in into.items():
         for k in range(heads):
-            weights = np.array([score(k, u, v) for u in neighbours])
+            weights = np.array([score(k, u, v) for u in neighbors])
             if coefficient not in ("const", "gcn"):
                 weights = np.exp(weights) / np.exp(weights).sum()
-            out[v, k] = sum(w * h[u, k] for w, u in zip(weights, neighbours, strict=True))
+            out[v, k] = sum(w * h[u, k] for w, u in zip(weights, neighbors, strict=True))
     return out
 
 

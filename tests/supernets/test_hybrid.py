@@ -54,7 +54,7 @@ def chosen_of(before, after, **given):
 
 
 def torch_conv_norm(p, x, stride=1, groups=1):
-    """A convolution of x [B, C, H, W], normalised by the batch."""
+    """A convolution of x [B, C, H, W], normalized by the batch."""
     kernel = p["conv"]["kernel"].permute(3, 2, 0, 1)
     x = F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2, groups=groups)
     return F.batch_norm(x, None, None, p["norm"]["scale"], p["norm"]["bias"], training=True, eps=1e-5)

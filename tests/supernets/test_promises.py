@@ -192,7 +192,7 @@ def test_extracted_is_the_same_function(name):
     y, _, *found = jit(lambda cut: case.run(cut, None, small))(cut)
     expected_y, _, *expected = compiled(name)(case.variables, arch)
     assert difference(y, expected_y) <= case.tolerance
-    # A convolution in front of a normalisation with little variance amplifies rounding.
+    # A convolution in front of a normalization with little variance amplifies rounding.
     tolerances = (2e-3, 1e-4) if name == "hybrid" else (case.tolerance, 0)
     for collection, one, whole, tolerance in zip(
         ("params", "batch_stats"), found, expected, tolerances, strict=True

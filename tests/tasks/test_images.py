@@ -20,7 +20,7 @@ PLAIN = dataclasses.replace(TASK, mixup=0.0, crop_padding=0, label_smoothing=0.0
 
 
 def logits_of(images, arch):
-    """Of raw images, standardised by NumPy."""
+    """Of raw images, standardized by NumPy."""
     pixels = (np.asarray(images, np.float64) - TASK.dataset.mean) / TASK.dataset.std
     return np.asarray(NET.apply(VARIABLES, jnp.asarray(pixels, jnp.float32), arch), np.float64)
 

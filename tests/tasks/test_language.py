@@ -1,4 +1,4 @@
-"""Language modelling: exact metrics of whole texts, memory from batch to batch, the whole text."""
+"""Language modeling: exact metrics of whole texts, memory from batch to batch, the whole text."""
 
 import dataclasses
 

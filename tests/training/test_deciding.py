@@ -17,9 +17,9 @@ from jaxnas.training import ConfigMismatch, Fixed, Sandwich, Training, Uniform, 
 from jaxnas.training.deciding import deciding, differences
 
 
-def make_task(seed=0, relabelled=0, **settings):
+def make_task(seed=0, relabeled=0, **settings):
     images, labels = random_images(80, seed)
-    labels = np.where(np.arange(80) < relabelled, 1 - labels, labels)
+    labels = np.where(np.arange(80) < relabeled, 1 - labels, labels)
     given = data.from_arrays(images, labels, *random_images(30, 1))
     return tasks.Images(**{"data": given, "mixup": 0.2, "evaluation_batch_size": 16, **settings})
 
@@ -59,7 +59,7 @@ def test_each_thing_that_decides_the_weights_is_named_and_no_other():
     assert changed(net=make_net(lambda x: nn.relu(x))) == set()  # other code that computes the same
     cases = (
         (dict(task=make_task(seed=2)), {"data.train.digest"}),
-        (dict(task=make_task(relabelled=60)), {"data.train.digest"}),
+        (dict(task=make_task(relabeled=60)), {"data.train.digest"}),
         (dict(task=make_task(mixup=0.3)), {"task.mixup"}),
         (dict(task=make_task(label_smoothing=0.2)), {"task.label_smoothing"}),
         (dict(recipe=Sandwich()), {"recipe.type"}),

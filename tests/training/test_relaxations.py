@@ -98,7 +98,7 @@ def value_of(arch):
     return jnp.sum(arch["op"] * worth) + 4 * arch["width"][1]
 
 
-def perturbed(op, width, renormalise=False):
+def perturbed(op, width, renormalize=False):
     """What is found from weights, and the architectures that are evaluated on the way."""
     weights, seen = {"width": jnp.array(width), "op": jnp.array([op] * 3)}, []
 
@@ -106,7 +106,7 @@ def perturbed(op, width, renormalise=False):
         seen.append(archs)
         return jax.vmap(value_of)(archs)
 
-    tuned, options = [], dict(renormalise=renormalise)
+    tuned, options = [], dict(renormalize=renormalize)
     arch, found = perturbation(SPACE, weights, evaluate, jax.random.key(0), tune=tuned.append, **options)
     assert len(tuned) == 3
     return arch, {(one["name"], one["position"]): one for one in found}, seen
@@ -127,7 +127,7 @@ def test_perturbation_keeps_what_hurts_most_when_removed():
 
 
 def test_the_weights_that_are_left_may_keep_their_sum():
-    _, found, seen = perturbed([0.5, 0.5], [0.5, 0.25, 0.25], renormalise=True)
+    _, found, seen = perturbed([0.5, 0.5], [0.5, 0.25, 0.25], renormalize=True)
     for archs in seen:
         jax.tree.map(lambda x: np.testing.assert_allclose(x.sum(-1), 1, rtol=1e-6), archs)
     # Without the first option the second has weight 1, worth 3 in place of .5 * (1 + 3).

@@ -1,6 +1,6 @@
 """What the mechanisms share: blocks of positions, and a softmax over keys that come in several sets.
 
-Sequences are cut into blocks of neighbouring positions, and a query meets only the blocks that its
+Sequences are cut into blocks of neighboring positions, and a query meets only the blocks that its
 mechanism names. The keys of one query often lie in several arrays: a window, global tokens, random blocks. A
 softmax over all of them needs no array with all scores: the sums over each set are joined at the end.
 
@@ -97,7 +97,7 @@ def split_mask(mask: jax.Array, size: int) -> jax.Array:
     return split(mask[:, None, :, None], size).swapaxes(-1, -2)
 
 
-def neighbours(x: jax.Array, before: int, after: int) -> jax.Array:
+def neighbors(x: jax.Array, before: int, after: int) -> jax.Array:
     """Each block with those around it: [..., N, s, d] -> [..., N, (before + 1 + after) s, d].
 
     Beyond the ends there are zeros. Slices that are put together, not a gather: their gradient is a sum.

@@ -113,14 +113,14 @@ def performer(
     """FAVOR+: attention by random features (Choromanski et al. 2021, section 2), O(n m d).
 
     The softmax kernel has positive features exp(w . x - |x|^2 / 2) of x = q / d^(1/4), whose products
-    are on average the weights exp(q . k / sqrt(d)). The generalised kernel has max(w . q, 0), or max(q, 0)
+    are on average the weights exp(q . k / sqrt(d)). The generalized kernel has max(w . q, 0), or max(q, 0)
     without directions.
 
     Args:
       query, key, value: [B, H, T, d].
       mask: bool [B, T], True where a token is.
       directions: of the features, float [m, d], as `orthogonal_features` gives them; None for the
-        generalised kernel of the channels themselves.
+        generalized kernel of the channels themselves.
       kernel: "softmax" or "relu".
       causal: whether a query sees only its own position and those before.
 
@@ -146,7 +146,7 @@ def performer(
 
 
 def _relu_features(x: jax.Array, directions: np.ndarray | jax.Array | None) -> jax.Array:
-    """Features float32 [B, H, T, m] of the generalised kernel; a little more than 0, so that totals are."""
+    """Features float32 [B, H, T, m] of the generalized kernel; a little more than 0, so that totals are."""
     x = x.astype(jnp.float32)
     if directions is not None:
         directions = jnp.asarray(directions, jnp.float32)
@@ -280,8 +280,8 @@ class Performer(Attention, kw_only=True):
 
     Attributes:
       num_features: number of random directions m. None: d log d for the softmax kernel (the paper's theorem
-        4 asks for that order), and none at all for the generalised one.
-      kernel: "softmax" or "relu", the generalised kernel.
+        4 asks for that order), and none at all for the generalized one.
+      kernel: "softmax" or "relu", the generalized kernel.
       causal: whether a query sees only its own position and those before.
       seed: of the directions, which are constants of the module. Give each layer one of its own.
     """

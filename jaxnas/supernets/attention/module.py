@@ -88,7 +88,7 @@ class Attention(nn.Module, kw_only=True):
         return parameter(self, name, self.kernel_init, widths).astype(self.dtype)
 
     def matrices(self, name: str, size_in: int, size_out: int) -> jax.Array:
-        """Declares a matrix for each head [H, size_in, size_out], each initialised as one of its own."""
+        """Declares a matrix for each head [H, size_in, size_out], each initialized as one of its own."""
 
         def init(key: jax.Array, shape: tuple[int, ...], *args: Any) -> jax.Array:
             keys = jax.random.split(key, shape[0])

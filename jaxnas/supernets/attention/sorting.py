@@ -15,7 +15,7 @@ from jaxnas.supernets.attention.core import (
     check_sizes,
     clear,
     join,
-    neighbours,
+    neighbors,
     product,
     split,
     split_mask,
@@ -97,7 +97,7 @@ def reformer(
     real = sorted_chunks(jnp.broadcast_to(mask[:, None, :, None], (*query.shape[:3], 1)))
     before = min(queries.shape[3] - 1, 1)
     keys, values, key_positions, seen = (
-        neighbours(x, before, 0) for x in (_unit(queries), values, positions, real)
+        neighbors(x, before, 0) for x in (_unit(queries), values, positions, real)
     )
     key_positions, seen = key_positions.swapaxes(-1, -2), seen.swapaxes(-1, -2)  # [B, H, R, N, 1, K]
     if causal:
@@ -144,7 +144,7 @@ def sorting_matrix(
     temperature: float = 0.75,
     causal: bool = False,
 ) -> jax.Array:
-    """A soft permutation of blocks by Sinkhorn normalisation (Tay et al. 2020, section 3.1), without noise.
+    """A soft permutation of blocks by Sinkhorn normalization (Tay et al. 2020, section 3.1), without noise.
 
     In the causal form a block is moved to later places only, and the sum by which an entry of a column is
     divided ends with its row, so that no row depends on the logits of later ones.
@@ -165,7 +165,7 @@ def sorting_matrix(
     """
     if iterations < 0 or not temperature > 0:
         raise ValueError(
-            "Sinkhorn normalisation has 0 or more iterations and a temperature above 0; "
+            "Sinkhorn normalization has 0 or more iterations and a temperature above 0; "
             f"got {iterations} and {temperature}."
         )
     pairs = real[:, None, :, None] & real[:, None, None, :]
@@ -273,7 +273,7 @@ class Sinkhorn(Attention, kw_only=True):
     Attributes:
       max_length: the longest sequence: the logits have a parameter for each block.
       block: positions of a block.
-      iterations: of the Sinkhorn normalisation; 0 is a softmax.
+      iterations: of the Sinkhorn normalization; 0 is a softmax.
       temperature: of the logits.
       causal: whether a query sees only its own position and those before.
     """

@@ -17,7 +17,7 @@ from jaxnas.supernets.attention.core import (
     check_operands,
     check_sizes,
     clear,
-    neighbours,
+    neighbors,
     split,
     split_mask,
     unsplit,
@@ -101,9 +101,9 @@ def longformer(
     distance = np.arange(size)[:, None] - places[None, :]  # [s, K]
     near = (distance <= before) & (distance >= -after)
     positions = np.arange(blocks)[:, None] * size + places[None, :]  # [N, K]
-    seen = neighbours(split(mask[:, None, :, None], size), *reach).swapaxes(-1, -2)  # [B, 1, N, 1, K]
+    seen = neighbors(split(mask[:, None, :, None], size), *reach).swapaxes(-1, -2)  # [B, 1, N, 1, K]
     seen = seen & near[None, None, None] & (positions >= count)[None, None, :, None]
-    sets: list[Keys] = [(neighbours(keys, *reach), neighbours(values, *reach), seen)]
+    sets: list[Keys] = [(neighbors(keys, *reach), neighbors(values, *reach), seen)]
     if leading is None or count == 0:
         return unsplit(attend(queries, *sets), mask)
 
@@ -253,8 +253,8 @@ def bigbird(
         return unsplit(dense, mask)
     edges = together(ends(keys)), together(ends(values)), _as_keys(together(ends(real)))
     inner = (0 < np.arange(count)) & (np.arange(count) < stop)  # the ends are seen already
-    near = neighbours(real & inner[None, None, :, None, None], 1, 1)
-    around = [x[:, :, 1:stop] for x in (neighbours(keys, 1, 1), neighbours(values, 1, 1), _as_keys(near))]
+    near = neighbors(real & inner[None, None, :, None, None], 1, 1)
+    around = [x[:, :, 1:stop] for x in (neighbors(keys, 1, 1), neighbors(values, 1, 1), _as_keys(near))]
     sets: list[Keys] = [edges, (around[0], around[1], around[2])]
     if num_random:
         indices, used = (x[: stop - 1] for x in random_blocks(of_pattern, num_random, seed))

@@ -1,4 +1,4 @@
-"""Labelled texts by name: their files and parts, tokens, vectors, and batches by length."""
+"""Labeled texts by name: their files and parts, tokens, vectors, and batches by length."""
 
 import gzip
 import lzma
@@ -134,7 +134,7 @@ def test_files_that_cannot_be_right_are_refused(small_trees, files, tmp_path):
         case("line 2", "'6'", **trec),
         case("line 2", **imdb),
         case("phrases", data="sst5", phrases=True, search_fraction=0.2),
-        case("mr has no labelled phrases", data="mr", phrases=True),
+        case("mr has no labeled phrases", data="mr", phrases=True),
         case("glove9.npz", error=FileNotFoundError, data="mr", embeddings="glove9"),
         case("no symbol", data="mr", tokens="symbols"),
     )

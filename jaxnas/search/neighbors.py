@@ -30,7 +30,7 @@ def mutate_one(space: Space, key: jax.Array, code: jax.Array) -> jax.Array:
     return space.encode(space.canonical(space.decode(mutant)))
 
 
-def neighbours(space: Space, code: jax.Array) -> jax.Array:
+def neighbors(space: Space, code: jax.Array) -> jax.Array:
     """The canonical codes that differ from one in one element, by any of its options.
 
     Args:

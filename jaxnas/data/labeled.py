@@ -1,4 +1,4 @@
-"""Labelled examples in roles: images or texts with their classes."""
+"""Labeled examples in roles: images or texts with their classes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SHOWN = 5  # Names of classes in a message.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Labelled(Parts[Split]):
-    """Labelled examples in disjoint splits; see `Parts`.
+class Labeled(Parts[Split]):
+    """Labeled examples in disjoint splits; see `Parts`.
 
     Args:
       classes: the name of each label.
