@@ -1,6 +1,6 @@
 """The page of a run that goes on: what is known so far, in a page that reads itself again.
 
-It has the panels of the page of a finished run, as far as there is something to show. The page of the
+It has the sections of the page of a finished run, as far as there is something to show. The page of the
 finished run replaces it.
 """
 
@@ -13,15 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxnas import files
-from jaxnas.report import architecture, headline, made, probabilities, scatter, searching, training
-from jaxnas.report.document import document, say, section
-from jaxnas.report.page import plain_text
+from jaxnas.report import facts, page
 from jaxnas.report.read import Record, Run, read_mends, read_records
 from jaxnas.report.result import Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
-from jaxnas.report.svg import esc, is_number
-
-_OF_A_SEARCH = (headline.tiles, scatter.panel, searching.curves_panel, architecture.panel)
-_OF_A_TRAINING = (probabilities.panel, training.panel, made.data_panel)
+from jaxnas.report.words import is_number
 
 
 def write(
@@ -51,36 +46,19 @@ def write(
     """
     root = files.as_path(workdir)
     metrics, history = read_records(root, space.choices)
-    best = _best(history, task, searches)
     result = Result(
         task=task,
         space=space,
-        found=best or Network(name="none", architecture={}, costs={}, metrics={}),
+        found=_best(history, task, searches) or Network(name="none", architecture={}, costs={}, metrics={}),
         searches=tuple(searches),
         selection=_probabilities(metrics),
     )
-    run = Run(result, metrics, history, mends=read_mends(root), goes_on=True)
-    panels = (*(_OF_A_SEARCH if best else ()), *_OF_A_TRAINING)
-    parts = [html for panel in panels if (html := panel(run))]
-    if not (metrics or history):
-        parts.insert(0, section("Nothing is recorded yet", say("The first figures appear here.")))
-    now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
-    lead = esc(doing)
     if reload is not None:
-        lead += f" This page was written at {now} and reads itself again every {reload} seconds."
-    files.write_text(root / "report.html", _page(run, best is not None, lead, "\n".join(parts), reload))
+        now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
+        doing += f" This page was written at {now} and reads itself again every {reload} seconds."
+    run = Run(result, metrics, history, mends=read_mends(root))
+    files.write_text(root / "report.html", page.render(facts.running(run, doing), reload))
     return root / "report.html"
-
-
-def _page(run: Run, searched: bool, lead: str, body: str, reload: int | None) -> str:
-    task = run.result.task
-    heading, title = f"Training on {esc(task.name)}", f"Training on {task.name}"
-    if searched:
-        before, value, after = headline.headline(run)
-        heading = f"Best so far: {esc(before)}<b>{esc(value)}</b>{esc(after)}"
-        title = f"Best so far: {plain_text(before + value + after)}"
-    eyebrow = f"jaxnas · architecture search on {task.name}"
-    return document(title, eyebrow, heading, lead, body, reload=reload)
 
 
 def _best(history: Sequence[Record], task: TaskOf, searches: Sequence[SearchOf]) -> Network | None:

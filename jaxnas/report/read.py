@@ -12,7 +12,7 @@ from jaxnas import files
 from jaxnas.report import result as result_lib
 from jaxnas.report import words
 from jaxnas.report.result import MetricOf, Network, Result
-from jaxnas.report.svg import is_number
+from jaxnas.report.words import is_number
 
 Record = dict[str, Any]
 TIMED = "latency_measured.json"  # apart from the result, which a run that was killed gives bit for bit
@@ -44,7 +44,6 @@ class Run:
       history: evaluations of all searches, by strategy and index.
       retrained: networks trained alone, by folder.
       timed: the latency of the found network and others, as measured; {} for none.
-      pictures: drawn of the probabilities, by file name; a page without them shows none that moves.
       mends: with which other settings a training that diverged went on, and from which step.
       goes_on: whether the run has not ended.
     """
@@ -54,7 +53,6 @@ class Run:
     history: tuple[Record, ...] = ()
     retrained: tuple[Retrained, ...] = ()
     timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     mends: tuple[Record, ...] = ()
     goes_on: bool = False
 
@@ -130,6 +128,10 @@ class Run:
         """Metrics of one split by increasing step."""
         lines = (line for line in self.metrics if line["split"] == split)
         return sorted(lines, key=lambda line: line["step"])
+
+    def series(self, split: str, key: str) -> list[tuple[float, float]]:
+        """(step, value) of the records of a split that have a finite number under `key`."""
+        return [(line["step"], line[key]) for line in self.of_split(split) if is_number(line.get(key))]
 
 
 def read_run(workdir: str | os.PathLike) -> Run:

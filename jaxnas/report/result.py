@@ -21,6 +21,7 @@ from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
+_JSON = {Mapping: "an object", list: "a list", float: "a number", str: "a text", int: "a whole number"}
 # What a run calls its own networks.
 OWN_NAMES = ("found", "best inherited", "random search", "smallest", "largest")
 
@@ -352,29 +353,35 @@ def parse(value: Any, kind: Any, path: pathlib.Path) -> Any:
     Fields that the type does not have are left out, as those of a later version.
 
     Raises:
-      ValueError: it holds something else; the message names the file.
+      ValueError: it holds something else; the message names the file and the field.
     """
     try:
-        return _as(value, kind)
-    except (AttributeError, TypeError, ValueError) as error:
+        return _as(value, kind, "the file")
+    except ValueError as error:
         raise ValueError(
             f"{path} does not hold a {kind.__name__}: {error}. Bring the file back, or delete it and run "
             "again what writes it."
         ) from error
 
 
-def _as(value: Any, kind: Any) -> Any:
+def _as(value: Any, kind: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _as(value, args[0])
+        return None if value is None else _as(value, args[0], where)
+    plain = Mapping if dataclasses.is_dataclass(kind) else list if origin is tuple else origin or kind
+    if plain is not Any and not isinstance(value, (int, float) if plain is float else plain):
+        raise ValueError(f"{where} should be {_JSON.get(plain, plain.__name__)}, found {value!r:.80}")
     if dataclasses.is_dataclass(kind):
         hints: Any = typing.get_type_hints(kind)
-        return kind(**{name: _as(part, hints[name]) for name, part in value.items() if name in hints})
+        required = [x.name for x in dataclasses.fields(kind) if x.default is x.default_factory]
+        if lost := [name for name in required if name not in value]:
+            raise ValueError(f"{where} lacks {', '.join(map(repr, lost))}")
+        return kind(**{name: _as(x, hints[name], repr(name)) for name, x in value.items() if name in hints})
     if origin is tuple:
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return tuple(_as(part, one) for part, one in zip(value, kinds, strict=True))
-    if origin is not None:
-        return {name: _as(part, args[1]) for name, part in value.items()}
-    if kind is not Any and not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"expected {kind.__name__}, found {value!r}")
-    return value
+        if len(kinds) != len(value):
+            raise ValueError(f"{where} should have {len(kinds)} items, found {value!r:.80}")
+        return tuple(
+            _as(x, one, f"{where}[{i}]") for i, (x, one) in enumerate(zip(value, kinds, strict=True))
+        )
+    return {k: _as(x, args[1], f"{where}[{k!r}]") for k, x in value.items()} if origin else value

@@ -1,0 +1,15 @@
+// Draws the charts in the colors of the page, and again when these change.
+const {themes, charts} = JSON.parse(document.getElementById("data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function draw() {
+  for (const place of document.querySelectorAll(".chart")) {
+    vegaEmbed(place, charts[place.dataset.chart], {
+      config: themes[dark.matches ? "dark" : "light"],
+      tooltip: {theme: dark.matches ? "dark" : "light"},
+      actions: {export: true, source: false, compiled: false, editor: false},
+      ast: true, // nothing is evaluated as a program, which the page forbids
+    });
+  }
+}
+dark.addEventListener("change", draw);
+draw();
