@@ -46,6 +46,7 @@ def facts_of(result: dict[str, Any]) -> facts.Facts:
         f"{shown} of the best network so far by that."
     )
     best = result["best"]
+    times = charts.bars([{"s": s["name"], "x": s["seconds_per_search"]} for s in strategies], "seconds")
     band = "Mean regret over the searches; bands are 95 % confidence, by bootstrap. Logarithmic axes."
     ties = f"The network with the best {seen} has {best['reported_of_found']:.5g} {shown}; the best has {best['reported']:.5g}."
     return {
@@ -66,7 +67,7 @@ def facts_of(result: dict[str, Any]) -> facts.Facts:
             facts.section(
                 "Mean rank", text=["1 is the best of all strategies."], charts={"rank": _ranks(result)}
             ),
-            facts.section("Wall time of one search", charts={"times": _times(result)}),
+            facts.section("Wall time of one search", charts={"times": times}),
             facts.section("Figures", tables=[_table(result)]),
         ],
     }
@@ -100,11 +101,6 @@ def _ranks(result: Mapping[str, Any]) -> charts.Spec:
         for x, rank in zip(s[places], s["rank"], strict=True)
     ]
     return charts.lines(rows, axis, charts.Axis("mean rank", "~g", reverse=True), height=260)
-
-
-def _times(result: Mapping[str, Any]) -> charts.Spec:
-    rows = [{"s": s["name"], "x": s["seconds_per_search"]} for s in result["strategies"]]
-    return charts.bars(rows, "seconds")
 
 
 def _table(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxnas import files
 from jaxnas.report import facts, page
-from jaxnas.report.read import Record, Run, read_mends, read_records
+from jaxnas.report.read import Record, Run, read_records
 from jaxnas.report.result import Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 from jaxnas.report.words import is_number
 
@@ -45,7 +45,8 @@ def write(
       OSError: the workdir cannot be written.
     """
     root = files.as_path(workdir)
-    metrics, history = read_records(root, space.choices)
+    records = read_records(root, space.choices)
+    metrics, history = records["metrics"], records["history"]
     result = Result(
         task=task,
         space=space,
@@ -56,7 +57,7 @@ def write(
     if reload is not None:
         now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
         doing += f" This page was written at {now} and reads itself again every {reload} seconds."
-    run = Run(result, metrics, history, mends=read_mends(root))
+    run = Run(result, **records)
     files.write_text(root / "report.html", page.render(facts.running(run, doing), reload))
     return root / "report.html"
 

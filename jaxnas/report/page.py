@@ -68,6 +68,7 @@ def library() -> str:
     path = cache / f"vega-embed-{vl_convert.get_vega_embed_version()}-{vl_convert.__version__}.js"
     try:
         if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(path, _bundle())
         return path.read_text(encoding="utf-8")
     except OSError:  # A home without room costs two seconds for each process, and nothing else.

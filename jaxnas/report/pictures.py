@@ -6,7 +6,7 @@ as a chip, in the color of its option. A space is known by its decisions, whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnas.report import words
@@ -170,46 +170,29 @@ def _cell(name: str, value: Any, choices: Choices) -> Cell:
 
 
 def stacks(networks: Mapping[str, Architecture], choices: Choices) -> dict[str, Any]:
-    """The first repeated choice of words, of each different network as a row; {} where there is none."""
-    found = next(iter(networks.values()))
-    names = [name for name in found if words.is_stack(choices.get(name, {})) and found[name]]
-    rows: list[tuple[str, list[Cell]]] = []
-    notes = []
-    for name in names:
-        signs, known = words.letters(words.options_of(choices[name])), []
-        busy = [option for option in signs if option not in words.IDLE]
+    """The repeated choices of words, of each different network as a row; {} where there are none."""
+    found, rows, notes = next(iter(networks.values())), [], []
+    for name in [name for name in found if words.is_stack(choices.get(name, {})) and found[name]]:
+        options, seen = words.options_of(choices[name]), []
+        short = len(found[name]) > 8
+        signs = words.letters(options) if short else {one: words.plain(one) for one in options}
         for label, architecture in networks.items():
             values = architecture.get(name)
-            if not values or values in known:
-                continue
-            known.append(values)
-            label = f"{label}, {words.plain(name)}" if len(names) > 1 else label
-            rows.append(
-                (
-                    label,
-                    [
-                        {"text": signs.get(one, "?"), "color": busy.index(one), "about": words.plain(one)}
-                        if one in busy
-                        else {"text": signs.get(one, ""), "off": True, "about": words.plain(one or "")}
-                        for one in values
-                    ],
-                )
-            )
+            if values and values not in seen:
+                seen.append(values)
+                cells = [
+                    {"text": signs.get(one, ""), "about": words.plain(one or "")}
+                    | (
+                        {"color": options.index(one)}
+                        if one in options and one not in words.IDLE
+                        else {"off": True}
+                    )
+                    for one in values
+                ]
+                rows.append((f"{label}, {words.plain(name)}", cells))
         meant = words.listed([f"{sign} is {words.plain(option)}" for option, sign in signs.items()])
-        notes.append(f"{words.capital(words.plain(name))} by position: {meant}.")
-    if not rows:
-        return {}
-    most = max(len(cells) for _, cells in rows)
+        notes += [f"{words.capital(words.plain(name))}: {meant}."] if short else []
+    most = max([len(cells) for _, cells in rows], default=0)
     filled = [(label, [*cells, *[{"text": ""}] * (most - len(cells))]) for label, cells in rows]
-    return {"note": " ".join(notes), "head": ["network", *map(str, range(1, most + 1))], "rows": filled}
-
-
-def decisions(architecture: Architecture, choices: Choices) -> list[list[str]]:
-    """Rows of every decision, its value and its options."""
-    separated: Callable[[Any], str] = lambda x: (
-        ", ".join(map(words.show, x)) if isinstance(x, list) else words.show(x)
-    )  # noqa: E731
-    return [
-        [words.plain(name), separated(value), ", ".join(words.options_of(choices.get(name, {}))) or "–"]
-        for name, value in architecture.items()
-    ]
+    head = ["network", *map(str, range(1, most + 1))]
+    return {"note": " ".join(notes), "head": head, "rows": filled} if rows else {}

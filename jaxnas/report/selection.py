@@ -141,20 +141,17 @@ def sections(run: Run) -> list[dict[str, Any]]:
 
 
 def _probabilities(run: Run, selection: SelectionOf) -> dict[str, Any]:
-    drawn, moments = charts.probabilities(run)
-    text = [
-        f"In percent, after {words.count(selection.steps)} steps; the most probable option has its number. "
-        f"The least decided choice has {words.percent(selection.confidence)} for its best option."
-    ]
-    if len(moments) > 1:
-        text.append(
-            f"The slider goes over {len(moments)} moments of the search, steps {moments[0]} to {moments[-1]}."
+    drawn, steps = charts.probabilities(run)
+    text = f"In percent, after {words.count(selection.steps)} steps; the most probable option has its number."
+    text += f" The least decided choice has {words.percent(selection.confidence)} for its best option."
+    if len(steps) > 1:
+        text += (
+            f" The slider goes over {len(steps)} moments of the search, steps {steps[0]:,} to {steps[-1]:,}."
         )
     shown = {
-        f"probabilities-{i}": spec | {"title": words.plain(name)}
-        for i, (name, spec) in enumerate(drawn.items())
+        f"probabilities-{i}": x | {"title": words.plain(name)} for i, (name, x) in enumerate(drawn.items())
     }
-    return {"title": "How probable each option is", "text": text, "charts": shown}
+    return {"title": "How probable each option is", "text": [text], "charts": shown}
 
 
 def _candidates(run: Run, selection: SelectionOf) -> dict[str, Any]:
@@ -177,7 +174,7 @@ def _candidates(run: Run, selection: SelectionOf) -> dict[str, Any]:
         rows.append([name, source, *cells, *[""] * (1 + rungs - len(cells))])
     name = words.metric_name(run.metric, run.search_role, unit=True)
     text = [
-        f"The {words.capital(name)} of each, inherited" + (" and after training alone." if rungs else ".")
+        f"The {name} of each, inherited" + (" and after training alone." if rungs else ".")
     ]
     if words.is_number(selection.kendall_tau):
         text.append(f"Kendall’s tau between the supernet and the first trials: {selection.kendall_tau:.2f}.")
@@ -193,22 +190,20 @@ def _strengths(run: Run, selection: SelectionOf) -> dict[str, Any]:
     change = "fall" if run.metric.direction == "max" else "rise"
     what = f"{change} of the {words.metric_name(run.metric, run.search_role)} without the option{unit}"
     for number, (name, options) in enumerate(by_choice.items()):
-        rows = [
-            {
-                "option": words.plain(one.option),
-                **{
-                    key: scale * f(one.drops)
-                    for key, f in (("mean", statistics.fmean), ("low", min), ("high", max))
-                },
-                "kept": "kept" if one.kept else "not kept",
-                "n": one.kept,
+        rows = []
+        for one in options:
+            drops = [scale * drop for drop in one.drops]
+            row = {
+                "s": words.plain(one.option),
+                "x": statistics.fmean(drops),
+                "low": min(drops),
+                "high": max(drops),
             }
-            for one in options
-        ]
-        spec = charts.strengths(rows, what, None if error is None else 2 * scale * error)
+            rows.append(row | {"kept": "kept" if one.kept else "not kept"})
+        spec = charts.bars(rows, what, None if error is None else 2 * scale * error)
         shown[f"strength-{number}"] = spec | ({"title": words.plain(name)} if len(by_choice) > 1 else {})
     text = [
-        "The longer the bar, the more the supernet needs the option; the thin line is the range over positions."
+        "The longer the bar, the more the supernet needs the option; the line is the range over positions."
     ]
     options = [one for some in by_choice.values() for one in some]
     return {
