@@ -52,7 +52,7 @@ def _against_linear(run: Run) -> list[Advice]:
     figure = words.value_text(run.metric, run.result.linear[role])
     text = (
         f"A {words.LINEAR} is better: {figure} {words.metric_name(run.metric, role)}, ahead by "
-        f"{words.amount_text(run.metric, lead)}. Before you search again, train for more steps or try another "
+        f"{words.amount_text(run.metric, lead)}. First train for more steps or try another "
         "learning rate."
     )
     return [Advice(text)]
@@ -63,7 +63,7 @@ def _convergence(run: Run) -> list[Advice]:
     if fall is None:
         return []
     if fall:
-        text = f"The training had not converged: the loss still fell by {fall:.2g} at the end of {steps:,} steps."
+        text = f"The training had not converged: its loss fell by {fall:.2g} at the end of {steps:,} steps."
     elif (networks.lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
         text = f"The loss settled in the last fifth of {steps:,} steps, far from what the data give."
     else:

@@ -50,7 +50,7 @@ class Axis(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a heat map: its column, its row, its shade from 0 to 1, its text and its whole name."""
+    """A cell of a heat map: column, row, shade from 0 to 1, text, whole name, and moment of a slider."""
 
     x: str
     y: str
@@ -65,10 +65,7 @@ def theme(dark: bool = False) -> Spec:
     ink, soft, grid, card = (
         ("#e8edf3", "#9eabba", "#2b3541", "#171d25")
         if dark
-        else (
-            *("#17202b", "#566273", "#dde3ea"),
-            "#ffffff",
-        )
+        else (*("#17202b", "#566273", "#dde3ea"), "#ffffff")
     )
     colors, gold = (_DARK, "#ffd23f") if dark else (_LIGHT, "#f2b701")
     text = {
@@ -112,7 +109,7 @@ def to_svg(spec: Spec) -> str:
 
 def to_png(spec: Spec, title: str) -> bytes:
     """A chart with a title as a PNG of about 1600 pixels, for light pages."""
-    return vl_convert.vegalite_to_png(_alone(spec) | {"title": title}, scale=1.75)
+    return vl_convert.vegalite_to_png(_alone(spec) | {"title": title}, scale=1.86)
 
 
 def _alone(spec: Spec) -> Spec:
@@ -227,7 +224,7 @@ def scatter(run: Run) -> Spec | None:
     done = [line for line in scored if words.is_number(line.get(cost))]
     front = pareto_front([(line[cost], line["score"]) for line in done])
     known, choices = {*front} if len(done) > MOST_DESCRIBED else {*range(len(done))}, run.result.space.choices
-    rows = [
+    rows: list[Record] = [
         {"x": line[cost], "y": run.sign * line["score"], "s": words.strategy_name(line["strategy"])}
         | {"i": line["index"], **{f"c{n}": line.get(name) for n, name in enumerate(others)}}
         | ({"a": words.describe(line.get("architecture") or {}, choices)} if i in known else {})
@@ -370,8 +367,8 @@ def training(run: Run) -> dict[str, Spec]:
 
 
 def heat(cells: Sequence[Cell], title: str, moments: int = 1) -> Spec:
-    """A heat map, its columns and rows in the order of the cells; with several moments, a slider over them."""
-    columns, rows = (list(dict.fromkeys(cell[i] for cell in cells)) for i in (0, 1))
+    """A heat map, columns and rows in the order of the cells; several moments have a slider."""
+    columns, rows = list(dict.fromkeys(c.x for c in cells)), list(dict.fromkeys(c.y for c in cells))
     x = alt.X("x:N", sort=columns, title=None).axis(orient="top", labelAngle=0, labelLimit=140)
     base = _data("cells").encode(x=x, y=alt.Y("y:N", sort=rows, title=None))
     if moments > 1:
@@ -389,7 +386,7 @@ def heat(cells: Sequence[Cell], title: str, moments: int = 1) -> Spec:
 
 
 def probabilities(run: Run) -> tuple[dict[str, Spec], list[int]]:
-    """The probability of each option over the search, a chart for each choice, and the steps of the moments."""
+    """The probabilities of options over the search, a chart for each choice, and the steps shown."""
     selection, choices = run.result.selection, run.result.space.choices
     assert selection is not None
     names = selection.probabilities.keys()

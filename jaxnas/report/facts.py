@@ -1,4 +1,4 @@
-"""What a page of a run shows, as a dict of texts, tables and charts: what is there follows from the result."""
+"""What the page of a run shows, as a dict of texts, tables and charts: it follows from the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def facts(run: Run) -> Facts:
     """What the page of a finished run shows.
 
     Returns:
-      "title", "task", "eyebrow", "heading" as (before, figure, after), "lead" as sentences, "tiles", "sections".
+      "title", "task", "eyebrow", "heading" as (before, figure, after), "lead", "tiles" and "sections".
       A section has a "title" and what it is made of: "text", "steps", "code", "picture", "charts" by name,
       "tables", "lists" and "notes".
     """
@@ -96,7 +96,7 @@ def section(title: str, **parts: Any) -> Section:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], **more: Any) -> dict[str, Any]:
-    """A table; `more` has "fold" as its summary if it is shown on a click, and "words" if it is no numbers."""
+    """A table; `more` has "fold", its summary if it opens on a click, and "words" if it is no numbers."""
     return {"head": list(head), "rows": [list(row) for row in rows], **more}
 
 
@@ -242,7 +242,7 @@ def _found(run: Run, so_far: bool = False) -> Iterator[Section]:
     """All that was evaluated, and the best of it."""
     if drawn := charts.scatter(run):
         better, meta = "More" if run.sign > 0 else "Less", drawn["usermeta"]
-        text = f"One mark per evaluated architecture. {better} is better. {meta['front']} are on the Pareto front."
+        text = f"Every evaluated architecture; {meta['front']} are on the Pareto front. {better} is better."
         notes = [f"{meta['outside']} evaluations are beyond the axis."] if meta["outside"] else []
         notes.append("Ctrl + wheel zooms, dragging moves, a double click resets; click the legend to filter.")
         name = f"{words.metric_name(run.metric, run.search_role)} against {words.cost_name(run.cost or '')}"
@@ -271,9 +271,9 @@ def _tried(run: Run) -> Iterator[Section]:
     if record := run.result.replacements:
         metric = "Kullback–Leibler divergence of predictions" if record.metric == "kl" else record.metric
         text = (
-            f"{words.count(record.evaluations)} networks that replace one place of the largest one were compared "
-            f"with it by the {metric} ({record.unit}). The best sum within a budget is exact; the sum estimates the "
-            "whole, which was then measured. All with inherited weights."
+            f"{words.count(record.evaluations)} networks that replace one place of the largest were compared "
+            f"with it by the {metric} ({record.unit}). The best sum within a budget is exact; the whole was "
+            "then measured. All with inherited weights."
         )
         cost, drawn = words.cost_name(record.budget), charts.budgets(run)
         rows = []
@@ -322,7 +322,7 @@ def _spaces(run: Run) -> Section:
     shown = {f"shift-{i}": spec for i, spec in enumerate(charts.shifts(spaces).values())}
     shown["errors"] = charts.errors(spaces, error)
     rows = []
-    for one, x in ((one, x) for one in spaces for x in one.shifts):
+    for one, x in [(space, shift) for space in spaces for shift in space.shifts]:
         rise = words.difference_text(metric, x.slope * x.step).split()[0].lstrip("±")
         spread = words.amount_text(metric, x.standard_error * x.step).split()[0]
         by = (
@@ -335,15 +335,16 @@ def _spaces(run: Run) -> Section:
     slope = f"rise of the error over one step{words.difference_unit(metric)}"
     head = ("choice", "space", "options", "in the next space", "moves", slope, "step", "R²")
     notes = [
-        "The E-T error is half the mean error of a sample and half that of its best. Options move down the slope "
-        "where it exceeds twice its standard error, or the threshold that was set."
+        "The E-T error is half the mean error of a sample and half that of its best. Options move where the "
+        "slope is more than two standard errors, or beyond the threshold that was set."
     ]
     return section(
         "How the search space moved", text=text, charts=shown, tables=[table(head, rows)], notes=notes
     )
 
 
-def _searches(run: Run) -> Section:
+def gain_text(run: Run) -> list[str]:
+    """What the search gained over random search; [] where that was not run."""
     other, metric, text = run.network("random search"), run.metric, []
     for role in dict.fromkeys((run.search_role, run.final_role)) if other else ():
         mine, theirs = run.value(run.result.found, role), run.value(other, role) if other else None
@@ -361,13 +362,18 @@ def _searches(run: Run) -> Section:
             done += ", " if abs(gain) >= 2 * error else "; this may be chance: "
             done += f"{times} ({words.amount_text(metric, error)})"
         text.append(f"{done}.")
+    return text
+
+
+def _searches(run: Run) -> Section:
+    other = run.network("random search")
     curve = None if run.result.replacements else charts.best_so_far(run)
     notes = (
         [] if curve or run.result.replacements else ["The search has no history here, so it cannot be drawn."]
     )
     notes += [] if other else ["Random search was not run beside it, so the gain of the search is not known."]
     title = "Search against random search" if other else "How the search went"
-    return section(title, text=text, charts={"search": curve} if curve else {}, notes=notes)
+    return section(title, text=gain_text(run), charts={"search": curve} if curve else {}, notes=notes)
 
 
 def _measured(run: Run) -> Iterator[Section]:

@@ -7,6 +7,7 @@ finished run replaces it.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import pathlib
 from collections.abc import Sequence
@@ -37,57 +38,48 @@ def write(
       searches: those that have begun; the first one is what the run is for.
       reload: seconds after which a browser reads the page again; None for a page that stays.
 
-    Returns:
-      The path of the page.
-
     Raises:
       ValueError: a file is damaged; the message names it, and the line.
-      OSError: the workdir cannot be written.
     """
     root = files.as_path(workdir)
     records = read_records(root, space.choices)
-    metrics, history = records["metrics"], records["history"]
     result = Result(
         task=task,
         space=space,
-        found=_best(history, task, searches) or Network(name="none", architecture={}, costs={}, metrics={}),
+        found=_best(records["history"], task, searches),
         searches=tuple(searches),
-        selection=_probabilities(metrics),
+        selection=_probabilities(records["metrics"]),
     )
     if reload is not None:
         now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
         doing += f" This page was written at {now} and reads itself again every {reload} seconds."
-    run = Run(result, **records)
+    run = Run(result, records["metrics"], records["history"], mends=records["mends"])
     files.write_text(root / "report.html", page.render(facts.running(run, doing), reload))
     return root / "report.html"
 
 
-def _best(history: Sequence[Record], task: TaskOf, searches: Sequence[SearchOf]) -> Network | None:
-    """The best network of the first search, of all evaluations where it has none yet."""
+def _best(history: Sequence[Record], task: TaskOf, searches: Sequence[SearchOf]) -> Network:
+    """The best network of the first search, else of all evaluations; an empty one where there is none."""
     scored = [line for line in history if is_number(line["score"])]
     first = [line for line in scored if searches and line["strategy"] == searches[0].name]
-    if not scored:
-        return None
-    line, metric = max(first or scored, key=lambda line: line["score"]), task.metrics[0]
-    value = line["score"] if metric.direction == "max" else -line["score"]
+    line, metric = max(first or scored, key=lambda line: line["score"], default={}), task.metrics[0]
+    value = (1 if metric.direction == "max" else -1) * line.get("score", math.nan)
     names = [name for search in searches for name in search.reachable] or ["params", "macs"]
     return Network(
         name="best so far",
         architecture=line.get("architecture", {}),
         costs={name: line[name] for name in dict.fromkeys(names) if is_number(line.get(name))},
-        metrics={"search": {metric.name: value}},
+        metrics={"search": {metric.name: value}} if line else {},
     )
 
 
 def _probabilities(metrics: Sequence[Record]) -> SelectionOf | None:
     """The last probabilities of a training with architecture parameters."""
     lines: list[dict[str, Any]] = [line for line in metrics if line["split"] == "architecture"]
-    if not lines:
+    last = max(lines, key=lambda line: line["step"], default=None)
+    if last is None:
         return None
-    last = max(lines, key=lambda line: line["step"])
+    steps, confidence = int(last["step"]), float(last["confidence"])
     return SelectionOf(
-        method="argmax",
-        steps=int(last["step"]),
-        probabilities=last["probabilities"],
-        confidence=float(last["confidence"]),
+        method="argmax", steps=steps, probabilities=last["probabilities"], confidence=confidence
     )

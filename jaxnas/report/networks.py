@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jaxnas.report import words
 from jaxnas.report.read import Retrained, Run
@@ -17,17 +17,10 @@ TIMES = {"training_step_ms": "ms per step", "inference_rows_per_second": "rows p
 Column = tuple[str, MetricOf]  # a role and a metric
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Trainings of one network that differ in the seed alone.
+class Group(NamedTuple):
+    """Trainings of one network, with what they began with, that differ in the seed alone."""
 
-    Attributes:
-      name: of the network; "found before" if another one was found since.
-      weights: that they began with.
-      members: by seed.
-    """
-
-    name: str
+    name: str  # of the network; "found before" if another one was found since
     weights: str
     members: tuple[Retrained, ...]
 

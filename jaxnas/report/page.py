@@ -7,6 +7,7 @@ clock, no path and no chance, so that a resumed run and an uninterrupted one giv
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -17,27 +18,14 @@ import jinja2
 import vl_convert
 
 from jaxnas import files
-from jaxnas.report import advice, charts, facts, networks, words
-from jaxnas.report.read import Run, read_run
-from jaxnas.report.result import Network
+from jaxnas.report import advice, charts, facts, words
+from jaxnas.report.read import read_run
 
 _HERE = pathlib.Path(__file__).parent
 
 
 def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes report.html of a finished run.
-
-    Args:
-      workdir: of the run; see `read_run` for its files.
-
-    Returns:
-      The path of the page.
-
-    Raises:
-      FileNotFoundError: there is no result.json.
-      ValueError: a file is damaged; the message names it, and the line or the field.
-      OSError: the workdir cannot be written.
-    """
+    """Writes report.html of a finished run and returns its path; see `read_run` for the files and errors."""
     path = files.as_path(workdir) / "report.html"
     files.write_text(path, render(facts.facts(read_run(workdir))))
     return path
@@ -63,9 +51,9 @@ def _template() -> jinja2.Template:
 
 @functools.cache
 def library() -> str:
-    """Vega-Lite and what draws it, as one script of 0.9 MB; made once for each version and kept in the cache."""
+    """Vega-Lite and what draws it, as one script of 0.9 MB: made once and kept in the user's cache."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxnas"
-    path = cache / f"vega-embed-{vl_convert.get_vega_embed_version()}-{vl_convert.__version__}.js"
+    path = cache / f"vega-{importlib.metadata.version('vl-convert-python')}.js"
     try:
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,38 +90,14 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike, chart: str = "
 
 
 def summary_lines(workdir: str | os.PathLike) -> list[str]:
-    """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open.
-
-    Args:
-      workdir: of the run; see `read_run` for its files.
-
-    Returns:
-      Lines of plain text.
-    """
+    """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open."""
     run, root = read_run(workdir), files.as_path(workdir)
-    result, found = run.result, run.result.found
-
-    def figures(network: Network) -> list[str]:
-        roles = dict.fromkeys((run.search_role, run.final_role))
-        known = [
-            (words.metric_name(run.metric, r), words.value_text(run.metric, run.value(network, r)))
-            for r in roles
-        ]
-        return [f"{name} {value}{words.unit_text(run.metric)}" for name, value in known if value != "–"]
-
-    costs = [x for x in found.costs if x != run.cost and not (x == networks.LATENCY and run.timed)]
-    parts = figures(found) + [words.cost_amount(name, found.costs[name]) for name in costs]
-    if words.is_number(found.extraction_error):
-        parts.append(f"extraction error {found.extraction_error:.1e}")
-    lines = [f"Found: {''.join(networks.headline(run))}.", f"  {', '.join(parts)}"]
-    other, linear = run.network("random search"), result.linear.get(run.final_role)
-    lines += [f"  random search: {', '.join(figures(other))}"] if other is not None else []
-    if linear is not None:
-        name = words.metric_name(run.metric, run.final_role)
-        lines.append(f"  {words.LINEAR}: {name} {words.value_text(run.metric, linear)}")
-    lines += [f"  {one}" for one in facts.latency_text(run)]
+    page = facts.facts(run)
+    tiles = [f"{x['name']} {x['value']}" + (f" ({x['sub']})" if x["sub"] else "") for x in page["tiles"]]
+    texts = [f"Found: {page['title']}.", *tiles, *facts.latency_text(run), *facts.gain_text(run)]
+    lines = [f"  {line}" if i else line for text in texts for i, line in enumerate(textwrap.wrap(text, 108))]
     for one in advice.advice(run, str(root)):
         lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)
         lines += [f"    {line}" for line in one.code.splitlines()]
-    lines += [f"Network: {root / result.subnet}", f"Open {root / 'report.html'}"]
+    lines += [f"Network: {root / run.result.subnet}", f"Open {root / 'report.html'}"]
     return [line.replace(words.NBSP, " ") for line in lines]

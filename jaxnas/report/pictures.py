@@ -97,7 +97,7 @@ def layers(architecture: Architecture, choices: Choices) -> dict[str, Any]:
     rows: list[tuple[str, list[Cell]]] = []
     for i, kind in enumerate(table["layer"]):
         # Decisions that do not count are None, and are left out at the end of a list.
-        row = {name: values[i] if i < len(values) else None for name, values in table.items()}
+        row: dict[str, Any] = {name: values[i] if i < len(values) else None for name, values in table.items()}
         inputs, source = [row[role] for role in ("first", *KINDS.get(kind, ()))], row["source"]
         right = len(inputs) > 1 and isinstance(source, int) and 0 <= source <= i
         if not (right and all(isinstance(one, str) for one in inputs)):

@@ -19,7 +19,7 @@ TIMED = "latency_measured.json"  # apart from the result, which a run that was k
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone, with what its times.json and its settings hold; {} where they are not."""
+    """A network that was trained alone, its times.json and its settings; {} where there are none."""
 
     network: Network
     times: Mapping[str, Any]
@@ -126,14 +126,7 @@ class Run:
 
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """Reads the files of a workdir. Only result.json must be there.
-
-    Args:
-      workdir: with result.json, and, where they exist, metrics.jsonl, mends.jsonl, search/history.jsonl and
-        retrained/*/result.json with times.json.
-
-    Returns:
-      What they hold.
+    """Reads result.json of a workdir and, where they are, its records and retrained/*/result.json.
 
     Raises:
       FileNotFoundError: there is no result.json.
@@ -151,36 +144,13 @@ def read_run(workdir: str | os.PathLike) -> Run:
     return Run(result, retrained=tuple(retrained), timed=timed, **read_records(root, result.space.choices))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Timed:
-    milliseconds: Mapping[str, tuple[float, float, float]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Change:
-    before: Any
-    now: Any
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Mend:
-    step: int
-    diverged: int | None
-    changes: Mapping[str, _Change]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Metrics:
-    split: str
-    step: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Evaluation:
-    strategy: str
-    index: int
-    score: float | None  # None where it was not finite
-    architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+# What records must have; a score that was not finite is None.
+_fields = dataclasses.make_dataclass
+_Timed = _fields("_Timed", [("milliseconds", Mapping[str, tuple[float, float, float]])])
+_Change = _fields("_Change", [("before", Any), ("now", Any)])
+_Mend = _fields("_Mend", [("step", int), ("diverged", int | None), ("changes", Mapping[str, _Change])])
+_Metrics = _fields("_Metrics", [("split", str), ("step", float)])
+_Evaluation = _fields("_Evaluation", [("strategy", str), ("index", int), ("score", float | None)])
 
 
 def _read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
@@ -194,11 +164,7 @@ def _read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
 
 
 def read_records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> dict[str, tuple[Record, ...]]:
-    """What a run has recorded so far: "metrics", "history" and "mends" of `Run`.
-
-    Args:
-      workdir: of the run.
-      choices: of the space, as `Space.to_json()` writes them.
+    """What a run of a space with these choices has recorded: "metrics", "history" and "mends" of `Run`.
 
     Raises:
       ValueError: a file is damaged; the message names it, and the line and the field.
@@ -211,7 +177,9 @@ def read_records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> dict[str,
     path = workdir / "search" / "history.jsonl"
     history = _lines(path, _Evaluation)
     for number, line in enumerate(history, 1):
-        for name, value in line.get("architecture", {}).items():
+        for name, value in parse(
+            line.get("architecture", {}), Mapping[str, Any], f"line {number} of {path}"
+        ).items():
             if any(isinstance(one, (list, dict)) for one in (value if isinstance(value, list) else [value])):
                 raise ValueError(
                     f"line {number} of {path}: {name!r} should be an option or a list of options."
@@ -228,7 +196,7 @@ def read_records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> dict[str,
 
 
 def _lines(path: pathlib.Path, kind: type) -> list[Record]:
-    """The records of a file of JSON lines, which have at least the fields of a dataclass; [] if there is none."""
+    """The records of a file of JSON lines, with at least the fields of a dataclass; [] if there is none."""
     records = files.read_lines(path)
     for number, record in enumerate(records, 1):
         parse(record, kind, f"line {number} of {path}")

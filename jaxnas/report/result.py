@@ -148,7 +148,7 @@ class Budgeted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplacementsOf:
-    """A search by replacing one place at a time; see `jaxnas.search.knapsack`. Less of the metric is better."""
+    """A search by replacing one place at a time; see `jaxnas.search.knapsack`. Less is better."""
 
     metric: str
     unit: str
@@ -299,8 +299,9 @@ def _as(value: Any, kind: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _as(value, args[0], where)
-    plain = Mapping if dataclasses.is_dataclass(kind) else list if origin is tuple else origin or kind
-    if plain is not Any and not isinstance(value, (int, float) if plain is float else plain):
+    plain: Any = Mapping if dataclasses.is_dataclass(kind) else list if origin is tuple else origin or kind
+    wanted: Any = (int, float) if plain is float else plain
+    if plain is not Any and not isinstance(value, wanted):
         raise ValueError(f"{where} should be {_JSON.get(plain, plain.__name__)}, found {value!r:.80}")
     if dataclasses.is_dataclass(kind):
         hints, required = _fields(kind)

@@ -6,11 +6,10 @@ The strengths are those of a selection by removal (`search.perturbation` and `se
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from jaxnas.report import charts, words
 from jaxnas.report.read import Run
@@ -27,15 +26,8 @@ _HOW = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Strength:
-    """What the removals of one option have shown.
-
-    Attributes:
-      option: its name.
-      drops: how much the score fell without it, once for each position that it could be taken out of.
-      kept: at how many of these it was kept.
-    """
+class Strength(NamedTuple):
+    """An option, how far the score fell without it at each position, and at how many it was kept."""
 
     option: str
     drops: tuple[float, ...]
@@ -104,40 +96,31 @@ def chance(run: Run) -> float | None:
     """
     task, role, found = run.result.task, run.search_role, run.result.found
     if words.is_accuracy(run.metric):
-        count = _examples(run)
-        return math.sqrt(0.5 / count) if count else None
-    if _limited(run):
+        return math.sqrt(0.5 / count) if (count := _examples(run)) else None
+    if _examples(run) != task.sizes.get(role):
         return None  # The error was measured on all examples.
     error = words.standard_error(task, run.metric, role, found, run.value(found, role))
     return None if error is None else math.sqrt(2) * error
 
 
-def _limited(run: Run) -> bool:
-    """Whether options were compared on a part of the search role."""
-    settings = run.result.config.get("search")
-    return isinstance(settings, Mapping) and settings.get("limit") is not None
-
-
 def _examples(run: Run) -> int | None:
     """On how many examples options were compared; None where it is not known."""
-    selection = run.result.selection
+    selection, settings = run.result.selection, run.result.config.get("search")
     if selection is not None and selection.examples is not None:
         return selection.examples
-    return None if _limited(run) else run.result.task.sizes.get(run.search_role)
+    limited = isinstance(settings, Mapping) and settings.get("limit") is not None
+    return None if limited else run.result.task.sizes.get(run.search_role)
 
 
-def sections(run: Run) -> list[dict[str, Any]]:
-    """The sections of the probabilities, the candidates and the strengths of options, as far as there are any."""
-    selection, found = run.result.selection, []
-    if selection is None:
-        return []
-    if selection.probabilities and not weights_were_even(run):
-        found.append(_probabilities(run, selection))
-    if selection.candidates:
-        found.append(_candidates(run, selection))
-    if selection.decisions:
-        found.append(_strengths(run, selection))
-    return found
+def sections(run: Run) -> Iterator[dict[str, Any]]:
+    """The sections of the probabilities, the candidates and the strengths of options, if there are any."""
+    selection = run.result.selection
+    if selection is not None and selection.probabilities and not weights_were_even(run):
+        yield _probabilities(run, selection)
+    if selection is not None and selection.candidates:
+        yield _candidates(run, selection)
+    if selection is not None and selection.decisions:
+        yield _strengths(run, selection)
 
 
 def _probabilities(run: Run, selection: SelectionOf) -> dict[str, Any]:
@@ -173,12 +156,10 @@ def _candidates(run: Run, selection: SelectionOf) -> dict[str, Any]:
         name = words.describe(one.architecture, run.result.space.choices)
         rows.append([name, source, *cells, *[""] * (1 + rungs - len(cells))])
     name = words.metric_name(run.metric, run.search_role, unit=True)
-    text = [
-        f"The {name} of each, inherited" + (" and after training alone." if rungs else ".")
-    ]
+    text = [f"The {name} of each, inherited" + (" and after training alone." if rungs else ".")]
     if words.is_number(selection.kendall_tau):
         text.append(f"Kendall’s tau between the supernet and the first trials: {selection.kendall_tau:.2f}.")
-    tables = [{"head": head, "rows": rows[:MOST_SHOWN], "first": True}]
+    tables: list[dict[str, Any]] = [{"head": head, "rows": rows[:MOST_SHOWN], "first": True}]
     if rest := rows[MOST_SHOWN:]:
         tables.append({"head": head, "rows": rest, "fold": f"{len(rest)} more candidates"})
     return {"title": "The candidates", "text": text, "tables": tables}
@@ -221,8 +202,8 @@ def _sure(run: Run, most: float, error: float | None) -> str:
     size = f"{words.count(_examples(run) or 0)} {run.search_role} {run.result.task.examples}"
     twice = words.amount_text(run.metric, 2 * error)
     if most < 2 * error:
-        return f"All bars are shorter than two standard errors over {size} ({twice}): the choice may well be chance."
-    return f"Bars shorter than two standard errors over {size} ({twice}, shaded) may be chance."
+        return f"All are within two standard errors over {size} ({twice}): the choice may well be chance."
+    return f"What is within two standard errors over {size} ({twice}, shaded) may be chance."
 
 
 def _made(run: Run, selection: SelectionOf, what: str) -> dict[str, Any]:

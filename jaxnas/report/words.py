@@ -199,17 +199,12 @@ def show(value: Any) -> str:
 def letters(options: Sequence[str]) -> dict[str, str]:
     """One sign for each option: a dash where it does nothing, else initials, or numbers if those coincide."""
     busy = [option for option in options if option not in IDLE]
-    makers = (
-        lambda option: option[:1].upper(),
-        lambda option: "".join(part[:1] for part in plain(option).split()).upper(),
-        lambda option: option[:1].upper() + "".join(filter(str.isdigit, option))[:2],
+    first, initials = (
+        [option[:1].upper() for option in busy],
+        ["".join(part[:1] for part in plain(option).split()).upper() for option in busy],
     )
-    signs: list[str] = [str(i + 1) for i in range(len(busy))]
-    for make in makers:
-        made = [make(option) for option in busy]
-        if len({*made}) == len(made) and all(made):
-            signs = made
-            break
+    numbers = [str(i + 1) for i in range(len(busy))]
+    signs = next(one for one in (first, initials, numbers) if len({*one}) == len(one) and all(one))
     return dict(zip(busy, signs, strict=True)) | {option: "–" for option in options if option in IDLE}
 
 
