@@ -59,22 +59,16 @@ def facts(run: Run) -> Facts:
 
 def running(run: Run, doing: str) -> Facts:
     """What the page of a run shows while it goes on; `doing` says how far it has come."""
-    if not (run.metrics or run.history):
-        waiting = [section("Nothing is recorded yet", text=["The first figures appear here."])]
-        return frame(run, ("Training on ", run.result.task.name, ""), [doing], [*waiting, *training(run)])
-    if run.result.found.architecture or run.result.found.costs:
+    best, curve = bool(run.result.found.metrics), charts.best_so_far(run)
+    waiting = [] if run.metrics or run.history else ["The first figures appear here."]
+    parts = [section("Nothing is recorded yet", text=waiting), *(_found(run, so_far=True) if best else ())]
+    parts += [section("Best so far", charts={"search": curve} if best and curve else {})]
+    heading = ("Training on ", run.result.task.name, "")
+    if best:
         before, value, after = networks.headline(run)
-        curve = charts.best_so_far(run)
-        parts = [*_found(run, so_far=True), section("Best so far", charts={"search": curve} if curve else {})]
-        top = frame(
-            run,
-            (f"Best so far: {before}", value, after),
-            [doing],
-            [*parts, *selection.sections(run), *training(run)],
-        )
-        return top | {"tiles": tiles(run)}
-    parts = [*selection.sections(run), *training(run)]
-    return frame(run, ("Training on ", run.result.task.name, ""), [doing], parts)
+        heading = (f"Best so far: {before}", value, after)
+    page = frame(run, heading, [doing], [*parts, *selection.sections(run), *training(run)])
+    return page | {"tiles": tiles(run) if best else []}
 
 
 def frame(run: Run, heading: Sequence[str], lead: Sequence[str], sections: Iterable[Section]) -> Facts:

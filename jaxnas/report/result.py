@@ -58,44 +58,27 @@ class SpaceOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network that was measured.
-
-    Attributes:
-      name: as "found", "random search", "smallest", "largest", or a name of the config's.
-      architecture: option values by choice.
-      costs: as {"params": ..., "macs": ...}.
-      metrics: by role, then by name of the metric.
-      weights: "inherited" from the supernet, "fine-tuned" from it, or "from scratch".
-      seed, steps: of a retraining; None for inherited weights.
-      extraction_error: largest relative difference to the supernet's outputs; None if not extracted.
-      errors: the standard error of each metric over the examples of a role, where it is known.
-    """
+    """A network that was measured: "found", "random search", "smallest", "largest", or of the config."""
 
     name: str
-    architecture: Mapping[str, Any]
-    costs: Mapping[str, float]
-    metrics: Mapping[str, Mapping[str, float | None]]
-    weights: str = "inherited"
-    seed: int | None = None
+    architecture: Mapping[str, Any]  # option values by choice
+    costs: Mapping[str, float]  # as {"params": ..., "macs": ...}
+    metrics: Mapping[str, Mapping[str, float | None]]  # by role, then by name
+    weights: str = "inherited"  # from the supernet, "fine-tuned" from it, or "from scratch"
+    seed: int | None = None  # of a retraining, as the steps
     steps: int | None = None
-    extraction_error: float | None = None
-    errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    extraction_error: float | None = None  # largest relative difference to the supernet's outputs
+    errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)  # standard errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchOf:
-    """One search by a strategy; search/history.jsonl has its evaluations under this name.
-
-    Attributes:
-      name, evaluations: of the strategy, and how many it made.
-      bounds: (least, most) by cost, None where there is no bound.
-      reachable: (least, most) that the space has, by cost.
-    """
+    """One search by a strategy; search/history.jsonl has its evaluations under this name."""
 
     name: str
     evaluations: int
     bounds: Mapping[str, tuple[float | None, float | None]] = dataclasses.field(default_factory=dict)
-    reachable: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    reachable: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # (least, most)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,27 +95,18 @@ class Candidate:
 class SelectionOf:
     """How an architecture was taken from a search with architecture parameters.
 
-    Attributes:
-      method: "argmax", "sampling", "trials", "perturbation", "pruning" or "strongest".
-      steps: of the search.
-      probabilities: of the options by choice, [options] or [positions][options].
-      confidence: the largest probability of the least decided decision.
-      candidates: among which "sampling" and "trials" chose.
-      trial_steps: steps of each rung of trials.
-      kendall_tau: between the supernet's metric and that of the first trials.
-      examples: of the search role, on which options or candidates were compared; None where it is not known.
-      decisions: in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
-        "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
+    Decisions are in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
+    "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
     """
 
-    method: str
+    method: str  # "argmax", "sampling", "trials", "perturbation", "pruning" or "strongest"
     steps: int
-    probabilities: Mapping[str, Any]
-    confidence: float
-    candidates: tuple[Candidate, ...] = ()
-    trial_steps: tuple[int, ...] = ()
-    kendall_tau: float | None = None
-    examples: int | None = None
+    probabilities: Mapping[str, Any]  # of options by choice, [options] or [positions][options]
+    confidence: float  # the largest probability of the least decided decision
+    candidates: tuple[Candidate, ...] = ()  # of "sampling" and "trials"
+    trial_steps: tuple[int, ...] = ()  # of each rung
+    kendall_tau: float | None = None  # between the supernet's metric and that of the first trials
+    examples: int | None = None  # of the search role, on which options or candidates were compared
     decisions: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -160,24 +134,15 @@ class ReplacementsOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankingOf:
-    """How well a supernet ranks architectures; see `jaxnas.runs.rank`.
-
-    Attributes:
-      architectures: option values by choice.
-      inherited: the task's first metric with the supernet's weights.
-      alone: the same after training alone; None of a training that diverged.
-      kendall_tau: rank correlation (tau-b) of the two, from -1 to 1; None where all of one are equal.
-      interval: 95 % of its bootstrap distribution over architectures.
-      role, steps: of the data, and of each training alone.
-    """
+    """How well a supernet ranks architectures, by the task's first metric; see `jaxnas.runs.rank`."""
 
     architectures: tuple[Mapping[str, Any], ...]
-    inherited: tuple[float | None, ...]
-    alone: tuple[float | None, ...]
-    kendall_tau: float | None
-    interval: tuple[float | None, float | None]
+    inherited: tuple[float | None, ...]  # with the supernet's weights
+    alone: tuple[float | None, ...]  # after training alone; None of a training that diverged
+    kendall_tau: float | None  # tau-b; None where all values of one kind are equal
+    interval: tuple[float | None, float | None]  # 95 % of its bootstrap distribution over architectures
     role: str
-    steps: int
+    steps: int  # of each training alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,40 +157,23 @@ class SampledSpaceOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found.
-
-    Attributes:
-      found: the network that the search brought out, or the one that a retraining trained.
-      networks: others, to compare it with.
-      linear: what a linear model reaches, by role, in the first metric; {} where the task has none.
-      searches: over architectures.
-      selection, replacements, ranking: None where the run has none.
-      spaces: those that the space of this run evolved from, in order, and itself; none where it was given.
-      subnet: folder of the found network, within the workdir.
-      module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
-      loader: class of transformers that loads the found network, a Hugging Face checkpoint; "" for others.
-      interrupted: how far a training that was stopped had come; "" for one that is complete.
-      exported_batch: the batch size that the exported program takes; None for any.
-      config: of the run, as nested plain values.
-      versions, device: of what decides numbers.
-      version: of this schema.
-    """
+    """What a run found."""
 
     task: TaskOf
     space: SpaceOf
-    found: Network
-    networks: tuple[Network, ...] = ()
-    linear: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    found: Network  # what the search brought out, or what a retraining trained
+    networks: tuple[Network, ...] = ()  # to compare it with
+    linear: Mapping[str, float] = dataclasses.field(default_factory=dict)  # a linear model's metric, by role
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
     replacements: ReplacementsOf | None = None
     ranking: RankingOf | None = None
-    spaces: tuple[SampledSpaceOf, ...] = ()
-    subnet: str = "subnet"
-    module: str = ""
-    loader: str = ""
-    interrupted: str = ""
-    exported_batch: int | None = None
+    spaces: tuple[SampledSpaceOf, ...] = ()  # those that the space evolved from, in order, and itself
+    subnet: str = "subnet"  # folder of the found network, within the workdir
+    module: str = ""  # the class that `jaxnas.load_subnet` must be given; "" for ours
+    loader: str = ""  # the class of transformers that loads a Hugging Face checkpoint; "" for others
+    interrupted: str = ""  # how far a training that was stopped had come
+    exported_batch: int | None = None  # the batch size that the exported program takes; None for any
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""

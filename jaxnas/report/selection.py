@@ -208,24 +208,24 @@ def _sure(run: Run, most: float, error: float | None) -> str:
 
 def _made(run: Run, selection: SelectionOf, what: str) -> dict[str, Any]:
     """The decisions or rounds in the order in which they were made, folded away."""
-    choices, rows = run.result.space.choices, []
-    rounds = "blocks" in selection.decisions[0]
+    rows, rounds = [], "blocks" in selection.decisions[0]
     for number, one in enumerate(selection.decisions, 1):
-        names, drops = [words.plain(option) for option in _options(one, choices)], one["drops"]
+        names = [words.plain(option) for option in _options(one, run.result.space.choices)]
+        place, cells = one.get("position"), [f"{number}"]
         if rounds:
-            names = [f"{name} ({place + 1})" for name, (place, _) in zip(names, one["blocks"], strict=True)]
-            out = [f"{words.plain(words.show(option))} ({place + 1})" for place, option in one["removed"]]
-            cells = [f"{number}", ", ".join(out)]
+            names = [f"{name} ({at + 1})" for name, (at, _) in zip(names, one["blocks"], strict=True)]
+            cells.append(
+                ", ".join(f"{words.plain(words.show(option))} ({at + 1})" for at, option in one["removed"])
+            )
         else:
-            place = one.get("position")
-            label = words.plain(one["name"]) + ("" if place is None else f" {place + 1}")
-            cells = [label, words.plain(words.show(one["kept"]))]
+            cells = [
+                words.plain(one["name"]) + ("" if place is None else f" {place + 1}"),
+                words.plain(words.show(one["kept"])),
+            ]
         # Without the unit, which the head of the table has.
-        figures = [words.difference_text(run.metric, drop).split()[0] for drop in drops]
-        falls = ", ".join(
-            f"{names[i]} {figures[i]}" for i in sorted(range(len(drops)), key=lambda i: -drops[i])
-        )
-        rows.append([*cells, falls])
+        falls = sorted(zip(one["drops"], names, strict=True), key=lambda pair: -pair[0])
+        texts = [f"{name} {words.difference_text(run.metric, drop).split()[0]}" for drop, name in falls]
+        rows.append([*cells, ", ".join(texts)])
     fold = f"the {'rounds' if rounds else 'decisions'}, in the order made"
     head = ["round", "removed (position)", what] if rounds else ["decision", "kept", what]
     return {"head": head, "rows": rows, "fold": fold, "words": True}
