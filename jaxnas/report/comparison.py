@@ -41,8 +41,8 @@ def facts_of(result: Mapping[str, Any]) -> facts.Facts:
         budget = f"the time of {result['evaluations']} full trainings"
     title = f"{winner['name']} finds {winner['final']['mean']:.5g} {shown} in {budget}"
     lead = [
-        f"{len(strategies)} strategies on {result['benchmark']}, of {result['networks']:,} networks.",
-        f"{result['seeds']:,} searches each. They see the {seen}; shown is the {shown} of the best by that.",
+        f"{len(strategies)} strategies on {result['benchmark']}, of {result['networks']:,} networks:",
+        f"{result['seeds']:,} searches each. They see the {seen}; shown is the {shown} of the best by it.",
     ]
     ties = (
         f"The best {shown} is {best['reported']:.5g}; the best by {seen} has {best['reported_of_found']:.5g}."

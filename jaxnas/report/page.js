@@ -3,7 +3,10 @@ const {themes, charts} = JSON.parse(document.getElementById("data").textContent)
 const dark = matchMedia("(prefers-color-scheme: dark)");
 function draw() {
   for (const place of document.querySelectorAll(".chart")) {
-    vegaEmbed(place, charts[place.dataset.chart], {
+    const spec = charts[place.dataset.chart];
+    const many = Object.values(spec.datasets).some((rows) => rows.length > 3000);
+    vegaEmbed(place, spec, {
+      renderer: many ? "canvas" : "svg",
       config: themes[dark.matches ? "dark" : "light"],
       tooltip: {theme: dark.matches ? "dark" : "light"},
       actions: {export: true, source: false, compiled: false, editor: false},

@@ -37,7 +37,7 @@ RESULT = {
 def test_page_of_a_comparison(tmp_path, more, axis):
     text = comparison.write(tmp_path / "report.html", RESULT | more).read_text(encoding="utf-8")
     page = Page(text)
-    wanted = "strategy <2> finds 0.92 test accuracy", axis, "a & b, of 15,625 networks"
+    wanted = "strategy <2> finds 0.92 test accuracy", axis, "a & b, of 15,625 networks: 7 searches each"
     wanted += "How far from the best valid accuracy", "25 %", "not reached"
     assert [one for one in wanted if one not in page.text] == []
     assert list(page.charts) == ["reported", "found", "rank", "times"]
