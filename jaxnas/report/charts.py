@@ -1,154 +1,19 @@
-"""The charts of a page, as Vega-Lite specifications: a pointer shows what a mark is, a legend filters.
-
-Colors are in `theme`, once for light and once for dark pages: a specification names styles alone. Data stand
-beside a specification as rows, under names of its own, since a user's names may be no names of fields.
-"""
+"""The charts of the page of a run, as Vega-Lite specifications."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import altair as alt
-import vl_convert
 
-from jaxnas.report import words
+from jaxnas.report import vega, words
 from jaxnas.report.read import Record, Run
 from jaxnas.report.result import MetricOf, SampledSpaceOf
+from jaxnas.report.vega import Axis, Cell, Spec, bars, heat, lines, thin
 
-Spec = dict[str, Any]
-MOST_POINTS = 240  # of a line: more would be closer together than pixels
 MOST_DESCRIBED = 4000  # evaluations; of more, only the front has its architectures in the page
 MOST_MOMENTS = 40
-_LIGHT = ("#0b68b0", "#c4570a", "#0b7f62", "#8a3f94", "#8a6d00", "#b3261e", "#566273", "#17202b")
-_DARK = ("#5db2f0", "#f19a4d", "#45c9a3", "#d79be0", "#e5c33d", "#ff8a80", "#9eabba", "#e8edf3")
-_STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
-
-
-class Axis(NamedTuple):
-    """An axis: its title, the d3 format of its numbers, its scale, and its range or its margin in pixels."""
-
-    title: str
-    format: str = ""
-    scale: str = "linear"
-    range: tuple[float, float] | None = None
-    reverse: bool = False
-    padding: int = 12
-
-    def of(self, kind: type, field: str) -> Any:
-        """The encoding of a field on this axis."""
-        scale: dict[str, Any] = {"type": self.scale, "nice": False, "reverse": self.reverse}
-        scale |= {"zero": False} if self.scale == "linear" else {}
-        scale |= {"padding": self.padding} if self.range is None else {"domain": list(self.range)}
-        drawn = kind(f"{field}:Q").title(self.title).scale(**scale)
-        return drawn.axis(format=self.format) if self.format else drawn
-
-    def tip(self, field: str) -> alt.Tooltip:
-        """What a pointer shows of a field; a percentage has two digits there."""
-        return alt.Tooltip(f"{field}:Q", title=self.title, format=".2%" if "%" in self.format else ",")
-
-
-class Cell(NamedTuple):
-    """A cell of a heat map: column, row, shade from 0 to 1, text, whole name, and moment of a slider."""
-
-    x: str
-    y: str
-    value: float
-    text: str
-    name: str
-    moment: int = 0
-
-
-def theme(dark: bool = False) -> Spec:
-    """The colors and fonts of all charts."""
-    ink, soft, grid, card = (
-        ("#e8edf3", "#9eabba", "#2b3541", "#171d25")
-        if dark
-        else (*("#17202b", "#566273", "#dde3ea"), "#ffffff")
-    )
-    colors, gold = (_DARK, "#ffd23f") if dark else (_LIGHT, "#f2b701")
-    text = {
-        f"{part}{key}": x for part in ("label", "title") for key, x in (("Color", soft), ("FontSize", 12))
-    }
-    return {
-        "background": None,
-        "font": 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif',
-        "view": {"stroke": None},
-        "mark": {"color": colors[0]},
-        "range": {"category": list(colors), "ramp": [card, colors[0]]},
-        "axis": {**text, "titleFontWeight": 400, "gridColor": grid, "domainColor": grid, "tickColor": grid},
-        "axisX": {"grid": False, "tickCount": 7},
-        "axisY": {"tickCount": 6, "labelLimit": 260},
-        "legend": {
-            **text,
-            "title": None,
-            "orient": "top",
-            "symbolSize": 120,
-            "symbolOpacity": 1,
-            "labelLimit": 320,
-        },
-        "title": {"color": ink, "anchor": "start", "fontSize": 13, "fontWeight": 600},
-        "style": {
-            "front": {"color": ink, "stroke": ink, "strokeWidth": 1.5},
-            "found": {"color": gold, "stroke": ink, "strokeWidth": 1, "shape": _STAR, "size": 420},
-            "named": {"color": colors[3], "shape": "triangle-down", "size": 110},
-            "label": {"color": ink, "fontWeight": 600, "fontSize": 13},
-            "over": {"color": card, "fontSize": 12},
-            "under": {"color": ink, "fontSize": 12},
-            "band": {"color": colors[0], "fillOpacity": 0.08},
-            "frame": {"stroke": card, "strokeWidth": 3},
-        },
-    }
-
-
-def to_svg(spec: Spec) -> str:
-    """A chart as the text of an SVG file, for light pages."""
-    return vl_convert.vegalite_to_svg(_alone(spec))
-
-
-def to_png(spec: Spec, title: str) -> bytes:
-    """A chart with a title as a PNG of about 1600 pixels, for light pages."""
-    return vl_convert.vegalite_to_png(_alone(spec) | {"title": title}, scale=1.86)
-
-
-def _alone(spec: Spec) -> Spec:
-    return {**spec, "width": 860, "background": "white", "padding": 16, "config": theme()}
-
-
-def _spec(chart: Any, height: int, **rows: Iterable[Mapping[str, Any]]) -> Spec:
-    """A chart of named data as plain values, as wide as its place on the page."""
-    fit = alt.AutoSizeParams(type="fit-x", contains="padding")
-    spec = chart.properties(width="container", height=height, autosize=fit)
-    spec = spec.to_dict(validate=False)  # as tests do: it would take most of a page's time
-    spec.pop("config")
-    return spec | {
-        "datasets": {k: [{n: _short(v) for n, v in row.items()} for row in x] for k, x in rows.items()}
-    }
-
-
-def _short(value: Any) -> Any:
-    """A number without the digits that no one sees."""
-    return float(f"{value:.6g}") if isinstance(value, float) and value % 1 else value
-
-
-def _data(name: str) -> Any:
-    return alt.Chart(alt.NamedData(name))
-
-
-def _legend() -> alt.Parameter:
-    return alt.selection_point(name="legend", fields=["s"], bind="legend")
-
-
-def _zoom() -> alt.Parameter:
-    """Zoom by a pinch, or by the wheel with Ctrl: the wheel alone scrolls the page."""
-    return alt.selection_interval(name="zoom", bind="scales", zoom="wheel![event.ctrlKey]")
-
-
-def _series(names: Sequence[str], kind: type = alt.Color) -> Any:
-    """The color, shape or dashes of named series, with one legend for all three."""
-    scale = {"range": ["circle", "diamond", "square", "triangle-up"]} if kind is alt.Shape else {}
-    return kind("s:N", legend=alt.Legend() if len(names) > 1 else None).scale(domain=list(names), **scale)
 
 
 def metric_axis(metric: MetricOf, role: str = "") -> Axis:
@@ -159,40 +24,6 @@ def metric_axis(metric: MetricOf, role: str = "") -> Axis:
 def cost_axis(name: str, most: float) -> Axis:
     """The axis of a cost with values up to `most`."""
     return Axis(words.cost_name(name), "~s" if most >= 1000 else "")
-
-
-def lines(rows: Sequence[Record], x: Axis, y: Axis, steps: bool = False, height: int = 300) -> Spec:
-    """Lines by series, with bands where rows have them; a pointer shows the nearest point.
-
-    Args:
-      rows: with "s" for the series, "x", "y", and perhaps "low" and "high".
-      x, y: the axes.
-      steps: whether a value holds until the next one.
-      height: in pixels.
-    """
-    names, legend = list(dict.fromkeys(row["s"] for row in rows)), _legend()
-    hover = alt.selection_point(name="hover", on="pointerover", nearest=True, empty=False, clear="pointerout")
-    base = _data("lines").encode(x=x.of(alt.X, "x"), y=y.of(alt.Y, "y"), color=_series(names))
-    kind = "step-after" if steps else "linear"
-    seen = alt.when(legend).then(alt.value(1)).otherwise(alt.value(0.08))
-    drawn = base.mark_line(clip=True, interpolate=kind).encode(
-        strokeDash=_series(names, alt.StrokeDash), opacity=seen
-    )
-    tips = [*([alt.Tooltip("s:N", title="of")] if len(names) > 1 else []), x.tip("x"), y.tip("y")]
-    near = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0))
-    points = base.mark_point(filled=True, size=70, clip=True).encode(opacity=near, tooltip=tips)
-    parts = [drawn.add_params(legend, _zoom()), points.add_params(hover)]
-    if any("low" in row for row in rows):
-        band = base.mark_area(opacity=0.15, clip=True).encode(y=y.of(alt.Y, "low"), y2="high:Q")
-        parts.insert(0, band.transform_filter("isValid(datum.low)"))
-    return _spec(alt.layer(*parts), height, lines=rows)
-
-
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most `MOST_POINTS` points: means over runs of neighbors of equal length."""
-    size = max(1, -(-len(points) // MOST_POINTS))
-    parts = [points[i : i + size] for i in range(0, len(points), size)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -246,22 +77,22 @@ def scatter(run: Run) -> Spec | None:
         x.tip("x"),
     ]
     tips += [alt.Tooltip(f"c{n}:Q", title=words.cost_name(name), format=",") for n, name in enumerate(others)]
-    places, legend = {"x": x.of(alt.X, "x"), "y": y.of(alt.Y, "y")}, _legend()
+    places, legend = {"x": x.of(alt.X, "x"), "y": y.of(alt.Y, "y")}, vega.legend()
     points = (
-        _data("points")
+        vega.data("points")
         .mark_point(filled=True, size=50, clip=True)
         .encode(
             **places,
-            color=_series(names),
-            shape=_series(names, alt.Shape),
+            color=vega.series(names),
+            shape=vega.series(names, alt.Shape),
             opacity=alt.when(legend).then(alt.value(0.6)).otherwise(alt.value(0.03)),
             tooltip=[*tips, alt.Tooltip("a:N", title="architecture")],
         )
     )
-    line = _data("front").mark_line(style="front", interpolate="step-after", clip=True).encode(**places)
-    nets, own = _data("named").encode(**places), "datum.star"
+    line = vega.data("front").mark_line(style="front", interpolate="step-after", clip=True).encode(**places)
+    nets, own = vega.data("named").encode(**places), "datum.star"
     known_tips = [alt.Tooltip("n:N", title="network"), y.tip("v"), x.tip("x")]
-    parts = [points.add_params(legend, _zoom()), line]
+    parts = [points.add_params(legend, vega.zoom()), line]
     parts.append(
         nets.mark_point(style="named", filled=True, opacity=1)
         .transform_filter(f"!{own}")
@@ -279,10 +110,10 @@ def scatter(run: Run) -> Spec | None:
     )
     budget = [{"x": low, "x2": high, "t": "budget"}] if cost in run.bounds else []
     if budget:
-        area = _data("budget").encode(x="x:Q")
+        area = vega.data("budget").encode(x="x:Q")
         parts.insert(0, area.mark_rect(style="band", clip=True).encode(x2="x2:Q"))
         parts.append(area.mark_text(style="under", align="left", dx=6, y=10).encode(text="t:N"))
-    spec = _spec(alt.layer(*parts), 420, points=rows, front=edge, named=named, budget=budget)
+    spec = vega.make(alt.layer(*parts), 420, points=rows, front=edge, named=named, budget=budget)
     outside = sum(not y_range[0] <= row["y"] <= y_range[1] for row in rows)
     return spec | {"usermeta": {"front": len(front), "outside": outside}}
 
@@ -366,25 +197,6 @@ def training(run: Run) -> dict[str, Spec]:
     return found
 
 
-def heat(cells: Sequence[Cell], title: str, moments: int = 1) -> Spec:
-    """A heat map, columns and rows in the order of the cells; several moments have a slider."""
-    columns, rows = list(dict.fromkeys(c.x for c in cells)), list(dict.fromkeys(c.y for c in cells))
-    x = alt.X("x:N", sort=columns, title=None).axis(orient="top", labelAngle=0, labelLimit=140)
-    base = _data("cells").encode(x=x, y=alt.Y("y:N", sort=rows, title=None))
-    if moments > 1:
-        bind = alt.binding_range(min=0, max=moments - 1, step=1, name="moment ")
-        base = base.add_params(alt.param(name="moment", value=moments - 1, bind=bind))
-        base = base.transform_filter("datum.moment == moment")
-    shade = alt.Color("value:Q", legend=None).scale(domain=[0, 1], range="ramp", interpolate="rgb")
-    tips = [alt.Tooltip("name:N", title="place"), alt.Tooltip("value:Q", format=".1%", title=title)]
-    boxes = base.mark_rect(style="frame").encode(color=shade, tooltip=tips)
-    texts = [
-        base.mark_text(style=style).encode(text="text:N").transform_filter(which)
-        for style, which in (("over", "datum.value > 0.55"), ("under", "datum.value <= 0.55"))
-    ]
-    return _spec(alt.layer(boxes, *texts), 26 * len(rows), cells=[cell._asdict() for cell in cells])
-
-
 def probabilities(run: Run) -> tuple[dict[str, Spec], list[int]]:
     """The probabilities of options over the search, a chart for each choice, and the steps shown."""
     selection, choices = run.result.selection, run.result.space.choices
@@ -412,31 +224,6 @@ def probabilities(run: Run) -> tuple[dict[str, Spec], list[int]]:
     return charts, [step for step, _ in moments]
 
 
-def bars(rows: Sequence[Record], title: str, chance: float | None = None) -> Spec:
-    """Bars by name, in the order of the rows.
-
-    Args:
-      rows: with "s", "x", perhaps "low" and "high", the ends of a range, and "kept", a group.
-      title: of the axis.
-      chance: a difference from 0 that may be one of chance; None where that is not known.
-    """
-    base = _data("bars").encode(y=alt.Y("s:N", sort=[row["s"] for row in rows], title=None))
-    keys = [key for key in ("x", "low", "high") if key in rows[0]]
-    tips = [alt.Tooltip("s:N", title="of"), *(alt.Tooltip(f"{key}:Q", format=".4~g") for key in keys)]
-    drawn = base.mark_bar(height={"band": 0.55}, opacity=0.85).encode(
-        x=alt.X("x:Q").title(title), tooltip=tips
-    )
-    if "kept" in rows[0]:
-        drawn = drawn.encode(color=alt.Color("kept:N").scale(domain=["kept", "not kept"]))
-    parts = [drawn]
-    if "low" in keys:
-        parts.append(base.mark_rule(style="front").encode(x="low:Q", x2="high:Q"))
-    if chance is not None:
-        parts.insert(0, _data("chance").mark_rect(style="band").encode(x="low:Q", x2="high:Q"))
-    limits = [] if chance is None else [{"low": -chance, "high": chance}]
-    return _spec(alt.layer(*parts), 32 * len(rows), bars=rows, chance=limits)
-
-
 def ranking(run: Run) -> Spec | None:
     """The metric after training alone by the inherited one; None where it was not measured."""
     of = run.result.ranking
@@ -451,8 +238,10 @@ def ranking(run: Run) -> Spec | None:
     axis = metric_axis(run.metric, of.role)
     x, y = (axis._replace(title=f"{axis.title}, {kind}") for kind in ("inherited", "alone"))
     tips = [x.tip("x"), y.tip("y"), alt.Tooltip("a:N", title="architecture")]
-    chart = _data("ranked").mark_point(filled=True, size=80, opacity=0.85).encode(tooltip=tips)
-    return _spec(chart.encode(x=x.of(alt.X, "x"), y=y.of(alt.Y, "y")).add_params(_zoom()), 320, ranked=rows)
+    chart = vega.data("ranked").mark_point(filled=True, size=80, opacity=0.85).encode(tooltip=tips)
+    return vega.make(
+        chart.encode(x=x.of(alt.X, "x"), y=y.of(alt.Y, "y")).add_params(vega.zoom()), 320, ranked=rows
+    )
 
 
 def latency(run: Run) -> Spec | None:
@@ -496,7 +285,7 @@ def shifts(spaces: Sequence[SampledSpaceOf]) -> dict[str, Spec]:
             rows += [{"s": one.name, "x": option} for option in options]
             options = options if shift is None else shift.new
         ticks = alt.Axis(values=sorted({row["x"] for row in rows}), format="~g")
-        base = _data("options").properties(title=words.plain(name))
+        base = vega.data("options").properties(title=words.plain(name))
         base = base.encode(
             x=alt.X("x:Q", title=None, axis=ticks).scale(zero=False),
             y=alt.Y("s:N", sort=names, title=None),
@@ -504,5 +293,5 @@ def shifts(spaces: Sequence[SampledSpaceOf]) -> dict[str, Spec]:
             tooltip=[alt.Tooltip("s:N", title="space"), alt.Tooltip("x:Q", title="option")],
         )
         marks = [base.mark_line(opacity=0.4, strokeWidth=5), base.mark_point(filled=True, size=80, opacity=1)]
-        found[name] = _spec(alt.layer(*marks), 26 * len(names) + 10, options=rows)
+        found[name] = vega.make(alt.layer(*marks), 26 * len(names) + 10, options=rows)
     return found

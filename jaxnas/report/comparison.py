@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxnas import files
-from jaxnas.report import charts, facts, page, words
+from jaxnas.report import facts, page, vega, words
 
 
 def write(path: str | os.PathLike, result: Mapping[str, Any]) -> pathlib.Path:
@@ -23,7 +23,7 @@ def write(path: str | os.PathLike, result: Mapping[str, Any]) -> pathlib.Path:
 def save_png(path: str | os.PathLike, result: Mapping[str, Any]) -> None:
     """Draws the mean regret of the strategies as a PNG, 1600 pixels wide."""
     shown = facts_of(result)
-    files.write_bytes(path, charts.to_png(shown["sections"][0]["charts"]["reported"], shown["title"]))
+    files.write_bytes(path, vega.to_png(shown["sections"][0]["charts"]["reported"], shown["title"]))
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -48,16 +48,16 @@ def facts_of(result: Mapping[str, Any]) -> facts.Facts:
         f"The best {shown} is {best['reported']:.5g}; the best by {seen} has {best['reported_of_found']:.5g}."
     )
     band = "Mean regret over the searches; bands are 95 % confidence, by bootstrap. Logarithmic axes."
-    axis, places = charts.Axis("evaluations", "~s", "log"), "evaluations"
+    axis, places = vega.Axis("evaluations", "~s", "log"), "evaluations"
     if "seconds" in result:
         axis, places = axis._replace(title="simulated seconds"), "simulated_seconds"
     points = [(s["name"], s["rank"], s[places]) for s in strategies]
     ranks = [{"s": name, "x": x, "y": y} for name, rank, at in points for x, y in zip(at, rank, strict=True)]
-    times = charts.bars([{"s": s["name"], "x": s["seconds_per_search"]} for s in strategies], "seconds")
+    times = vega.bars([{"s": s["name"], "x": s["seconds_per_search"]} for s in strategies], "seconds")
     drawn = {
         "reported": _regret(result, "reported", axis, places),
         "found": _regret(result, "found", axis, places),
-        "rank": charts.lines(ranks, axis, charts.Axis("mean rank", reverse=True), height=260),
+        "rank": vega.lines(ranks, axis, vega.Axis("mean rank", reverse=True), height=260),
         "times": times,
     }
     titles = (
@@ -81,7 +81,7 @@ def facts_of(result: Mapping[str, Any]) -> facts.Facts:
     }
 
 
-def _regret(result: Mapping[str, Any], key: str, axis: charts.Axis, places: str) -> charts.Spec:
+def _regret(result: Mapping[str, Any], key: str, axis: vega.Axis, places: str) -> vega.Spec:
     """The mean regret on logarithmic axes, with bands."""
     rows, best = [], result["best"][key]
     positive = [v for s in result["strategies"] for x in s[key]["mean"] if (v := abs(best - x)) > 0]
@@ -90,7 +90,7 @@ def _regret(result: Mapping[str, Any], key: str, axis: charts.Axis, places: str)
         values = [[max(abs(best - x), floor) for x in s[key][band]] for band in ("mean", "low", "high")]
         for x, mean, *ends in zip(s[places], *values, strict=True):
             rows.append({"s": s["name"], "x": x, "y": mean, "low": min(ends), "high": max(ends)})
-    return charts.lines(rows, axis, charts.Axis("mean regret", "~g", "log"), height=340)
+    return vega.lines(rows, axis, vega.Axis("mean regret", "~g", "log"), height=340)
 
 
 def _table(result: Mapping[str, Any]) -> dict[str, Any]:

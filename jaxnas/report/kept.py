@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnas.report import charts, words
+from jaxnas.report import vega, words
 from jaxnas.report.result import Result
 
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
@@ -133,14 +133,14 @@ def _blocks(inner: Sequence[Kept]) -> list[int]:
     return depths
 
 
-def chart(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> charts.Spec:
+def chart(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> vega.Spec:
     """The heat map as a Vega-Lite chart, with a cell for each place."""
     cells = [
-        charts.Cell(words.plain(column), block, one.kept / one.size, one.text, one.name)
+        vega.Cell(words.plain(column), block, one.kept / one.size, one.text, one.name)
         for block, columns in rows_of(kept_of(places, architecture)).items()
         for column, one in columns.items()
     ]
-    return charts.heat(cells, "kept")
+    return vega.heat(cells, "kept")
 
 
 def kept_svg(net: Any, arch: Any) -> str:
@@ -158,4 +158,4 @@ def kept_svg(net: Any, arch: Any) -> str:
     """
     if not hasattr(net, "described"):
         raise TypeError(f"kept_svg draws networks of jaxnas.supernet; got a {type(net).__name__}.")
-    return charts.to_svg(chart(net.described()["places"], net.space.to_dict(arch)))
+    return vega.to_svg(chart(net.described()["places"], net.space.to_dict(arch)))

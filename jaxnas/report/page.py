@@ -18,7 +18,7 @@ import jinja2
 import vl_convert
 
 from jaxnas import files
-from jaxnas.report import advice, charts, facts, words
+from jaxnas.report import advice, facts, vega, words
 from jaxnas.report.read import read_run
 
 _HERE = pathlib.Path(__file__).parent
@@ -34,7 +34,7 @@ def write(workdir: str | os.PathLike) -> pathlib.Path:
 def render(page: facts.Facts, reload: int | None = None) -> str:
     """The text of a page with these facts; with `reload` a browser reads it again after so many seconds."""
     specs = {name: spec for one in page["sections"] for name, spec in one.get("charts", {}).items()}
-    data = {"themes": {"light": charts.theme(), "dark": charts.theme(dark=True)}, "charts": specs}
+    data = {"themes": {"light": vega.theme(), "dark": vega.theme(dark=True)}, "charts": specs}
     # No text of a user can end the element that holds it.
     encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
         "<", "\\u003c"
@@ -86,7 +86,7 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike, chart: str = "
     if chart not in specs:
         has = ", ".join(specs) or "none"
         raise ValueError(f"The page of {os.fspath(workdir)} has no chart {chart!r}; its charts are: {has}.")
-    files.write_bytes(path, charts.to_png(specs[chart], f"{page['title']} on {page['task']}"))
+    files.write_bytes(path, vega.to_png(specs[chart], f"{page['title']} on {page['task']}"))
 
 
 def summary_lines(workdir: str | os.PathLike) -> list[str]:

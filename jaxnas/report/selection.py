@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxnas.report import charts, words
+from jaxnas.report import charts, vega, words
 from jaxnas.report.read import Run
 from jaxnas.report.result import Candidate, SelectionOf
 
@@ -181,7 +181,7 @@ def _strengths(run: Run, selection: SelectionOf) -> dict[str, Any]:
                 "high": max(drops),
             }
             rows.append(row | {"kept": "kept" if one.kept else "not kept"})
-        spec = charts.bars(rows, what, None if error is None else 2 * scale * error)
+        spec = vega.bars(rows, what, None if error is None else 2 * scale * error)
         shown[f"strength-{number}"] = spec | ({"title": words.plain(name)} if len(by_choice) > 1 else {})
     text = [
         "The longer the bar, the more the supernet needs the option; the line is the range over positions."

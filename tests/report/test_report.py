@@ -18,7 +18,7 @@ import workdirs
 from workdirs import change, facts_of, page_of, section_of
 
 from jaxnas import report, runs
-from jaxnas.report import charts, live, read_run, words
+from jaxnas.report import charts, live, read_run, vega, words
 from jaxnas.report import result as result_lib
 from jaxnas.report.result import MetricOf, Network, Result, SpaceOf, TaskOf
 
@@ -124,7 +124,7 @@ def test_a_page_loads_nothing_and_its_charts_are_those_of_vega(pages, kind):
         used = set(re.findall(r'"data": \{"name": "(\w+)"', json.dumps(spec)))
         assert used <= spec["datasets"].keys()
         assert not re.search(r"#[0-9a-fA-F]{6}|rgb\(", json.dumps(spec))  # colors are the theme's
-    light, dark = charts.theme(), charts.theme(dark=True)
+    light, dark = vega.theme(), vega.theme(dark=True)
     assert light["style"].keys() == dark["style"].keys() and light["range"] != dark["range"]
 
 
