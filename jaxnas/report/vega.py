@@ -1,7 +1,7 @@
 """Vega-Lite specifications: axes, lines, bars, heat maps, and the colors of light and of dark pages.
 
-A pointer shows what a mark is, and a legend filters. Colors are in `theme`; a specification names styles. Data
-stand beside it as rows, under names of its own, since a user's names may be no names of fields.
+A pointer shows what a mark is, and a legend filters. Colors are in `theme`; a specification names styles.
+Data stand beside it as rows, under names of its own, since a user's names may be no names of fields.
 """
 
 from __future__ import annotations
