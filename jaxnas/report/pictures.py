@@ -40,9 +40,8 @@ def picture(
 
 
 def _most(choices: Choices, name: str, values: Sequence[Any]) -> float:
-    return max(
-        [v for v in [*choices.get(name, {}).get("options", ()), *values] if words.is_number(v)] + [1e-9]
-    )
+    numbers = [*choices.get(name, {}).get("options", ()), *values]
+    return max([value for value in numbers if words.is_number(value)] + [1e-9])
 
 
 def transformer(architecture: Architecture, choices: Choices) -> dict[str, Any]:
@@ -64,17 +63,12 @@ def transformer(architecture: Architecture, choices: Choices) -> dict[str, Any]:
     hidden = round(widest * _most(choices, "mlp_ratio", ratios)) or 1
     rows: list[tuple[str, list[Cell]]] = []
     for i in range(count):
-        if i >= depth or heads[i] is None or ratios[i] is None:
-            rows.append((f"layer {i + 1}", [{"text": "skipped", "off": True}, {"text": "", "off": True}]))
-            continue
-        size = round(embed * ratios[i])
-        boxes = {"boxes": (int(heads[i]), most)}
-        rows.append(
-            (
-                f"layer {i + 1}",
-                [{"text": f"{heads[i]}", **boxes}, {"text": words.count(size), "share": size / hidden}],
-            )
-        )
+        cells: list[Cell] = [{"text": "skipped", "off": True}, {"text": ""}]
+        if i < depth and heads[i] is not None and ratios[i] is not None:
+            size = round(embed * ratios[i])
+            cells = [{"text": f"{heads[i]}", "boxes": (int(heads[i]), most)}]
+            cells.append({"text": words.count(size), "share": size / hidden})
+        rows.append((f"layer {i + 1}", cells))
     note = f"Embedding dim {words.count(embed)} of at most {words.count(widest)}; {depth} of {count} layers."
     return {"note": note, "head": ["layer", "attention heads", "MLP hidden size"], "rows": rows}
 
@@ -112,8 +106,8 @@ def layers(architecture: Architecture, choices: Choices) -> dict[str, Any]:
         rows.append((f"{i + 1} {kind}", cells + [{"text": ""}] * (4 - len(cells))))
     head = [
         "layer",
-        "first input or query, from the layer before",
-        "other inputs from",
+        "first input or query, of the layer before",
+        "others from",
         "second input or key",
         "value",
     ]
@@ -148,7 +142,7 @@ def stages(architecture: Architecture, choices: Choices) -> dict[str, Any]:
     filled = [(name, [x.get(c, empty) for c in columns] if isinstance(x, dict) else x) for name, x in rows]
     rest = [n for n in architecture if not any(n.endswith(f"_{i}") for i in range(1, number))]
     beside = ", ".join(f"{words.plain(name)} {words.show(architecture[name])}" for name in rest)
-    return {"note": beside and f"Beside the stages: {beside}.", "head": ["block", *columns], "rows": filled}
+    return {"note": beside and f"Beside the stages: {beside}.", "head": ["", *columns], "rows": filled}
 
 
 def _stem(name: str) -> str:
@@ -161,12 +155,8 @@ def _cell(name: str, value: Any, choices: Choices) -> Cell:
     options = list(dict.fromkeys(option for row in rows for option in row))
     if words.is_number(value):
         return {"text": words.show(value), "share": max(0.0, value / _most({}, "", [*options, value]))}
-    idle = str(value) in words.IDLE
-    return {
-        "text": words.plain(words.show(value)),
-        "color": options.index(value) if value in options else 0,
-        "off": idle,
-    }
+    place = options.index(value) if value in options else 0
+    return {"text": words.plain(words.show(value)), "color": place, "off": str(value) in words.IDLE}
 
 
 def stacks(networks: Mapping[str, Architecture], choices: Choices) -> dict[str, Any]:

@@ -75,21 +75,10 @@ NETS = {
         },
         decisions={"ratio": Choice(1.0, 2.0).repeat(11)},
     ),
-    "ranked": lambda: supernet_of(
-        Stacked(),
-        (2, 3, 4),
-        {
-            "block_*/hidden": Choice(8, 32),
-            "block_*": Depth(2, 7, order=[f"block_{3 * i % 11}" for i in range(11)]),
-        },
-    ),
     "convolutions": lambda: supernet_of(
         Convolutional(),
         (2, 6, 6, 1),
         {"Conv_*/channels": Choice(2, 8), "Conv_1/kernel": Choice(1, 3), "a/hidden": Choice(5, 12)},
-    ),
-    "list": lambda: supernet_of(
-        Convolutional(), (2, 6, 6, 1), {"Conv_*/channels": Choice(2, 8), "a/hidden": Choice(5, 12)}
     ),
     "scan": lambda: supernet_of(
         Scanned(), (2, 4), {"layers/hidden": Choice(8, 16, 32).repeat(3), "layers": Depth(1, 2, 3)}
