@@ -249,7 +249,7 @@ def _found(run: Run, so_far: bool = False) -> Iterator[Section]:
     ]
     every = table(("decision", "value", "options"), rows, words=True, fold="all decisions and their options")
     if places := kept.places_of(result):
-        rest = kept.beside(places, architecture)
+        rest = words.listed(kept.beside(places, architecture))
         text = f"The share of each size that is kept, by block. {rest and f'Beside the sizes: {rest}.'}"
         yield section(title, text=[text], charts={"kept": kept.chart(places, architecture)}, tables=[every])
         return

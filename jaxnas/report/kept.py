@@ -87,11 +87,11 @@ def kept_of(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> list[
     return [dataclasses.replace(one, kept=0) if any(map(one.inside, out)) else one for one in found]
 
 
-def beside(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> str:
+def beside(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> list[str]:
     """The decisions that set no place, each with its value: those that the module has itself."""
     drawn = {name for one in places.values() for name, _ in one["decisions"]}
     rest = [name for name in architecture if name not in drawn]
-    return words.listed([f"{words.plain(name)} {words.show(architecture[name])}" for name in rest])
+    return [f"{words.plain(name)} {words.show(architecture[name])}" for name in rest]
 
 
 def rows_of(found: Sequence[Kept]) -> dict[str, dict[str, Kept]]:
