@@ -6,6 +6,7 @@ Data stand beside it as rows, under names of its own, since a user's names may b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -112,8 +113,10 @@ def make(chart: Any, height: int, **rows: Iterable[Mapping[str, Any]]) -> Spec:
 
 
 def _short(value: Any) -> Any:
-    """A number without the digits that no one sees."""
-    return float(f"{value:.6g}") if isinstance(value, float) and value % 1 else value
+    """A number without the digits that no one sees; None of one that is not finite."""
+    if not isinstance(value, float):
+        return value
+    return (float(f"{value:.6g}") if value % 1 else value) if math.isfinite(value) else None
 
 
 def data(name: str) -> Any:

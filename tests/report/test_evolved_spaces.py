@@ -82,6 +82,12 @@ def test_the_errors_of_all_spaces_are_on_one_axis(root, evolution):
     assert f"From A to C it changes by −{-change:.2f} points." in text
 
 
+def test_a_run_of_one_evaluation_and_without_an_evolution(tmp_path):
+    page = page_of(workdirs.vision(tmp_path, evaluations=1))
+    assert "How the search space moved" not in page.text
+    assert len(page.charts["scatter"]["datasets"]["points"]) == 2  # one of each strategy
+
+
 def test_one_space_a_loss_and_odd_names_are_shown_too(tmp_path, evolution):
     start = evolution[1][0]
     task = dataclasses.replace(read_run(workdirs.vision(tmp_path)).result.task, metrics=(workdirs.LOSS,))

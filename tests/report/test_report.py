@@ -268,7 +268,7 @@ def test_stragglers_and_values_that_are_not_finite_stay_out_of_the_plot(vision):
     losses = {"step": 3010, "split": "train", "loss": None, "accuracy": 0.1}
     append(vision / "metrics.jsonl", losses)
     for i, (size, score) in enumerate(((40, 0.1), (9_000_000, 0.2), (40_000, None))):
-        line = {"index": 500 + i, "strategy": "random", "params": size, "score": score}
+        line = {"index": 500 + i, "strategy": "random", "params": size, "score": score, "macs": math.inf}
         append(vision / "search/history.jsonl", line)
     networks = result_lib.read(vision).networks
     smallest = dataclasses.replace(networks[1], metrics={"test": {"accuracy": math.nan}})
