@@ -10,6 +10,7 @@ import random
 from jaxnas import report, spaces
 from jaxnas.report import facts
 from jaxnas.report import result as result_lib
+from jaxnas.report.page import library
 from jaxnas.report.result import Candidate, MetricOf, Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 
 ACCURACY = MetricOf(name="accuracy", unit="%", direction="max")
@@ -43,7 +44,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, page):
         super().__init__()
         self.open, self.attributes, self.words, self.scripts = [], [], [], []
-        self.feed(page)
+        self.feed(page.replace(library(), ""))  # most of the page, and slow to parse
         assert self.open == []
         self.text = " ".join("".join(self.words).replace("\u00a0", " ").split())
         self.charts = json.loads(self.scripts[0])["charts"] if self.scripts else {}
