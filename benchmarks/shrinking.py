@@ -39,7 +39,7 @@ _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds of the calibration.")
 _SHARES = flags.DEFINE_list(
     "shares", ["0.85", "0.6"], "Budgets, as shares of the parameters without embeddings."
 )
-_STEPS = flags.DEFINE_integer("steps", 0, "Distillation steps of the first seed's networks; 0 for none.")
+_STEPS = flags.DEFINE_integer("steps", 0, "Distillation steps of each network; 0 for none.")
 _LENGTH = flags.DEFINE_integer("length", 256, "Tokens of a text.")
 _LIMIT = flags.DEFINE_integer("limit", 1, "Texts by which networks are compared.")
 _METHODS = flags.DEFINE_list("methods", ["solver", "uniform", "random"], "Methods.")
@@ -168,7 +168,7 @@ def main() -> None:
             if method == "solver":
                 replaced = bench.replacing.replaced
                 record |= dict(seconds=bench.seconds, estimated=-replaced.total(bench.replacements, arch))
-            if _STEPS.value and number == 0:
+            if _STEPS.value:
                 record |= dict(steps=_STEPS.value, distilled=bench.distilled(arch, _STEPS.value))
             tell(**record)
         if _DEPTH.value:

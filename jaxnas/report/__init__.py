@@ -2,8 +2,7 @@
 
 from jaxnas.report import comparison, live, result
 from jaxnas.report.kept import kept_svg
-from jaxnas.report.page import render, summary_lines, write
-from jaxnas.report.picture import save_png
+from jaxnas.report.page import save_png, summary_lines, write
 from jaxnas.report.read import Retrained, Run, read_run
 from jaxnas.training.clock import times_line
 
@@ -14,7 +13,6 @@ __all__ = [
     "kept_svg",
     "live",
     "read_run",
-    "render",
     "result",
     "save_png",
     "summary_lines",

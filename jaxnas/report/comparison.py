@@ -1,42 +1,38 @@
 """The page of a comparison of strategies on a table: curves with bands, ranks, wall time.
 
-One file that loads nothing, a function of the comparison's result alone.
+It is a function of the comparison's result alone.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxnas import files
-from jaxnas.report import svg, words
-from jaxnas.report.document import document, note, section, table
-from jaxnas.report.lines import Axis, Line, plot
-
-# Colours of lines in light and in dark (Okabe-Ito, adjusted for contrast); dashes tell them apart too.
-_COLOURS = (
-    ("#566273", "#9eabba", ""),
-    ("#0b68b0", "#5db2f0", ""),
-    ("#c4570a", "#f19a4d", "8 4"),
-    ("#0b7f62", "#45c9a3", "3 3"),
-    ("#8a3f94", "#d79be0", "10 3 2 3"),
-    ("#8a6d00", "#e5c33d", ""),
-    ("#b3261e", "#ff8a80", "6 3"),
-    ("#17202b", "#e8edf3", "2 3"),
-)
+from jaxnas.report import facts, page, vega, words
 
 
-def write(path: str | os.PathLike, result: dict[str, Any]) -> pathlib.Path:
+def write(path: str | os.PathLike, result: Mapping[str, Any]) -> pathlib.Path:
     """Writes the page of a comparison, atomically, and returns its path."""
     files.write_text(path, render(result))
     return files.as_path(path)
 
 
-def render(result: dict[str, Any]) -> str:
+def save_png(path: str | os.PathLike, result: Mapping[str, Any]) -> None:
+    """Draws the mean regret of the strategies as a PNG, 1600 pixels wide."""
+    shown = facts_of(result)
+    files.write_bytes(path, vega.to_png(shown["sections"][0]["charts"]["reported"], shown["title"]))
+
+
+def render(result: Mapping[str, Any]) -> str:
     """The whole page as text; `result` is what comparison.json holds."""
+    return page.render(facts_of(result))
+
+
+def facts_of(result: Mapping[str, Any]) -> facts.Facts:
+    """What the page shows; see `facts.facts`."""
     strategies, sign, best = result["strategies"], 1 if result["objective"] == "max" else -1, result["best"]
     winner = max(strategies, key=lambda s: sign * s["final"]["mean"])
     seen, shown = words.plain(result["metric"]), words.plain(result["report_metric"])
@@ -44,139 +40,67 @@ def render(result: dict[str, Any]) -> str:
     if "seconds" in result:
         budget = f"the time of {result['evaluations']} full trainings"
     title = f"{winner['name']} finds {winner['final']['mean']:.5g} {shown} in {budget}"
-    lead = (
-        f"{len(strategies)} strategies were compared on {result['benchmark']}, which has "
-        f"{svg.count(result['networks'])} different networks, with {svg.count(result['seeds'])} searches "
-        f"each. They see the {seen} only; the page shows the {shown} of the best network so far by that. "
-        "Bands hold the mean with 95 % confidence, by bootstrap over the searches."
-    )
-    rules = "".join(
-        f".k{i}{{color:{light}}}.line.k{i}{{stroke-dasharray:{dash or 'none'}}}"
-        f".band{i}{{fill:{light};fill-opacity:.15}}.bar{i}{{fill:{light}}}"
-        f"@media (prefers-color-scheme:dark){{.k{i}{{color:{dark}}}.band{i},.bar{i}{{fill:{dark}}}}}"
-        for i, (light, dark, dash) in enumerate(_COLOURS)
-    )
-    legend = svg.legend([("line", f"k{i % 8}", s["name"]) for i, s in enumerate(strategies)])
-    notes = (
-        "Regret is the best in the table, less what the best network so far has. It need not fall to 0: "
-        f"the best by {seen} has {best['reported_of_found']:.5g}, and the best of all has "
-        f"{best['reported']:.5g}.",
-        "This is what the strategies themselves see and follow.",
-        "Ranks are taken search by search; 1 is best, and equal results share a rank.",
-        f"All {result['seeds']} searches ran in programs of {result['chunk']} at a time on "
-        f"{result['device']}; the time of compiling is left out.",
-        "The median of the networks until the best was found is over all searches: one that did not find it "
-        "counts as longer than all others. The mean is of the searches that found it, and so flatters a "
-        "strategy that often fails.",
-    )
-    panels = (
-        (f"How far from the best {shown}", legend, _regret(result, "reported", "regret")),
-        (f"How far from the best {seen}", legend, _regret(result, "found", "seen")),
-        ("Mean rank among the strategies", legend, _ranks(result)),
-        ("Time of one search", "", _times(result)),
-        ("Figures", "", _table(result)),
-    )
-    body = [section(*panel, note(svg.esc(text))) for panel, text in zip(panels, notes, strict=True)]
-    eyebrow = "jaxnas · comparison of search strategies"
-    return document(title, eyebrow, svg.esc(title), svg.esc(lead), "\n".join(body), rules)
-
-
-def _axis(result: dict[str, Any]) -> tuple[str, str, tuple[float, float]]:
-    """The name of the axis, its key in a strategy's results, and its range."""
-    if "seconds" not in result:
-        return "evaluations", "evaluations", (1, result["evaluations"])
-    key = "simulated_seconds"
-    return "simulated seconds", key, (result["strategies"][0][key][0], result["seconds"])
-
-
-def _regret(result: dict[str, Any], key: str, name: str) -> str:
-    """Lines of the mean regret on logarithmic axes, with their bands."""
-    axis, places, span = _axis(result)
-
-    def regret(strategy: dict[str, Any], band: str) -> list[float]:
-        return [abs(result["best"][key] - v) for v in strategy[key][band]]
-
-    strategies = result["strategies"]
-    positive = [v for s in strategies for v in regret(s, "mean") if v > 0]
-    floor = max(min(positive, default=1e-3), 1e-3 * max(positive, default=1.0)) * 0.8
-    top = max(max(positive, default=1.0), floor * 10)
-
-    def points(strategy: dict[str, Any], band: str) -> list[svg.Point]:
-        values = (math.log10(max(v, floor)) for v in regret(strategy, band))
-        return list(zip(strategy[places], values, strict=True))
-
-    def texts(values: Sequence[float]) -> list[str]:
-        return [f"{10**value:.2g}" for value in values]
-
-    y = Axis("mean regret (logarithmic)", (math.log10(floor), math.log10(top)), texts)
-    return plot(
-        f"{name}-curve",
-        f"Mean regret by {axis}",
-        Axis(axis, span, log=True),
-        y,
-        [Line(s["name"], f"k{i % 8}", points(s, "mean")) for i, s in enumerate(strategies)],
-        [(f"band{i % 8}", points(s, "low"), points(s, "high")) for i, s in enumerate(strategies)],
-        size=(960, 400),
-        value_text=lambda value: f"{10**value:.3g}",
-    )
-
-
-def _ranks(result: dict[str, Any]) -> str:
-    """Lines of the mean rank; 1 is at the top."""
-    axis, places, span = _axis(result)
-    lines = [
-        Line(s["name"], f"k{i % 8}", [(n, -rank) for n, rank in zip(s[places], s["rank"], strict=True)])
-        for i, s in enumerate(result["strategies"])
+    lead = [
+        f"{len(strategies)} strategies on {result['benchmark']}, of {result['networks']:,} networks:",
+        f"{result['seeds']:,} searches each. They see the {seen}; shown is the {shown} of the best by it.",
     ]
-    y = Axis("mean rank", (-len(lines) - 0.3, -0.7), lambda ranks: [f"{-rank:g}" for rank in ranks])
-    x, size = Axis(axis, span, log=True), (960, 300)
-    return plot(
-        "rank-curve", f"Mean rank by {axis}", x, y, lines, size=size, value_text=lambda rank: f"{-rank:.2f}"
+    ties = (
+        f"The best {shown} is {best['reported']:.5g}; the best by {seen} has {best['reported_of_found']:.5g}."
     )
-
-
-def _times(result: dict[str, Any]) -> str:
-    strategies, body = result["strategies"], []
-    longest = max(s["seconds_per_search"] for s in strategies) or 1
-    for i, s in enumerate(strategies):
-        y, width, text = (
-            34 * i,
-            560 * s["seconds_per_search"] / longest,
-            svg.duration(s["seconds_per_search"]),
-        )
-        body += [
-            svg.text(250, y + 22, s["name"], "value", "end"),
-            svg.text(268 + width, y + 22, text, "value"),
-        ]
-        body.append(svg.rect(260, y + 4, max(width, 1), 24, f"bar{i % 8}"))
-    about = "; ".join(f"{s['name']} {svg.duration(s['seconds_per_search'])}" for s in strategies)
-    return svg.figure(
-        "times", (960, 34 * len(strategies) + 8), "Wall time of one search", about, "".join(body)
+    band = "Mean regret over the searches; bands are 95 % confidence, by bootstrap. Logarithmic axes."
+    axis, places = vega.Axis("evaluations", "~s", "log"), "evaluations"
+    if "seconds" in result:
+        axis, places = axis._replace(title="simulated seconds"), "simulated_seconds"
+    points = [(s["name"], s["rank"], s[places]) for s in strategies]
+    ranks = [{"s": name, "x": x, "y": y} for name, rank, at in points for x, y in zip(at, rank, strict=True)]
+    times = vega.bars([{"s": s["name"], "x": s["seconds_per_search"]} for s in strategies], "seconds")
+    drawn = {
+        "reported": _regret(result, "reported", axis, places),
+        "found": _regret(result, "found", axis, places),
+        "rank": vega.lines(ranks, axis, vega.Axis("mean rank", reverse=True), height=260),
+        "times": times,
+    }
+    titles = (
+        f"How far from the best {shown}",
+        f"How far from the best {seen}",
+        "Mean rank (1 is best)",
+        "Wall time of one search",
     )
+    sections = [
+        facts.section(title, charts={name: drawn[name]}) for title, name in zip(titles, drawn, strict=True)
+    ]
+    sections[0] |= {"text": [band], "notes": [ties]}
+    return {
+        "title": title,
+        "task": result["benchmark"],
+        "eyebrow": "jaxnas · comparison of search strategies",
+        "heading": ("", title, ""),
+        "lead": lead,
+        "tiles": [],
+        "sections": [*sections, facts.section("Figures", tables=[_table(result)])],
+    }
 
 
-def _table(result: dict[str, Any]) -> str:
-    head = (
-        "strategy",
-        "mean",
-        "std over searches",
-        "different networks",
-        "found the best",
-        "networks until then, median",
-        "mean of successes",
-        "time",
-    )
+def _regret(result: Mapping[str, Any], key: str, axis: vega.Axis, places: str) -> vega.Spec:
+    """The mean regret on logarithmic axes, with bands."""
+    rows, best = [], result["best"][key]
+    positive = [v for s in result["strategies"] for x in s[key]["mean"] if (v := abs(best - x)) > 0]
+    floor = 0.8 * max(min(positive, default=1e-3), 1e-3 * max(positive, default=1.0))
+    for s in result["strategies"]:
+        values = [[max(abs(best - x), floor) for x in s[key][band]] for band in ("mean", "low", "high")]
+        for x, mean, *ends in zip(s[places], *values, strict=True):
+            rows.append({"s": s["name"], "x": x, "y": mean, "low": min(ends), "high": max(ends)})
+    return vega.lines(rows, axis, vega.Axis("mean regret", "~g", "log"), height=340)
+
+
+def _table(result: Mapping[str, Any]) -> dict[str, Any]:
+    head = ["strategy", "mean", "std over searches", "different networks", "found the best"]
+    head += ["networks until then, median", "mean of successes", "time"]
     rows = []
     for s in result["strategies"]:
         median, mean = s["median_queries_to_best"], s["mean_queries_of_successes"]
-        cells = (
-            f"{s['final']['mean']:.5g}",
-            f"{s['final']['std']:.3g}",
-            f"{s['networks']:.0f}",
-            svg.percent(s["reached_best"], 0),
-            "not reached" if median is None else f"{median:.0f}",
-            "–" if mean is None else f"{mean:.0f}",
-            svg.duration(s["seconds_per_search"]),
-        )
-        rows.append((s["name"], cells))
-    return table(head, rows)
+        cells = [f"{s['final']['mean']:.5g}", f"{s['final']['std']:.3g}", f"{s['networks']:.0f}"]
+        cells += [words.percent(s["reached_best"], 0), "not reached" if median is None else f"{median:.0f}"]
+        cells += ["–" if mean is None else f"{mean:.0f}", words.duration(s["seconds_per_search"])]
+        rows.append([s["name"], *cells])
+    return facts.table(head, rows)

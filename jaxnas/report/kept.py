@@ -1,26 +1,22 @@
-"""A picture of what an architecture keeps of a network that was transformed: a row for each module.
+"""What an architecture keeps of a network that was transformed: a heat map of blocks by kind of place.
 
 A place is a size of the network that decisions set, or a module that they may leave out. Its row is the block
 that it is in, as layers_3, and its column is what is left of its name, as mlp/hidden. So thirty layers are a
-matrix, and a network without blocks is a list. A bar is as long, and as dark, as the share that is kept.
+matrix.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnas.report import style, svg, words
-from jaxnas.report.document import fixed
+from jaxnas.report import vega, words
 from jaxnas.report.result import Result
 
-# In px: a bar, its height, a letter, a column's margin, and the lines above the rows.
-BAR, THICK, LETTER, GAP, HEAD = 84, 9, 6.9, 22, 40
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 
 
@@ -43,29 +39,23 @@ class Kept:
     turn: int | None
 
     @property
-    def share(self) -> float:
-        """The part that is kept."""
-        return self.kept / self.size
+    def name(self) -> str:
+        """The whole name of the place, as "layers/up/hidden[2]"."""
+        parts = "/".join((*self.module, *([self.kind] if self.kind != "module" else [])))
+        return parts if self.turn is None else f"{parts}[{self.turn}]"
+
+    @property
+    def text(self) -> str:
+        """What is kept in words, as "8 of 16 · 50 %"."""
+        if not self.kept or self.kind == "module":
+            return "runs" if self.kept else "skipped"
+        share = words.percent(self.kept / self.size, 0)
+        return f"{words.count(self.kept)} of {words.count(self.size)} · {share}"
 
     def inside(self, other: Kept) -> bool:
         """Whether a module that may be left out is around this place."""
         depth, same = len(other.module), other.turn in (None, self.turn)
         return other.kind == "module" and same and self.module[:depth] == other.module
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A block of the network.
-
-    Attributes:
-      name: of the block.
-      runs: whether it is not left out.
-      cells: by column.
-    """
-
-    name: str
-    runs: bool
-    cells: Mapping[str, Kept]
 
 
 def places_of(result: Result) -> Mapping[str, Any]:
@@ -104,54 +94,19 @@ def beside(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> list[s
     return [f"{words.plain(name)} {words.show(architecture[name])}" for name in rest]
 
 
-def rows_of(found: Sequence[Kept]) -> list[Row]:
-    """The places within modules as rows, one for each block."""
+def rows_of(found: Sequence[Kept]) -> dict[str, dict[str, Kept]]:
+    """The places by block and by column; those of the whole network are in the block "all blocks"."""
     inner = [one for one in found if one.module or one.turn is not None]
-    blocks = _blocks(inner)
-    named: dict[str, list[tuple[str, Kept]]] = defaultdict(list)
-    for one, depth in zip(inner, blocks, strict=True):
+    named: dict[str, dict[str, Kept]] = defaultdict(dict)
+    for one in found:
+        if not (one.module or one.turn is not None):
+            named["all blocks"][one.kind] = one
+    for one, depth in zip(inner, _blocks(inner), strict=True):
         block, rest = "/".join(one.module[:depth]), one.module[depth:]
         if one.turn is not None:
             block = f"{block}[{one.turn}]" if block else f"turn {one.turn}"
-        named[block].append(("/".join(rest if one.kind == "module" else (*rest, one.kind)), one))
-    columns = {column for cells in named.values() for column, _ in cells}
-    rows = []
-    for block, cells in named.items():
-        own = {
-            column: one
-            for column, one in cells
-            # The rest of a module that is left out says so.
-            if column and not (one.kind == "module" and any(x.startswith(f"{column}/") for x in columns))
-        }
-        rows.append(Row(block, all(one.kept for column, one in cells if not column), own))
-    return rows
-
-
-def draw(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> str:
-    """The drawing as HTML."""
-    size, about, body = _drawn(kept_of(places, architecture))
-    return fixed("kept", size, "What is kept of the network", about, body)
-
-
-def kept_svg(net: Any, arch: Any) -> str:
-    """What an architecture keeps of a transformed network, as a picture.
-
-    Args:
-      net: of `jaxnas.supernet`.
-      arch: a hard architecture of its space.
-
-    Returns:
-      The text of an SVG file.
-
-    Raises:
-      TypeError: another network, of which nothing of this kind is known.
-    """
-    if not hasattr(net, "described"):
-        raise TypeError(f"kept_svg draws networks of jaxnas.supernet; got a {type(net).__name__}.")
-    places = net.described()["places"]
-    size, about, body = _drawn(kept_of(places, net.space.to_dict(arch)))
-    rules = f"<style>{style.COLOURS}{style.KEPT}</style>"
-    return svg.figure("kept", size, "What is kept of the network", about, "".join([rules, *body]))
+        named[block]["/".join(rest if one.kind == "module" else (*rest, one.kind)) or "block"] = one
+    return dict(named)
 
 
 def _blocks(inner: Sequence[Kept]) -> list[int]:
@@ -178,97 +133,29 @@ def _blocks(inner: Sequence[Kept]) -> list[int]:
     return depths
 
 
-def _drawn(found: Sequence[Kept]) -> tuple[tuple[float, float], str, list[str]]:
-    """The size of the drawing, what it shows in words, and its elements."""
-    rows = rows_of(found)
-    shared = [one for one in found if not one.module and one.turn is None]
-    names = [words.plain(one.kind) for one in shared] + [row.name for row in rows]
-    left, y = 14 + LETTER * max(map(len, names), default=0), 2.0
-    body, right = [], left + LETTER * len("skipped")
-    for one in shared:
-        text = _amount(one)
-        body += [svg.text(2, y + 15, words.plain(one.kind), "name"), *_bar(one, left, y + 10, text)]
-        right, y = max(right, left + BAR + 10 + LETTER * len(text)), y + 24
-    y += 8 if shared else 0
-    columns = _columns(rows)
-    edge, edges = left, {}
-    for column in columns:
-        edges |= dict.fromkeys(column.names, edge)
-        body += [svg.text(edge, y + 12, column.label, "name"), svg.text(edge, y + 28, column.of, "note")]
-        right = max(right, edge + column.width)
-        edge += column.width + GAP
-    y += HEAD if any(column.of for column in columns) else 24 if columns else 0
-    text_of = {name: text for column in columns for name, text in column.texts.items()}
-    step = 20 if len(rows) > 12 else 26
-    for row in rows:
-        middle = y + step / 2
-        body.append(svg.text(2, middle + 4, row.name, "name" if row.runs else "name gone"))
-        for number, (name, one) in enumerate(row.cells.items()):
-            said = row.runs or number == 0  # "skipped" once
-            body += _bar(one, edges[name], middle, text_of[name](one) if said else "")
-        if not row.cells:
-            body.append(svg.text(left, middle + 4, "runs" if row.runs else "skipped", "note"))
-        y += step
-    about = [f"{words.plain(one.kind)} {_amount(one)}" for one in shared]
-    for row in rows:
-        cells = ", ".join(f"{words.plain(name)} {_amount(one)}" for name, one in row.cells.items())
-        about.append(f"{row.name}: {'skipped' if not row.runs else cells or 'runs'}")
-    return (right + 4, y + 4), "; ".join(about), ['<g class="kept">', *body, "</g>"]
+def chart(places: Mapping[str, Any], architecture: Mapping[str, Any]) -> vega.Spec:
+    """The heat map as a Vega-Lite chart, with a cell for each place."""
+    cells = [
+        vega.Cell(words.plain(column), block, one.kept / one.size, one.text, one.name)
+        for block, columns in rows_of(kept_of(places, architecture)).items()
+        for column, one in columns.items()
+    ]
+    return vega.heat(cells, "kept")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    """What stands in one column: one kind of place, or all where no row has more than one."""
+def kept_svg(net: Any, arch: Any) -> str:
+    """What an architecture keeps of a transformed network, as a picture.
 
-    label: str
-    of: str  # the size in the whole network, where it is one
-    width: float
-    texts: Mapping[str, Callable[[Kept], str]]
+    Args:
+      net: of `jaxnas.supernet`.
+      arch: a hard architecture of its space.
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.texts)
+    Returns:
+      The text of an SVG file.
 
-
-def _columns(rows: Sequence[Row]) -> list[_Column]:
-    cells: dict[str, list[Kept]] = defaultdict(list)
-    for row in rows:
-        for name, one in row.cells.items():
-            cells[name].append(one)
-
-    def column(label: str, of: str, names: Sequence[str], text: Callable[[Kept], str]) -> _Column:
-        longest = max(len(text(one)) for name in names for one in cells[name])
-        wide = BAR + 10 + LETTER * max(longest, len("skipped"))
-        return _Column(label, of, max(wide, LETTER * len(label)), dict.fromkeys(names, text))
-
-    if len(cells) > 1 and all(len(row.cells) <= 1 for row in rows):
-        return [column("kept", "", list(cells), functools.partial(_amount, kind=True))]
-    ends = {name.rpartition("/")[2] for name in cells}
-    made = []
-    for name, own in cells.items():
-        label = words.plain(name.rpartition("/")[2] if len(ends) == len(cells) else name)
-        sizes = {one.size for one in own if one.kind != "module"}
-        text = functools.partial(_amount, full=len(sizes) > 1)
-        made.append(column(label, f"of {svg.count(*sizes)}" if len(sizes) == 1 else "", [name], text))
-    return made
-
-
-def _amount(one: Kept, full: bool = True, kind: bool = False) -> str:
-    """What is kept in words, as "8 of 16 · 50 %"; with `kind`, "8 of 16 channels · 50 %"."""
-    if not one.kept or one.kind == "module":
-        return "runs" if one.kept else "skipped"
-    whole = f" of {svg.count(one.size)}" if full else ""
-    unit = f" {words.plain(one.kind)}" if kind else ""
-    return f"{svg.count(one.kept)}{whole}{unit} · {svg.percent(one.share, 0)}"
-
-
-def _bar(one: Kept, x: float, middle: float, text: str) -> list[str]:
-    """A bar over its rail, and the text beside it; of what is left out, a hollow rail."""
-    place = "/".join((*one.module, *([one.kind] if one.kind != "module" else [])))
-    title = f"{place}{'' if one.turn is None else f'[{one.turn}]'}: {_amount(one)}"
-    top = middle - THICK / 2
-    out = [svg.rect(x, top, BAR, THICK, "rail" if one.kept else "rail none", 2.5, title)]
-    if one.kept:
-        dark = 0.35 + 0.65 * one.share
-        out.append(f'<g opacity="{dark:.2f}">{svg.rect(x, top, BAR * one.share, THICK, "bar", 2.5)}</g>')
-    return [*out, svg.text(x + BAR + 10, middle + 4, text, "value" if one.kept else "note")]
+    Raises:
+      TypeError: another network, of which nothing of this kind is known.
+    """
+    if not hasattr(net, "described"):
+        raise TypeError(f"kept_svg draws networks of jaxnas.supernet; got a {type(net).__name__}.")
+    return vega.to_svg(chart(net.described()["places"], net.space.to_dict(arch)))

@@ -1,27 +1,23 @@
 """The page of a run that goes on: what is known so far, in a page that reads itself again.
 
-It has the panels of the page of a finished run, as far as there is something to show. The page of the
+It has the sections of the page of a finished run, as far as there is something to show. The page of the
 finished run replaces it.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from jaxnas import files
-from jaxnas.report import architecture, headline, made, probabilities, scatter, searching, training
-from jaxnas.report.document import document, say, section
-from jaxnas.report.page import plain_text
-from jaxnas.report.read import Record, Run, read_mends, read_records
+from jaxnas.report import facts, page
+from jaxnas.report.read import Record, Run, read_records
 from jaxnas.report.result import Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
-from jaxnas.report.svg import esc, is_number
-
-_OF_A_SEARCH = (headline.tiles, scatter.panel, searching.curves_panel, architecture.panel)
-_OF_A_TRAINING = (probabilities.panel, training.panel, made.data_panel)
+from jaxnas.report.words import is_number
 
 
 def write(
@@ -42,73 +38,48 @@ def write(
       searches: those that have begun; the first one is what the run is for.
       reload: seconds after which a browser reads the page again; None for a page that stays.
 
-    Returns:
-      The path of the page.
-
     Raises:
       ValueError: a file is damaged; the message names it, and the line.
-      OSError: the workdir cannot be written.
     """
     root = files.as_path(workdir)
-    metrics, history = read_records(root, space.choices)
-    best = _best(history, task, searches)
+    records = read_records(root, space.choices)
     result = Result(
         task=task,
         space=space,
-        found=best or Network(name="none", architecture={}, costs={}, metrics={}),
+        found=_best(records["history"], task, searches),
         searches=tuple(searches),
-        selection=_probabilities(metrics),
+        selection=_probabilities(records["metrics"]),
     )
-    run = Run(result, metrics, history, mends=read_mends(root), goes_on=True)
-    panels = (*(_OF_A_SEARCH if best else ()), *_OF_A_TRAINING)
-    parts = [html for panel in panels if (html := panel(run))]
-    if not (metrics or history):
-        parts.insert(0, section("Nothing is recorded yet", say("The first figures appear here.")))
-    now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
-    lead = esc(doing)
     if reload is not None:
-        lead += f" This page was written at {now} and reads itself again every {reload} seconds."
-    files.write_text(root / "report.html", _page(run, best is not None, lead, "\n".join(parts), reload))
+        now = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
+        doing += f" This page was written at {now} and reads itself again every {reload} seconds."
+    run = Run(result, records["metrics"], records["history"])
+    files.write_text(root / "report.html", page.render(facts.running(run, doing), reload))
     return root / "report.html"
 
 
-def _page(run: Run, searched: bool, lead: str, body: str, reload: int | None) -> str:
-    task = run.result.task
-    heading, title = f"Training on {esc(task.name)}", f"Training on {task.name}"
-    if searched:
-        before, value, after = headline.headline(run)
-        heading = f"Best so far: {esc(before)}<b>{esc(value)}</b>{esc(after)}"
-        title = f"Best so far: {plain_text(before + value + after)}"
-    eyebrow = f"jaxnas · architecture search on {task.name}"
-    return document(title, eyebrow, heading, lead, body, reload=reload)
-
-
-def _best(history: Sequence[Record], task: TaskOf, searches: Sequence[SearchOf]) -> Network | None:
-    """The best network of the first search, of all evaluations where it has none yet."""
+def _best(history: Sequence[Record], task: TaskOf, searches: Sequence[SearchOf]) -> Network:
+    """The best network of the first search, else of all evaluations; an empty one where there is none."""
     scored = [line for line in history if is_number(line["score"])]
     first = [line for line in scored if searches and line["strategy"] == searches[0].name]
-    if not scored:
-        return None
-    line, metric = max(first or scored, key=lambda line: line["score"]), task.metrics[0]
-    value = line["score"] if metric.direction == "max" else -line["score"]
+    line, metric = max(first or scored, key=lambda line: line["score"], default={}), task.metrics[0]
+    value = (1 if metric.direction == "max" else -1) * line.get("score", math.nan)
     names = [name for search in searches for name in search.reachable] or ["params", "macs"]
     return Network(
         name="best so far",
         architecture=line.get("architecture", {}),
         costs={name: line[name] for name in dict.fromkeys(names) if is_number(line.get(name))},
-        metrics={"search": {metric.name: value}},
+        metrics={"search": {metric.name: value}} if line else {},
     )
 
 
 def _probabilities(metrics: Sequence[Record]) -> SelectionOf | None:
     """The last probabilities of a training with architecture parameters."""
     lines: list[dict[str, Any]] = [line for line in metrics if line["split"] == "architecture"]
-    if not lines:
+    last = max(lines, key=lambda line: line["step"], default=None)
+    if last is None:
         return None
-    last = max(lines, key=lambda line: line["step"])
+    steps, confidence = int(last["step"]), float(last["confidence"])
     return SelectionOf(
-        method="argmax",
-        steps=int(last["step"]),
-        probabilities=last["probabilities"],
-        confidence=float(last["confidence"]),
+        method="argmax", steps=steps, probabilities=last["probabilities"], confidence=confidence
     )

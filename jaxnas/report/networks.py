@@ -1,50 +1,33 @@
-"""The measured networks side by side, and those that were trained alone, grouped over their seeds."""
+"""How good the networks of a run are: those of the search, and those trained alone, grouped over seeds."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from jaxnas.report import svg, words
-from jaxnas.report.document import details, note, say, section, table
+from jaxnas.report import words
 from jaxnas.report.read import Retrained, Run
 from jaxnas.report.result import MetricOf, Network
 
-_NAMES = {
-    "found": "found",
-    "random search": "random search’s best",
-    "smallest": "smallest of the space",
-    "largest": "largest of the space",
-}
-# Of networks that cost neither least nor most; see `Run.is_extreme`.
-_OF_OPTIONS = {"smallest": "lowest option of each choice", "largest": "highest option of each choice"}
-_TIMES = {"training_step_ms": "ms a step", "inference_rows_per_second": "rows a second"}
+LATENCY = "latency_ms"
+# What times.json of a retraining has, by its name on the page.
+TIMES = {"training_step_ms": "ms per step", "inference_rows_per_second": "rows per second"}
+Column = tuple[str, MetricOf]  # a role and a metric
 
 
-# A role and a metric.
-Column = tuple[str, MetricOf]
+class Group(NamedTuple):
+    """Trainings of one network, with what they began with, that differ in the seed alone."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Trainings of one network that differ in the seed alone.
-
-    Attributes:
-      name: of the network; "found before" if another one was found since.
-      weights: that they began with.
-      members: by seed.
-    """
-
-    name: str
+    name: str  # of the network; "found before" if another one was found since
     weights: str
     members: tuple[Retrained, ...]
 
     def metric(self, name: str, role: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation over the seeds; None if a value is missing."""
         values = [one.network.metrics.get(role, {}).get(name) for one in self.members]
-        numbers = [value for value in values if svg.is_number(value)]
+        numbers = [value for value in values if words.is_number(value)]
         if len(numbers) < len(values):
             return None
         return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None
@@ -70,67 +53,90 @@ def groups(run: Run) -> list[Group]:
         value = group.metric(run.metric.name, ranking_role(run))
         return -run.sign * value[0] if value else math.inf
 
-    return sorted(
-        (
-            Group(name, weights, tuple(sorted(members, key=lambda one: one.network.seed or 0)))
-            for (name, weights, *_), members in found.items()
-        ),
-        key=order,
-    )
+    seeds = lambda one: one.network.seed or 0  # noqa: E731
+    made = [Group(name, weights, tuple(sorted(x, key=seeds))) for (name, weights, *_), x in found.items()]
+    return sorted(made, key=order)
 
 
-def groups_of(run: Run, network: Network) -> list[Group]:
-    """The retrainings of the architecture of a network, the best first."""
-    return [one for one in groups(run) if one.members[0].network.architecture == network.architecture]
+def final(run: Run, network: Network | None = None) -> tuple[float | None, float | None, Group | None]:
+    """How good an architecture is, by default the found one: the metric, its spread over seeds, and of whom.
+
+    That is the best group of retrainings of the architecture; without any, the network's own weights.
+    """
+    network = network or run.result.found
+    for group in groups(run):
+        value = group.metric(run.metric.name, run.final_role)
+        if group.members[0].network.architecture == network.architecture and value is not None:
+            return *value, group
+    return run.value(network, run.final_role), None, None
 
 
-def panel(run: Run) -> str:
-    """The section that compares the networks of the result."""
-    nets = [run.result.found, *run.result.networks]
-    costs, columns = _columns(run, nets)
-    main = _main(run, columns)
+def retrained(run: Run) -> Retrained | None:
+    """The training alone whose network subnet/ holds: of the headline's, the one that does best."""
+    group, role = final(run)[2], ranking_role(run)
+    if group is None:
+        return None
 
-    def compared(columns: Sequence[Column]) -> str:
-        rows = []
-        for net in nets:
-            cells = [words.value_text(m, net.metrics.get(role, {}).get(m.name)) for role, m in columns]
-            rows.append((_label(_name(run, net.name), [net]), [*_costs(costs, net), *cells]))
-        if linear := run.result.linear:
-            cells = [
-                words.value_text(m, linear.get(role) if m is run.metric else None) for role, m in columns
-            ]
-            rows.append((words.LINEAR, [*("–" for _ in costs), *cells]))
-        return table(_head(costs, columns), rows, first=True)
+    def score(one: Retrained) -> float:
+        value = run.value(one.network, role)
+        return -math.inf if value is None else run.sign * value
 
-    inherited = any(net.weights == "inherited" for net in nets)
-    text = "Inherited weights are those of the supernet, without any further training." if inherited else ""
-    more = details("all metrics", compared(columns)) if len(main) < len(columns) else ""
-    return section("The networks side by side", say(text), compared(main), more)
+    return max(group.members, key=score)
 
 
-def retrained_panel(run: Run) -> str:
-    """The section of the networks that were trained alone; "" if there are none."""
-    made = groups(run)
-    if not made:
-        return ""
-    costs, columns = _columns(run, [one.network for one in run.retrained])
-    columns = _main(run, columns)
-    times = [key for key in _TIMES if any(svg.is_number(one.times.get(key)) for one in run.retrained)]
-    rows = []
-    for group in made:
-        nets = [one.network for one in group.members]
-        cells = [spread_text(metric, group.metric(metric.name, role)) for role, metric in columns]
-        for key in times:
-            known = [t for one in group.members if svg.is_number(t := one.times.get(key))]
-            cells.append(svg.short(statistics.fmean(known)) if known else "–")
-        rows.append((_label(group.name, nets), [*_costs(costs, nets[0]), *cells]))
-    text = "These networks were trained alone, without the supernet. "
-    if any(len(group.members) > 1 for group in made):
-        text += "The figures are means over the seeds, with ± one standard deviation. "
-    text += f"The best {svg.esc(words.metric_name(run.metric, ranking_role(run)))} is first."
-    foot = "Times are medians on the device below; they differ from run to run." if times else ""
-    head = [*_head(costs, columns), *(_TIMES[key] for key in times)]
-    return section("Trained alone", say(text), table(head, rows), note(foot))
+def lead_over_linear(run: Run) -> float | None:
+    """How much better the headline's figure is than a linear model's; None where that was not measured."""
+    value, linear = final(run)[0], run.result.linear.get(run.final_role)
+    return None if value is None or linear is None else run.sign * (value - linear)
+
+
+def latency_share(run: Run, other: str) -> float | None:
+    """The found network's time as a part of another's; None if their quartiles overlap, or none was timed."""
+    times = run.timed.get("milliseconds", {})
+    if other not in times or times["found"][2] >= times[other][0]:
+        return None
+    return times["found"][1] / times[other][1]
+
+
+def share(run: Run) -> tuple[str, float] | None:
+    """The reference network's name, and the first cost of the found one as a part of its own."""
+    reference, cost = run.reference, run.cost
+    if cost is None or reference is None:
+        return None
+    if cost == LATENCY and run.timed:  # claimed is only what was measured
+        part = latency_share(run, reference.name)
+        return None if part is None else (reference.name, part)
+    mine, whole = run.result.found.costs[cost], reference.costs.get(cost)
+    if reference.name == "largest":  # The last options of all choices; others may cost more.
+        reached = [one.reachable[cost][1] for one in run.result.searches if cost in one.reachable]
+        whole = max([x for x in (whole, *reached) if words.is_number(x)], default=None)
+    right = words.is_number(mine) and words.is_number(whole) and whole > 0
+    return (reference.name, mine / whole) if right and whole else None
+
+
+def headline(run: Run) -> tuple[str, str, str]:
+    """What was found in one line: the part before its most important figure, that figure, and the rest."""
+    metric, name = run.metric, words.metric_name(run.metric, run.final_role)
+    before, after = f"{words.capital(name)} of ", words.unit_text(metric)
+    if metric.unit == "%":
+        before, after = "", f" {name}"
+    elif words.says_all(metric):
+        before, after = "", f"{after} on the {run.final_role} data"
+    if run.cost is not None:
+        cost = run.result.found.costs[run.cost]
+        if run.cost == LATENCY and run.timed:
+            cost = run.timed["milliseconds"]["found"][1]
+        after += f" with {words.cost_amount(run.cost, cost)}"
+    if part := share(run):
+        after += f", {words.percent(part[1], 0)} of the {part[0]} network’s"
+    return before, words.value_text(metric, final(run)[0], 1), after
+
+
+def error_of(run: Run) -> float | None:
+    """The standard error of the headline's figure over the examples that it was measured on."""
+    value, _, group = final(run)
+    network = run.result.found if group is None else group.members[0].network
+    return words.standard_error(run.result.task, run.metric, run.final_role, network, value)
 
 
 def spread_text(metric: MetricOf, value: tuple[float, float | None] | None) -> str:
@@ -141,45 +147,22 @@ def spread_text(metric: MetricOf, value: tuple[float, float | None] | None) -> s
     if spread is None:
         return words.value_text(metric, mean)
     if metric.unit == "%":
-        return f"{100 * mean:.2f} ± {100 * spread:.2f}{svg.NBSP}%"
+        return f"{100 * mean:.2f} ± {100 * spread:.2f}{words.NBSP}%"
     return f"{words.value_text(metric, mean)} ± {spread:.2g}"
 
 
-def _columns(run: Run, nets: Sequence[Network]) -> tuple[list[str], list[Column]]:
+def columns(run: Run, nets: Sequence[Network]) -> tuple[list[str], list[Column]]:
     """The costs, and the roles and metrics, that any of the networks has."""
     given = dict.fromkeys(role for net in nets for role in net.metrics)
-    roles = dict.fromkeys(
-        [*(role for role in ("train", "search", "validation", "test") if role in given), *given]
-    )
-    pairs = [(role, metric) for role in roles for metric in run.result.task.metrics]
-    known = [(r, m) for r, m in pairs if any(m.name in net.metrics.get(r, {}) for net in nets)]
-    return list(dict.fromkeys(name for net in nets for name in net.costs)), known
+    known = [role for role in ("train", "search", "validation", "test") if role in given]
+    pairs = [(role, m) for role in dict.fromkeys([*known, *given]) for m in run.result.task.metrics]
+    pairs = [(r, m) for r, m in pairs if any(m.name in net.metrics.get(r, {}) for net in nets)]
+    return list(dict.fromkeys(name for net in nets for name in net.costs)), pairs
 
 
-def _name(run: Run, name: str) -> str:
-    """What a network is called in the table."""
-    if name in _OF_OPTIONS and not run.is_extreme(name):
-        return _OF_OPTIONS[name]
-    return _NAMES.get(name, name)
-
-
-def _main(run: Run, columns: Sequence[Column]) -> list[Column]:
-    """The metric of the search in each role, and all metrics in the role that counts in the end."""
-    return [(role, metric) for role, metric in columns if role == run.final_role or metric is run.metric]
-
-
-def _head(costs: Sequence[str], columns: Sequence[Column]) -> list[str]:
-    names = [words.metric_name(metric, role, unit=True) for role, metric in columns]
-    return ["network", *map(words.cost_name, costs), *names]
-
-
-def _costs(costs: Sequence[str], net: Network) -> list[str]:
-    return [words.cost_text(net.costs.get(cost)) for cost in costs]
-
-
-def _label(name: str, nets: Sequence[Network]) -> str:
+def label(name: str, nets: Sequence[Network]) -> str:
     """The name of a network, where its weights come from, and the seeds of its trainings."""
     parts, seeds = [name, nets[0].weights], [str(net.seed) for net in nets if net.seed is not None]
-    parts += [f"{svg.count(nets[0].steps)} steps"] if nets[0].steps is not None else []
+    parts += [f"{words.count(nets[0].steps)} steps"] if nets[0].steps is not None else []
     parts += [f"seed{'s' if len(seeds) > 1 else ''} {words.listed(seeds)}"] if seeds else []
     return ", ".join(parts)

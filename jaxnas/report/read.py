@@ -5,28 +5,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxnas import files
 from jaxnas.report import result as result_lib
 from jaxnas.report import words
-from jaxnas.report.result import MetricOf, Network, Result
-from jaxnas.report.svg import is_number
+from jaxnas.report.result import MetricOf, Network, Result, parse
+from jaxnas.report.words import is_number
 
 Record = dict[str, Any]
 TIMED = "latency_measured.json"  # apart from the result, which a run that was killed gives bit for bit
 
 
 class Retrained(NamedTuple):
-    """A network that was trained alone.
-
-    Attributes:
-      network: what was trained.
-      times: what its times.json holds; {} if there is none.
-      folder: its name.
-      settings: of the training; {} if they were not recorded.
-    """
+    """A network that was trained alone, its times.json and its settings; {} where there are none."""
 
     network: Network
     times: Mapping[str, Any]
@@ -44,9 +37,6 @@ class Run:
       history: evaluations of all searches, by strategy and index.
       retrained: networks trained alone, by folder.
       timed: the latency of the found network and others, as measured; {} for none.
-      pictures: drawn of the probabilities, by file name; a page without them shows none that moves.
-      mends: with which other settings a training that diverged went on, and from which step.
-      goes_on: whether the run has not ended.
     """
 
     result: Result
@@ -54,9 +44,6 @@ class Run:
     history: tuple[Record, ...] = ()
     retrained: tuple[Retrained, ...] = ()
     timed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    mends: tuple[Record, ...] = ()
-    goes_on: bool = False
 
     @property
     def metric(self) -> MetricOf:
@@ -131,16 +118,13 @@ class Run:
         lines = (line for line in self.metrics if line["split"] == split)
         return sorted(lines, key=lambda line: line["step"])
 
+    def series(self, split: str, key: str) -> list[tuple[float, float]]:
+        """(step, value) of the records of a split that have a finite number under `key`."""
+        return [(line["step"], line[key]) for line in self.of_split(split) if is_number(line.get(key))]
+
 
 def read_run(workdir: str | os.PathLike) -> Run:
-    """Reads the files of a workdir. Only result.json must be there.
-
-    Args:
-      workdir: with result.json, and, where they exist, metrics.jsonl, mends.jsonl, search/history.jsonl and
-        retrained/*/result.json with times.json.
-
-    Returns:
-      What they hold.
+    """Reads result.json of a workdir and, where they are, its records and retrained/*/result.json.
 
     Raises:
       FileNotFoundError: there is no result.json.
@@ -150,118 +134,75 @@ def read_run(workdir: str | os.PathLike) -> Run:
     result, retrained = result_lib.read(root), []
     for path in sorted(root.glob("retrained/*/result.json")):
         times = path.with_name("times.json")
-        values = files.read_json(times) if times.is_file() else {}
-        if not isinstance(values, dict):
-            raise ValueError(f"{times}: expected an object, found {type(values).__name__}.")
+        values = parse(files.read_json(times) if times.is_file() else {}, Mapping[str, Any], times)
         one = result_lib.read(path.parent)
         settings = one.config.get("retraining") or {}
         retrained.append(Retrained(one.found, values, path.parent.name, settings))
-    metrics, history = read_records(root, result.space.choices)
-    return Run(
-        result, metrics, history, tuple(retrained), read_timed(root, result.found), mends=read_mends(root)
-    )
+    timed = _read_timed(root, result.found)
+    return Run(result, retrained=tuple(retrained), timed=timed, **read_records(root, result.space.choices))
 
 
-def read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
-    """What latency_measured.json holds, {} if there is none or it is of another network.
+# What records must have; a score that was not finite is None.
+_fields = dataclasses.make_dataclass
+_Timed = _fields("_Timed", [("milliseconds", Mapping[str, tuple[float, float, float]])])
+_Metrics = _fields("_Metrics", [("split", str), ("step", float)])
+_Evaluation = _fields("_Evaluation", [("strategy", str), ("index", int), ("score", float | None)])
 
-    Raises:
-      ValueError: the file is damaged.
-    """
+
+def _read_timed(root: pathlib.Path, found: Network) -> dict[str, Any]:
+    """What latency_measured.json holds, {} if there is none or it is of another network."""
     path = root / TIMED
     record = files.read_json(path) if path.is_file() else None
     if not isinstance(record, dict) or record.get("architecture") != files.plain(found.architecture):
         return {}
-    times = record.get("milliseconds")
-    rows = list(times.values()) if isinstance(times, dict) else []
-    if "found" not in (times or {}) or not all(
-        isinstance(row, list) and len(row) == 3 and all(map(is_number, row)) for row in rows
-    ):
-        raise ValueError(
-            f"{path}: 'milliseconds' should have three numbers for each network; delete the file."
-        )
+    parse(record, _Timed, path)
     return {"rows": 0, "device": "", **record}
 
 
-def read_mends(root: pathlib.Path) -> tuple[Record, ...]:
-    """What mends.jsonl holds, () where no training diverged; ValueError if it is damaged."""
-    path = root / "mends.jsonl"
-    records = files.read_lines(path, ("step", "diverged", "changes"))
-    for number, record in enumerate(records, start=1):
-        changes = record["changes"]
-        pairs = changes.values() if isinstance(changes, dict) else [None]
-        if not all(isinstance(pair, dict) and pair.keys() == {"before", "now"} for pair in pairs):
-            raise ValueError(f"line {number} of {path}: 'changes' should have 'before' and 'now' by field.")
-    return tuple(records)
-
-
-def read_records(
-    root: pathlib.Path, choices: Mapping[str, Any]
-) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
-    """What a run has recorded so far: of metrics.jsonl, and of search/history.jsonl.
-
-    Args:
-      root: the workdir.
-      choices: of the space, as `Space.to_json()` writes them.
-
-    Returns:
-      Records of training, each step once, and evaluations of all searches, by strategy and index.
+def read_records(workdir: pathlib.Path, choices: Mapping[str, Any]) -> dict[str, tuple[Record, ...]]:
+    """What a run of a space with these choices has recorded: "metrics" and "history" of `Run`.
 
     Raises:
-      ValueError: a file is damaged; the message names it, and the line or the field.
+      ValueError: a file is damaged; the message names it, and the line and the field.
     """
-    metrics = _records(root / "metrics.jsonl", "split", "step")
-    for number, line in metrics:
+    path = workdir / "metrics.jsonl"
+    metrics = _lines(path, _Metrics)
+    for number, line in enumerate(metrics, 1):
         if line["split"] == "architecture":
-            where = f"line {number} of {root / 'metrics.jsonl'}: probabilities"
-            check_probabilities(line.get("probabilities"), choices, where)
-    history = _records(root / "search" / "history.jsonl", "strategy", "index", ("score",))
-    for number, line in history:
-        check_architecture(line.get("architecture", {}), f"line {number} of {root / 'search/history.jsonl'}")
-    return (
-        tuple(_last(metrics, ("split", "step"))),
-        tuple(sorted(_last(history, ("strategy", "index")), key=lambda x: (x["strategy"], x["index"]))),
-    )
+            _check_probabilities(line.get("probabilities"), choices, f"line {number} of {path}")
+    path = workdir / "search" / "history.jsonl"
+    history = _lines(path, _Evaluation)
+    for number, line in enumerate(history, 1):
+        for name, value in parse(
+            line.get("architecture", {}), Mapping[str, Any], f"line {number} of {path}"
+        ).items():
+            if any(isinstance(one, (list, dict)) for one in (value if isinstance(value, list) else [value])):
+                raise ValueError(
+                    f"line {number} of {path}: {name!r} should be an option or a list of options."
+                )
+    # A resumed run may write a step a second time: the last record of each counts.
+    metrics = {(line["split"], line["step"]): line for line in metrics}.values()
+    found = {(line["strategy"], line["index"]): line for line in history}
+    ordered = tuple(found[key] for key in sorted(found))
+    return {"metrics": tuple(metrics), "history": ordered}
 
 
-def check_architecture(architecture: Any, where: str) -> None:
-    """Raises ValueError, beginning with `where`, unless it has options, or lists of options, by choice."""
-    values = architecture.items() if isinstance(architecture, Mapping) else [("architecture", {})]
-    for name, value in values:
-        if any(isinstance(one, (list, dict)) for one in (value if isinstance(value, list) else [value])):
-            raise ValueError(f"{where}: {name!r} should be an option or a list of options, found {value!r}.")
-
-
-def _records(
-    path: pathlib.Path, name: str, count: str, scores: tuple[str, ...] = ()
-) -> list[tuple[int, Record]]:
-    """(line number, record) of a file of JSON lines; a score that was not finite is null."""
-    records = list(enumerate(files.read_lines(path, (name, count, *scores)), start=1))
-    for number, record in records:
-        right = {name: isinstance(record[name], str), count: is_number(record[count])}
-        right |= {score: record[score] is None or is_number(record[score]) for score in scores}
-        for key in (key for key in right if not right[key]):
-            kind = "a name" if key == name else "a number"
-            raise ValueError(f"line {number} of {path}: {key!r} should be {kind}, found {record[key]!r}.")
+def _lines(path: pathlib.Path, kind: type) -> list[Record]:
+    """The records of a file of JSON lines, with at least the fields of a dataclass; [] if there is none."""
+    records = files.read_lines(path)
+    for number, record in enumerate(records, 1):
+        parse(record, kind, f"line {number} of {path}")
     return records
 
 
-def _last(records: Sequence[tuple[int, Record]], keys: tuple[str, ...]) -> list[Record]:
-    """The last record of each identity: a resumed run may write a step a second time."""
-    return list({tuple(record[key] for key in keys): record for _, record in records}.values())
-
-
-def check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: str) -> None:
+def _check_probabilities(probabilities: Any, choices: Mapping[str, Any], where: str) -> None:
     """Raises ValueError, beginning with `where`, unless each option of each choice has one number."""
-    if not isinstance(probabilities, Mapping):
-        raise ValueError(f"{where}: expected an object, found {type(probabilities).__name__}.")
-    for name, rows in probabilities.items():
+    for name, rows in parse(probabilities, Mapping[str, list], f"{where}, 'probabilities'").items():
         if name not in choices:
             raise ValueError(f"{where}: {name!r} is no choice of the space; it has {', '.join(choices)}.")
         length, options = choices[name].get("length"), words.width_of(choices[name])
         table = [rows] if length is None else rows
-        right = isinstance(table, list) and len(table) == (length or 1)
-        right = right and all(isinstance(row, list) and len(row) == options for row in table)
+        right = len(table) == (length or 1) and all(isinstance(x, list) and len(x) == options for x in table)
         if not (right and all(is_number(value) and 0 <= value <= 1 for row in table for value in row)):
             shape = f"[{options}]" if length is None else f"[{length}, {options}]"
             raise ValueError(f"{where}: {name!r} should be probabilities of shape {shape}.")

@@ -8,6 +8,7 @@ alone, and so on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -21,55 +22,35 @@ from jaxnas.search import Shift
 
 VERSION = 1
 NAME = "result.json"
+_JSON = {Mapping: "an object", list: "a list", float: "a number", str: "a text", int: "a whole number"}
 # What a run calls its own networks.
 OWN_NAMES = ("found", "best inherited", "random search", "smallest", "largest")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MetricOf:
-    """A metric of the task; see `jaxnas.tasks.Metric`.
-
-    Attributes:
-      name: as "accuracy".
-      unit: as "%" (the value is then a fraction), or "nats per token".
-      direction: "max" if more is better, else "min".
-    """
+    """A metric of the task; see `jaxnas.tasks.Metric`. Values in "%" are fractions."""
 
     name: str
     unit: str
-    direction: str
+    direction: str  # "max" if more is better, else "min"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOf:
-    """The task of a run.
-
-    Attributes:
-      name: of the data set.
-      examples: what an example is called, as "images" or "tokens".
-      sizes: examples in each role.
-      metrics: the first is the one that architectures are searched by; at least one.
-      details: whatever else describes the data, by name; the picture of a vision transformer names
-        "image_shape" and "num_classes" where they are here.
-      inputs: what the network takes, in words, as "float32 [batch, 8, 8, 1], normalised as in training".
-    """
+    """The task of a run. The first of its metrics is the one that architectures are searched by."""
 
     name: str
-    examples: str
-    sizes: Mapping[str, int]
+    examples: str  # what an example is called, as "images" or "tokens"
+    sizes: Mapping[str, int]  # examples in each role
     metrics: tuple[MetricOf, ...]
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inputs: str = ""
+    inputs: str = ""  # what the network takes, as "float32 [batch, 8, 8, 1], normalized as in training"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpaceOf:
-    """The search space.
-
-    Attributes:
-      cardinality: number of distinct architectures, in digits.
-      choices: `Space.to_json()`.
-    """
+    """The search space: the number of its architectures in digits, and `Space.to_json()`."""
 
     cardinality: str
     choices: Mapping[str, Any]
@@ -77,125 +58,75 @@ class SpaceOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network that was measured.
-
-    Attributes:
-      name: as "found", "random search", "smallest", "largest", or a name of the config's.
-      architecture: option values by choice.
-      costs: as {"params": ..., "macs": ...}.
-      metrics: by role, then by name of the metric.
-      weights: "inherited" from the supernet, "fine-tuned" from it, or "from scratch".
-      seed: of a retraining; None for inherited weights.
-      steps: of a retraining; None for inherited weights.
-      extraction_error: largest relative difference to the supernet's outputs; None if not extracted.
-      errors: the standard error of each metric over the examples of a role, where it is known.
-    """
+    """A network that was measured: "found", "random search", "smallest", "largest", or of the config."""
 
     name: str
-    architecture: Mapping[str, Any]
-    costs: Mapping[str, float]
-    metrics: Mapping[str, Mapping[str, float | None]]
-    weights: str = "inherited"
-    seed: int | None = None
+    architecture: Mapping[str, Any]  # option values by choice
+    costs: Mapping[str, float]  # as {"params": ..., "macs": ...}
+    metrics: Mapping[str, Mapping[str, float | None]]  # by role, then by name
+    weights: str = "inherited"  # from the supernet, "fine-tuned" from it, or "from scratch"
+    seed: int | None = None  # of a retraining, as the steps
     steps: int | None = None
-    extraction_error: float | None = None
-    errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    extraction_error: float | None = None  # largest relative difference to the supernet's outputs
+    errors: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)  # standard errors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchOf:
-    """One search: a strategy over architectures, whose evaluations are in search/history.jsonl.
-
-    Attributes:
-      name: of the strategy, as in the history.
-      evaluations: that were made.
-      bounds: (least, most) by cost, None where there is no bound.
-      reachable: (least, most) that the space has, by cost.
-    """
+    """One search by a strategy; search/history.jsonl has its evaluations under this name."""
 
     name: str
     evaluations: int
     bounds: Mapping[str, tuple[float | None, float | None]] = dataclasses.field(default_factory=dict)
-    reachable: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    reachable: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # (least, most)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An architecture among which a selection chose.
-
-    Attributes:
-      architecture: option values by choice.
-      explored: whether it was drawn anywhere in the space, and not by the probabilities.
-      supernet: its metric with the supernet's weights.
-      trials: its metric after each rung of training alone, as far as it came.
-    """
+    """An architecture among which a selection chose, with its metric."""
 
     architecture: Mapping[str, Any]
-    explored: bool
-    supernet: float | None
-    trials: tuple[float | None, ...] = ()
+    explored: bool  # whether it was drawn anywhere in the space, and not by the probabilities
+    supernet: float | None  # with inherited weights
+    trials: tuple[float | None, ...] = ()  # after each rung of training alone, as far as it came
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionOf:
     """How an architecture was taken from a search with architecture parameters.
 
-    Attributes:
-      method: "argmax", "sampling", "trials", "perturbation", "pruning" or "strongest".
-      steps: of the search.
-      probabilities: of the options by choice, [options] or [positions][options].
-      confidence: the largest probability of the least decided decision.
-      candidates: among which "sampling" and "trials" chose.
-      trial_steps: steps of each rung of trials.
-      kendall_tau: between the supernet's metric and that of the first trials.
-      examples: of the search role, on which options or candidates were compared; None where it is not known.
-      decisions: in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
-        "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
+    Decisions are in the order made: of "perturbation" {"name", "position", "kept", "drops"}, of "pruning" and
+    "strongest" the rounds, {"name", "blocks", "drops", "removed"} with blocks as [position, option].
     """
 
-    method: str
+    method: str  # "argmax", "sampling", "trials", "perturbation", "pruning" or "strongest"
     steps: int
-    probabilities: Mapping[str, Any]
-    confidence: float
-    candidates: tuple[Candidate, ...] = ()
-    trial_steps: tuple[int, ...] = ()
-    kendall_tau: float | None = None
-    examples: int | None = None
+    probabilities: Mapping[str, Any]  # of options by choice, [options] or [positions][options]
+    confidence: float  # the largest probability of the least decided decision
+    candidates: tuple[Candidate, ...] = ()  # of "sampling" and "trials"
+    trial_steps: tuple[int, ...] = ()  # of each rung
+    kendall_tau: float | None = None  # between the supernet's metric and that of the first trials
+    examples: int | None = None  # of the search role, on which options or candidates were compared
     decisions: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budgeted:
-    """The best combination of replacements within a budget.
+    """The best combination of replacements within a budget."""
 
-    Attributes:
-      share: of the largest network's cost; None for the bounds of the run.
-      cost: of the combination.
-      estimated: what it changes by the sum of its replacements, in the unit of the record.
-      measured: what it changes when it is evaluated.
-    """
-
-    share: float | None
+    share: float | None  # of the largest network's cost; None for the bounds of the run
     cost: float
-    estimated: float
-    measured: float
+    estimated: float  # what it changes by the sum of its replacements, in the unit of the record
+    measured: float  # what it changes when it is evaluated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplacementsOf:
-    """A search by replacing one place at a time; see `jaxnas.search.knapsack`.
-
-    Attributes:
-      metric, unit: by which a network is compared with the largest one; less is better.
-      budget: the cost that budgets bound.
-      evaluations: replacements that were evaluated.
-      found: what the run found.
-      others: what other budgets would cost.
-    """
+    """A search by replacing one place at a time; see `jaxnas.search.knapsack`. Less is better."""
 
     metric: str
     unit: str
-    budget: str
+    budget: str  # the cost that budgets bound
     evaluations: int
     found: Budgeted
     others: tuple[Budgeted, ...] = ()
@@ -203,85 +134,46 @@ class ReplacementsOf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankingOf:
-    """How well a supernet ranks architectures; see `jaxnas.runs.rank`.
-
-    Attributes:
-      architectures: option values by choice.
-      inherited: the task's first metric with the supernet's weights.
-      alone: the same after training alone; None of a training that diverged.
-      kendall_tau: rank correlation (tau-b) of the two, from -1 to 1; None where all of one are equal.
-      interval: 95 % of its bootstrap distribution over architectures.
-      role: of the data.
-      steps: of each training alone.
-    """
+    """How well a supernet ranks architectures, by the task's first metric; see `jaxnas.runs.rank`."""
 
     architectures: tuple[Mapping[str, Any], ...]
-    inherited: tuple[float | None, ...]
-    alone: tuple[float | None, ...]
-    kendall_tau: float | None
-    interval: tuple[float | None, float | None]
+    inherited: tuple[float | None, ...]  # with the supernet's weights
+    alone: tuple[float | None, ...]  # after training alone; None of a training that diverged
+    kendall_tau: float | None  # tau-b; None where all values of one kind are equal
+    interval: tuple[float | None, float | None]  # 95 % of its bootstrap distribution over architectures
     role: str
-    steps: int
+    steps: int  # of each training alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledSpaceOf:
-    """One of the spaces that an evolution of the space went through.
-
-    Attributes:
-      name: as "A".
-      et_error: half the mean error of its sample and half that of the best.
-      errors: of the sampled architectures; 1 - metric of a metric of which more is better, else the metric.
-      shifts: to the next space; none of the last one.
-    """
+    """One of the spaces that an evolution of the space went through."""
 
     name: str
-    et_error: float
-    errors: tuple[float, ...]
-    shifts: tuple[Shift, ...] = ()
+    et_error: float  # half the mean error of its sample and half that of the best
+    errors: tuple[float, ...]  # 1 - metric of a metric of which more is better, else the metric
+    shifts: tuple[Shift, ...] = ()  # to the next space; none of the last one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found.
-
-    Attributes:
-      task, space: see there.
-      found: the network that the search brought out, or the one that a retraining trained.
-      networks: others, to compare it with.
-      linear: what a linear model reaches, by role, in the first metric; {} where the task has none.
-      searches: over architectures.
-      selection: by architecture parameters, or None.
-      replacements: by replacing one place at a time, or None.
-      ranking: of architectures by inherited weights, or None where it was not measured.
-      spaces: those that the space of this run evolved from, in order, and itself; none where it was given.
-      subnet: folder of the found network, within the workdir.
-      module: class of the found network where `jaxnas.load_subnet` must be given it; "" for ours.
-      loader: class of transformers that loads the found network, a Hugging Face checkpoint; "" for others.
-      interrupted: how far the training of the supernet had come when it was stopped, as "interrupted at step
-        2,226 of 3,000"; "" for one that is complete.
-      exported_batch: the batch size that the exported program takes; None for any.
-      config: of the run, as nested plain values.
-      versions: of what decides numbers, by name.
-      device: kind of the device that it ran on.
-      version: of this schema.
-    """
+    """What a run found."""
 
     task: TaskOf
     space: SpaceOf
-    found: Network
-    networks: tuple[Network, ...] = ()
-    linear: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    found: Network  # what the search brought out, or what a retraining trained
+    networks: tuple[Network, ...] = ()  # to compare it with
+    linear: Mapping[str, float] = dataclasses.field(default_factory=dict)  # a linear model's metric, by role
     searches: tuple[SearchOf, ...] = ()
     selection: SelectionOf | None = None
     replacements: ReplacementsOf | None = None
     ranking: RankingOf | None = None
-    spaces: tuple[SampledSpaceOf, ...] = ()
-    subnet: str = "subnet"
-    module: str = ""
-    loader: str = ""
-    interrupted: str = ""
-    exported_batch: int | None = None
+    spaces: tuple[SampledSpaceOf, ...] = ()  # those that the space evolved from, in order, and itself
+    subnet: str = "subnet"  # folder of the found network, within the workdir
+    module: str = ""  # the class that `jaxnas.load_subnet` must be given; "" for ours
+    loader: str = ""  # the class of transformers that loads a Hugging Face checkpoint; "" for others
+    interrupted: str = ""  # how far a training that was stopped had come
+    exported_batch: int | None = None  # the batch size that the exported program takes; None for any
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""
@@ -289,15 +181,7 @@ class Result:
 
 
 def check_names(names: Collection[str], others: Collection[str] = ()) -> None:
-    """Refuses names of architectures that networks of a result have already, one of which would be lost.
-
-    Args:
-      names: that a user gives to architectures.
-      others: names of networks of this run beside those that any run may have.
-
-    Raises:
-      ValueError: a name is taken; the message says by what.
-    """
+    """Raises ValueError for a name that is also one of a network of a run, which would be lost."""
     taken = list(dict.fromkeys([*OWN_NAMES, *others]))
     for name in names:
         if name in taken or name.startswith("random:"):
@@ -329,16 +213,13 @@ def read(workdir: str | os.PathLike) -> Result:
         raise FileNotFoundError(f"{path} is missing: first run a search in this workdir to its end.")
     values = files.read_json(path)
     version = values.get("version") if isinstance(values, dict) else None
+    again = "Run the search or the retraining again in its workdir, which writes it anew."
     if version != VERSION:
         raise ValueError(
-            f"{path} has version {version!r} of the result, and this jaxnas reads {VERSION}; run the "
-            "search again in its workdir, which writes it anew."
+            f"{path} has version {version!r} of the result; this jaxnas reads {VERSION}. {again}"
         )
     if values.pop("sha256", None) != _digest(values):
-        raise ValueError(
-            f"{path} was changed after it was written; run the search or the retraining again, which writes "
-            "it anew."
-        )
+        raise ValueError(f"{path} was changed after it was written. {again}")
     return parse(values, Result, path)
 
 
@@ -346,35 +227,47 @@ def _digest(values: Any) -> str:
     return files.digest(json.dumps(values, sort_keys=True).encode())
 
 
-def parse(value: Any, kind: Any, path: pathlib.Path) -> Any:
+def parse(value: Any, kind: Any, path: str | pathlib.Path) -> Any:
     """What a JSON file holds as a value of a type, such as a dataclass.
 
     Fields that the type does not have are left out, as those of a later version.
 
     Raises:
-      ValueError: it holds something else; the message names the file.
+      ValueError: it holds something else; the message names the file and the field.
     """
     try:
-        return _as(value, kind)
-    except (AttributeError, TypeError, ValueError) as error:
+        return _as(value, kind, "this")
+    except ValueError as error:
         raise ValueError(
-            f"{path} does not hold a {kind.__name__}: {error}. Bring the file back, or delete it and run "
-            "again what writes it."
+            f"{path}: {error}. Bring the file back, or delete it and run again what writes it."
         ) from error
 
 
-def _as(value: Any, kind: Any) -> Any:
+def _as(value: Any, kind: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _as(value, args[0])
+        return None if value is None else _as(value, args[0], where)
+    plain: Any = Mapping if dataclasses.is_dataclass(kind) else list if origin is tuple else origin or kind
+    wanted: Any = (int, float) if plain is float else plain
+    if plain is not Any and not isinstance(value, wanted):
+        raise ValueError(f"{where} should be {_JSON.get(plain, plain.__name__)}, found {value!r:.80}")
     if dataclasses.is_dataclass(kind):
-        hints: Any = typing.get_type_hints(kind)
-        return kind(**{name: _as(part, hints[name]) for name, part in value.items() if name in hints})
+        hints, required = _fields(kind)
+        if lost := [name for name in required if name not in value]:
+            raise ValueError(f"{where} lacks {', '.join(map(repr, lost))}")
+        return kind(**{name: _as(x, hints[name], repr(name)) for name, x in value.items() if name in hints})
     if origin is tuple:
         kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return tuple(_as(part, one) for part, one in zip(value, kinds, strict=True))
-    if origin is not None:
-        return {name: _as(part, args[1]) for name, part in value.items()}
-    if kind is not Any and not isinstance(value, (int, float) if kind is float else kind):
-        raise TypeError(f"expected {kind.__name__}, found {value!r}")
-    return value
+        if len(kinds) != len(value):
+            raise ValueError(f"{where} should have {len(kinds)} items, found {value!r:.80}")
+        return tuple(
+            _as(x, one, f"{where}[{i}]") for i, (x, one) in enumerate(zip(value, kinds, strict=True))
+        )
+    return {k: _as(x, args[1], f"{where}[{k!r}]") for k, x in value.items()} if origin else value
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """The types of the fields of a dataclass, and those without a default."""
+    required = [x.name for x in dataclasses.fields(kind) if x.default is x.default_factory]
+    return typing.get_type_hints(kind), required

@@ -1,19 +1,55 @@
-"""Names and numbers as a page says them: costs, metrics with their units, and architectures in a line."""
+"""Names and numbers as a page shows them: costs, metrics with their units, and architectures in a line."""
 
 from __future__ import annotations
 
 import decimal
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-from jaxnas.report import svg
 from jaxnas.report.result import MetricOf, Network, TaskOf
 
 LINEAR = "linear model (logistic regression)"
+NBSP = "\u00a0"
 _COSTS = {"params": "parameters", "macs": "MACs"}
 # Options that do nothing, by the usual names.
 IDLE = frozenset({"identity", "skip", "none", "zero", "zeroize"})
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """True for a finite int or float, not for a bool, None or text."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def percent(value: object, digits: int = 1) -> str:
+    """A fraction as "98.2 %"; a dash where there is no finite number."""
+    return f"{100 * value:.{digits}f}{NBSP}%" if is_number(value) else "–"
+
+
+def count(value: object) -> str:
+    """A number with thousands separated by commas; a dash where there is no number."""
+    if not is_number(value):
+        return "–"
+    return f"{value:,}" if isinstance(value, int) or value % 1 else f"{int(value):,}"
+
+
+def short(value: float) -> str:
+    """A number with a unit prefix and at most three significant digits: 41.2 k, 5.9 M."""
+    for factor, unit in (
+        (1e12, f"{NBSP}T"),
+        (1e9, f"{NBSP}G"),
+        (1e6, f"{NBSP}M"),
+        (1e3, f"{NBSP}k"),
+        (1, ""),
+    ):
+        if abs(value) >= 0.9995 * factor or factor == 1:
+            return f"{float(f'{value / factor:.3g}'):g}{unit}"
+    raise AssertionError(value)
+
+
+def duration(seconds: float) -> str:
+    """A time as "4.13 s", or below one second as "562 ms"."""
+    return f"{short(1e3 * seconds)}{NBSP}ms" if seconds < 0.9995 else f"{short(seconds)}{NBSP}s"
 
 
 def cost_name(name: str) -> str:
@@ -28,9 +64,9 @@ def cost_amount(name: str, value: object) -> str:
 
 def cost_text(value: object) -> str:
     """A cost: whole numbers below a million in full, others with a unit prefix."""
-    if not svg.is_number(value):
+    if not is_number(value):
         return "–"
-    return svg.count(value) if float(value).is_integer() and abs(value) < 1e6 else svg.short(value)
+    return count(value) if float(value).is_integer() and abs(value) < 1e6 else short(value)
 
 
 def strategy_name(name: str) -> str:
@@ -38,30 +74,25 @@ def strategy_name(name: str) -> str:
     return "random search" if name == "random" else plain(name)
 
 
-def plain(name: str) -> str:
+def plain(name: object) -> str:
     """A name of the program as words: "feed_forward" becomes "feed forward"."""
-    return name.replace("_", " ")
+    return str(name).replace("_", " ")
 
 
 def value_text(metric: MetricOf, value: object, digits: int = 2) -> str:
     """A value of a metric without its name: "97.81 %" or "4.812"; a dash where there is none."""
     if metric.unit == "%":
-        return svg.percent(value, digits)
-    if not svg.is_number(value):
+        return percent(value, digits)
+    if not is_number(value):
         return "–"
     text = f"{value:#.4g}"
     return text.rstrip(".") if "e" not in text else f"{value:.3e}"
 
 
-def axis_texts(metric: MetricOf) -> svg.Labels:
-    """What turns the ticks of an axis of this metric into labels."""
-    return svg.percent_labels if metric.unit == "%" else svg.short_labels
-
-
 def unit_text(metric: MetricOf) -> str:
     """What stands behind a value in a sentence: " nats per token", or nothing where the name says it."""
-    said = metric.unit in ("", "%", metric.name, plain(metric.name))
-    return "" if said else f"{svg.NBSP}{metric.unit}"
+    named = metric.unit in ("", "%", metric.name, plain(metric.name))
+    return "" if named else f"{NBSP}{metric.unit}"
 
 
 def says_all(metric: MetricOf) -> bool:
@@ -75,6 +106,12 @@ def metric_name(metric: MetricOf, role: str = "", unit: bool = False) -> str:
     return f"{name} ({unit_text(metric).strip()})" if unit and unit_text(metric) else name
 
 
+def difference_unit(metric: MetricOf) -> str:
+    """The unit of a difference in brackets, " (points)" for percentages; "" for no unit."""
+    unit = "points" if metric.unit == "%" else unit_text(metric).strip()
+    return f" ({unit})" if unit else ""
+
+
 def difference_text(metric: MetricOf, difference: float) -> str:
     """A difference with its sign: in percentage points, or in the metric's own unit."""
     if metric.unit == "%":
@@ -83,6 +120,11 @@ def difference_text(metric: MetricOf, difference: float) -> str:
         return f"{text} points".replace("-", "−")
     text = "±0" if abs(difference) < 1e-12 else f"{difference:+.3g}"
     return f"{text}{unit_text(metric)}".replace("-", "−")
+
+
+def amount_text(metric: MetricOf, difference: float) -> str:
+    """A difference without its sign."""
+    return difference_text(metric, abs(difference)).lstrip("+±")
 
 
 def standard_error(
@@ -95,9 +137,9 @@ def standard_error(
     """
     if not is_accuracy(metric):
         error = network.errors.get(role, {}).get(metric.name)
-        return error if svg.is_number(error) else None
+        return error if is_number(error) else None
     examples = task.sizes.get(role, 0)
-    if not (examples > 0 and svg.is_number(value) and 0 < value < 1):
+    if not (examples > 0 and is_number(value) and 0 < value < 1):
         return None
     return math.sqrt(value * (1 - value) / examples)
 
@@ -116,13 +158,13 @@ def least_without_errors(examples: int) -> float:
 
 
 def power_text(digits: str) -> str:
-    """A whole number in HTML: in full below ten million, else as 1.2 × 10⁹."""
+    """A whole number: in full below ten million, else as 1.2 × 10⁹."""
     if not (digits.isascii() and digits.isdecimal()):
-        return svg.esc(digits)
+        return digits
     if len(digits) <= 7:
-        return svg.count(int(digits))
+        return count(int(digits))
     lead, power = f"{decimal.Decimal(digits):.1e}".split("e+")
-    return f"{lead} × 10<sup>{power}</sup>"
+    return f"{lead} × 10{power.translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -151,23 +193,18 @@ def show(value: Any) -> str:
     """One option value, or the values of a repeated choice without commas."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(show, value))
-    return "–" if value is None else f"{value:g}" if svg.is_number(value) else str(value)
+    return "–" if value is None else f"{value:g}" if is_number(value) else str(value)
 
 
 def letters(options: Sequence[str]) -> dict[str, str]:
     """One sign for each option: a dash where it does nothing, else initials, or numbers if those coincide."""
     busy = [option for option in options if option not in IDLE]
-    makers = (
-        lambda option: option[:1].upper(),
-        lambda option: "".join(part[:1] for part in plain(option).split()).upper(),
-        lambda option: option[:1].upper() + "".join(filter(str.isdigit, option))[:2],
+    first, initials = (
+        [option[:1].upper() for option in busy],
+        ["".join(part[:1] for part in plain(option).split()).upper() for option in busy],
     )
-    signs: list[str] = [str(i + 1) for i in range(len(busy))]
-    for make in makers:
-        made = [make(option) for option in busy]
-        if len({*made}) == len(made) and all(made):
-            signs = made
-            break
+    numbers = [str(i + 1) for i in range(len(busy))]
+    signs = next(one for one in (first, initials, numbers) if len({*one}) == len(one) and all(one))
     return dict(zip(busy, signs, strict=True)) | {option: "–" for option in options if option in IDLE}
 
 

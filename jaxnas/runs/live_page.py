@@ -21,7 +21,7 @@ class LivePage:
     """Writes report.html of a workdir as results come; a browser that shows it follows.
 
     A page that is written often would cost time: there are `every` seconds between two, and writing
-    takes a twentieth of the time at most.
+    takes a fortieth of the time at most.
 
     Attributes:
       task, space: of the run.
@@ -59,7 +59,7 @@ class LivePage:
             doing += f" About {duration(left)} left."
         if self._due is None or begun >= self._due:
             self._write(doing, reload=max(1, round(self.every)))
-            self._due = begun + max(self.every, 20 * (self.clock() - begun))
+            self._due = begun + max(self.every, 40 * (self.clock() - begun))
 
     def end(self, doing: str) -> None:
         """Writes the page a last time, without reloading; the page of a result is left as it is.

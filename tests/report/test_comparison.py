@@ -1,7 +1,7 @@
 """The page of a comparison of strategies."""
 
 import pytest
-from workdirs import Structure
+from workdirs import Page
 
 from jaxnas.report import comparison
 
@@ -35,10 +35,19 @@ RESULT = {
     "more, axis", [({}, "in 100 evaluations"), ({"seconds": 6000.0}, "of 100 full trainings")]
 )
 def test_page_of_a_comparison(tmp_path, more, axis):
-    page = comparison.write(tmp_path / "report.html", RESULT | more).read_text(encoding="utf-8")
-    text = Structure(page).text
-    wanted = "strategy <2> finds 0.92 test accuracy", axis, "a & b, which has 15,625 different networks"
+    text = comparison.write(tmp_path / "report.html", RESULT | more).read_text(encoding="utf-8")
+    page = Page(text)
+    wanted = "strategy <2> finds 0.92 test accuracy", axis, "a & b, of 15,625 networks: 7 searches each"
     wanted += "How far from the best valid accuracy", "25 %", "not reached"
-    assert [one for one in wanted if one not in text] == []
-    assert page.count('class="line k2"') == 3 + 3  # a line in each figure, and one in each legend
-    assert comparison.render(RESULT | more) == page
+    assert [one for one in wanted if one not in page.text] == []
+    assert list(page.charts) == ["reported", "found", "rank", "times"]
+    for key, best in (("reported", 0.95), ("found", 0.95)):
+        rows = page.charts[key]["datasets"]["lines"]
+        assert len(rows) == 3 * 3 and {row["s"] for row in rows} == {f"strategy <{i}>" for i in range(3)}
+        assert [row["x"] for row in rows[:3]] == ([60, 600, 6000] if more else [1, 10, 100])
+        assert [row["y"] for row in rows[:3]] == pytest.approx([best - x for x in (0.7, 0.8, 0.9)])
+        assert [row["high"] - row["low"] for row in rows[:6]] == pytest.approx([0.02] * 6)
+    assert [row["y"] for row in page.charts["rank"]["datasets"]["lines"][-3:]] == [2, 2, 1]
+    assert comparison.render(RESULT | more) == text
+    comparison.save_png(tmp_path / "compare.png", RESULT | more)
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")

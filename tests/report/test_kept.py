@@ -2,14 +2,12 @@
 
 import functools
 import json
-import xml.etree.ElementTree
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
 import workdirs
-from workdirs import elements, texts
 
 import jaxnas
 from jaxnas import Choice, Depth, Size, Skip, files, report
@@ -77,21 +75,10 @@ NETS = {
         },
         decisions={"ratio": Choice(1.0, 2.0).repeat(11)},
     ),
-    "ranked": lambda: supernet_of(
-        Stacked(),
-        (2, 3, 4),
-        {
-            "block_*/hidden": Choice(8, 32),
-            "block_*": Depth(2, 7, order=[f"block_{3 * i % 11}" for i in range(11)]),
-        },
-    ),
     "convolutions": lambda: supernet_of(
         Convolutional(),
         (2, 6, 6, 1),
         {"Conv_*/channels": Choice(2, 8), "Conv_1/kernel": Choice(1, 3), "a/hidden": Choice(5, 12)},
-    ),
-    "list": lambda: supernet_of(
-        Convolutional(), (2, 6, 6, 1), {"Conv_*/channels": Choice(2, 8), "a/hidden": Choice(5, 12)}
     ),
     "scan": lambda: supernet_of(
         Scanned(), (2, 4), {"layers/hidden": Choice(8, 16, 32).repeat(3), "layers": Depth(1, 2, 3)}
@@ -109,11 +96,11 @@ def net(request):
     return made(request.param)
 
 
-def shown(picture):
-    """What is said of each place, by what a pointer shows over it."""
-    said = [one.findtext(f"{workdirs.SVG}title") for one in elements(picture, "rect", "rail")]
-    assert len(said) == len({*said})
-    return dict(one.split(": ") for one in said)
+def shown(spec):
+    """The text of each place, by its whole name."""
+    cells = spec["datasets"]["cells"]
+    assert len(cells) == len({one["name"] for one in cells})
+    return {one["name"]: one["text"] for one in cells}
 
 
 def expected(net, arch):
@@ -133,39 +120,41 @@ def expected(net, arch):
     return found
 
 
+def places_of(net):
+    return net.described()["places"]
+
+
 def test_each_place_is_drawn_once_with_its_share(net):
     for seed in range(4):
         arch = net.space.sample(jax.random.key(seed))
-        picture = xml.etree.ElementTree.fromstring(report.kept_svg(net, arch))
-        workdirs.check_inside(picture)
-        said = shown(picture)
-        assert said == expected(net, arch)
-        rails, bars = elements(picture, "rect", "rail"), elements(picture, "rect", "bar")
-        hollow = [one for one in rails if "none" in one.get("class").split()]
-        assert len(hollow) == sum(one == "skipped" for one in said.values()) == len(rails) - len(bars)
-        shares = [float(one.split(" · ")[1].rstrip("\u00a0%")) for one in said.values() if one != "skipped"]
-        for bar, share in zip(bars, shares, strict=True):
-            assert abs(100 * float(bar.get("width")) / kept.BAR - share) < 1
+        spec = kept.chart(places_of(net), net.space.to_dict(arch))
+        texts, runs = shown(spec), expected(net, arch)
+        assert {name: text for name, text in texts.items() if name in runs} == runs
+        assert set(texts.values()) - set(runs.values()) <= {"runs", "skipped"}  # modules
+        for one in spec["datasets"]["cells"]:
+            share = {"runs": 100, "skipped": 0}.get(one["text"])
+            share = float(one["text"].split(" · ")[1].rstrip("\u00a0%")) if share is None else share
+            assert abs(100 * one["value"] - share) <= 0.5
+        assert report.kept_svg(net, arch).startswith("<svg")
 
 
 def test_rows_are_blocks_in_the_order_of_the_network():
     rows = {
-        "blocks": [f"block_{i}" for i in range(11)],
+        "blocks": ["all blocks", *(f"block_{i}" for i in range(11))],
         "convolutions": ["Conv_0", "Conv_1", "a"],
         "scan": ["layers[0]", "layers[1]", "layers[2]"],
     }
     columns = {
-        "blocks": {"hidden", "attention/heads"},
+        "blocks": {"width", "block", "attention", "hidden", "attention/heads"},
         "convolutions": {"channels", "kernel", "hidden"},
-        "scan": {"hidden"},
+        "scan": {"hidden", "block"},
     }
     for name, expected in rows.items():
         net = made(name)
-        places = net.described()["places"]
-        found = kept.rows_of(kept.kept_of(places, net.space.to_dict(net.space.largest())))
-        assert [row.name for row in found] == expected
-        assert {column for row in found for column in row.cells} == columns[name]
-        assert all(row.runs for row in found)
+        found = kept.rows_of(kept.kept_of(places_of(net), net.space.to_dict(net.space.largest())))
+        assert list(found) == expected
+        assert {column for cells in found.values() for column in cells} == columns[name]
+        assert all(one.kept for cells in found.values() for one in cells.values())
 
 
 def test_a_page_draws_what_its_result_holds(net, tmp_path):
@@ -178,15 +167,11 @@ def test_a_page_draws_what_its_result_holds(net, tmp_path):
         config={"network": record, "seed": 3},
     )
     page = workdirs.page_of(root)
-    (picture,) = workdirs.drawings(page, "kept")
-    alone = xml.etree.ElementTree.fromstring(report.kept_svg(net, arch))
-    assert shown(picture) == shown(alone) and texts(picture) == texts(alone)
-    said = workdirs.Structure(page).text
-    assert "network.type" in said and "network.places" not in said
+    assert shown(page.charts["kept"]) == shown(kept.chart(places_of(net), space.to_dict(arch)))
+    assert "network.type" in page.text and "network.places" not in page.text
 
 
 def test_other_networks_have_no_such_picture(tmp_path):
     with pytest.raises(TypeError, match="Dense"):
         report.kept_svg(nn.Dense(3), {})
-    root = workdirs.vision(tmp_path)
-    assert not workdirs.drawings(workdirs.page_of(root), "kept")
+    assert "kept" not in workdirs.page_of(workdirs.vision(tmp_path)).charts

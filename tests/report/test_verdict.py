@@ -8,7 +8,7 @@ import workdirs
 from workdirs import change, page_of
 
 from jaxnas import files, report
-from jaxnas.report import headline, read_run, verdict
+from jaxnas.report import advice, networks, read_run
 from jaxnas.report import result as result_lib
 from jaxnas.report.read import TIMED
 
@@ -24,7 +24,7 @@ def train(root, loss, every=10):
 
 
 def advised(root, shown="DIR"):
-    return "\n".join(f"{one.text}\n{one.code}" for one in verdict.advice(read_run(root), shown))
+    return "\n".join(f"{one.text}\n{one.code}" for one in advice.advice(read_run(root), shown))
 
 
 @pytest.fixture
@@ -40,18 +40,18 @@ def test_a_loss_that_still_falls_asks_for_twice_the_steps(vision, every):
         (lambda part: 1.0, False),
     ):
         train(vision, loss, every)
-        assert (verdict.still_improving(read_run(vision)) > 0) == improving
+        assert (advice.still_improving(read_run(vision)) > 0) == improving
         assert ("training.steps=2000" in advised(vision)) == improving
     workdirs.write_lines(vision / "metrics.jsonl", [])
-    assert verdict.still_improving(read_run(vision)) is None and "steps=" not in advised(vision)
+    assert advice.still_improving(read_run(vision)) is None and "steps=" not in advised(vision)
 
 
 def test_a_linear_model_stands_beside_the_network(vision):
-    assert headline.lead_over_linear(read_run(vision)) is None
+    assert networks.lead_over_linear(read_run(vision)) is None
     for value, good in ((0.5, True), (0.99, False)):
         change(vision, linear={"search": value, "test": value})
-        assert (headline.lead_over_linear(read_run(vision)) > 0) == good
-        named = page_of(vision).count("linear model (logistic regression)")
+        assert (networks.lead_over_linear(read_run(vision)) > 0) == good
+        named = page_of(vision).text.count("linear model (logistic regression)")
         assert named == 1 + (not good)  # the row; the advice
         lines = [line for line in report.summary_lines(vision) if "linear model" in line]
         assert any(f"{100 * value:.2f} %" in line for line in lines)
@@ -69,9 +69,10 @@ def test_advice_is_of_what_made_the_run(vision):
     commands = advised(vision, "runs/my run").replace(" \\\n   ", "")  # long ones take several lines
     assert "train_supernet --config=own.py:a --workdir=NEW --set a=1 --set training.steps=2000\n" in commands
     assert "retrain --config=own.py:a '--workdir=runs/my run'" in commands
-    assert "--set search.finalists=5 --set search.ranked=10" in commands
+    assert "--set search.method=strategy --set search.method.finalists=5" in commands
+    assert "--set search.ranked=10" in commands
     made = {"steps": 1000, "batch_size": 8, "learning_rate": 2e-3}  # of which one is no default
-    change(vision, config={"search": {"finalists": 3}, "training": made})
+    change(vision, config={"search": {"method": {"finalists": 3}}, "training": made})
     calls = advised(vision)
     assert "experiments" not in calls and "training.Training(steps=2000, batch_size=8)\n" in calls
     assert "runs.retrain(" in calls and "replace(settings, ranked=10)" in calls
@@ -100,7 +101,7 @@ def test_a_run_claims_no_more_speed_than_it_measured(tmp_path, own, largest, sma
     files.write_json(root / TIMED, record | {"architecture": read_run(root).result.found.architecture})
     text = " ".join(report.summary_lines(root))
     assert all(part in text for part in said.split("|")), text
-    page = page_of(root)
+    page = page_of(root).text
     assert "Latency, as measured" in page and f"with {own[1]:g} ms latency" in page
     files.write_json(root / TIMED, record | {"architecture": {}})  # of a network that was found before
-    assert "as measured" not in page_of(root)
+    assert "as measured" not in page_of(root).text

@@ -6,14 +6,13 @@ import json
 import math
 import pathlib
 import random
-import re
-import xml.etree.ElementTree
 
 from jaxnas import report, spaces
+from jaxnas.report import facts
 from jaxnas.report import result as result_lib
+from jaxnas.report.page import library
 from jaxnas.report.result import Candidate, MetricOf, Network, Result, SearchOf, SelectionOf, SpaceOf, TaskOf
 
-SVG = "{http://www.w3.org/2000/svg}"
 ACCURACY = MetricOf(name="accuracy", unit="%", direction="max")
 LOSS = MetricOf(name="loss", unit="nats per token", direction="min")
 PERPLEXITY = MetricOf(name="perplexity", unit="", direction="min")
@@ -36,62 +35,43 @@ def change(root, **fields):
 # ---- What is on a page.
 
 
-class Structure(html.parser.HTMLParser):
-    """Collects text and attributes, and fails where elements are not closed in order."""
+class Page(html.parser.HTMLParser):
+    """The text, attributes and data of a page; fails where elements are not closed in order."""
 
-    BLOCKS = {"td", "th", "p", "div", "dt", "dd", "h2", "li", "text"}
-    VOID = {"meta", "link", "br", "hr", "img", "input"}
+    BLOCKS = {"td", "th", "p", "div", "dt", "dd", "h2", "span", "b"}
+    VOID = {"meta", "link"}
 
     def __init__(self, page):
         super().__init__()
-        self.open, self.attributes, self.words = [], [], []
-        self.feed(page)
+        self.open, self.attributes, self.words, self.scripts = [], [], [], []
+        self.feed(page.replace(library(), ""))  # most of the page, and slow to parse
         assert self.open == []
         self.text = " ".join("".join(self.words).replace("\u00a0", " ").split())
+        self.charts = json.loads(self.scripts[0])["charts"] if self.scripts else {}
 
     def handle_starttag(self, tag, attrs):
         self.attributes += [(tag, *pair) for pair in attrs]
-        if tag in self.BLOCKS:
-            self.words.append(" ")
-        if tag not in self.VOID:
-            self.open.append(tag)
+        self.words += [" "] if tag in self.BLOCKS else []
+        self.open += [tag] if tag not in self.VOID else []
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        (self.scripts if self.open[-1:] == ["script"] else self.words).append(data)
 
 
 def page_of(root):
-    return report.write(root).read_text(encoding="utf-8")
+    return Page(report.write(root).read_text(encoding="utf-8"))
 
 
-def text_of(root):
-    return Structure(page_of(root)).text
+def facts_of(root):
+    return facts.facts(report.read_run(root))
 
 
-def drawings(page, name=""):
-    """The figures of a page, or those whose id begins with a name: for wide screens, then narrow ones."""
-    figures = re.findall(r"<svg.*?</svg>", page, flags=re.S)
-    return [xml.etree.ElementTree.fromstring(one) for one in figures if not name or f' id="{name}' in one]
-
-
-def elements(figure, tag, kind=""):
-    """The elements of a drawing whose class begins with a kind."""
-    return [one for one in figure.iter(f"{SVG}{tag}") if one.get("class", "").startswith(kind)]
-
-
-def texts(figure):
-    return [one.text for one in figure.iter(f"{SVG}text")]
-
-
-def check_inside(figure):
-    """Rectangles and texts lie in the picture."""
-    width, height = map(float, figure.get("viewBox").split()[2:])
-    for one in (*figure.iter(f"{SVG}rect"), *figure.iter(f"{SVG}text")):
-        x, y, w, h = (float(one.get(name, 0)) for name in ("x", "y", "width", "height"))
-        assert 0 <= x <= x + w <= width + 0.2 and 0 <= y <= y + h <= height + 0.2
+def section_of(root, title):
+    """The section of a page whose title begins so; None if there is none."""
+    return next((one for one in facts_of(root)["sections"] if one["title"].startswith(title)), None)
 
 
 # ---- Workdirs.
@@ -168,7 +148,7 @@ def vision(root, layers=5, widths=(16, 32, 48, 64), heads=(1, 2, 3, 4), evaluati
             sizes={"train": 1077, "search": 360, "test": 360},
             metrics=(ACCURACY,),
             details={"image_shape": [8, 8, 1], "num_classes": 10},
-            inputs="float32 [batch, 8, 8, 1], normalised as in training",
+            inputs="float32 [batch, 8, 8, 1], normalized as in training",
         ),
         space=SpaceOf(cardinality=str(space.cardinality), choices=space.to_json()),
         found=network("found", best["architecture"], best["score"], extraction_error=2.4e-7),

@@ -128,4 +128,4 @@ def test_spaces_that_were_changed_are_refused(tmp_path, name, value):
     del changed[name]
     changed |= {} if value == "gone" else {name: value}
     path.write_text(json.dumps(values))
-    check((lambda: runs.read_spaces(tmp_path), ValueError, "json does not hold a"))
+    check((lambda: runs.read_spaces(tmp_path), ValueError, "spaces.json", repr(name)))

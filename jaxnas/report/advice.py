@@ -5,11 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import NamedTuple
 
-from jaxnas.report import commands, headline, training, words
+from jaxnas.report import commands, networks, words
 from jaxnas.report.commands import by_binaries, command
-from jaxnas.report.document import block, say, section
 from jaxnas.report.read import Run
-from jaxnas.report.svg import count, esc
 
 
 class Advice(NamedTuple):
@@ -25,7 +23,7 @@ def still_improving(run: Run) -> float | None:
     Returns:
       The fall; 0 where the loss had settled; None where fewer than two losses were recorded.
     """
-    points = training.series(run, "train", "loss")
+    points = run.series("train", "loss")
     if len(points) < 2:
         return None
     steps, losses = zip(*points, strict=True)
@@ -46,17 +44,16 @@ def advice(run: Run, workdir: str = "DIR") -> list[Advice]:
 
 
 def _against_linear(run: Run) -> list[Advice]:
-    lead, role = headline.lead_over_linear(run), run.final_role
+    lead, role = networks.lead_over_linear(run), run.final_role
     if lead is None or lead > 0:
         return []
-    gap = words.difference_text(run.metric, abs(lead)).lstrip("+±")
-    figure = words.value_text(run.metric, run.result.linear[role])
     if lead == 0:
         return [Advice(f"A {words.LINEAR} is as good as this network: such data hardly tell networks apart.")]
+    figure = words.value_text(run.metric, run.result.linear[role])
     text = (
-        f"This network is not worth its search yet: a {words.LINEAR} has {figure} {role} "
-        f"{words.plain(run.metric.name)}, {gap} more than this network. Before you search again, "
-        "train for more steps or try another learning rate."
+        f"A {words.LINEAR} is better: {figure} {words.metric_name(run.metric, role)}, ahead by "
+        f"{words.amount_text(run.metric, lead)}. First train for more steps or try another "
+        "learning rate."
     )
     return [Advice(text)]
 
@@ -66,20 +63,14 @@ def _convergence(run: Run) -> list[Advice]:
     if fall is None:
         return []
     if fall:
-        text = (
-            f"The supernet was still improving: its loss fell by {fall:.2g} towards the end of its "
-            f"{count(steps)} steps. "
-        )
-    elif (headline.lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
-        text = (
-            f"The loss had settled in the last fifth of {count(steps)} steps, far from what the data give. "
-        )
+        text = f"The training had not converged: its loss fell by {fall:.2g} at the end of {steps:,} steps."
+    elif (networks.lead_over_linear(run) or 0) < 0:  # a learning rate that falls to zero settles any loss
+        text = f"The loss settled in the last fifth of {steps:,} steps, far from what the data give."
     else:
-        text = (
-            f"The loss had settled: it did not fall over the last fifth of the {count(steps)} training steps."
-        )
-        return [Advice(text)]
-    text += f"Try {count(2 * steps)} steps, in a new workdir:"
+        return [
+            Advice(f"The training converged: the loss did not fall over the last fifth of {steps:,} steps.")
+        ]
+    text += f" Try {2 * steps:,} steps in a new workdir:"
     code = (
         f"settings = {commands.training_call(run, 2 * steps)}\n"
         'trained = training.fit(task, net, settings, workdir="NEW")'
@@ -90,19 +81,21 @@ def _convergence(run: Run) -> list[Advice]:
 
 
 def _alone(run: Run, workdir: str) -> list[Advice]:
-    found, (value, _, group) = run.result.found, headline.final(run)
+    found, (value, _, group) = run.result.found, networks.final(run)
     if found.weights != "inherited":
         return []
-    text = "The weights are those of the supernet. A network that is trained alone is usually better:"
-    name, given, more = "found", "", ""
+    text, name, given, more = (
+        "The weights are inherited. Training the network alone usually improves it:",
+        "found",
+        "",
+        "",
+    )
     if group is not None:
         inherited = run.value(found, run.final_role)
         worse = value is not None and inherited is not None and run.sign * (value - inherited) < 0
         if not worse or group.weights != "from scratch":
             return []
-        text = (
-            "Trained from scratch, the network is worse than with the supernet’s weights. Start from those:"
-        )
+        text = "Trained from scratch, the network is worse than with inherited weights. Fine-tune those:"
         name, given, more = "fine_tuned", ", variables=trained.variables", " --weights=inherited"
     if by_binaries(run):
         return [Advice(text, command(run, "retrain", workdir=workdir) + more)]
@@ -110,7 +103,7 @@ def _alone(run: Run, workdir: str) -> list[Advice]:
         "arch = net.space.from_dict(result.found.architecture)\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
         f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/{name}"{given})\n'
-        f'runs.publish("{workdir}")  # the page and subnet/ are then of it'
+        f'runs.publish("{workdir}")  # updates this page and subnet/'
     )
     return [Advice(text, code)]
 
@@ -119,28 +112,25 @@ def _ranks(run: Run, workdir: str) -> list[Advice]:
     settings = run.result.config.get("search")
     if not run.result.searches or run.result.replacements or not isinstance(settings, dict):
         return []
-    parts, changes = [], {}
-    if not settings.get("finalists"):
-        changes["finalists"] = 5
-        parts.append("trains its five best networks alone and takes the best of them")
+    parts, changes, method = [], {}, settings.get("method")
+    own = "dataclasses.replace(settings.method, finalists=5)" if method else "runs.ByStrategy(finalists=5)"
+    if not (method or {}).get("finalists"):
+        changes |= {} if method else {"method": "strategy"}
+        changes["method.finalists"] = 5
+        parts.append("train the five best networks alone and take the best of them")
     if run.result.ranking is None:
         changes["ranked"] = 10
-        parts.append("measures on ten networks how well the supernet ranks")
+        parts.append("measure on ten networks how well the supernet ranks")
     if not parts:
         return []
-    given = ", ".join(f"{name}={value}" for name, value in changes.items())
+    given = [f"method={own}"] if "method.finalists" in changes else []
+    given += ["ranked=10"] if "ranked" in changes else []
     code = (
-        f"settings = dataclasses.replace(settings, {given})\n"
+        f"settings = dataclasses.replace(settings, {', '.join(given)})\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
         "runs.search_and_finish(task, net, trained.variables, settings, training=alone, "
         f'workdir="{workdir}")'
     )
     if by_binaries(run):
         code = command(run, "search", *(f"search.{k}={v}" for k, v in changes.items()), workdir=workdir)
-    return [Advice(f"The search went by inherited weights. This one {words.listed(parts)}:", code)]
-
-
-def panel(run: Run) -> str:
-    """The section of what the result shows and what to do next; "" if there is nothing to say."""
-    parts = [say(esc(one.text)) + (block(one.code) if one.code else "") for one in advice(run)]
-    return section("Is it any good, and what to do next", *parts)
+    return [Advice(f"The search compared networks by inherited weights. To {words.listed(parts)}:", code)]
