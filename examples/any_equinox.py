@@ -64,9 +64,8 @@ choices = {"blocks/*/heads": Choice(1, 2, 4), "blocks/*/hidden": Choice(64, 128,
 net = jaxnas.supernet(groups, choices)
 settings = training.Training(steps=500, batch_size=16, learning_rate=4e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/any_equinox")
-search = runs.Search(
-    runs.ByStrategy(Evolution(net.space, evaluations=40)), most_share=0.6
-)  # of the parameters
+method = runs.ByStrategy(Evolution(net.space, evaluations=40))
+search = runs.Search(method, most_share=0.6)  # of the parameters
 result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_equinox")
 for one in (result.found, *result.networks):
     print(one.name, int(one.costs["params"]), one.metrics["test"]["nats"], one.architecture)

@@ -49,9 +49,8 @@ choices = {"width": Choice(32, 48), "blocks/*/heads": Choice(2, 4, 6), "blocks/*
 net = jaxnas.supernet(groups, choices | {"blocks/*/hidden": Choice(24, 48, 96)})
 settings = training.Training(steps=2500, learning_rate=3e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/any_nnx")
-search = runs.Search(
-    runs.ByStrategy(Evolution(net.space, evaluations=100)), most_share=0.6
-)  # of the parameters
+method = runs.ByStrategy(Evolution(net.space, evaluations=100))
+search = runs.Search(method, most_share=0.6)  # of the parameters
 result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_nnx")
 for one in (result.found, *result.networks):
     print(one.name, int(one.costs["params"]), one.metrics["test"]["accuracy"], one.architecture)
