@@ -94,7 +94,7 @@ def main() -> None:
             began = time.perf_counter()
             trained = supernet(recipe, seed)
             line: dict[str, Any] = {"search": method, "seed": seed}
-            if settings.method == "strategy":
+            if isinstance(settings.method, runs.ByStrategy):
                 found = runs.search_space(task, net, trained.variables, settings, seed=seed, mesh=mesh)
             else:
                 state, given = trained.state, dict(recipe=recipe, training=config.training)

@@ -48,8 +48,8 @@ CONFIG = Config(
     task=tasks.Images(data=data.from_arrays(images.reshape(-1, 8, 8), labels)),
     network=Mlp(space),
     training=training.Training(steps=40, batch_size=32, learning_rate=1e-2, log_every=5, checkpoint_every=10),
-    search=runs.Search(strategy=search.Evolution(space, evaluations=8, population=4, parents=2, mutations=2,
-                                                 crossovers=2), most_share=0.8),
+    search=runs.Search(runs.ByStrategy(search.Evolution(space, evaluations=8, population=4, parents=2,
+                                                        mutations=2, crossovers=2)), most_share=0.8),
 )
 """
 

@@ -181,7 +181,7 @@ CONFIG = Config(
     task=tasks.Images(data=data.from_arrays(images, labels, images[:20], labels[:20])),
     network=supernets.ViT(SPACE, image_size=32, patch_size=8, num_classes=7, head_dim=16),
     training=Training(steps=1),
-    search=runs.Search(strategy=search.RandomSearch(SPACE, evaluations=2, batch=2)),
+    search=runs.Search(runs.ByStrategy(search.RandomSearch(SPACE, evaluations=2, batch=2))),
 )
 """
 
