@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Iterator
 
@@ -27,9 +28,9 @@ def open_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Creates a workdir and holds it for this run until the context ends.
 
     On a disk the kernel drops the lock when its process ends, however it ends; the file `.lock` stays and
-    only says who was last. In an object store the lock is an object that the run creates and removes: a run
-    that was killed leaves it, and the next one says which object to remove. Of several processes that are
-    one run, the first holds the lock.
+    only says who was last. In an object store the lock is an object that the run creates and removes. A run
+    that was killed leaves it: the next run on that machine takes it over, and one elsewhere says which object
+    to remove. Of several processes that are one run, the first holds the lock.
 
     Args:
       path: the directory, or gs://bucket/folder; parents are created.
@@ -93,7 +94,7 @@ def _lock(lock: int, path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _object(path: str) -> Iterator[None]:
-    """Holds an object as a lock: it is created on the condition that there is none.
+    """Holds an object as a lock: it is created if there is none, or one of a process that was killed.
 
     Args:
       path: of the object, gs://bucket/folder/name.
@@ -110,7 +111,7 @@ def _object(path: str) -> Iterator[None]:
         store = tensorstore.KvStore.open(place).result(timeout=ANSWER)
         found = store.read(name).result(timeout=ANSWER)
         mine = b""
-        if found.state == "missing":
+        if found.state == "missing" or _gone(found.value.decode(errors="replace")):
             written = store.write(name, _holder(), if_equal=found.stamp.generation).result(timeout=ANSWER)
             mine = written.generation
         if not mine:
@@ -137,3 +138,15 @@ def _answers(path: str) -> Iterator[None]:
 
 def _holder() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _gone(holder: str) -> bool:
+    """Whether a holder was a process of this machine that has ended."""
+    match = re.fullmatch(rf"pid (\d+) on {re.escape(socket.gethostname())}", holder.strip())
+    try:
+        os.kill(int(match[1]), 0) if match else None
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False

@@ -181,7 +181,9 @@ def test_a_workdir_in_a_bucket_is_held_by_one_run(bucket, store):
         assert lock not in bucket
         store.put(lock, b"pid 7 on lost")
         check((enter, workdir.WorkdirError, "pid 7 on lost", f"remove {run}/.lock"))
-        del bucket[lock]
+        store.put(lock, f"pid 2000000000 on {os.uname().nodename}".encode())
+        with workdir.open_workdir(run):  # of a killed process of this machine
+            assert f"pid {os.getpid()} on " in bucket[lock][0].decode()
 
 
 def test_a_store_that_fails_is_an_error_of_the_workdir(bucket, store, monkeypatch):
