@@ -72,7 +72,8 @@ def theme(dark: bool = False) -> Spec:
         "axis": {**text, "titleFontWeight": 400, "gridColor": grid, "domainColor": grid, "tickColor": grid},
         "axisX": {"grid": False, "tickCount": 7},
         "axisY": {"tickCount": 6, "labelLimit": 260},
-        "legend": text | {"title": None, "orient": "top", "symbolSize": 120, "symbolOpacity": 1},
+        "legend": text
+        | {"title": None, "orient": "top", "symbolSize": 120, "symbolOpacity": 1, "labelLimit": 320},
         "title": {"color": ink, "anchor": "start", "fontSize": 13, "fontWeight": 600},
         "style": {
             "front": {"color": ink, "stroke": ink, "strokeWidth": 1.5},
