@@ -123,10 +123,14 @@ class Perturbation:
 
     tune_steps: int = 0
     renormalize: bool = False
-    name: ClassVar[str] = "perturbation"
 
     def __post_init__(self) -> None:
         check_counts(self, "tune_steps", least=0, group=_GROUP)
+
+    @property
+    def name(self) -> str:
+        """The name of the method in a result."""
+        return "perturbation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +142,6 @@ class Pruning(Perturbation):
     """
 
     at_once: bool = False
-    name: ClassVar[str] = "pruning"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,14 +152,19 @@ class Pruning(Perturbation):
             )
 
     @property
-    def called(self) -> str:
+    def name(self) -> str:
         """The name of the method in a result."""
-        return "strongest" if self.at_once else self.name
+        return "strongest" if self.at_once else "pruning"
 
 
 METHODS = {
-    method.name: method
-    for method in (ByStrategy, Replacements, Argmax, Sampling, Trials, Perturbation, Pruning)
+    "strategy": ByStrategy,
+    "replacements": Replacements,
+    "argmax": Argmax,
+    "sampling": Sampling,
+    "trials": Trials,
+    "perturbation": Perturbation,
+    "pruning": Pruning,
 }
 BY_BUDGET = (ByStrategy, Replacements)  # what `search_space` does; `select` does the others
 

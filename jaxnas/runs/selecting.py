@@ -138,7 +138,7 @@ def select(
                 for row in range(len(supernet))
             )
     selection = SelectionOf(
-        method=method.called if isinstance(method, Pruning) else method.name,
+        method=method.name,
         steps=int(state.step),
         probabilities={name: np.asarray(x, np.float64).tolist() for name, x in probabilities.items()},
         confidence=float(relaxations.confidence(probabilities)),
@@ -182,8 +182,7 @@ def _without_options(
 
     key = stream(trained.seed, "selection")
     options: dict[str, Any] = {"tune": tune, "renormalize": method.renormalize}
-    name = method.called if isinstance(method, Pruning) else method.name
-    with Progress(_evaluations(space, method), label=f"{name}, evaluation") as shown:
+    with Progress(_evaluations(space, method), label=f"{method.name}, evaluation") as shown:
         if isinstance(method, Pruning):
             arch, found = search.pruning(space, weights, scores, at_once=method.at_once, **options)
         else:
