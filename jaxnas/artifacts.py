@@ -429,7 +429,7 @@ def _module(description: dict[str, Any], module: Any) -> Any:
                 f"unknown module {name!r}{nearest(name, known) or '.'} Known: {sorted(known)}. A network of "
                 f"your own is loaded by load_subnet(path, module={name})."
             )
-        module = _ours()[name]
+        module = known[name]
     elif module.__name__ != name:
         raise ValueError(f"it is of the module {name!r}, and not of {module.__name__!r}.")
     fields = _fields(module)

@@ -53,8 +53,10 @@ def groups(run: Run) -> list[Group]:
         value = group.metric(run.metric.name, ranking_role(run))
         return -run.sign * value[0] if value else math.inf
 
-    seeds = lambda one: one.network.seed or 0  # noqa: E731
-    made = [Group(name, weights, tuple(sorted(x, key=seeds))) for (name, weights, *_), x in found.items()]
+    made = [
+        Group(name, weights, tuple(sorted(members, key=lambda one: one.network.seed or 0)))
+        for (name, weights, *_), members in found.items()
+    ]
     return sorted(made, key=order)
 
 

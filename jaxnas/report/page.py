@@ -18,7 +18,7 @@ import jinja2
 import vl_convert
 
 from jaxnas import files
-from jaxnas.report import advice, facts, vega, words
+from jaxnas.report import advice, facts, networks, vega, words
 from jaxnas.report.read import read_run
 
 _HERE = pathlib.Path(__file__).parent
@@ -92,9 +92,9 @@ def save_png(workdir: str | os.PathLike, path: str | os.PathLike, chart: str = "
 def summary_lines(workdir: str | os.PathLike) -> list[str]:
     """The last lines on a terminal: what was found, whether it is any good, what to do next, what to open."""
     run, root = read_run(workdir), files.as_path(workdir)
-    page = facts.facts(run)
-    tiles = [f"{x['name']} {x['value']}" + (f" ({x['sub']})" if x["sub"] else "") for x in page["tiles"]]
-    texts = [f"Found: {page['title']}.", *tiles, *facts.latency_text(run), *facts.gain_text(run)]
+    found = "".join(networks.headline(run))
+    tiles = [f"{x['name']} {x['value']}" + (f" ({x['sub']})" if x["sub"] else "") for x in facts.tiles(run)]
+    texts = [f"Found: {found}.", *tiles, *facts.latency_text(run), *facts.gain_text(run)]
     lines = [f"  {line}" if i else line for text in texts for i, line in enumerate(textwrap.wrap(text, 108))]
     for one in advice.advice(run, str(root)):
         lines += textwrap.wrap(one.text, 108, break_on_hyphens=False)

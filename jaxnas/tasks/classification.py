@@ -93,10 +93,8 @@ class Classification(Named[L], Generic[L]):
         batch = call.batch
         if call.key is not None:
             augment_key, net_key = jax.random.split(call.key)
-            call, (inputs, targets) = (
-                dataclasses.replace(call, key=net_key),
-                self.augmented(batch, augment_key),
-            )
+            call = dataclasses.replace(call, key=net_key)
+            inputs, targets = self.augmented(batch, augment_key)
             targets = optax.smooth_labels(targets, self.label_smoothing)
             weight = jnp.ones(targets.shape[:1], jnp.float32)
         else:

@@ -143,10 +143,12 @@ def _holder() -> str:
 def _gone(holder: str) -> bool:
     """Whether a holder was a process of this machine that has ended."""
     match = re.fullmatch(rf"pid (\d+) on {re.escape(socket.gethostname())}", holder.strip())
+    if match is None:
+        return False
     try:
-        os.kill(int(match[1]), 0) if match else None
+        os.kill(int(match[1]), 0)  # which only asks whether there is such a process
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):
+    except (PermissionError, OverflowError):  # of another user; no number of a process
         return False
     return False
