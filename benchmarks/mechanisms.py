@@ -94,11 +94,11 @@ def main() -> None:
             began = time.perf_counter()
             trained = supernet(recipe, seed)
             line: dict[str, Any] = {"search": method, "seed": seed}
+            lab = runs.Lab(seed=seed, mesh=mesh)
             if isinstance(settings.method, runs.ByStrategy):
-                found = runs.search_space(task, net, trained.variables, settings, seed=seed, mesh=mesh)
+                found = runs.search_space(task, net, trained.variables, settings, lab)
             else:
-                state, given = trained.state, dict(recipe=recipe, training=config.training)
-                found = runs.select(task, net, state, settings, **given, seed=seed, mesh=mesh)
+                found = runs.select(task, net, trained.state, settings, recipe, config.training, lab)
             line["found"] = net.space.to_dict(found.arch)["mechanism"]
             if method == "perturbation" and found.selection is not None:
                 (decision,) = found.selection.decisions

@@ -66,7 +66,7 @@ settings = training.Training(steps=500, batch_size=16, learning_rate=4e-3, steps
 trained = training.fit(task, net, settings, workdir="runs/any_equinox")
 method = runs.ByStrategy(Evolution(net.space, evaluations=40))
 search = runs.Search(method, most_share=0.6)  # of the parameters
-result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_equinox")
+result = runs.search_and_finish(task, net, trained.variables, search, runs.Lab("runs/any_equinox"))
 for one in (result.found, *result.networks):
     print(one.name, int(one.costs["params"]), one.metrics["test"]["nats"], one.architecture)
 

@@ -34,7 +34,7 @@ net = jaxnas.supernet(groups, choices | {"Dense_0/hidden": Choice(16, 32, 64)})
 settings = training.Training(steps=2000, learning_rate=4e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/any_linen")
 search = runs.Search(most_share=0.4)  # of the parameters
-result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_linen")
+result = runs.search_and_finish(task, net, trained.variables, search, runs.Lab("runs/any_linen"))
 for one in (result.found, *result.networks):
     print(one.name, int(one.costs["params"]), one.metrics["test"]["accuracy"], one.architecture)
 

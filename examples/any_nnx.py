@@ -51,7 +51,7 @@ settings = training.Training(steps=2500, learning_rate=3e-3, steps_per_call=10)
 trained = training.fit(task, net, settings, workdir="runs/any_nnx")
 method = runs.ByStrategy(Evolution(net.space, evaluations=100))
 search = runs.Search(method, most_share=0.6)  # of the parameters
-result = runs.search_and_finish(task, net, trained.variables, search, workdir="runs/any_nnx")
+result = runs.search_and_finish(task, net, trained.variables, search, runs.Lab("runs/any_nnx"))
 for one in (result.found, *result.networks):
     print(one.name, int(one.costs["params"]), one.metrics["test"]["accuracy"], one.architecture)
 

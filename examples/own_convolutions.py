@@ -63,7 +63,7 @@ def main():
     trained = training.fit(task, Network(SPACE), training.Training(steps=200, learning_rate=1e-2))
     settings = runs.Search(runs.ByStrategy(search.Evolution(SPACE, evaluations=16)), most_share=0.6)
     workdir = parser.parse_args().workdir
-    result = runs.search_and_finish(task, Network(SPACE), trained.variables, settings, workdir=workdir)
+    result = runs.search_and_finish(task, Network(SPACE), trained.variables, settings, runs.Lab(workdir))
     print(result.found.architecture, result.found.metrics["test"])
     print(f"open {workdir}/report.html; the exported network is in {workdir}/subnet")
 

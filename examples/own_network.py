@@ -68,7 +68,7 @@ def main():
     task = tasks.Images(data=data.from_arrays(images[:1280], labels[:1280], images[1280:], labels[1280:]))
     trained = training.fit(task, Mixer(SPACE), training.Training(steps=300, learning_rate=1e-2))
     settings = runs.Search(runs.ByStrategy(search.Evolution(SPACE, evaluations=32)), most_share=0.6)
-    result = runs.search_and_finish(task, Mixer(SPACE), trained.variables, settings, workdir=workdir)
+    result = runs.search_and_finish(task, Mixer(SPACE), trained.variables, settings, runs.Lab(workdir))
     print(result.found.architecture, result.found.metrics["test"])
     print(f"open {workdir}/report.html; the exported network is in {workdir}/subnet")
 

@@ -41,7 +41,7 @@ CONFIG_FILE = "config.json"
 flags.disclaim_key_flags()
 
 # Settings that change no weights: a workdir may go on with others.
-FREE = ("about", "search", "distill", "retraining", "architectures", "latency", "measure", "network.remat")
+FREE = ("about", "search", "distill", "retraining", "architectures", "measure", "network.remat")
 
 
 def define_config_flags(registry: Mapping[str, Config], default: str | None = None) -> None:
@@ -348,13 +348,14 @@ class Session:
         Latency is measured once and kept in the workdir's latency.json, so that a search that goes on
         goes by the same table.
         """
-        return runs.costs_with_latency(self.task, self.net, self.latency_rows, workdir, self.config.measure)
-
-    @property
-    def latency_rows(self) -> int:
-        """Rows of a batch whose latency is measured; 0 where the config does not ask for it."""
         config = self.config
-        return config.search.latency or ((config.training.batch_size or 1) if config.latency else 0)
+        return runs.costs_with_latency(self.task, self.net, config.search.latency, workdir, config.measure)
+
+    def lab(self, workdir: pathlib.Path, **changes: Any) -> runs.Lab:
+        """What the parts of this run share."""
+        own: dict[str, Any] = dict(costs=self.costs(workdir), config=self.deciding)
+        config = self.config
+        return runs.Lab(workdir, config.seed, config.alone, self.mesh, **{**own, **changes})
 
     def trained(self, workdir: pathlib.Path) -> training.TrainState | None:
         """The state at the end of the supernet's training; None if it came with its weights, and has none.
@@ -429,7 +430,7 @@ class Session:
             found = space.from_dict(result.read(workdir).found.architecture)
             if text == "found":
                 return found
-            name = "latency_ms" if self.latency_rows else "macs"
+            name = "latency_ms" if self.config.search.latency else "macs"
             fixed = search.reachable(space, costs)[name][0]
             alike = search.similar_cost(space, costs, name, found, stream(0, "patterns"), fixed=fixed)
             number, count = text.partition(":")[2], len(next(iter(alike.values())))

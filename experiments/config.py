@@ -58,9 +58,8 @@ class Config:
         default the largest one; None to learn from the labels. A checkpoint is distilled as it is searched.
       retraining: of an architecture alone; None for the settings of `training`, from which
         `--set retraining.learning_rate=1e-4` starts.
-      latency: whether the latency of architectures is measured and counts as a cost, "latency_ms".
-      measure: from (network, task, batch size) to a `jaxnas.latency.LatencyTable`; None for one decision
-        at a time.
+      measure: from (network, task, batch size) to the `jaxnas.latency.LatencyTable` that `search.latency`
+        asks for; None for one decision at a time.
       architectures: architectures to compare with, as option values, by name.
     """
 
@@ -75,7 +74,6 @@ class Config:
     search: runs.Search = runs.Search()
     distill: Distillation | None = None
     retraining: Training | None = None
-    latency: bool = False
     measure: Any = None
     architectures: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 

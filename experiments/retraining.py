@@ -58,24 +58,18 @@ def retrain(job: Retraining, session: binary.Session, root: pathlib.Path) -> tup
         # The settings of the supernet's training count only where its weights do.
         own = {name: part for name, part in session.deciding.items() if name not in ("training", "recipe")}
         try:
+            decides = {
+                **own,
+                "seed": seed,
+                "retraining": config.alone.deciding(),
+                "distill": None if config.distill is None else to_dict(config.distill),
+                "architecture": described,
+            }
             result = runs.retrain(
-                session.task,
-                session.net,
-                arch,
-                config.alone,
-                workdir,
+                *(session.task, session.net, arch),
+                runs.Lab(workdir, seed, config.alone, session.mesh, costs, config=decides),
                 name=job.architecture,
                 variables=variables,
-                costs=costs,
-                seed=seed,
-                config={
-                    **own,
-                    "seed": seed,
-                    "retraining": config.alone.deciding(),
-                    "distill": None if config.distill is None else to_dict(config.distill),
-                    "architecture": described,
-                },
-                mesh=session.mesh,
                 distill=config.distill if job.weights == "inherited" else None,
             )
         except training.Stopped:

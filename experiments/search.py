@@ -58,15 +58,15 @@ def converted(session: binary.Session, path: str, workdir: pathlib.Path) -> tupl
     return dataclasses.replace(session, net=net), variables
 
 
-def on_workers(executor: Executor | None, config: Config) -> dict[str, executors.Calls | None]:
-    """What a search trains alone, by its kind, on the workers of an executor; None for here, in turn.
+def on_workers(executor: Executor | None, config: Config) -> dict[str, executors.Calls]:
+    """Trainings alone on the workers of an executor, by kind; {} without an executor.
 
     Raises:
       ConfigError: the search trains nothing alone, or with weights that the workers do not have.
     """
     values, search = flags.FLAGS, config.search
     if executor is None:
-        return {"trials": None, "alone": None}
+        return {}
     finalists = search.method.finalists if isinstance(search.method, runs.ByStrategy) else 0
     if not isinstance(search.method, runs.Trials) and not finalists and not search.ranked:
         raise ConfigError(
@@ -93,8 +93,10 @@ def main() -> int:
         else:
             variables = session.pretrained if state is None else state.evaluated()
         task, net, settings = session.task, session.net, config.search
-        costs, mesh = session.costs(workdir), session.mesh
-        common = dict(costs=costs, seed=config.seed, workdir=workdir, mesh=mesh)
+        described = binary.described(config)
+        if config.pretrained:  # its places, which the page draws
+            described["network"] |= to_dict(net)
+        lab = session.lab(workdir, workers=workers, config=described)
         by_budget = isinstance(settings.method, runs.BY_BUDGET)
         if settings.method is None:
             by_budget = state is None or state.logits == ()
@@ -103,41 +105,12 @@ def main() -> int:
                 f"search.method is {settings.method.name}, which needs a training of the supernet."
             )
         if state is None or by_budget:
-            found = runs.search_space(
-                task, net, variables, settings, training=config.alone, alone=workers["alone"], **common
-            )
+            found = runs.search_space(task, net, variables, settings, lab)
         else:
-            recipe = config.recipe
-            found = runs.select(
-                *(task, net, state, settings),
-                recipe=recipe,
-                training=config.training,
-                trials=workers["trials"],
-                **common,
-            )
-        spaces = runs.read_spaces(workdir)
-        described = binary.described(config)
-        if config.pretrained:  # its places, which the page draws
-            described["network"] |= to_dict(net)
-        result = runs.finish(
-            task,
-            net,
-            variables,
-            found,
-            workdir,
-            costs=costs,
-            config=described,
-            mesh=mesh,
-            named={name: net.space.from_dict(x) for name, x in config.architectures.items()},
-            spaces=() if spaces is None else spaces.sampled,
-            latency=session.latency_rows,
-        )
-        result = runs.enter_ranking(
-            *(result, task, net, variables, config.alone, settings, workdir),
-            seed=config.seed,
-            mesh=mesh,
-            alone=workers["alone"],
-        )
+            found = runs.select(task, net, state, settings, config.recipe, config.training, lab)
+        named = {name: net.space.from_dict(values) for name, values in config.architectures.items()}
+        result = runs.finish(task, net, variables, found, lab, named=named, latency=settings.latency)
+        runs.enter_ranking(result, task, net, variables, settings, lab)
         if config.pretrained and config.distill is not None:
             job = retraining.Retraining(
                 **binary.asked(), architecture="found", weights="inherited", seed=config.seed

@@ -48,12 +48,11 @@ def train() -> None:
             flush=True,
         )
         binary.store(config, workdir, ran=False)
+        lab = runs.Lab(workdir, config.seed, mesh=session.mesh, config=session.deciding)
         start, page = session.pretrained, runs.LivePage(task, session.net.space, workdir)
         page.begin("The network is being checked and compiled; the first figures appear here after that.")
         if config.evolution is not None:
-            evolved = runs.evolve(
-                *(task, session.net, settings, config.recipe, config.evolution, workdir), **common
-            )
+            evolved = runs.evolve(task, session.net, settings, config.recipe, config.evolution, lab)
             session, start = dataclasses.replace(session, net=evolved[0]), evolved[1]
             page = runs.LivePage(task, session.net.space, workdir)
         steps = settings.steps
@@ -73,11 +72,7 @@ def train() -> None:
             binary.store(config, workdir, ran=True)
             raise
         if config.evolution is not None:
-            runs.measure_last(
-                *(task, session.net, trained.variables, config.evolution, workdir),
-                seed=config.seed,
-                mesh=session.mesh,
-            )
+            runs.measure_last(task, session.net, trained.variables, config.evolution, lab)
         page.end("The supernet is trained, and experiments.search goes on from here.")
         binary.store(config, workdir, ran=True)
     print(report.times_line(trained.times), flush=True)

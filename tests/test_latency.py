@@ -113,7 +113,7 @@ def test_a_search_that_asks_for_latency_times_what_it_found(tmp_path):
     variables = jaxnas.init(net, jax.random.key(0), task.inputs)
     strategy = search.RandomSearch(net.space, evaluations=2, batch=1)
     settings = runs.Search(runs.ByStrategy(strategy), latency=4, budget="latency_ms", most=1e3)
-    result = runs.search_and_finish(task, net, variables, settings, workdir=tmp_path)
+    result = runs.search_and_finish(task, net, variables, settings, runs.Lab(tmp_path))
     assert 0 < result.found.costs["latency_ms"] < 1e3
     timed = report.read_run(tmp_path).timed
     assert timed["rows"] == 4 and set(timed["milliseconds"]) == {"found", "smallest", "largest"}

@@ -115,9 +115,10 @@ WIKITEXT2_SMALL = Config(
     recipe=_relaxed(
         10, start=500, every=2, learning_rate=0.1, cost="latency_ms", cost_weight=0.5, target=0.55
     ),
-    search=runs.Search(runs.Sampling(samples=32), limit=50, budget="latency_ms"),
+    search=runs.Search(
+        runs.Sampling(samples=32), limit=50, budget="latency_ms", latency=_EPOCH.batch_size or 1
+    ),
     retraining=_EPOCH,
-    latency=True,
     measure=measure_blocks,
     architectures=stacks(10),
 )
@@ -164,8 +165,7 @@ WIKITEXT2 = Config(
         checkpoint_every=1000,
     ),
     recipe=_relaxed(12, start=2000, cost="latency_ms", cost_weight=0.5),
-    search=runs.Search(limit=50, budget="latency_ms"),
-    latency=True,
+    search=runs.Search(limit=50, budget="latency_ms", latency=32),
     measure=measure_blocks,
     architectures=stacks(12),
 )
@@ -197,6 +197,7 @@ ENWIK8 = dataclasses.replace(
         scan_blocks=True,
     ),
     training=_BYTES,
+    search=dataclasses.replace(WIKITEXT2.search, latency=24),
     recipe=dataclasses.replace(WIKITEXT2.recipe, start=10_000, reference=stacks(24)["interleaved"]),
     retraining=dataclasses.replace(_BYTES, steps=400_000, evaluate_every=5000, checkpoint_every=5000),
     architectures=stacks(24),

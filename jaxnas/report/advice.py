@@ -102,7 +102,8 @@ def _alone(run: Run, workdir: str) -> list[Advice]:
     code = (
         "arch = net.space.from_dict(result.found.architecture)\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
-        f'runs.retrain(task, net, arch, alone, "{workdir}/retrained/{name}"{given})\n'
+        f'lab = runs.Lab("{workdir}/retrained/{name}", alone=alone)\n'
+        f"runs.retrain(task, net, arch, lab{given})\n"
         f'runs.publish("{workdir}")  # updates this page and subnet/'
     )
     return [Advice(text, code)]
@@ -128,8 +129,8 @@ def _ranks(run: Run, workdir: str) -> list[Advice]:
     code = (
         f"settings = dataclasses.replace(settings, {', '.join(given)})\n"
         f"alone = {commands.training_call(run, commands.steps_of(run) or 1000)}\n"
-        "runs.search_and_finish(task, net, trained.variables, settings, training=alone, "
-        f'workdir="{workdir}")'
+        f'lab = runs.Lab("{workdir}", alone=alone)\n'
+        "runs.search_and_finish(task, net, trained.variables, settings, lab)"
     )
     if by_binaries(run):
         code = command(run, "search", *(f"search.{k}={v}" for k, v in changes.items()), workdir=workdir)

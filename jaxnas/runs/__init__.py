@@ -3,11 +3,12 @@
 The binaries call these functions, and so may anyone with a task and a network of their own:
 
     trained = training.fit(task, net, 500, workdir=workdir)
-    result = runs.search_and_finish(task, net, trained.variables, workdir=workdir)
+    result = runs.search_and_finish(task, net, trained.variables, settings, runs.Lab("runs/mine"))
 """
 
 from jaxnas.runs.describe import describe_run, describe_space, describe_task, versions
 from jaxnas.runs.finishing import enter_ranking, finish, measure, retrain, search_and_finish, timed_calls
+from jaxnas.runs.lab import Lab
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import (
     BY_BUDGET,
@@ -34,6 +35,7 @@ __all__ = [
     "Argmax",
     "ByStrategy",
     "Found",
+    "Lab",
     "LivePage",
     "Perturbation",
     "Pruning",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxnas import files, search
+from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import METHODS, Search
 from jaxnas.training.plain import field_names
 from jaxnas.training.settings import SETTINGS, Training
@@ -21,14 +22,13 @@ def trained_by(workdir: str | os.PathLike) -> dict[str, Any]:
     return dict(files.read_json(path)) if path.is_file() else {}
 
 
-def calls(trained: Mapping[str, Any], settings: Search, alone: Training | None, seed: int) -> str:
+def calls(trained: Mapping[str, Any], settings: Search, lab: Lab) -> str:
     """The calls that train a supernet and search it.
 
     Args:
       trained: see `trained_by`.
       settings: of the search.
-      alone: how architectures are trained alone; None where none is.
-      seed: of the search.
+      lab: of the search.
     """
     lines = []
     if "training" in trained:
@@ -38,10 +38,10 @@ def calls(trained: Mapping[str, Any], settings: Search, alone: Training | None, 
         more += f", recipe=training.{recipe['type']}({given})" if recipe["type"] != "Uniform" or given else ""
         of_training = code(Training(**trained["training"]))
         lines.append(f'trained = training.fit(task, net, {of_training}{more}, workdir="DIR")')
-    more = "" if alone is None else f", training={code(alone)}"
-    more += f", seed={seed}" if seed else ""
-    call = f"runs.search_and_finish(task, net, trained.variables, settings{more}"
-    return "\n".join([*lines, f"settings = {code(settings)}", f'result = {call}, workdir="DIR")'])
+    more = f", seed={lab.seed}" if lab.seed else ""
+    more += "" if lab.alone is None else f", alone={code(lab.alone)}"
+    call = f'runs.search_and_finish(task, net, trained.variables, settings, runs.Lab("DIR"{more}))'
+    return "\n".join([*lines, f"settings = {code(settings)}", f"result = {call}"])
 
 
 def code(value: Any) -> str:

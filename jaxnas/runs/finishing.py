@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,17 +15,18 @@ from jax.sharding import Mesh
 import jaxnas
 from jaxnas import files, processes, report
 from jaxnas.artifacts import needs_module
-from jaxnas.cost import Cost, cost
-from jaxnas.executors import Calls
+from jaxnas.cost import cost
 from jaxnas.latency import median_times
 from jaxnas.report import result as results
-from jaxnas.report.result import Network, Result, SampledSpaceOf
+from jaxnas.report.result import Network, Result
 from jaxnas.runs import again
 from jaxnas.runs.describe import describe_run
+from jaxnas.runs.lab import Lab
 from jaxnas.runs.methods import Search
 from jaxnas.runs.publishing import publish, save
 from jaxnas.runs.ranking import rank
 from jaxnas.runs.searching import Found, search_space
+from jaxnas.runs.space_evolution import read_spaces
 from jaxnas.runs.timing import costs_with_latency, time_found
 from jaxnas.space import Arch
 from jaxnas.subnet import alone
@@ -49,13 +49,9 @@ def finish(
     net: nn.Module,
     variables: Any,
     found: Found,
-    workdir: str | os.PathLike,
+    lab: Lab,
     *,
-    costs: Cost | None = None,
-    config: Mapping[str, Any] | None = None,
-    mesh: Mesh | None = None,
     named: Mapping[str, Arch] | None = None,
-    spaces: tuple[SampledSpaceOf, ...] = (),
     latency: int = 0,
 ) -> Result:
     """Brings a found architecture out of its supernet, alone, and describes the run.
@@ -65,13 +61,9 @@ def finish(
 
     Args:
       task, net, variables: the trained supernet.
-      found: what a search brought out.
-      workdir: where all goes.
-      costs: see `search_space`.
-      config: of the run, for the result.
-      mesh: of the devices; None for all.
+      found: by a search.
+      lab: of the run, with a directory.
       named: architectures to compare with, beside those that the search found.
-      spaces: that the space of the network evolved from, and itself; see `evolve`.
       latency: rows of a batch on which the network is timed beside the largest and the smallest; 0 for none.
 
     Returns:
@@ -82,8 +74,9 @@ def finish(
     """
     check_task(task)
     results.check_names(named or {}, found.others)
-    space, root = net.space, files.as_path(workdir)
-    costs = cost(net, task.inputs) if costs is None else costs
+    space, root, mesh = net.space, lab.root, lab.mesh
+    costs = lab.costs or cost(net, task.inputs)
+    spaces = read_spaces(root)
     roles = tuple(role for role in ("search", "test") if role in task.sizes)
     supernet = {role: make_evaluator(task, net, role, mesh=mesh) for role in roles}
     batch = jax.tree.map(lambda x: jnp.asarray(x[0][:64]), task.evaluation(roles[0], None, 1))
@@ -117,12 +110,12 @@ def finish(
         task,
         space,
         best,
-        config,
+        lab.config,
         networks=networks,
         searches=found.searches,
         selection=found.selection,
         replacements=found.replacements,
-        spaces=spaces,
+        spaces=() if spaces is None else spaces.sampled,
         interrupted=f"interrupted at {step}" if (step := interrupted(root)) else "",
         module=type(net).__name__ if needs_module(net) else "",
         loader=getattr(net, "loader", ""),
@@ -144,46 +137,39 @@ def search_and_finish(
     task: Task,
     net: nn.Module,
     variables: Any,
-    settings: Search | None = None,
-    *,
-    workdir: str | os.PathLike,
-    training: Training | None = None,
-    seed: int = 0,
-    mesh: Mesh | None = None,
+    settings: Search | None,
+    lab: Lab,
 ) -> Result:
     """`search_space`, `finish` and, if asked for, `rank`: a small network and its page.
 
     Args:
       task, net, variables: the trained supernet.
       settings: of the search; None for the defaults.
-      workdir: where all goes.
-      training: of an architecture alone; asked for by `settings.ranked`.
-      seed: of the run.
-      mesh: of the devices; None for all.
+      lab: of the run, with a directory.
 
     Raises:
-      ValueError: architectures are to be ranked, and `training` does not say how they are trained.
+      ValueError: no directory; architectures are to be ranked, and `lab.alone` is None.
     """
-    settings = Search() if settings is None else settings
-    if settings.ranked and training is None:
-        raise ValueError(f"search.ranked is {settings.ranked}; say by `training` how they are trained alone.")
-    costs = costs_with_latency(task, net, settings.latency, workdir)
-    common = dict(training=training, seed=seed, mesh=mesh, costs=costs)
-    found = search_space(task, net, variables, settings, workdir=workdir, **common)
-    trained, alone = again.trained_by(workdir), training
+    settings, root, alone = Search() if settings is None else settings, lab.root, lab.alone
+    if settings.ranked and alone is None:
+        raise ValueError(
+            f"search.ranked is {settings.ranked}; give runs.Lab(alone=...), how they are trained alone."
+        )
+    costs = lab.costs or costs_with_latency(task, net, settings.latency, root)
+    lab = dataclasses.replace(lab, costs=costs)
+    found = search_space(task, net, variables, settings, lab)
+    trained = again.trained_by(root)
     config = {
         "network": to_dict(net),
         **{name: trained[name] for name in ("training", "recipe") if name in trained},
         "search": to_dict(settings),
         **({} if alone is None else {"alone": to_dict(alone)}),
-        "seed": seed,
-        "again": again.calls(trained, settings, alone, seed),
+        "seed": lab.seed,
+        "again": again.calls(trained, settings, lab),
     }
-    own = dict(costs=costs, config=config, mesh=mesh, latency=settings.latency)
-    result = finish(task, net, variables, found, workdir, **own)
-    if training is None:  # then nothing is ranked
-        return result
-    return enter_ranking(result, task, net, variables, training, settings, workdir, seed=seed, mesh=mesh)
+    lab = dataclasses.replace(lab, config=lab.config or config)
+    result = finish(task, net, variables, found, lab, latency=settings.latency)
+    return enter_ranking(result, task, net, variables, settings, lab)
 
 
 def enter_ranking(
@@ -191,13 +177,8 @@ def enter_ranking(
     task: Task,
     net: nn.Module,
     variables: Any,
-    training: Training,
     settings: Search,
-    workdir: str | os.PathLike,
-    *,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    alone: Calls | None = None,
+    lab: Lab,
 ) -> Result:
     """Adds to a result how well the supernet ranks, if `settings.ranked` asks for it.
 
@@ -206,26 +187,24 @@ def enter_ranking(
     Args:
       result: of the run, as `finish` returns it.
       task, net, variables: the trained supernet.
-      training: of an architecture alone.
       settings: of the search.
-      workdir: of the run.
-      seed, mesh, alone: see `rank`.
+      lab: of the run.
     """
     if not settings.ranked:
         return result
-    steps = settings.ranked_steps
+    assert lab.alone is not None
     ranking = rank(
-        *(task, net, variables, training, settings.ranked),
-        steps=steps,
-        seed=seed,
-        mesh=mesh,
-        alone=alone,
-        workdir=workdir,
+        *(task, net, variables, lab.alone, settings.ranked),
+        steps=settings.ranked_steps,
+        seed=lab.seed,
+        mesh=lab.mesh,
+        alone=lab.workers.get("alone"),
+        workdir=lab.root,
     )
     result = dataclasses.replace(result, ranking=ranking)
     if processes.is_first():
-        results.write(workdir, result)
-        report.write(workdir)
+        results.write(lab.root, result)
+        report.write(lab.root)
     processes.wait("the ranking is written")
     return result
 
@@ -234,30 +213,23 @@ def retrain(
     task: Task,
     net: nn.Module,
     arch: Arch,
-    training: Training,
-    workdir: str | os.PathLike,
+    lab: Lab,
     *,
     name: str = "found",
     variables: Any = None,
-    costs: Cost | None = None,
-    seed: int = 0,
-    config: Mapping[str, Any] | None = None,
-    mesh: Mesh | None = None,
     distill: Distillation | None = None,
 ) -> Result:
     """Trains one architecture alone, on all training data, and measures it.
 
-    With `<run>/retrained/<name>` as its workdir, `publish(<run>)` makes it the network of that run.
+    With `<run>/retrained/<name>` as its directory, `publish(<run>)` makes it the network of that run.
 
     Args:
       task: with or without data held out for a search; nothing is held out of this training.
       net: the supernet, or a network of one architecture.
       arch: the architecture.
-      training: the settings.
-      workdir: of this retraining; it goes on from there.
+      lab: of this retraining: `alone` are its settings; it resumes from its directory.
       name: what the network is called in the result.
       variables: of the supernet, to start from its part of them; None for new ones.
-      costs, seed, config, mesh: see `fit` and `finish`.
       distill: how it learns from a teacher, by default the largest architecture with `variables`; None to
         learn from the labels.
 
@@ -265,12 +237,14 @@ def retrain(
       What result.json holds.
 
     Raises:
-      ValueError: a distillation with neither a teacher nor variables.
+      ValueError: a lab without `alone`; a distillation with neither a teacher nor variables.
       Stopped: a signal stopped the training, which is saved; see `fit`.
     """
-    space, root = net.space, files.as_path(workdir)
-    mesh = training.mesh() if mesh is None else mesh
-    costs = cost(net, task.inputs) if costs is None else costs
+    space, root, training, seed = net.space, lab.root, lab.alone, lab.seed
+    if training is None:
+        raise ValueError("retrain: give runs.Lab(alone=...), how the architecture is trained alone.")
+    mesh = training.mesh() if lab.mesh is None else lab.mesh
+    costs = lab.costs or cost(net, task.inputs)
     small, start = net.clone(space=space.fix(arch)), None
     host = None if variables is None else processes.on_host(variables)
     if host is not None:
@@ -292,7 +266,7 @@ def retrain(
         variables=start,
         seed=seed,
         workdir=root,
-        config=config,
+        config=lab.config,
         mesh=mesh,
         name="retraining",
     )
@@ -310,7 +284,7 @@ def retrain(
         steps=int(trained.state.step),
     )
     own = {"network": to_dict(net), "retraining": to_dict(training), "seed": seed}
-    result = describe_run(whole, space, network, own if config is None else config)
+    result = describe_run(whole, space, network, own if lab.config is None else lab.config)
     # Apart from the result, which a run that was killed and resumed gives bit for bit.
     times = {**trained.times, **measure(whole, small, training, mesh)}
     weights = calibrated(whole, small, processes.on_host(trained.variables))

@@ -15,14 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxnas import files, processes, search
-from jaxnas.cost import Cost
-from jaxnas.executors import Calls
 from jaxnas.network import check_variables
 from jaxnas.report.result import ReplacementsOf, SearchOf, SelectionOf
 from jaxnas.runs.alone import trained_alone
+from jaxnas.runs.lab import IN_MEMORY, Lab
 from jaxnas.runs.live_page import LivePage
 from jaxnas.runs.methods import BY_BUDGET, ByStrategy, Replacements, Search
 from jaxnas.runs.replacing import replacing
@@ -37,7 +35,6 @@ from jaxnas.training.evaluate import make_evaluator
 from jaxnas.training.keys import stream
 from jaxnas.training.mesh import make_mesh, on_mesh
 from jaxnas.training.progress import Progress
-from jaxnas.training.settings import Training
 from jaxnas.training.store import interrupted
 
 _log = logging.getLogger(__name__)
@@ -69,35 +66,23 @@ def search_space(
     net: nn.Module,
     variables: Any,
     settings: Search | None = None,
-    *,
-    training: Training | None = None,
-    costs: Cost | None = None,
-    seed: int = 0,
-    workdir: str | os.PathLike | None = None,
-    mesh: Mesh | None = None,
-    alone: Calls | None = None,
+    lab: Lab = IN_MEMORY,
 ) -> Found:
     """Searches the space of a supernet under a budget, with its weights: by a strategy, or by replacements.
 
     Args:
       task, net, variables: the trained supernet.
       settings: whose method is `ByStrategy` or `Replacements`; by default evolution without a budget.
-      training: of an architecture alone; asked for by the method's `finalists`.
-      costs: of architectures; None for parameters and products.
-      seed: of the run.
-      workdir: the search goes on from its history in search/history.jsonl, and where its time went is in
-        search/times.json; None to keep none.
-      mesh: of the devices; None for all.
-      alone: the training of finalists on workers, see `scores_alone`; None for here.
+      lab: of the run. The history is search/history.jsonl of its directory, the times search/times.json.
 
     Returns:
-      What was found, and where the time went, which is logged at the level INFO, too.
+      The architecture, how it was found, and where the time went.
 
     Raises:
-      TypeError: a method that is a selection.
-      ValueError: a budget that no architecture keeps, with what can be reached, before anything is evaluated;
-        finalists without a `training`; weights of another network, or that are not finite; a history of other
-        weights or data; a training in the workdir that was stopped, without `settings.incomplete`.
+      TypeError: the method is a selection.
+      ValueError: no architecture keeps the budget (the message says what can be reached); finalists without
+        `lab.alone`; weights of another network or not finite; a history of other weights or data; an
+        interrupted training in the directory, without `settings.incomplete`.
     """
     settings = Search() if settings is None else settings
     method = ByStrategy() if settings.method is None else settings.method
@@ -107,18 +92,18 @@ def search_space(
             "or runs.Replacements()."
         )
     finalists = method.finalists if isinstance(method, ByStrategy) else 0
-    if finalists and training is None:
+    if finalists and lab.alone is None:
         raise ValueError(
-            f"search.method.finalists is {finalists}; say by `training` how they are trained alone."
+            f"search.method.finalists is {finalists}; give runs.Lab(alone=...), how they are trained alone."
         )
     check_task(task)
-    check_complete(workdir, settings)
-    space = net.space
-    costs = costs_with_latency(task, net, settings.latency, workdir) if costs is None else costs
+    check_complete(lab.workdir, settings)
+    space, workdir = net.space, lab.workdir
+    costs = lab.costs or costs_with_latency(task, net, settings.latency, workdir)
     reach = search.reachable(space, costs)
     bounds = settings.bounds(reach)
     search.check_bounds(space, costs, bounds)
-    mesh = make_mesh() if mesh is None else mesh
+    mesh = make_mesh() if lab.mesh is None else lab.mesh
     variables = check_variables(net, variables, task.inputs)
     check_finite(flatten(processes.on_host(variables)), f"the weights of {type(net).__name__}")
     replaced = None
@@ -165,7 +150,7 @@ def search_space(
             result = search.run(
                 one,
                 functools.partial(scores, rows=one.batch),
-                stream(seed, "random" if label == "random search" else "evolution"),
+                stream(lab.seed, "random" if label == "random search" else "evolution"),
                 batched=True,
                 objective=about,
                 history_path=history,
@@ -178,16 +163,10 @@ def search_space(
                 return float(scores(jax.tree.map(lambda x: jnp.asarray(x)[None], arch), rows)[0])
 
             archs[label], told = replaced.choose(result.history, score, costs, settings.budget, bounds)
-        elif isinstance(method, ByStrategy) and finalists and training is not None:
-            shortened, first = training.shortened(method.finalist_steps), result.arch
+        elif isinstance(method, ByStrategy) and finalists:
+            first = result.arch
             with clock.part("step"):
-                archs[label] = best_alone(
-                    *(task, net, shortened, result, finalists),
-                    seed=seed,
-                    mesh=mesh,
-                    alone=alone,
-                    workdir=workdir,
-                )
+                archs[label] = best_alone(task, net, method, result, dataclasses.replace(lab, mesh=mesh))
             if label == "found":
                 archs["best inherited"] = first
         fresh = fresh + len(result.history) - result.resumed
@@ -197,25 +176,22 @@ def search_space(
     return Found(archs.pop("found"), archs, tuple(records), replacements=told, times=times)
 
 
-def best_alone(
-    task: Task,
-    net: nn.Module,
-    training: Training,
-    result: search.Result,
-    count: int,
-    *,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    alone: Calls | None = None,
-    workdir: str | os.PathLike | None = None,
-) -> Arch:
-    """Of the `count` best architectures of a search, the best one on the search role after training alone."""
+def best_alone(task: Task, net: nn.Module, method: ByStrategy, result: search.Result, lab: Lab) -> Arch:
+    """The best on the search role, after training alone, of a search's finalists."""
     finite = [line for line in result.history if line["score"] is not None]  # None: it failed
     best = sorted(finite, key=lambda line: -line["score"])
     distinct = {json.dumps(line["architecture"], sort_keys=True): line["architecture"] for line in best}
-    chosen = [net.space.from_dict(values) for values in list(distinct.values())[:count]]
+    chosen = [net.space.from_dict(values) for values in list(distinct.values())[: method.finalists]]
     archs = jax.tree.map(lambda *x: jnp.stack(x), *chosen)
-    scores = trained_alone(task, net, training, archs, seed=seed, mesh=mesh, calls=alone, workdir=workdir)
+    assert lab.alone is not None
+    training = lab.alone.shortened(method.finalist_steps)
+    scores = trained_alone(
+        *(task, net, training, archs),
+        seed=lab.seed,
+        mesh=lab.mesh,
+        calls=lab.workers.get("alone"),
+        workdir=lab.workdir,
+    )
     return chosen[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
 
 

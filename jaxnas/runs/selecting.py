@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from jaxnas import processes, search
 from jaxnas.cost import Cost
 from jaxnas.executors import Calls
 from jaxnas.report.result import Candidate, SelectionOf
+from jaxnas.runs.lab import IN_MEMORY, Lab
 from jaxnas.runs.methods import BY_BUDGET, Argmax, Perturbation, Pruning, Sampling, Search, Trials
 from jaxnas.runs.ranking import kendall_tau
 from jaxnas.runs.searching import Found, check_complete, history_of, tell
@@ -54,14 +54,9 @@ def select(
     net: nn.Module,
     state: TrainState,
     settings: Search,
-    *,
     recipe: Recipe,
     training: Training,
-    costs: Cost | None = None,
-    seed: int = 0,
-    workdir: str | os.PathLike | None = None,
-    mesh: Mesh | None = None,
-    trials: Calls | None = None,
+    lab: Lab = IN_MEMORY,
 ) -> Found:
     """Selects an architecture by the architecture parameters of a search.
 
@@ -72,17 +67,17 @@ def select(
       state: the last one of the training.
       settings: whose method is `Argmax` (the default), `Sampling`, `Trials`, `Perturbation` or `Pruning`.
       recipe, training: as in the training.
-      costs, seed, mesh: see `search_space`.
-      workdir: trials are kept in search/history.jsonl, and where the time went in search/times.json.
-      trials: on workers, see `on_workers`; those of a rung run at once. None for one after another, here.
+      lab: of the run. Trials are recorded in search/history.jsonl of its directory; on workers
+        (`lab.workers["trials"]`) those of a rung run at once.
 
     Raises:
       TypeError: a method that evaluates architectures within a budget.
       ValueError: `Argmax` without architecture parameters; draws that all miss the target, or whose scores
         are all no numbers.
     """
-    check_complete(workdir, settings)
-    space, mesh = net.space, training.mesh() if mesh is None else mesh
+    check_complete(lab.workdir, settings)
+    space, seed, trials = net.space, lab.seed, lab.workers.get("trials")
+    mesh = training.mesh() if lab.mesh is None else lab.mesh
     method = Argmax() if settings.method is None else settings.method
     if isinstance(method, BY_BUDGET):
         raise TypeError(f"select: search.method is {method!r}, which runs.search_space takes.")
@@ -90,7 +85,7 @@ def select(
     logits = processes.on_host(state.logits) if has_logits else space.logits()
     even = isinstance(recipe, Relaxed) and recipe.relaxation == "average"
     probabilities = (relaxations.average if even else relaxations.softmax)(logits)
-    clock, history = Clock(("input", "step", "evaluation")), history_of(workdir)
+    clock, history = Clock(("input", "step", "evaluation")), history_of(lab.workdir)
     found: dict[str, Any] = {}
     if isinstance(method, Argmax):
         if not has_logits or even:
@@ -106,7 +101,7 @@ def select(
         if isinstance(method, Perturbation):
             arch, found["decisions"] = _without_options(trained, method, probabilities)
         else:
-            drawn = _draw(method, recipe, space, logits, costs, seed)
+            drawn = _draw(method, recipe, space, logits, lab.costs, seed)
             with clock.part("evaluation"):
                 supernet = evaluate.scores(state.evaluated(), drawn.archs)
             told: list[tuple[float, ...]] = [()] * len(supernet)

@@ -22,6 +22,7 @@ from jaxnas.checks import check_counts, check_numbers
 from jaxnas.choice import nearest
 from jaxnas.cost import Cost, cost
 from jaxnas.report.result import SampledSpaceOf, parse
+from jaxnas.runs.lab import Lab
 from jaxnas.search.bounds import feasible
 from jaxnas.space import Arch, Space
 from jaxnas.tasks import Task
@@ -118,11 +119,7 @@ def evolve(
     training: Training,
     recipe: Recipe,
     settings: SpaceEvolution,
-    workdir: str | os.PathLike,
-    *,
-    seed: int = 0,
-    mesh: Mesh | None = None,
-    config: Mapping[str, Any] | None = None,
+    lab: Lab,
     say: Callable[[str], None] = print,
 ) -> tuple[nn.Module, Any]:
     """Trains supernets whose space moves to where architectures err less, up to the last space.
@@ -130,11 +127,9 @@ def evolve(
     Args:
       task, net, training, recipe: of the supernets; the network has the first space.
       settings: of the evolution.
-      workdir: of all files; what was done there before is not done again.
-      seed: of the trainings and the samples.
-      mesh: of the devices; None for all.
-      config: compared with that of checkpoints; see `fit`.
-      say: is told what was done.
+      lab: of the run; an evolution resumes from its directory, and its `config` is compared with that of
+        checkpoints (see `fit`).
+      say: logs a line.
 
     Returns:
       The network with the last space, and variables to train it from, None for new ones.
@@ -143,7 +138,7 @@ def evolve(
       Stopped: a signal stopped a training, which is saved; see `fit`.
       ValueError: settings that the space cannot have, or a workdir of other ones.
     """
-    root, variables = files.as_path(workdir), None
+    root, seed, mesh, variables = lab.root, lab.seed, lab.mesh, None
     decided = files.plain({"evolution": to_dict(settings), "space": net.space.to_json(), "seed": seed})
     known = read_spaces(root)
     if known is None:
@@ -167,7 +162,7 @@ def evolve(
             variables=variables,
             seed=seed,
             workdir=root / f"space_{name}",
-            config={**(training.recorded(seed) if config is None else config), "turn": turn}
+            config={**(training.recorded(seed) if lab.config is None else lab.config), "turn": turn}
             | {"training": short.deciding()},
             may_differ=MENDS if turn < done else (),  # of a later space that diverged
             mesh=mesh,
@@ -242,24 +237,21 @@ def measure_last(
     net: nn.Module,
     variables: Any,
     settings: SpaceEvolution,
-    workdir: str | os.PathLike,
-    *,
-    seed: int = 0,
-    mesh: Mesh | None = None,
+    lab: Lab,
 ) -> Spaces:
     """Measures a sample of the last space, as those before it, once its supernet is trained."""
-    known = read_spaces(workdir)
+    known = read_spaces(lab.root)
     assert known is not None  # written by `evolve`
     if len(known.sampled) > settings.turns:
         return known
-    _, errors = _sample(task, net, variables, settings, seed, settings.turns, mesh)
+    _, errors = _sample(task, net, variables, settings, lab.seed, settings.turns, lab.mesh)
     last = SampledSpaceOf(
         name=_name(settings.turns),
         et_error=search.et_error(errors, top=settings.top),
         errors=tuple(float(x) for x in errors),
     )
     known = dataclasses.replace(known, sampled=(*known.sampled, last))
-    known.write(workdir)
+    known.write(lab.root)
     return known
 
 

@@ -50,7 +50,7 @@ def fields(config):
         (DIGITS, "search.most_share=none", None),
         (DEEP, "search.method.steps=(10, 20,30)", (10, 20, 30)),
         (DEEP, "search.method.steps=7", (7,)),
-        (DIGITS, "latency=true", True),
+        (DIGITS, "search.latency=2", 2),
         (GUMBEL, "recipe.order=joint", "joint"),
         (GUMBEL, "recipe.cost=none", None),
         (WORDS, "network.cutoffs=[10,20]", (10, 20)),
@@ -297,7 +297,11 @@ def test_settings_that_a_selection_would_ignore_and_names_that_are_taken_are_ref
         return lambda: dataclasses.replace(DIGITS, architectures={"mine": {}, name: {}}), ConfigError, name
 
     def compared(name):
-        return lambda: runs.finish(task, net, {}, found, tmp_path, named={name: small}), ValueError, name
+        return (
+            lambda: runs.finish(task, net, {}, found, runs.Lab(tmp_path), named={name: small}),
+            ValueError,
+            name,
+        )
 
     refusals.check(
         (lambda: runs.Search(most=9, most_share=0.5), ValueError, "search.most is 9", "most_share"),

@@ -166,7 +166,7 @@ def test_an_image_classifier_is_shrunk_on_images(tmp_path):
     np.testing.assert_allclose(task.preprocess({"image": np.full((1, 1, 1, 3), 255.0)}), 2.0, rtol=1e-6)
     net, variables = cuts.load(task)
     settings = runs.Search(runs.Replacements(samples=2), most_share=0.7, limit=1)
-    result = runs.search_and_finish(task, net, variables, settings, workdir=tmp_path / "run")
+    result = runs.search_and_finish(task, net, variables, settings, runs.Lab(tmp_path / "run"))
     whole = hf.whole(tmp_path / "run/subnet")
     again, stored = whole.load(task)
     metrics = make_evaluator(task, again, "test")(stored)
@@ -203,7 +203,7 @@ def test_mistakes(folder, text, task, loaded):
         (lambda: data.from_text(text, tokenizer=str(text.parent)[:-1] + ".json"), FileNotFoundError, "json"),
         (lambda: net.save(folder.with_name("out"), variables), ValueError, f"{net.space.cardinality:,}"),
         (
-            lambda: runs.retrain(task, net, arch, training, folder, distill=Distillation()),
+            lambda: runs.retrain(task, net, arch, runs.Lab(folder, alone=training), distill=Distillation()),
             ValueError,
             "Distillation",
         ),

@@ -50,13 +50,14 @@ FURTHER = tiers.nightly("AutoAttend on texts", "heads, one by one")
 def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
     task, net, recipe, method = SYSTEMS[name]()
     mesh = make_mesh(1)
+    lab = runs.Lab(tmp_path, mesh=mesh)
     trained = fit(task, net, TRAINING, recipe=recipe, workdir=tmp_path, mesh=mesh)
     if method == "strategy":
         template = search.Evolution(
             net.space, evaluations=8, random_first=4, population=2, parents=2, mutations=2, crossovers=0
         )
         settings = runs.Search(runs.ByStrategy(template))
-        found = runs.search_space(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
+        found = runs.search_space(task, net, trained.variables, settings, lab)
     else:
         tune_steps = 0 if method == "strongest" else 2
         given = dict(tune_steps=tune_steps, renormalize=tune_steps > 0)
@@ -64,21 +65,21 @@ def test_a_search_of_attention_takes_the_whole_road(name, tmp_path, capsys):
         if method != "perturbation":
             made = runs.Pruning(at_once=method == "strongest", **given)
         settings = runs.Search(made, limit=1)
-        found = runs.select(
-            task, net, trained.state, settings, recipe=recipe, training=TRAINING, workdir=tmp_path, mesh=mesh
-        )
+        found = runs.select(task, net, trained.state, settings, recipe, TRAINING, lab)
         counted = task.evaluation("search", None, 1)["weight"]
         assert found.selection.examples == np.count_nonzero(counted) < task.sizes["search"]
         assert len(found.selection.decisions) == {"perturbation": 1, "pruning": 4, "strongest": 1}[method]
         count = sum(len(one["drops"]) + 1 for one in found.selection.decisions)
         assert f"{method}, evaluation {count}/{count}" in capsys.readouterr().err
-    result = runs.finish(task, net, trained.variables, found, tmp_path, mesh=mesh)
+    result = runs.finish(task, net, trained.variables, found, lab)
     assert result.found.extraction_error < 1e-5
 
     small, variables = jaxnas.load_subnet(tmp_path / "subnet", module=type(net))
     measured = jaxnas.training.make_evaluator(task, small, "test", mesh=mesh)(variables)
     np.testing.assert_allclose(measured["loss"], result.found.metrics["test"]["loss"], rtol=1e-5)
-    again = runs.retrain(task, net, found.arch, TRAINING, tmp_path / "retrained" / "found", mesh=mesh)
+    again = runs.retrain(
+        task, net, found.arch, runs.Lab(tmp_path / "retrained/found", alone=TRAINING, mesh=mesh)
+    )
     assert again is not None and np.isfinite(again.found.metrics["test"]["loss"])
     page = (tmp_path / "report.html").read_text()
     assert "curve-loss" in page and not any(f"curve-{name}" in page for name in ("temperature", "entropy"))

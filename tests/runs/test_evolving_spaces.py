@@ -33,7 +33,7 @@ SETTINGS = runs.SpaceEvolution(
 def evolved(workdir, **changes):
     said = []
     settings = dataclasses.replace(SETTINGS, **changes)
-    found = runs.evolve(TASK, NET, TRAINING, Uniform(), settings, workdir, say=said.append)
+    found = runs.evolve(TASK, NET, TRAINING, Uniform(), settings, runs.Lab(workdir), said.append)
     return found, said
 
 
@@ -55,9 +55,9 @@ def test_each_space_is_what_the_errors_of_the_one_before_say(tmp_path):
     again, said = evolved(tmp_path)
     assert again[0].space == net.space and not said
     last = fit(TASK, net, TRAINING)
-    measured = runs.measure_last(TASK, net, last.variables, SETTINGS, tmp_path)
+    measured = runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path))
     assert [one.name for one in measured.sampled] == ["A", "B", "C"] and not measured.sampled[2].shifts
-    assert runs.measure_last(TASK, net, last.variables, SETTINGS, tmp_path) == measured
+    assert runs.measure_last(TASK, net, last.variables, SETTINGS, runs.Lab(tmp_path)) == measured
 
 
 def test_a_supernet_may_begin_with_the_weights_that_it_shares(tmp_path):

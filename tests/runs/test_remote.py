@@ -38,10 +38,10 @@ def run(workdir):
         for evaluations in (4, 6):
             strategy = search.RandomSearch(net.space, evaluations=evaluations, batch=2)
             settings = runs.Search(runs.ByStrategy(strategy, baseline=False), limit=2)
-            result = runs.search_and_finish(task, net, trained.variables, settings, workdir=root, **common)
+            result = runs.search_and_finish(task, net, trained.variables, settings, runs.Lab(root, **common))
         assert [len(one) for one in (result.searches, result.networks)] == [1, 2]
         arch = net.space.from_dict(result.found.architecture)
-        runs.retrain(task, net, arch, TRAINING, root / "retrained" / "one", **common)
+        runs.retrain(task, net, arch, runs.Lab(root / "retrained" / "one", alone=TRAINING, **common))
         page = report.write(root)
     small, variables = jaxnas.load_subnet(files.as_path(workdir) / "subnet", module=type(net))
     assert small.space.cardinality == 1

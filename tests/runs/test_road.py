@@ -76,7 +76,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     made = RECIPES[recipe](space)
     costs = jaxnas.cost(net, task.inputs)
     trained = fit(task, net, TRAINING, recipe=made, cost=costs, workdir=tmp_path, mesh=mesh)
-    common = dict(costs=costs, workdir=tmp_path, mesh=mesh)
+    lab = runs.Lab(tmp_path, alone=TRAINING, mesh=mesh, costs=costs)
     loads_the_same = functools.partial(check_loaded, net, tmp_path / "subnet")
     side_by_side = len(space) == 1 and next(iter(space.choices.values())).length is not None
     impossible = {} if made.watches == "probabilities" else {"argmax": "argmax"}
@@ -84,7 +84,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
 
     def select(method):
         settings = dataclasses.replace(SEARCH, method=METHODS[method])
-        return runs.select(task, net, trained.state, settings, recipe=made, training=TRAINING, **common)
+        return runs.select(task, net, trained.state, settings, made, TRAINING, lab)
 
     for method in ("strategy", *METHODS):
         if method == "strategy":
@@ -92,7 +92,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
                 space, evaluations=6, population=3, parents=2, mutations=1, crossovers=1
             )
             settings = dataclasses.replace(SEARCH, method=runs.ByStrategy(strategy))
-            found = runs.search_space(task, net, trained.variables, settings, **common)
+            found = runs.search_space(task, net, trained.variables, settings, lab)
             bound = 0.9 * int(costs(space.largest())["macs"])
             assert int(costs(found.arch)["macs"]) <= bound and set(found.others) == {"random search"}
             continue
@@ -100,9 +100,9 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
             settings = dataclasses.replace(SEARCH, method=METHODS[method])
             if kind == "table":  # predictions without classes have no divergence
                 with pytest.raises(ValueError, match="regression"):
-                    runs.search_space(task, net, trained.variables, settings, **common)
+                    runs.search_space(task, net, trained.variables, settings, lab)
                 continue
-            replaced = runs.search_space(task, net, trained.variables, settings, **common).replacements
+            replaced = runs.search_space(task, net, trained.variables, settings, lab).replacements
             assert replaced.found.cost <= bound and replaced.found.measured >= 0
             assert all(one.cost <= one.share * bound / 0.9 + 1 for one in replaced.others)
             continue
@@ -116,7 +116,7 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
         if method == "trials":
             assert len(found.selection.candidates) == 4
             assert sum(len(one.trials) == 2 for one in found.selection.candidates) == 2
-    result = runs.finish(task, net, trained.variables, found, tmp_path, costs=costs, mesh=mesh)
+    result = runs.finish(task, net, trained.variables, found, lab)
     assert result.found.extraction_error < 1e-5 and results.read(tmp_path) == result
     page = (tmp_path / "report.html").read_text()
     assert task.name in page and task.metrics[0].name.replace("_", " ") in page
@@ -128,7 +128,8 @@ def test_every_method_and_retraining_runs_on_every_task(recipe, kind, tmp_path):
     short = dataclasses.replace(TRAINING, steps=2)
     for weights in (None, trained.variables):
         path = tmp_path / "retrained" / f"found-{weights is None}"
-        alone = runs.retrain(task, net, found.arch, short, path, variables=weights, costs=costs, mesh=mesh)
+        own = dataclasses.replace(lab, workdir=path, alone=short)
+        alone = runs.retrain(task, net, found.arch, own, variables=weights)
         assert alone.found.weights == ("from scratch" if weights is None else "fine-tuned")
         measured = alone.found.metrics["test"][task.metrics[0].name]
         assert "search" not in alone.task.sizes and np.isfinite(measured)
@@ -151,7 +152,7 @@ def test_the_calls_on_a_page_make_the_run_again(tmp_path):
     strategy = search.Evolution(net.space, evaluations=4, population=2, parents=1, mutations=1, crossovers=1)
     settings = runs.Search(runs.ByStrategy(strategy, baseline=False), budget="macs", most_share=0.9)
     trained = fit(task, net, TRAINING, recipe=Sandwich(random=1), seed=3, workdir=tmp_path / "DIR")
-    first = runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path / "DIR", seed=2)
+    first = runs.search_and_finish(task, net, trained.variables, settings, runs.Lab(tmp_path / "DIR", seed=2))
     calls = first.config["again"]
     assert calls in html.unescape((tmp_path / "DIR" / "report.html").read_text())
     assert first.config["training"] == dataclasses.asdict(TRAINING)

@@ -40,12 +40,12 @@ def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, c
     path.parent.mkdir()
     files.write_json(path, {"seconds": 1e9})
     settings = runs.Search(METHODS[method], limit=1)
-    common = dict(training=TRAINING, workdir=tmp_path, mesh=make_mesh(1))
+    lab = runs.Lab(tmp_path, mesh=make_mesh(1))
     with caplog.at_level(logging.INFO, "jaxnas"):
         if isinstance(METHODS[method], runs.BY_BUDGET):
-            found = runs.search_space(TASK, NET, state.variables, settings, **common)
+            found = runs.search_space(TASK, NET, state.variables, settings, lab)
         else:
-            found = runs.select(TASK, NET, state, settings, recipe=RECIPE, **common)
+            found = runs.select(TASK, NET, state, settings, RECIPE, TRAINING, lab)
     assert files.read_json(path) == dict(found.times) and 0 < found.times["seconds"] < 1e9
     shares = {name: x for name, x in found.times.items() if not name.startswith(("seconds", "evaluations_"))}
     assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1)
@@ -57,7 +57,7 @@ def test_a_search_says_and_stores_where_its_time_went(method, state, tmp_path, c
 
 def test_a_random_search_has_no_other_one_beside_it(state):
     settings = runs.Search(RANDOM, limit=1)
-    found = runs.search_space(TASK, NET, state.variables, settings, mesh=make_mesh(1))
+    found = runs.search_space(TASK, NET, state.variables, settings, runs.Lab(mesh=make_mesh(1)))
     assert not found.others and [one.name for one in found.searches] == ["random"]
 
 
@@ -66,7 +66,7 @@ def test_sampling_takes_the_best_and_never_a_nan(state, monkeypatch):
         evaluator = types.SimpleNamespace(examples=12, scores=lambda *_: np.asarray(scores, np.float32))
         monkeypatch.setattr(runs.selecting, "make_evaluator", lambda *_, **__: evaluator)
         settings = runs.Search(runs.Sampling(samples=3))
-        return runs.select(TASK, NET, state, settings, recipe=RECIPE, training=TRAINING, mesh=make_mesh(1))
+        return runs.select(TASK, NET, state, settings, RECIPE, TRAINING, runs.Lab(mesh=make_mesh(1)))
 
     found = select(0.1, 0.3, math.nan)
     candidates = found.selection.candidates

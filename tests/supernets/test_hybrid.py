@@ -268,7 +268,7 @@ def test_batch_statistics_are_made_by_evaluation_and_saved_with_a_finished_netwo
     net = supernets.Hybrid(Space(depth_1=Choice(1), block_1=Choice("mbconv"), **widths), 5, (2,))
     arch, variables = net.space.smallest(), positive_variables(net, images[:1].astype(np.float32))
     other = variables | {"batch_stats": jax.tree.map(lambda x: 7 + x, variables["batch_stats"])}
-    result = runs.finish(task, net, variables, runs.Found(arch), tmp_path)
+    result = runs.finish(task, net, variables, runs.Found(arch), runs.Lab(tmp_path))
     measured = result.found.metrics["test"]
     assert difference(training.make_evaluator(task, net, "test")(other, arch), measured) <= 1e-4
     again, loaded = jaxnas.load_subnet(tmp_path / "subnet")

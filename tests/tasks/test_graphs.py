@@ -163,9 +163,9 @@ def test_one_graph_goes_the_whole_road(recipe, tmp_path):
     trained = fit(ONE, NET, settings, recipe=recipe, workdir=tmp_path, mesh=mesh)
     assert make_evaluator(ONE, NET, "test")(trained.variables, NET.space.largest())["accuracy"] > 0.8
     search = runs.Search(budget="params", most_share=0.9)
-    result = runs.search_and_finish(ONE, NET, trained.variables, search, workdir=tmp_path, mesh=mesh)
+    result = runs.search_and_finish(ONE, NET, trained.variables, search, runs.Lab(tmp_path, mesh=mesh))
     arch = NET.space.from_dict(result.found.architecture)
-    alone = runs.retrain(ONE, NET, arch, settings, tmp_path / "alone", mesh=mesh)
+    alone = runs.retrain(ONE, NET, arch, runs.Lab(tmp_path / "alone", alone=settings, mesh=mesh))
     assert alone.task.sizes == {"train": 20, "validation": 30, "test": 39}
     assert alone.found.metrics["test"]["accuracy"] > 0.8
 

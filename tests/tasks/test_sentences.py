@@ -122,7 +122,7 @@ def test_texts_with_vectors_go_the_whole_road(task_with_vectors, tmp_path):
     task, net, mesh = task_with_vectors, VectorReader(Space(hidden=Choice(2, 4, 8)), dim=3), make_mesh(1)
     trained = fit(task, net, Training(steps=20, batch_size=8), workdir=tmp_path, mesh=mesh)
     settings = runs.Search(budget="macs", most_share=0.9)
-    runs.search_and_finish(task, net, trained.variables, settings, workdir=tmp_path, mesh=mesh)
+    runs.search_and_finish(task, net, trained.variables, settings, runs.Lab(tmp_path, mesh=mesh))
     result = results.read(tmp_path)
     assert result.task.details["words_with_vectors"] == {"train": 1.0, "search": 1.0, "test": 1.0}
     assert "float32[1, 12, 3]" in result.task.inputs.replace("f32", "float32")

@@ -102,7 +102,7 @@ def test_the_history_of_a_search_is_of_its_weights_and_data(tmp_path):
 
     def found(seed=0, task=task, settings=settings):
         variables = jaxnas.init(net, jax.random.key(seed), task.inputs)
-        return runs.search_space(task, net, variables, settings, workdir=tmp_path)
+        return runs.search_space(task, net, variables, settings, runs.Lab(tmp_path))
 
     assert found().searches == found().searches
     before = (tmp_path / "search" / "history.jsonl").read_bytes()

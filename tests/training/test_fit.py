@@ -240,8 +240,7 @@ def test_an_interrupted_training_is_searched_only_where_that_is_asked_for(tmp_pa
     settings = runs.Search(runs.ByStrategy(search.RandomSearch(NET.space, evaluations=2), baseline=False))
 
     def run(settings):
-        common = dict(workdir=tmp_path, mesh=MESH)
-        return runs.search_and_finish(TASK, NET, found.variables, settings, **common)
+        return runs.search_and_finish(TASK, NET, found.variables, settings, runs.Lab(tmp_path, mesh=MESH))
 
     check((lambda: run(settings), ValueError, "search.incomplete"))
     result = run(dataclasses.replace(settings, incomplete=True))

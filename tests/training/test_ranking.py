@@ -72,7 +72,7 @@ def test_kendall_tau_and_its_interval():
 @pytest.mark.more
 def test_the_page_shows_what_was_ranked(tmp_path):
     settings = runs.Search(ranked=3, ranked_steps=2, most_share=0.9)
-    result = runs.search_and_finish(TASK, NET, VARIABLES, settings, workdir=tmp_path, training=TRAINING)
+    result = runs.search_and_finish(TASK, NET, VARIABLES, settings, runs.Lab(tmp_path, alone=TRAINING))
     assert len(result.ranking.inherited) == len(result.ranking.alone) == 3 and result.ranking.steps == 2
     html = (tmp_path / "report.html").read_text()
     assert "How well the supernet ranks architectures" in html and "3 random architectures" in html
@@ -83,7 +83,7 @@ def test_the_page_shows_what_was_ranked(tmp_path):
 def test_the_best_of_the_finalists_is_found():
     strategy = search.RandomSearch(NET.space, evaluations=6, batch=6)
     settings = runs.Search(runs.ByStrategy(strategy, finalists=3, finalist_steps=4, baseline=False))
-    found = runs.search_space(TASK, NET, VARIABLES, settings, training=TRAINING)
+    found = runs.search_space(TASK, NET, VARIABLES, settings, runs.Lab(alone=TRAINING))
     plain = dataclasses.replace(settings, method=runs.ByStrategy(strategy, baseline=False))
     first = runs.search_space(TASK, NET, VARIABLES, plain)
     assert NET.space.to_dict(found.others["best inherited"]) == NET.space.to_dict(first.arch)
@@ -104,7 +104,9 @@ def test_the_best_of_the_finalists_is_found():
 
     with concurrent.futures.ThreadPoolExecutor(2) as executor:
         calls, lengths = executors.Calls(on_a_worker, executor), executors.Calls(len_of, executor)
-        there = runs.search_space(TASK, NET, VARIABLES, settings, training=TRAINING, alone=calls)
+        there = runs.search_space(
+            TASK, NET, VARIABLES, settings, runs.Lab(alone=TRAINING, workers={"alone": calls})
+        )
         ranking = runs.rank(TASK, NET, VARIABLES, TRAINING, 2, steps=3, alone=lengths)
     assert NET.space.to_dict(there.arch) == NET.space.to_dict(archs[2])
     assert sorted(told) == sorted((name, 4) for name in names)
@@ -167,7 +169,7 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
         return lambda: runs.search_space(TASK, NET, variables, runs.Search(**wrong)), ValueError, name
 
     def finished():
-        return runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), workdir=tmp_path)
+        return runs.search_and_finish(TASK, NET, VARIABLES, runs.Search(ranked=2), runs.Lab(tmp_path))
 
     check(
         (lambda: runs.rank(TASK, NET, VARIABLES, TRAINING, 1), ValueError, "count is 1"),
@@ -177,7 +179,7 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
             searched("did you mean 'params'", budget="para", **x)
             for x in ({}, {"most": 1e6}, {"most_share": 0.5})
         ),
-        searched("finalists is 2; say by `training`", method=runs.ByStrategy(finalists=2)),
+        searched("finalists is 2; give runs.Lab(alone=...)", method=runs.ByStrategy(finalists=2)),
         searched("NaN or infinite values in the weights", jax.tree.map(lambda x: x * np.nan, VARIABLES)),
         searched("missing", {"params": {"other": np.ones(3)}}),
         (
@@ -186,6 +188,6 @@ def test_what_cannot_be_ranked_is_refused(tmp_path):
             "Argmax()",
             "runs.select",
         ),
-        (finished, ValueError, "say by `training` how they are trained alone"),
+        (finished, ValueError, "give runs.Lab(alone=...)"),
         (lambda: train_seeds(TASK, NET, TRAINING, [1], arch=two), ValueError, "2 architectures and 1 seeds"),
     )

@@ -1,0 +1,53 @@
+"""What the parts of a run share, and no way of searching needs to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxnas import files
+from jaxnas.cost import Cost
+from jaxnas.executors import Calls
+from jaxnas.training.settings import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Lab:
+    """Where a run works: its directory, seed, devices and workers.
+
+    Attributes:
+      workdir: directory of the run, from which a stopped search resumes; None keeps no files.
+      seed: of everything random.
+      alone: how an architecture is trained alone, as finalists, rankings and retrainings ask for.
+      mesh: of the devices; None for all.
+      costs: of architectures; None for parameters, products and the latency that `Search.latency` asks for.
+      workers: trainings alone on workers, by kind ("trials", "alone"); without one they run here, in turn.
+      config: plain values that describe the run, recorded with its results.
+    """
+
+    workdir: str | os.PathLike | None = None
+    seed: int = 0
+    alone: Training | None = None
+    mesh: Mesh | None = None
+    costs: Cost | None = None
+    workers: Mapping[str, Calls | None] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def root(self) -> pathlib.Path:
+        """The directory of the run.
+
+        Raises:
+          ValueError: the run has none.
+        """
+        if self.workdir is None:
+            raise ValueError("the results of a run need a directory; give runs.Lab(workdir=...).")
+        return files.as_path(self.workdir)
+
+
+IN_MEMORY = Lab()
