@@ -16,8 +16,8 @@ import refusals
 import tiers
 from small_nets import difference
 
-from experiments.drill.contents import arrays
 from jaxnas import files, processes
+from tools.drill.contents import arrays
 
 ROOT = pathlib.Path(__file__).parents[2]
 SLOWER = ("--set", "training.checkpoint_every=4")

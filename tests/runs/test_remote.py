@@ -11,9 +11,9 @@ import refusals
 from small_tasks import net_of, task_of
 
 import jaxnas
-from experiments.drill.contents import NOT_COMPARED, content
 from jaxnas import data, files, report, runs, search, tabular
 from jaxnas.training import Checkpointer, Training, fit, make_mesh, open_workdir
+from tools.drill.contents import NOT_COMPARED, content
 
 TRAINING = Training(
     steps=4, batch_size=8, learning_rate=1e-2, warmup_steps=1, log_every=1, checkpoint_every=1

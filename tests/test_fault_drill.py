@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.drill.contents import differences
 from jaxnas import files
 from jaxnas.training import Checkpointer
+from tools.drill.contents import differences
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def workdir(path, weight=1.0, score=0.5, seconds=1.0):
@@ -53,7 +53,7 @@ def test_the_drill_sees_all_that_differs_but_times(tmp_path, changes, expected):
 
 @pytest.mark.nightly
 def test_a_short_drill_ends_as_it_should(tmp_path):
-    command = [sys.executable, "-m", "experiments.fault_drill", f"--workdir={tmp_path / 'drill'}"]
+    command = [sys.executable, "-m", "tools.fault_drill", f"--workdir={tmp_path / 'drill'}"]
     command += ["--kills=4", "--only=kills,two_runs,clock", "--flows=comparison,training"]
     options = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=1500)
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
@@ -67,5 +67,7 @@ def test_a_short_drill_ends_as_it_should(tmp_path):
 
 
 def test_what_the_drill_does_not_know_is_refused(tmp_path):
-    message = in_process.main("fault_drill", f"--workdir={tmp_path / 'drill'}", "--flows=trainings", code=2)
+    message = in_process.main(
+        "tools.fault_drill", f"--workdir={tmp_path / 'drill'}", "--flows=trainings", code=2
+    )
     assert "trainings" in message and "training, search" in message and not (tmp_path / "drill").exists()

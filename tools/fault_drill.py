@@ -1,7 +1,7 @@
 """Breaks runs in every way at hand, starts them again, and compares them with runs that nothing disturbed.
 
-  python -m experiments.fault_drill --kills=100 --workdir=runs/drill
-  python -m experiments.fault_drill --kills=6 --only=kills --flows=training --workdir=runs/short
+  python -m tools.fault_drill --kills=100 --workdir=runs/drill
+  python -m tools.fault_drill --kills=6 --only=kills --flows=training --workdir=runs/short
 
 Runs are killed (SIGKILL) at random moments and inside of writes, stopped (SIGTERM), given a disk that is
 full or read-only, damaged files, a clock that was set back, and a second run in their workdir. A run that
@@ -30,8 +30,8 @@ from absl import flags, logging
 
 from experiments import binary
 from experiments.config import ConfigError
-from experiments.drill.contents import differences
-from experiments.drill.runs import FLOWS, OFTEN, ROOT, SAVES, Run, changes
+from tools.drill.contents import differences
+from tools.drill.runs import FLOWS, OFTEN, ROOT, SAVES, Run, changes
 
 _KILLS = flags.DEFINE_integer("kills", 100, "How many runs are killed, over all flows.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the moments and the damage.")

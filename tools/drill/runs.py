@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 _ONE_SHOT, _RELAXED, _EVOLVING = (
-    (f"--config={ROOT / 'experiments' / 'drill' / 'configs.py'}:{name}",)
+    (f"--config={ROOT / 'tools' / 'drill' / 'configs.py'}:{name}",)
     for name in ("one_shot", "relaxed", "evolving")
 )
 _TABLE = ("--benchmark=grid.csv", "--objectives=score=max", "--seeds=60", "--chunk=10", "--evaluations=20")
