@@ -10,6 +10,7 @@ import pkgutil
 import signal
 import sys
 import types
+from concurrent.futures import BrokenExecutor
 
 import jax
 import objectives
@@ -37,7 +38,7 @@ def test_jobs_on_processes_are_those_of_the_loop():
         refusals.check(
             (jobs_of(objectives.product, [(7, 1)], executor), ValueError, "seven"),
             (jobs_of(lambda left: left, [(1,)], executor), ValueError, "workers cannot import"),
-            (jobs_of(objectives.product, [(8, 1), *jobs], executor), executors.WorkerDied, "what is done"),
+            (jobs_of(objectives.product, [(8, 1), *jobs], executor), BrokenExecutor),
         )
 
 
@@ -47,8 +48,8 @@ def test_jobs_on_processes_are_those_of_the_loop():
 def test_what_broke_a_pool_is_said(function, job, name):
     with executors.processes(1) as executor:
         refusals.check(
-            (jobs_of(function, [job], executor), executors.WorkerDied, name),
-            (jobs_of(objectives.product, [(1, 1)], executor), executors.WorkerDied, "product", "before"),
+            (jobs_of(function, [job], executor), BrokenExecutor, name),
+            (jobs_of(objectives.product, [(1, 1)], executor), BrokenExecutor, "product", "before"),
         )
 
 
@@ -60,11 +61,10 @@ def test_a_worker_that_dies_while_jobs_are_submitted_is_named():
             return super().submit(function, *args)
 
     with Breaks(1) as executor:
-        refusals.check((jobs_of(objectives.product, [(0, 1), (1, 1)], executor), executors.WorkerDied))
+        refusals.check((jobs_of(objectives.product, [(0, 1), (1, 1)], executor), BrokenExecutor))
 
 
 ERRORS = [
-    executors.WorkerDied("died"),
     processes.ProcessesDisagree("seed: 0 / 1"),
     training.CheckpointError("no room"),
     training.ConfigMismatch("another config", ["seed", "steps"]),
@@ -165,7 +165,7 @@ def test_failures_on_ray_are_those_of_other_executors(cluster, tmp_path, monkeyp
     refusals.check(
         (jobs_of(objectives.product, [(7, 1)], cluster), ValueError, "seven"),
         # A job that kills each worker is given up; Ray tries it four times.
-        (jobs_of(objectives.product, [(8, 1)], cluster), executors.WorkerDied, "max_retries"),
+        (jobs_of(objectives.product, [(8, 1)], cluster), BrokenExecutor, "max_retries"),
         (jobs_of(one, [({},)], cluster), ValueError, "import one"),
         (lambda: search.run_parallel(random(SPACE, batch=1), one, key, executor=cluster), ValueError, "one"),
     )

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnas.checks import check_counts, check_numbers
+from jaxnas.search.neighbors import mutants
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Strategy
+from jaxnas.search.strategy import State, Strategy, ranking
 from jaxnas.space import Arch
 
 
@@ -75,8 +75,8 @@ class Evolution(Strategy):
         started = (usable > 0) & (state.size >= self.random_first)
         groups = []
         if self.mutations:
-            mutants = self._mutants(mutation_key, state, order, usable)
-            groups.append((mutants, jnp.where(started, self.mutations, 0)))
+            made = self._mutants(mutation_key, state, order, usable)
+            groups.append((made, jnp.where(started, self.mutations, 0)))
         if self.crossovers:
             children = self._children(crossover_key, state, order, usable)
             groups.append((children, jnp.where(started, self.crossovers, 0)))
@@ -96,14 +96,9 @@ class Evolution(Strategy):
             for name, choice in self.space.choices.items()
         }
 
-        def mutant(key, row):
-            arch = self.space.decode(jnp.maximum(state.codes[row], 0))  # -1: no parents yet
-            return self.space.encode(self.space.mutate(key, arch, probability))
-
         pick_key, key = jax.random.split(key)
-        n = 10 * self.mutations  # the official limit of attempts
-        first, _ = self._pick(pick_key, usable, n)
-        return jax.vmap(mutant)(jax.random.split(key, n), order[first])
+        first, _ = self._pick(pick_key, usable, 10 * self.mutations)  # the official limit of attempts
+        return mutants(self.space, key, state.codes[order[first]], probability)
 
     def _children(self, key, state, order, usable) -> jax.Array:
         def child(key, *rows):

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search import pareto
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State
-from jaxnas.search.strategy import Strategy, nothing_usable
+from jaxnas.search.strategy import State, Strategy, check_best
 from jaxnas.space import Arch
 
 _ATTEMPTS = 10  # Children made for each that is wanted: many repeat what is known.
@@ -126,8 +125,7 @@ class NSGA2(Strategy):
           ValueError: no score is a number.
         """
         rows = jnp.flatnonzero(self.front(state))
-        if not len(rows):
-            raise ValueError(f"best: {nothing_usable(state)}")
+        check_best(state, len(rows))
         rows = rows[jnp.argsort(-state.scores[rows, 0])]
         return self.space.decode(state.codes[rows]), state.scores[rows]
 

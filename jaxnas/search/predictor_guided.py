@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnas.checks import check_counts, check_methods, check_numbers
-from jaxnas.search.pending import begin_evaluation
+from jaxnas.search.neighbors import mutants
 from jaxnas.search.proposals import listed, propose
-from jaxnas.search.state import State, ranking
-from jaxnas.search.strategy import Pool, Strategy, canonical, check_pool
+from jaxnas.search.strategy import Pool, State, Strategy, begin_evaluation, canonical, check_pool, ranking
 from jaxnas.space import Arch
 
 ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
@@ -193,12 +192,7 @@ class PredictorGuided(Strategy):
         order, usable = ranking(state)
         parents = state.codes[order[:10]]
         rows = jnp.arange(self.mutants) % jnp.clip(usable, 1, 10)
-        rate = min(2 / space.length, 0.5)
-
-        def mutant(key: jax.Array, code: jax.Array) -> jax.Array:
-            return space.encode(space.mutate(key, space.decode(jnp.maximum(code, 0)), rate))
-
-        made = jax.vmap(mutant)(jax.random.split(mutant_key, self.mutants), parents[rows])
+        made = mutants(space, mutant_key, parents[rows], min(2 / space.length, 0.5))
         fresh = space.encode(space.sample(random_key, self.mutants // 4))
         candidates = canonical(self, jnp.concatenate([made, fresh]))
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))

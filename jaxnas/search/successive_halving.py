@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxnas.checks import check_counts, check_numbers
 from jaxnas.search.proposals import propose
-from jaxnas.search.state import State, next_rows
-from jaxnas.search.strategy import Pool, Strategy, as_told, check_pool
+from jaxnas.search.strategy import Pool, State, Strategy, as_told, check_pool, next_rows
 from jaxnas.space import Arch, Space, check_space
 
 

@@ -269,6 +269,6 @@ def test_histories_of_another_search(history, tmp_path):
         resumed("".join([*lines[:25], *lines[26:]]).encode(), "line 26"),
         resumed(b'{"step": 1}\n', "line 1", "'index'"),
         resumed(b"\x80\x04\n", "line 1", "UTF-8"),
-        resumed(None, ".jsonl"),
+        (*resumed(None, ".jsonl")[:1], OSError, ".jsonl"),
     )
     assert (tmp_path / "0.jsonl").read_bytes() == whole
