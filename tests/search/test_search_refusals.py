@@ -147,7 +147,7 @@ def test_calls(tmp_path):
         )
         return (lambda: search.PredictorGuided(space, **process).init(KEY)), VALUE, "features", "{'op': ["
 
-    returned = (None, ["a", "b"], {"score": jnp.ones(2)}, 1.0, jnp.ones(3), jnp.ones(2, int))
+    returned = (None, {"score": jnp.ones(2)}, 1.0, jnp.ones(3), jnp.ones(2, int))
     costs = (5, {"params": "many"}, {"params": jnp.ones(2)}, None)
     keys = (0, None, jax.random.PRNGKey(0), jax.random.split(KEY))
     refusals.check(
@@ -218,7 +218,7 @@ def test_spaces_that_cannot_move():
         (rule("width", ShiftRule(most=24)), VALUE, "'width'", "[32]", "most=24"),
         (rule("width", ShiftRule(multiple=16)), VALUE, "[24]", "multiple=16"),
         (shift((8, 16), -1, ShiftRule(step=16, least=8)), VALUE, "'width'", "(-8, 0)", "least=8"),
-        (shift((1, 2), -2), VALUE, "positive"),
+        (shift((1, 2), -2), VALUE, "(-1, 0)"),
         (shift((8,), 1), VALUE, "step"),
         (shift((14, 28), 2, listed), VALUE, "(1, 2, 4, 7, 14, 28)"),
         (shift((4, 5), 1, listed), VALUE, "[5]"),
