@@ -18,12 +18,10 @@ class Evolution(Strategy):
     """Evolution within bounds: mutation and crossover of the best of all generations.
 
     Use as `Strategy`. The first generation, or more of them, is random. Each later one has `mutations`
-    mutants of random parents and `crossovers` children of two random parents, completed by random ones;
-    the parents are the `parents` best of everything evaluated so far.
-
-    It follows the paper where the released code differs: the two probabilities are not swapped,
-    parents of any depth cross over (positions beyond the depth of one come from the other), the
-    last generation counts, and attempts are limited, so that it always ends.
+    mutants of random parents and `crossovers` children of two, completed by random ones; the parents are the
+    `parents` best of everything evaluated so far. It follows the paper where the released code differs: the
+    two probabilities are not swapped, parents of any depth cross over (positions beyond the depth of one come
+    from the other), the last generation counts, and attempts are limited.
 
     Attributes:
       population: how many a generation has: the batch. The paper evaluates 20 generations of 50.

@@ -22,24 +22,22 @@ ACQUISITIONS = ("expected_improvement", "upper_confidence", "thompson")
 class PredictorGuided(Strategy):
     """Evaluates what a predictor, fitted to all results so far, finds most promising.
 
-    First `initial` random architectures; then, refitting before each choice, that of the largest
-    acquisition among the candidates: the whole space where it can be listed (or a given pool), else
-    mutants of the best and random ones, made anew each time. Nothing is evaluated twice.
-    A failed evaluation counts as the worst score so far, so that its neighborhood is avoided; what
-    is being evaluated meanwhile counts as a score in the middle, so that the next one is elsewhere
-    (a constant liar: Ginsbourger et al. 2010).
-    Use as `Strategy`.
+    First `initial` random architectures; then, refitting before each choice, that of the largest acquisition
+    among
+    the candidates: the whole space where it can be listed (or a given pool), else mutants of the best and
+    random ones. Nothing is evaluated twice. A failed evaluation counts as the worst score so far, so that its
+    neighborhood is avoided; what is being evaluated meanwhile counts as a score in the middle, so that the
+    next one is elsewhere (a constant liar: Ginsbourger et al. 2010). Use as `Strategy`.
 
     Attributes:
       predictor: with `fit(key, inputs, targets, mask)` and `predict(fitted, inputs)`; see
         `jaxnas.predictors`.
       features: from an architecture to the predictor's inputs, a pytree; traceable.
-      acquisition: "expected_improvement" over the predicted means of what was evaluated,
-        "upper_confidence" (mean and `confidence` standard deviations) or "thompson" (a draw of each
-        candidate for itself).
+      acquisition: "expected_improvement" over the predicted means of what was evaluated, "upper_confidence"
+        (mean and `confidence` standard deviations) or "thompson" (an independent draw for each candidate).
       confidence: see above.
-      initial: random architectures at the start, at least 2. Few are best for a Gaussian process,
-        which says how little it knows; a predictor that does not needs more.
+      initial: random architectures at the start, at least 2. Few are best for a Gaussian process, which knows
+        its uncertainty; other predictors need more.
       batch: how many to ask for at a time.
       pool: architectures to choose from, where only these can be evaluated.
       mutants: candidates made at a time, where the space can't be listed.
@@ -57,12 +55,6 @@ class PredictorGuided(Strategy):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.predictor is None or self.features is None:
-            raise ValueError(
-                "PredictorGuided needs a predictor and features: for example predictor="
-                "GaussianProcess(), features=one_hot(space), both of "
-                "jaxnas.predictors."
-            )
         check_methods(self, "predictor", ("fit", "predict"), "predictors.GaussianProcess()")
         if not callable(self.features):
             raise TypeError(
@@ -81,11 +73,7 @@ class PredictorGuided(Strategy):
         check_numbers(self, "confidence", least=0)
 
     def init(self, key: jax.Array) -> State:
-        """The first state; see `Strategy`.
-
-        Raises:
-          ValueError: features that are NaN or infinite, beside what `Strategy` refuses.
-        """
+        """The first state; see `Strategy`. Raises ValueError for features that are NaN or infinite."""
         state = super().init(key)
         every = listed(self)
         if every is None:
@@ -125,23 +113,14 @@ class PredictorGuided(Strategy):
         # Rows that are not valid repeat the first, or an old one.
         chosen = jnp.where(valid, chosen, chosen[0])
         places = jnp.where(valid, asked + jnp.arange(self.batch), self.evaluations)
-        memory = (
-            codes,
-            inputs,
-            taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop"),
-            rows.at[places].set(chosen, mode="drop"),
-        )
-        state = dataclasses.replace(
-            state, memory=memory, valid=valid, exhausted=~jnp.all(valid | (jnp.arange(self.batch) >= left))
-        )
+        taken = taken.at[jnp.where(valid, chosen, len(codes))].set(True, mode="drop")
+        memory = codes, inputs, taken, rows.at[places].set(chosen, mode="drop")
+        exhausted = ~jnp.all(valid | (jnp.arange(self.batch) >= left))
+        state = dataclasses.replace(state, memory=memory, valid=valid, exhausted=exhausted)
         return self.space.decode(codes[chosen]), state
 
     def _ask_one_by_one(self, state: State) -> tuple[Arch, State]:
-        """A batch, each of which is chosen as if those before it were being evaluated.
-
-        The best few by one and the same acquisition are much alike: together they teach little more than one
-        of them.
-        """
+        """A batch, each chosen as if those before it were being evaluated, so that they differ."""
         one = dataclasses.replace(self, batch=1)
 
         def choose(asked: State, _: None) -> tuple[State, tuple[Arch, jax.Array]]:
@@ -198,14 +177,8 @@ class PredictorGuided(Strategy):
         seen = jax.vmap(self._inputs)(jnp.maximum(state.codes, 0))
         targets, known = _targets(state)
         fitted = self.predictor.fit(fit_key, seen, targets, known)
-        value = self._value(
-            fitted,
-            jax.vmap(self._inputs)(candidates),
-            seen,
-            jnp.arange(self.evaluations),
-            ~jnp.isnan(state.scores),
-            fit_key,
-        )
+        inputs, rows = jax.vmap(self._inputs)(candidates), jnp.arange(self.evaluations)
+        value = self._value(fitted, inputs, seen, rows, ~jnp.isnan(state.scores), fit_key)
         best_first = candidates[jnp.argsort(-value)]
         quota = jnp.where(state.size + state.pending < self.initial, 0, self.batch)
         return propose(self, state, ask_key, [(best_first, quota)])
