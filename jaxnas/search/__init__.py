@@ -22,10 +22,8 @@ from jaxnas.search.space_evolution import (
     EvolvedSpace,
     Shift,
     ShiftRule,
-    decompose,
     et_error,
     evolve_space,
-    fit_line,
     shift_options,
 )
 from jaxnas.search.strategy import Pool, State, Strategy, begin_evaluation, end_evaluation, ranking
@@ -61,11 +59,9 @@ __all__ = [
     "candidates",
     "check_bounds",
     "check_strategy",
-    "decompose",
     "end_evaluation",
     "et_error",
     "evolve_space",
-    "fit_line",
     "knapsack",
     "perturbation",
     "pruning",

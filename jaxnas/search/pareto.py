@@ -27,17 +27,12 @@ def dominates(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def non_dominated_rank(
-    objectives: jax.Array, valid: jax.Array | None = None, violation: jax.Array | None = None
-) -> jax.Array:
+def non_dominated_rank(objectives: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     """The front of each point: 0 is not dominated, 1 only by points of front 0, and so on.
 
     Args:
       objectives: scores, float [N, M].
       valid: the rows that count, bool [N]; by default all.
-      violation: of constraints, float [N]; 0 (or less) where they are kept. A point that keeps them
-        dominates any that does not; of two that do not, the smaller violation does, whatever the
-        scores, and neither if they are equal (Deb et al. 2002, definition 1). NaN: not valid.
 
     Returns:
       int32 [N]; rows that are not valid have N, behind all others. Memory grows with N x N bytes.
@@ -49,11 +44,6 @@ def non_dominated_rank(
         beats |= column[:, None] > column[None, :]
         bars &= column[:, None] >= column[None, :]
     beats &= bars
-    if violation is not None:
-        excess = jnp.maximum(jnp.asarray(violation, jnp.float32), 0)
-        usable &= ~jnp.isnan(excess)
-        kept = excess == 0
-        beats = jnp.where(kept[:, None] & kept[None, :], beats, excess[:, None] < excess[None, :])
 
     def peel(carry):
         rank, left, level = carry
